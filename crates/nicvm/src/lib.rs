@@ -1,0 +1,2 @@
+//! The firmware that hosts event-handler extensions.
+#![forbid(unsafe_code)]
