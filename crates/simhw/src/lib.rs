@@ -1,1 +1,21 @@
-//! The hardware.
+//! The hardware: coprocessor NICs, links and switches, in virtual time and over real sockets.
+//!
+//! Protocols are not here: they are firmware, above. What runs on a NIC implements
+//! [`Firmware`](hardware::Firmware) and asks its NIC through [`Hardware`](hardware::Hardware);
+//! applications run on a [`Host`](host::Host) and reach their NIC through a [`Port`](port::Port).
+//!
+//! - [`hardware`], [`host`], [`port`]: start here: the seams
+//! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
+//! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
+#![forbid(unsafe_code)]
+
+pub mod frame;
+pub mod hardware;
+pub mod host;
+pub mod id;
+pub mod port;
+pub mod region;
+mod ring;
+pub mod rng;
+pub mod time;
+pub mod wire;

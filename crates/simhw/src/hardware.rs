@@ -1,0 +1,140 @@
+//! The two seams of the firmware: what it is told, and what it may ask of its NIC.
+
+use thiserror::Error;
+
+use crate::frame::{Frame, Header};
+use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
+use crate::port::{Command, Completion};
+use crate::region::{Payload, RegionError, RegionRef};
+use crate::time::{Instant, LineRate};
+
+/// Alarms that every NIC has.
+pub const TIMERS: usize = 4;
+
+/// What a coprocessor runs. Written once: no I/O, no clock, no task.
+///
+/// Each call is one turn. What it asks of `hw` takes effect at the next [`Hardware::commit`]; a
+/// turn that ends without one has asked for nothing since the last.
+pub trait Firmware {
+    /// A NIC has started, and this is its first turn.
+    fn on_start(&mut self, hw: &mut impl Hardware);
+    /// Commands may wait on `port`, or its registrations have changed.
+    fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId);
+    /// A frame has arrived whole.
+    fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>);
+    /// A transfer that [`Hardware::dma`] began has ended.
+    fn on_dma_done(&mut self, hw: &mut impl Hardware, dma: DmaId);
+    /// An alarm has gone off: not before the instant that it was set to.
+    fn on_timer(&mut self, hw: &mut impl Hardware, timer: TimerId);
+}
+
+/// Where the bytes of a frame come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// The NIC's own memory.
+    Bytes(Payload<'a>),
+    /// Registered memory, gathered when it is sent.
+    Region(RegionRef),
+}
+
+/// A copy between two places of registered memory of this node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Dma {
+    /// What is read.
+    pub from: RegionRef,
+    /// What is written; at least as long.
+    pub to: RegionRef,
+}
+
+/// Why a frame was not sent.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum TransmitRefused {
+    /// The NIC's transmit slots are taken; the first is free again at `until`.
+    #[error("the transmit queue is full until {until}")]
+    Busy {
+        /// When to try again.
+        until: Instant,
+    },
+    /// More bytes than [`Hardware::mtu`], or not as many as the header says.
+    #[error("a frame carries what its header says, at most {mtu} bytes")]
+    Length {
+        /// Most bytes of one payload.
+        mtu: usize,
+    },
+    /// The region may not be read.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Why a transfer was not begun.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum DmaRefused {
+    /// One of the ranges may not be touched, or the second is too short.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// What firmware may ask of its NIC. One implementation a fabric; object-safe.
+pub trait Hardware {
+    /// This NIC's node.
+    fn node(&self) -> NodeId;
+
+    /// Which life of the NIC this is.
+    fn incarnation(&self) -> Incarnation;
+
+    /// The time of this turn: it does not move within one.
+    fn now(&self) -> Instant;
+
+    /// Most bytes that one frame may carry after its header.
+    fn mtu(&self) -> usize;
+
+    /// The rate of the NIC's own line.
+    fn line_rate(&self) -> LineRate;
+
+    /// Bytes that a frame with `payload` bytes takes on the wire, with its framing.
+    fn wire_bytes(&self, payload: usize) -> u32;
+
+    /// Counts instructions of the coprocessor: virtual time in `sim`, nothing on a live fabric.
+    fn charge(&mut self, instructions: u64);
+
+    /// Sends one frame; `header.length` is the payload's. Frames leave in the order of these calls.
+    /// Returns when the frame's last bit will have left the NIC, as far as is known now.
+    ///
+    /// # Errors
+    /// [`TransmitRefused`]; nothing is sent then.
+    fn transmit(&mut self, header: &Header, source: Source<'_>)
+    -> Result<Instant, TransmitRefused>;
+
+    /// Writes into registered memory, from its range's start.
+    ///
+    /// # Errors
+    /// [`RegionError`]; nothing is written then.
+    fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError>;
+
+    /// Completes one command of `port`: the application sees it after all earlier writes, and after
+    /// the memory of all earlier transmits has been read. Nothing happens if the port is gone.
+    fn complete(&mut self, port: PortId, completion: &Completion);
+
+    /// Copies within registered memory of this node; [`Firmware::on_dma_done`] tells of the end.
+    ///
+    /// # Errors
+    /// [`DmaRefused`]; nothing is copied then.
+    fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused>;
+
+    /// Takes the next command of `port`. An abort does not give it back.
+    fn next_command(&mut self, port: PortId) -> Option<Command>;
+
+    /// Sets an alarm, instead of what it was set to; [`Instant::FAR_FUTURE`] turns it off.
+    ///
+    /// # Panics
+    /// If there is no such alarm: they are numbered below [`TIMERS`].
+    fn set_timer(&mut self, timer: TimerId, at: Instant);
+
+    /// All that was asked since the last commit takes effect.
+    fn commit(&mut self);
+
+    /// All that was asked since the last commit never happened.
+    fn abort(&mut self);
+}

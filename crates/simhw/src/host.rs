@@ -1,0 +1,49 @@
+//! The seam of the application: virtual time or a real runtime.
+
+use std::future::Future;
+
+use thiserror::Error;
+
+use crate::id::NodeId;
+use crate::port::Port;
+use crate::rng::Rng;
+use crate::time::Instant;
+
+/// Where applications run. Application code is generic over it and written once.
+pub trait Host: Clone + Send + Sync + 'static {
+    /// The node that this is.
+    fn node(&self) -> NodeId;
+
+    /// The time, comparable within one fabric.
+    fn now(&self) -> Instant;
+
+    /// Waits until `at`; an instant that has passed is over at once.
+    ///
+    /// # Cancel safety
+    /// Dropping the future forgets the alarm.
+    fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send;
+
+    /// Starts a task.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static);
+
+    /// The random stream `stream` of this node.
+    fn rng(&self, stream: &str) -> Rng;
+
+    /// Opens a port of this node's NIC.
+    ///
+    /// # Errors
+    /// [`OpenError`] if the NIC has stopped or has no port left.
+    fn open_port(&self) -> Result<Port, OpenError>;
+}
+
+/// Why a port was not opened.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The NIC has stopped.
+    #[error("the NIC of node {0} has stopped")]
+    Stopped(NodeId),
+    /// The NIC has no port left.
+    #[error("the NIC of node {0} has no port left")]
+    Exhausted(NodeId),
+}

@@ -1,0 +1,127 @@
+//! Typed messages: the one module that knows the codec.
+//!
+//! The format is bincode's legacy encoding: little-endian, fixed-width integers, `u32` enum tags,
+//! `u64` lengths, no trailing bytes. Each number has exactly one encoding. Types on the wire are
+//! plain: no recursion, no sequences of zero-sized elements, no maps.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+/// Most bytes that one typed message may have.
+pub const LIMIT: usize = 65_536;
+
+/// Why a typed message could not be written or read.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum WireError {
+    /// The message needs more than the room given, or more than [`LIMIT`].
+    #[error("the message needs more than {room} bytes")]
+    TooLong {
+        /// Bytes that were there for it.
+        room: usize,
+    },
+    /// The bytes are no such message.
+    #[error("the bytes are no such message")]
+    Malformed,
+    /// A message, and bytes after it.
+    #[error("{0} bytes after the message")]
+    Trailing(usize),
+}
+
+const fn config() -> impl bincode::config::Config {
+    bincode::config::legacy().with_limit::<LIMIT>()
+}
+
+/// Writes `message` to the start of `buffer`; returns the bytes used. Allocates nothing.
+///
+/// # Errors
+/// [`WireError::TooLong`] if it does not fit.
+pub fn encode_into<T: Serialize>(message: &T, buffer: &mut [u8]) -> Result<usize, WireError> {
+    let room = buffer.len().min(LIMIT);
+    bincode::serde::encode_into_slice(message, &mut buffer[..room], config())
+        .map_err(|_| WireError::TooLong { room })
+}
+
+/// Writes `message` to a buffer of its own.
+///
+/// # Errors
+/// [`WireError::TooLong`] beyond [`LIMIT`].
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
+    let bytes = bincode::serde::encode_to_vec(message, config())
+        .map_err(|_| WireError::TooLong { room: LIMIT })?;
+    if bytes.len() > LIMIT { Err(WireError::TooLong { room: LIMIT }) } else { Ok(bytes) }
+}
+
+/// Reads one message that fills `bytes` exactly.
+///
+/// # Errors
+/// [`WireError::Malformed`] for bytes that are no `T`, [`WireError::Trailing`] for more than one.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
+    if bytes.len() > LIMIT {
+        return Err(WireError::TooLong { room: LIMIT });
+    }
+    let (message, used) =
+        bincode::serde::decode_from_slice(bytes, config()).map_err(|_| WireError::Malformed)?;
+    match bytes.len() - used {
+        0 => Ok(message),
+        left => Err(WireError::Trailing(left)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde::Deserialize;
+
+    #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+    enum Message {
+        Empty,
+        Pair(u16, i64),
+        Text { words: Vec<String>, flag: Option<bool> },
+    }
+
+    fn any_message() -> impl Strategy<Value = Message> {
+        prop_oneof![
+            Just(Message::Empty),
+            any::<(u16, i64)>().prop_map(|(a, b)| Message::Pair(a, b)),
+            (proptest::collection::vec(".{0,9}", 0..5), any::<Option<bool>>())
+                .prop_map(|(words, flag)| Message::Text { words, flag }),
+        ]
+    }
+
+    #[test]
+    fn the_bytes_of_a_message_are_frozen() {
+        let bytes = encode(&Message::Pair(0x0102, -2)).unwrap();
+        assert_eq!(bytes, [1, 0, 0, 0, 2, 1, 0xFE, 255, 255, 255, 255, 255, 255, 255]);
+    }
+
+    proptest! {
+        #[test]
+        fn messages_survive_and_cut_or_grown_ones_are_refused(message in any_message()) {
+            let mut bytes = encode(&message).unwrap();
+            prop_assert_eq!(&decode::<Message>(&bytes).unwrap(), &message);
+            for cut in 0..bytes.len() {
+                prop_assert_eq!(decode::<Message>(&bytes[..cut]), Err(WireError::Malformed));
+            }
+            bytes.push(0);
+            prop_assert_eq!(decode::<Message>(&bytes), Err(WireError::Trailing(1)));
+        }
+
+        #[test]
+        fn any_bytes_decode_or_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(message) = decode::<Message>(&bytes) {
+                prop_assert_eq!(encode(&message).unwrap(), bytes);
+            }
+        }
+
+        #[test]
+        fn a_message_that_does_not_fit_is_refused(message in any_message(), room in 0_usize..40) {
+            let mut buffer = vec![0; room];
+            let length = encode(&message).unwrap().len();
+            let result = encode_into(&message, &mut buffer);
+            prop_assert_eq!(result, if length <= room { Ok(length) } else { Err(WireError::TooLong { room }) });
+        }
+    }
+}
