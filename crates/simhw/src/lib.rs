@@ -6,16 +6,20 @@
 //!
 //! - [`hardware`], [`host`], [`port`]: start here: the seams
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
+//! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![forbid(unsafe_code)]
 
+pub mod drops;
 pub mod frame;
 pub mod hardware;
 pub mod host;
 pub mod id;
+pub mod link;
 pub mod port;
 pub mod region;
 mod ring;
 pub mod rng;
+pub mod switch;
 pub mod time;
 pub mod wire;

@@ -1,0 +1,127 @@
+//! Links: how fast, how long, and how a frame is cut to fit.
+
+use std::time::Duration;
+
+use crate::time::LineRate;
+
+/// Payload bytes of an ATM cell.
+pub const CELL_PAYLOAD: u32 = 48;
+/// Bytes of an ATM cell on the wire.
+pub const CELL_BYTES: u32 = 53;
+/// Bytes of an AAL5 trailer, at the end of a packet's last cell.
+pub const AAL5_TRAILER: u32 = 8;
+
+/// How a frame is cut into pieces for the wire. One lost piece loses the frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Framing {
+    /// Packets of at most `mtu` bytes of the frame, each with `overhead` bytes around it: IP.
+    Packets {
+        /// Most bytes of the frame in one packet.
+        mtu: u32,
+        /// Bytes on the wire beside them.
+        overhead: u32,
+    },
+    /// ATM cells of AAL5 packets.
+    Cells,
+}
+
+impl Framing {
+    /// Every frame is one packet, and nothing is around it.
+    pub const PLAIN: Self = Self::Packets { mtu: u32::MAX, overhead: 0 };
+    /// UDP over IPv4 over Ethernet with an MTU of 1500: preamble, header, checksum and gap of
+    /// 38 bytes, IP and UDP headers of 28.
+    pub const ETHERNET: Self = Self::Packets { mtu: 1472, overhead: 66 };
+
+    /// Number of pieces of a frame.
+    #[must_use]
+    pub const fn pieces(self, frame: u32) -> u32 {
+        match self {
+            Self::Packets { mtu, .. } => {
+                if frame <= mtu {
+                    1
+                } else {
+                    frame.div_ceil(mtu)
+                }
+            }
+            Self::Cells => (frame + AAL5_TRAILER).div_ceil(CELL_PAYLOAD),
+        }
+    }
+
+    /// Bytes on the wire of piece `index` of a frame.
+    #[must_use]
+    pub const fn piece_bytes(self, frame: u32, index: u32) -> u32 {
+        match self {
+            Self::Packets { mtu, overhead } => {
+                let left = frame - index * if frame <= mtu { 0 } else { mtu };
+                overhead + if left < mtu { left } else { mtu }
+            }
+            Self::Cells => CELL_BYTES,
+        }
+    }
+
+    /// Bytes on the wire of all pieces of a frame.
+    #[must_use]
+    pub const fn wire_bytes(self, frame: u32) -> u32 {
+        match self {
+            Self::Packets { overhead, .. } => frame + self.pieces(frame) * overhead,
+            Self::Cells => self.pieces(frame) * CELL_BYTES,
+        }
+    }
+}
+
+/// One direction of a wire.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct LinkProfile {
+    /// Bits per second.
+    pub rate: LineRate,
+    /// From one end to the other, for one bit.
+    pub propagation: Duration,
+    /// How frames are cut.
+    pub framing: Framing,
+}
+
+impl LinkProfile {
+    /// A link without framing.
+    #[must_use]
+    pub const fn plain(rate: LineRate, propagation: Duration) -> Self {
+        Self { rate, propagation, framing: Framing::PLAIN }
+    }
+
+    /// A link of Ethernet frames that carry IP packets.
+    #[must_use]
+    pub const fn ethernet(rate: LineRate, propagation: Duration) -> Self {
+        Self { rate, propagation, framing: Framing::ETHERNET }
+    }
+
+    /// A link of ATM cells. `rate` is that of the cells: 149.76 Mb/s of an OC-3's 155.52.
+    #[must_use]
+    pub const fn atm(rate: LineRate, propagation: Duration) -> Self {
+        Self { rate, propagation, framing: Framing::Cells }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_10_kb_frame_is_214_cells() {
+        assert_eq!(Framing::Cells.pieces(10_240), 214);
+        assert_eq!(Framing::Cells.wire_bytes(40), 53);
+        assert_eq!(Framing::Cells.wire_bytes(41), 106);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_sum_to_the_frame(frame in 1_u32..70_000, mtu in 1_u32..70_000, overhead in 0_u32..100) {
+            for framing in [Framing::Packets { mtu, overhead }, Framing::Cells, Framing::PLAIN] {
+                let pieces = framing.pieces(frame);
+                let bytes: u64 =
+                    (0..pieces).map(|i| u64::from(framing.piece_bytes(frame, i))).sum();
+                prop_assert_eq!(bytes, u64::from(framing.wire_bytes(frame)));
+                prop_assert!(pieces >= 1);
+            }
+        }
+    }
+}

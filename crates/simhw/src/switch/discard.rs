@@ -1,0 +1,150 @@
+//! What a full switch port drops: tail drop, partial and early packet discard.
+//!
+//! Early packet discard is Romanow and Floyd's ("Dynamics of TCP traffic over ATM networks", 1995):
+//! a frame is refused at its first piece, whole, so that a congested line carries no corpses.
+
+use std::fmt;
+
+use crate::drops::DropCause;
+use crate::switch::Piece;
+
+/// How full a port's buffer is, in the buffer's unit.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Occupancy {
+    /// In the buffer, with what is being sent.
+    pub used: u32,
+    /// What it holds.
+    pub capacity: u32,
+}
+
+impl Occupancy {
+    const fn fits(self, cost: u32) -> bool {
+        self.used.saturating_add(cost) <= self.capacity
+    }
+}
+
+/// Which pieces a port refuses.
+pub trait Discard: fmt::Debug + Send {
+    /// Whether a piece that costs `cost` is taken in. A rule must refuse what does not fit.
+    ///
+    /// # Errors
+    /// The cause for which it is dropped.
+    fn admit(&mut self, piece: &Piece, cost: u32, at: Occupancy) -> Result<(), DropCause>;
+}
+
+/// A shipped rule, by name.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum DiscardPolicy {
+    /// What does not fit is dropped.
+    #[default]
+    Tail,
+    /// ... and the rest of its frame with it.
+    Partial,
+    /// Frames are refused whole while the buffer is fuller than this many thousandths.
+    Early {
+        /// Thousandths of the capacity.
+        threshold: u16,
+    },
+}
+
+impl DiscardPolicy {
+    /// Early discard from four fifths on, a common setting of ATM switches.
+    pub const EARLY: Self = Self::Early { threshold: 800 };
+
+    /// The rule, ready to be used by one port.
+    #[must_use]
+    pub fn build(self) -> Box<dyn Discard> {
+        match self {
+            Self::Tail => Box::new(TailDrop),
+            Self::Partial => Box::<PartialPacketDiscard>::default(),
+            Self::Early { threshold } => Box::new(EarlyPacketDiscard::new(threshold)),
+        }
+    }
+}
+
+/// Drops what does not fit.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TailDrop;
+
+impl Discard for TailDrop {
+    fn admit(&mut self, _: &Piece, cost: u32, at: Occupancy) -> Result<(), DropCause> {
+        if at.fits(cost) { Ok(()) } else { Err(DropCause::BufferFull) }
+    }
+}
+
+/// Drops what does not fit, and the rest of its frame but for the last piece, so that the receiver
+/// can tell where the next frame begins.
+#[derive(Debug, Default)]
+pub struct PartialPacketDiscard {
+    /// Frames of which a piece was dropped and the last has not passed.
+    broken: Vec<u32>,
+}
+
+impl PartialPacketDiscard {
+    /// Whether the frame is broken; forgets it with its last piece.
+    fn is_broken(&mut self, piece: &Piece) -> bool {
+        let Some(at) = self.broken.iter().position(|frame| *frame == piece.frame) else {
+            return false;
+        };
+        if piece.last {
+            self.broken.swap_remove(at);
+        }
+        true
+    }
+
+    fn break_frame(&mut self, piece: &Piece) {
+        if !piece.last {
+            self.broken.push(piece.frame);
+        }
+    }
+}
+
+impl Discard for PartialPacketDiscard {
+    fn admit(&mut self, piece: &Piece, cost: u32, at: Occupancy) -> Result<(), DropCause> {
+        let broken = self.is_broken(piece);
+        if broken && !piece.last {
+            return Err(DropCause::PartialDiscard);
+        }
+        if at.fits(cost) {
+            return Ok(());
+        }
+        if !broken {
+            self.break_frame(piece);
+        }
+        Err(DropCause::BufferFull)
+    }
+}
+
+/// Refuses whole frames, at their first piece, while the buffer is fuller than a threshold. What
+/// was let in and then does not fit is discarded to its end, its last piece too.
+#[derive(Debug)]
+pub struct EarlyPacketDiscard {
+    threshold: u16,
+    refused: PartialPacketDiscard,
+}
+
+impl EarlyPacketDiscard {
+    /// Refuses from `threshold` thousandths of the capacity on.
+    #[must_use]
+    pub fn new(threshold: u16) -> Self {
+        Self { threshold, refused: PartialPacketDiscard::default() }
+    }
+}
+
+impl Discard for EarlyPacketDiscard {
+    fn admit(&mut self, piece: &Piece, cost: u32, at: Occupancy) -> Result<(), DropCause> {
+        if self.refused.is_broken(piece) {
+            return Err(DropCause::EarlyDiscard);
+        }
+        let limit = u64::from(at.capacity) * u64::from(self.threshold) / 1000;
+        let cause = if piece.index == 0 && u64::from(at.used) >= limit && at.used > 0 {
+            DropCause::EarlyDiscard
+        } else if at.fits(cost) {
+            return Ok(());
+        } else {
+            DropCause::BufferFull
+        };
+        self.refused.break_frame(piece);
+        Err(cause)
+    }
+}
