@@ -5,21 +5,26 @@
 //! applications run on a [`Host`](host::Host) and reach their NIC through a [`Port`](port::Port).
 //!
 //! - [`hardware`], [`host`], [`port`]: start here: the seams
+//! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![forbid(unsafe_code)]
 
 pub mod drops;
+pub mod fault;
 pub mod frame;
 pub mod hardware;
 pub mod host;
 pub mod id;
 pub mod link;
 pub mod port;
+pub mod profile;
 pub mod region;
 mod ring;
 pub mod rng;
+pub mod sim;
 pub mod switch;
 pub mod time;
+pub mod topology;
 pub mod wire;

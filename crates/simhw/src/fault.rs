@@ -1,0 +1,29 @@
+//! What goes wrong on a link, with which probability.
+
+use std::time::Duration;
+
+/// Faults of the links out of the NICs, drawn anew for each frame. Probabilities are fractions from
+/// 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Faults {
+    /// A frame is lost.
+    pub loss: f64,
+    /// A frame arrives twice.
+    pub duplicate: f64,
+    /// A frame is damaged, which the receiver's checksum tells.
+    pub corrupt: f64,
+    /// A frame is delayed by up to [`Faults::delay`], and may be overtaken.
+    pub reorder: f64,
+    /// Most that a frame is delayed by.
+    pub delay: Duration,
+}
+
+impl Faults {
+    /// A network without faults.
+    pub const NONE: Self =
+        Self { loss: 0.0, duplicate: 0.0, corrupt: 0.0, reorder: 0.0, delay: Duration::ZERO };
+
+    pub(crate) fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
+}

@@ -1,0 +1,98 @@
+//! What NICs cost. Only the simulated fabric charges it.
+
+use std::time::Duration;
+
+use crate::frame::MAX_PAYLOAD;
+
+/// What one use of a DMA engine costs.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct DmaCost {
+    /// Nanoseconds of each transfer, whatever its size.
+    pub setup_ns: u32,
+    /// Picoseconds of each byte.
+    pub byte_ps: u32,
+}
+
+impl DmaCost {
+    /// Nanoseconds that `bytes` take.
+    #[must_use]
+    pub const fn nanos(self, bytes: usize) -> u64 {
+        self.setup_ns as u64 + (bytes as u64 * self.byte_ps as u64).div_ceil(1000)
+    }
+}
+
+/// What a NIC costs and holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct NicProfile {
+    /// Picoseconds of one instruction of the coprocessor.
+    pub instruction_ps: u32,
+    /// Instructions to take an event up and lead it to its handler.
+    pub event_instructions: u32,
+    /// From a host's write to a doorbell until the NIC sees it.
+    pub doorbell: Duration,
+    /// From host memory into the NIC.
+    pub gather: DmaCost,
+    /// From the NIC into host memory.
+    pub scatter: DmaCost,
+    /// From the end of the writes before it until the host sees a completion.
+    pub completion: Duration,
+    /// Bytes of received frames that the NIC holds until its firmware has seen them.
+    pub receive_memory: u32,
+    /// Frames that may wait for the line.
+    pub transmit_slots: u16,
+    /// Most bytes of one frame's payload.
+    pub mtu: usize,
+}
+
+impl NicProfile {
+    /// A NIC that costs nothing: links and switches alone.
+    pub const FREE: Self = Self {
+        instruction_ps: 0,
+        event_instructions: 0,
+        doorbell: Duration::ZERO,
+        gather: DmaCost { setup_ns: 0, byte_ps: 0 },
+        scatter: DmaCost { setup_ns: 0, byte_ps: 0 },
+        completion: Duration::ZERO,
+        receive_memory: 1 << 20,
+        transmit_slots: 8,
+        mtu: MAX_PAYLOAD,
+    };
+
+    /// A FORE SBA-200E as DVCM used it, on an SBus workstation.
+    ///
+    /// Read: a 25 MHz i960 with 256 KiB of memory, one instruction a cycle at best (FORE's data
+    /// sheet); coprocessor to coprocessor about 18 us, application to application about 60 us (DVCM
+    /// paper, section 3). Fitted to those two figures: the instructions of an event, the DMA setups
+    /// and the completion. Derived: SBus moves 32 bits a cycle at 25 MHz, half of that sustained.
+    pub const SBA_200E: Self = Self {
+        instruction_ps: 40_000,
+        event_instructions: 60,
+        doorbell: Duration::from_nanos(1_000),
+        gather: DmaCost { setup_ns: 4_000, byte_ps: 20_000 },
+        scatter: DmaCost { setup_ns: 4_000, byte_ps: 20_000 },
+        completion: Duration::from_nanos(12_000),
+        receive_memory: 128 << 10,
+        transmit_slots: 4,
+        mtu: MAX_PAYLOAD,
+    };
+
+    /// A NIC of the kind that servers have today, with a coprocessor of 1 GHz. Derived from PCIe
+    /// round trips of about a microsecond and 12.5 GB/s of a x16 slot of the third generation.
+    pub const MODERN: Self = Self {
+        instruction_ps: 1_000,
+        event_instructions: 30,
+        doorbell: Duration::from_nanos(300),
+        gather: DmaCost { setup_ns: 400, byte_ps: 80 },
+        scatter: DmaCost { setup_ns: 300, byte_ps: 80 },
+        completion: Duration::from_nanos(300),
+        receive_memory: 1 << 20,
+        transmit_slots: 8,
+        mtu: MAX_PAYLOAD,
+    };
+}
+
+impl Default for NicProfile {
+    fn default() -> Self {
+        Self::FREE
+    }
+}

@@ -1,0 +1,450 @@
+//! The simulated fabric: NICs, links and switches in virtual time, deterministic from one seed.
+//!
+//! A [`World`] runs one firmware on every NIC and any number of application tasks on every host.
+//! Nothing takes time but what the profiles charge; the same seed, topology and applications give
+//! the same run, to the last bit of [`World::digest`].
+
+mod event_queue;
+mod executor;
+mod frames;
+mod network;
+mod nic;
+
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+
+use crate::drops::DropCause;
+use crate::fault::Faults;
+use crate::frame::{Frame, HEADER_BYTES};
+use crate::hardware::{Firmware, Hardware};
+use crate::id::{Incarnation, NodeId, PortId};
+use crate::profile::NicProfile;
+use crate::region::Payload;
+use crate::switch::Output;
+use crate::time::{Instant, nanos};
+use crate::topology::{LinkId, Topology};
+
+use event_queue::{Event, EventQueue};
+use executor::{Executor, Shared};
+use network::{Arrival, Network};
+use nic::{Nic, SimHardware, Work};
+
+pub use executor::SimHost;
+pub use network::Traffic;
+
+/// Turns of tasks at one instant after which the world is taken to go in circles.
+const LIVELOCK_TURNS: u64 = 10_000_000;
+
+/// One thing that happened, to whoever traces a run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct TraceEvent {
+    /// When.
+    pub at: Instant,
+    /// What: the number that goes into the digest.
+    pub fingerprint: u64,
+}
+
+/// A simulated cluster.
+pub struct World<F> {
+    now: Instant,
+    queue: EventQueue,
+    network: Network,
+    nics: Vec<Nic>,
+    firmware: Vec<F>,
+    factory: Box<dyn FnMut(NodeId, Incarnation) -> F + Send>,
+    shared: Arc<Shared>,
+    executor: Executor,
+    /// Scratch space.
+    doorbells: Vec<(NodeId, PortId)>,
+    turns: u64,
+    events: u64,
+    digest: u64,
+    tracer: Option<Box<dyn FnMut(TraceEvent) + Send>>,
+}
+
+impl<F> std::fmt::Debug for World<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World")
+            .field("now", &self.now)
+            .field("nodes", &self.nics.len())
+            .field("events", &self.events)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<F: Firmware> World<F> {
+    /// A cluster as `topology` says, with `profile` NICs; `factory` makes the firmware of a NIC, and
+    /// makes it anew when the NIC restarts.
+    pub fn new(
+        topology: &Topology,
+        profile: NicProfile,
+        seed: u64,
+        mut factory: impl FnMut(NodeId, Incarnation) -> F + Send + 'static,
+    ) -> Self {
+        let network = Network::new(topology, seed);
+        let nodes: Vec<NodeId> = (0..topology.hosts()).map(NodeId).collect();
+        let shared = Shared::new(seed, nodes.len());
+        let nics = nodes.iter().map(|n| Nic::new(*n, profile, network.uplink_rate(*n))).collect();
+        let firmware = nodes.iter().map(|node| factory(*node, Incarnation::FIRST)).collect();
+        let mut world = Self {
+            now: Instant::ZERO,
+            queue: EventQueue::default(),
+            network,
+            nics,
+            firmware,
+            factory: Box::new(factory),
+            executor: Executor::new(Arc::clone(&shared)),
+            shared,
+            doorbells: Vec::new(),
+            turns: 0,
+            events: 0,
+            digest: seed,
+            tracer: None,
+        };
+        for node in nodes {
+            world.dispatch(node, Work::Start);
+        }
+        world
+    }
+
+    /// The host of `node`.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn host(&self, node: NodeId) -> SimHost {
+        assert!(node.index() < self.nics.len(), "no node {node}");
+        SimHost::new(node, Arc::clone(&self.shared))
+    }
+
+    /// Starts a task on `node`.
+    pub fn spawn(&mut self, node: NodeId, task: impl Future<Output = ()> + Send + 'static) {
+        self.executor.spawn(node, Box::pin(task));
+    }
+
+    /// Runs `task` on `node`, and everything else, until it ends; `None` if nothing is left to
+    /// happen before that.
+    pub fn block_on<T: Send + 'static>(
+        &mut self,
+        node: NodeId,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let result = Arc::new(Mutex::new(None));
+        let out = Arc::clone(&result);
+        self.spawn(node, async move {
+            let value = task.await;
+            *out.lock().expect("only this task writes") = Some(value);
+        });
+        let taken = || result.lock().expect("only one task writes").take();
+        loop {
+            if let Some(value) = taken() {
+                return Some(value);
+            }
+            if !self.step(Instant::FAR_FUTURE) {
+                return taken();
+            }
+        }
+    }
+
+    /// Runs until nothing is left to happen by `until`; the time is `until` then.
+    pub fn run_until(&mut self, until: Instant) {
+        while self.step(until) {}
+        self.advance(until.max(self.now));
+    }
+
+    /// Runs until nothing is left to happen.
+    pub fn run(&mut self) {
+        while self.step(Instant::FAR_FUTURE) {}
+    }
+
+    /// Runs tasks until they all wait, then one event, if it is due by `limit`; `false` if there is
+    /// none.
+    fn step(&mut self, limit: Instant) -> bool {
+        self.run_tasks();
+        let Some((at, event)) = self.queue.pop_until(limit) else { return false };
+        self.advance(at);
+        self.on_event(event);
+        true
+    }
+
+    fn advance(&mut self, at: Instant) {
+        if at != self.now {
+            self.now = at;
+            self.turns = 0;
+            self.shared.set_now(at);
+        }
+    }
+
+    fn run_tasks(&mut self) {
+        loop {
+            self.take_requests();
+            let Some(task) = self.shared.next_ready() else { return };
+            self.turns += 1;
+            assert!(self.turns < LIVELOCK_TURNS, "tasks go in circles at {}", self.now);
+            self.note(9 | u64::from(task) << 4);
+            self.executor.poll(task);
+        }
+    }
+
+    fn take_requests(&mut self) {
+        let Self { shared, queue, nics, executor, now, doorbells, .. } = self;
+        let mut spawned = Vec::new();
+        let asked = shared.take_requests(|pending| {
+            for (node, id, port) in pending.opened.drain(..) {
+                nics[node.index()].ports.insert(id, port);
+            }
+            for (at, slot, generation) in pending.sleeps.drain(..) {
+                queue.schedule(at, Event::Wake { slot, generation });
+            }
+            std::mem::swap(doorbells, &mut pending.doorbells);
+            spawned.append(&mut pending.spawned);
+        });
+        if !asked {
+            return;
+        }
+        for (node, port) in doorbells.drain(..) {
+            let nic = &nics[node.index()];
+            let at = now.plus_nanos(nanos(nic.profile.doorbell));
+            queue.schedule(at, Event::Doorbell { node, port, life: nic.life });
+        }
+        for (node, task) in spawned {
+            executor.spawn(node, task);
+        }
+    }
+
+    fn note(&mut self, fingerprint: u64) {
+        let mixed = (self.digest ^ fingerprint ^ self.now.as_nanos().rotate_left(32))
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.digest = mixed ^ mixed >> 29;
+        if let Some(tracer) = &mut self.tracer {
+            tracer(TraceEvent { at: self.now, fingerprint });
+        }
+    }
+
+    fn on_event(&mut self, event: Event) {
+        self.events += 1;
+        self.note(event.fingerprint());
+        match event {
+            Event::Piece { link, frame, index } => {
+                let arrival = self.network.on_piece(&mut self.queue, self.now, link, frame, index);
+                if let Arrival::Whole { node, frame } = arrival {
+                    self.receive(node, frame);
+                }
+            }
+            Event::OutputFree { link } => {
+                self.network.on_output_free(&mut self.queue, self.now, link);
+            }
+            Event::Wake { slot, generation } => self.shared.wake_sleeper(slot, generation),
+            Event::Completion { node, life } => {
+                if self.is_live(node, life) {
+                    self.nics[node.index()].publish_completion();
+                }
+            }
+            Event::Doorbell { node, port, life } if self.is_live(node, life) => {
+                self.dispatch(node, Work::Doorbell(port));
+            }
+            Event::DmaDone { node, dma, life } if self.is_live(node, life) => {
+                self.dispatch(node, Work::DmaDone(dma));
+            }
+            Event::Timer { node, timer, life } if self.is_live(node, life) => {
+                let nic = &mut self.nics[node.index()];
+                if nic.take_alarm(&mut self.queue, self.now, timer) {
+                    self.dispatch(node, Work::Timer(timer));
+                }
+            }
+            Event::Coprocessor { node, life } if self.is_live(node, life) => {
+                if let Some(work) = self.nics[node.index()].inbox.pop_front() {
+                    self.turn(node, work);
+                    self.schedule_coprocessor(node);
+                }
+            }
+            Event::Doorbell { .. }
+            | Event::DmaDone { .. }
+            | Event::Timer { .. }
+            | Event::Coprocessor { .. } => {}
+        }
+    }
+
+    fn is_live(&self, node: NodeId, life: u16) -> bool {
+        let nic = &self.nics[node.index()];
+        nic.up && nic.life == life
+    }
+
+    fn receive(&mut self, node: NodeId, key: u32) {
+        let nic = &mut self.nics[node.index()];
+        let bytes = HEADER_BYTES as u32 + u32::from(self.network.frames.at(key).header.length);
+        if !nic.up {
+            self.network.drop_frame(key, DropCause::NicDown);
+        } else if nic.held + bytes > nic.profile.receive_memory {
+            self.network.drop_frame(key, DropCause::NicMemory);
+        } else {
+            nic.held += bytes;
+            self.dispatch(node, Work::Frame(key));
+        }
+    }
+
+    /// Gives the coprocessor something to do, now or when it is free.
+    fn dispatch(&mut self, node: NodeId, work: Work) {
+        let nic = &mut self.nics[node.index()];
+        if nic.busy_until <= self.now && nic.inbox.is_empty() {
+            self.turn(node, work);
+            return;
+        }
+        nic.inbox.push_back(work);
+        if nic.inbox.len() == 1 {
+            self.schedule_coprocessor(node);
+        }
+    }
+
+    fn schedule_coprocessor(&mut self, node: NodeId) {
+        let nic = &self.nics[node.index()];
+        if !nic.inbox.is_empty() {
+            let event = Event::Coprocessor { node, life: nic.life };
+            self.queue.schedule(nic.busy_until.max(self.now), event);
+        }
+    }
+
+    /// One turn of one NIC's firmware.
+    fn turn(&mut self, node: NodeId, work: Work) {
+        let nic = &mut self.nics[node.index()];
+        let firmware = &mut self.firmware[node.index()];
+        let mut current = (crate::frame::Header::default(), Vec::new());
+        if let Work::Frame(key) = work {
+            let frame = self.network.frames.at(key);
+            current = (frame.header, std::mem::take(&mut frame.payload));
+            nic.held -= HEADER_BYTES as u32 + current.1.len() as u32;
+        }
+        if let Work::Doorbell(port) = work {
+            nic.ports.sync(port);
+        }
+        let event_cost =
+            u64::from(nic.profile.event_instructions) * u64::from(nic.profile.instruction_ps);
+        let mut hw = SimHardware {
+            nic,
+            network: &mut self.network,
+            queue: &mut self.queue,
+            now: self.now,
+            current: &current.1,
+            cost_ps: event_cost,
+        };
+        match work {
+            Work::Start => firmware.on_start(&mut hw),
+            Work::Doorbell(port) => firmware.on_doorbell(&mut hw, port),
+            Work::Frame(_) => {
+                let payload = Payload::from(&current.1[..]);
+                firmware.on_frame(&mut hw, Frame { header: current.0, payload });
+            }
+            Work::DmaDone(dma) => firmware.on_dma_done(&mut hw, dma),
+            Work::Timer(timer) => firmware.on_timer(&mut hw, timer),
+        }
+        hw.abort();
+        let reached = hw.reached();
+        self.nics[node.index()].busy_until = reached;
+        if let Work::Frame(key) = work {
+            self.network.frames.at(key).payload = current.1;
+            self.network.deliver(key);
+        }
+    }
+
+    /// Takes a node down, its host and its NIC: tasks end, ports close, frames to it are dropped.
+    pub fn crash(&mut self, node: NodeId) {
+        self.executor.kill(node);
+        self.shared.set_up(node, false);
+        let nic = &mut self.nics[node.index()];
+        let work = std::mem::take(&mut nic.inbox);
+        *nic = nic.reborn();
+        nic.up = false;
+        for work in work {
+            if let Work::Frame(key) = work {
+                self.network.drop_frame(key, DropCause::NicDown);
+            }
+        }
+    }
+
+    /// Brings a node back that [`World::crash`] took down, with a new incarnation of its firmware;
+    /// tasks are the caller's to start.
+    ///
+    /// # Panics
+    /// If the node is up.
+    pub fn restart(&mut self, node: NodeId) {
+        let nic = &mut self.nics[node.index()];
+        assert!(!nic.up, "node {node} is up");
+        nic.up = true;
+        nic.busy_until = self.now;
+        let incarnation = nic.incarnation;
+        self.firmware[node.index()] = (self.factory)(node, incarnation);
+        self.shared.set_up(node, true);
+        self.dispatch(node, Work::Start);
+    }
+
+    /// Lets nothing pass between two nodes any more, what is under way included.
+    pub fn cut(&mut self, a: NodeId, b: NodeId) {
+        self.network.partitions.insert((a.min(b), a.max(b)));
+    }
+
+    /// Joins two nodes again that [`World::cut`] had cut off from each other.
+    pub fn heal(&mut self, a: NodeId, b: NodeId) {
+        self.network.partitions.remove(&(a.min(b), a.max(b)));
+    }
+
+    /// Sets what goes wrong on the links from now on.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.network.faults = faults;
+    }
+
+    /// Calls `tracer` for everything that happens from now on; it changes nothing.
+    pub fn set_tracer(&mut self, tracer: impl FnMut(TraceEvent) + Send + 'static) {
+        self.tracer = Some(Box::new(tracer));
+    }
+
+    /// The time.
+    #[must_use]
+    pub const fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Frames, by what became of them.
+    #[must_use]
+    pub const fn traffic(&self) -> &Traffic {
+        &self.network.traffic
+    }
+
+    /// Frames under way.
+    #[must_use]
+    pub fn frames_under_way(&self) -> usize {
+        self.network.frames.len()
+    }
+
+    /// Tasks that have not ended.
+    #[must_use]
+    pub fn tasks(&self) -> usize {
+        self.executor.tasks()
+    }
+
+    /// The switch output before `link`; `None` where it begins at a NIC.
+    #[must_use]
+    pub fn output(&self, link: LinkId) -> Option<&Output> {
+        self.network.output(link)
+    }
+
+    /// The firmware of `node`, to look at.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn firmware(&self, node: NodeId) -> &F {
+        &self.firmware[node.index()]
+    }
+
+    /// Events that have happened.
+    #[must_use]
+    pub const fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// A number that everything that happened has gone into.
+    #[must_use]
+    pub const fn digest(&self) -> u64 {
+        self.digest
+    }
+}

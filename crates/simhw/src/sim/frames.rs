@@ -1,0 +1,104 @@
+//! Frames under way: a pool that is filled once and used again.
+
+use crate::drops::DropCause;
+use crate::frame::Header;
+use crate::time::{Instant, Serializer};
+
+const SLOT_BITS: u32 = 20;
+const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
+
+/// A frame somewhere in the network.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) header: Header,
+    pub(super) payload: Vec<u8>,
+    pub(super) pieces: u16,
+    /// Pieces that have neither arrived nor been dropped.
+    pub(super) outstanding: u16,
+    /// Why the first lost piece was lost.
+    pub(super) lost: Option<DropCause>,
+    /// The line that the pieces leave the NIC on, as it was after the last one that left.
+    pub(super) line: Serializer,
+    /// Delay of a fault, in nanoseconds.
+    pub(super) delay: u64,
+    /// When its first piece began to leave its NIC.
+    pub(super) sent: Instant,
+}
+
+/// The frames under way. A key names one use of a slot.
+#[derive(Debug, Default)]
+pub(super) struct FramePool {
+    slots: Vec<(u32, InFlight)>,
+    free: Vec<u32>,
+}
+
+impl FramePool {
+    /// A new frame with an empty payload.
+    pub(super) fn allocate(&mut self, header: Header, line: Serializer) -> u32 {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                let slot = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+                assert!(
+                    slot <= SLOT_MASK,
+                    "a million frames are under way: the network has no bound"
+                );
+                let frame = InFlight {
+                    header,
+                    payload: Vec::new(),
+                    pieces: 0,
+                    outstanding: 0,
+                    lost: None,
+                    line,
+                    delay: 0,
+                    sent: Instant::ZERO,
+                };
+                self.slots.push((slot, frame));
+                slot
+            }
+        };
+        let (key, frame) = &mut self.slots[slot as usize];
+        frame.header = header;
+        frame.line = line;
+        frame.lost = None;
+        frame.delay = 0;
+        frame.payload.clear();
+        *key
+    }
+
+    /// A frame that carries the same.
+    pub(super) fn duplicate(&mut self, key: u32) -> u32 {
+        let original = self.at(key);
+        let (header, line) = (original.header, original.line);
+        let (pieces, sent) = (original.pieces, original.sent);
+        let payload = std::mem::take(&mut self.at(key).payload);
+        let copy = self.allocate(header, line);
+        let frame = self.at(copy);
+        frame.payload.extend_from_slice(&payload);
+        frame.pieces = pieces;
+        frame.outstanding = pieces;
+        frame.sent = sent;
+        self.at(key).payload = payload;
+        copy
+    }
+
+    /// # Panics
+    /// If the frame was freed: nobody keeps a key longer than the frame.
+    pub(super) fn at(&mut self, key: u32) -> &mut InFlight {
+        let (live, frame) = &mut self.slots[(key & SLOT_MASK) as usize];
+        assert!(*live == key, "a freed frame is nobody's");
+        frame
+    }
+
+    pub(super) fn free(&mut self, key: u32) {
+        let (live, _) = &mut self.slots[(key & SLOT_MASK) as usize];
+        assert!(*live == key, "a frame is freed once");
+        *live = key.wrapping_add(1 << SLOT_BITS);
+        self.free.push(key & SLOT_MASK);
+    }
+
+    /// Frames under way.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}

@@ -1,0 +1,327 @@
+//! The wires and switches: where frames go, and what becomes of them.
+
+use std::collections::BTreeSet;
+
+use super::event_queue::{Event, EventQueue};
+use super::frames::FramePool;
+use crate::drops::{DropCause, Drops};
+use crate::fault::Faults;
+use crate::frame::{HEADER_BYTES, Header};
+use crate::id::NodeId;
+use crate::link::Framing;
+use crate::rng::Rng;
+use crate::switch::{Departure, Forwarding, Output, Piece};
+use crate::time::{Instant, LineRate, Serializer, nanos};
+use crate::topology::{End, Link, LinkId, Topology};
+
+/// Frames, by what became of them. `sent == delivered + drops.total() + under way`, always.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Traffic {
+    /// Frames that NICs sent, and those that faults doubled.
+    pub sent: u64,
+    /// Frames that arrived whole.
+    pub delivered: u64,
+    /// Frames that did not, by cause.
+    pub drops: Drops,
+}
+
+/// A link as the network runs it.
+#[derive(Debug)]
+struct Wire {
+    link: Link,
+    /// The switch output before it; `None` where it begins at a NIC.
+    output: Option<Output>,
+    /// Nanoseconds from a piece's last bit to its place in the next queue.
+    delay_ns: u64,
+    /// Bytes after which a cut-through switch at its end goes on; 0: after all of them.
+    cut_through: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Network {
+    pub(super) frames: FramePool,
+    pub(super) traffic: Traffic,
+    pub(super) faults: Faults,
+    /// Pairs of nodes that are cut off from each other, in both directions, the lower first.
+    pub(super) partitions: BTreeSet<(NodeId, NodeId)>,
+    wires: Vec<Wire>,
+    routes: Vec<Vec<Option<LinkId>>>,
+    hosts: Vec<(LinkId, LinkId)>,
+    framing: Framing,
+    rng: Rng,
+    /// With cells: for each pair of nodes the frame whose last piece has not arrived.
+    unfinished: Vec<Option<(NodeId, u32)>>,
+}
+
+/// What a piece's arrival at a NIC means.
+#[derive(Debug)]
+pub(super) enum Arrival {
+    /// The frame is whole.
+    Whole { node: NodeId, frame: u32 },
+    /// It goes on, or was dropped, or has more pieces to come.
+    Nothing,
+}
+
+impl Network {
+    pub(super) fn new(topology: &Topology, seed: u64) -> Self {
+        let wires = topology.links.iter().map(|link| Wire::new(*link, topology)).collect();
+        Self {
+            frames: FramePool::default(),
+            traffic: Traffic::default(),
+            faults: Faults::NONE,
+            partitions: BTreeSet::new(),
+            wires,
+            routes: topology.routes(),
+            hosts: topology.hosts.clone(),
+            framing: topology.links.first().map_or(Framing::PLAIN, |link| link.profile.framing),
+            rng: Rng::new(seed, "network"),
+            unfinished: vec![None; topology.hosts.len()],
+        }
+    }
+
+    pub(super) fn uplink_rate(&self, node: NodeId) -> LineRate {
+        self.wires[self.hosts[node.index()].0.0 as usize].link.profile.rate
+    }
+
+    /// Bytes on the wire of a frame with `payload` bytes.
+    pub(super) const fn wire_bytes(&self, payload: usize) -> u32 {
+        self.framing.wire_bytes((HEADER_BYTES + payload) as u32)
+    }
+
+    pub(super) fn output(&self, link: LinkId) -> Option<&Output> {
+        self.wires.get(link.0 as usize)?.output.as_ref()
+    }
+
+    /// A frame that will leave on `line`; it is on its way once [`Network::launch`] is called.
+    pub(super) fn prepare(
+        &mut self,
+        header: Header,
+        line: &mut Serializer,
+        ready: Instant,
+    ) -> (u32, Instant) {
+        let bytes = HEADER_BYTES as u32 + u32::from(header.length);
+        let key = self.frames.allocate(header, *line);
+        let pieces = self.framing.pieces(bytes);
+        let leaves = line.send(ready, self.framing.wire_bytes(bytes));
+        let frame = self.frames.at(key);
+        frame.pieces = pieces as u16;
+        frame.outstanding = pieces as u16;
+        frame.sent = ready;
+        (key, leaves)
+    }
+
+    /// Puts a prepared frame on its way.
+    pub(super) fn launch(&mut self, queue: &mut EventQueue, key: u32) {
+        self.traffic.sent += 1;
+        let header = self.frames.at(key).header;
+        if self.is_cut(header.source, header.destination) {
+            self.drop_frame(key, DropCause::Partition);
+            return;
+        }
+        if !self.faults.is_none() && !self.apply_faults(queue, key) {
+            return;
+        }
+        self.send_piece(queue, key, 0);
+    }
+
+    /// Draws this frame's faults; `false` if it is lost.
+    fn apply_faults(&mut self, queue: &mut EventQueue, key: u32) -> bool {
+        let faults = self.faults;
+        if self.rng.chance(faults.loss) {
+            self.drop_frame(key, DropCause::LinkLoss);
+            return false;
+        }
+        if self.rng.chance(faults.corrupt) {
+            self.frames.at(key).lost = Some(DropCause::Corrupt);
+        }
+        if self.rng.chance(faults.reorder) {
+            self.frames.at(key).delay = self.rng.between(0, nanos(faults.delay));
+        }
+        if self.rng.chance(faults.duplicate) {
+            let copy = self.frames.duplicate(key);
+            self.frames.at(copy).delay = self.rng.between(0, nanos(faults.delay));
+            self.traffic.sent += 1;
+            self.send_piece(queue, copy, 0);
+        }
+        true
+    }
+
+    fn is_cut(&self, a: NodeId, b: NodeId) -> bool {
+        !self.partitions.is_empty() && self.partitions.contains(&(a.min(b), a.max(b)))
+    }
+
+    /// Schedules the arrival of a piece at the end of its NIC's uplink.
+    fn send_piece(&mut self, queue: &mut EventQueue, key: u32, index: u16) {
+        let frame = self.frames.at(key);
+        let uplink = self.hosts[frame.header.source.index()].0;
+        let bytes = self.framing.piece_bytes(frame.header.frame_bytes() as u32, u32::from(index));
+        let leaves = frame.line.send(frame.sent, bytes);
+        let at = self.wires[uplink.0 as usize].arrival(leaves, bytes).plus_nanos(frame.delay);
+        queue.schedule(at, Event::Piece { link: uplink, frame: key, index });
+    }
+
+    /// A piece reaches the end of a link.
+    pub(super) fn on_piece(
+        &mut self,
+        queue: &mut EventQueue,
+        now: Instant,
+        link: LinkId,
+        key: u32,
+        index: u16,
+    ) -> Arrival {
+        let wire = &self.wires[link.0 as usize];
+        let (from, to) = (wire.link.from, wire.link.to);
+        let frame = self.frames.at(key);
+        let last = index + 1 == frame.pieces;
+        let destination = frame.header.destination;
+        if !last && matches!(from, End::Nic(_)) {
+            self.send_piece(queue, key, index + 1);
+        }
+        match to {
+            End::Nic(node) => self.on_piece_at_nic(node, key, last),
+            End::Switch(switch) => {
+                let route = &self.routes[usize::from(switch.0)];
+                match route.get(destination.index()).copied().flatten() {
+                    Some(out) => self.enqueue(queue, now, out, key, index, last),
+                    None => self.drop_piece(key, DropCause::NoRoute),
+                }
+                Arrival::Nothing
+            }
+        }
+    }
+
+    fn enqueue(
+        &mut self,
+        queue: &mut EventQueue,
+        now: Instant,
+        link: LinkId,
+        key: u32,
+        index: u16,
+        last: bool,
+    ) {
+        let bytes = self.frames.at(key).header.frame_bytes() as u32;
+        let bytes = self.framing.piece_bytes(bytes, u32::from(index));
+        let piece = Piece { frame: key, index, last, bytes };
+        let wire = &mut self.wires[link.0 as usize];
+        let output = wire.output.as_mut().expect("routes lead to outputs");
+        match output.accept(now, piece) {
+            Ok(Some(departure)) => wire.depart(queue, link, departure),
+            Ok(None) => {}
+            Err(cause) => self.drop_piece(key, cause),
+        }
+    }
+
+    /// A switch output has sent its piece.
+    pub(super) fn on_output_free(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
+        let wire = &mut self.wires[link.0 as usize];
+        let output = wire.output.as_mut().expect("only outputs become free");
+        if let Some(departure) = output.next(now) {
+            wire.depart(queue, link, departure);
+        }
+    }
+
+    fn on_piece_at_nic(&mut self, node: NodeId, key: u32, last: bool) -> Arrival {
+        if self.framing == Framing::Cells {
+            self.check_merge(node, key, last);
+        }
+        let frame = self.frames.at(key);
+        frame.outstanding -= 1;
+        if frame.outstanding > 0 {
+            return Arrival::Nothing;
+        }
+        let (lost, pieces, header) = (frame.lost, frame.pieces, frame.header);
+        match lost {
+            Some(cause) => {
+                let cause =
+                    if pieces > 1 && cause_of_piece(cause) { DropCause::Incomplete } else { cause };
+                self.drop_frame(key, cause);
+                Arrival::Nothing
+            }
+            None if self.is_cut(header.source, header.destination) => {
+                self.drop_frame(key, DropCause::Partition);
+                Arrival::Nothing
+            }
+            None => Arrival::Whole { node, frame: key },
+        }
+    }
+
+    /// AAL5 tells where a packet ends by its last cell alone: where that was lost, the next packet
+    /// of the same source is taken for the rest of it, and the checksum refuses both.
+    fn check_merge(&mut self, node: NodeId, key: u32, last: bool) {
+        let source = self.frames.at(key).header.source;
+        let open = &mut self.unfinished[node.index()];
+        if let Some((other, unfinished)) = *open
+            && other == source
+            && unfinished != key
+        {
+            self.frames.at(key).lost.get_or_insert(DropCause::Merged);
+        }
+        self.unfinished[node.index()] = if last { None } else { Some((source, key)) };
+    }
+
+    fn drop_piece(&mut self, key: u32, cause: DropCause) {
+        let frame = self.frames.at(key);
+        frame.lost.get_or_insert(cause);
+        frame.outstanding -= 1;
+        if frame.outstanding == 0 {
+            let cause = frame.lost.unwrap_or(cause);
+            self.drop_frame(key, cause);
+        }
+    }
+
+    /// Counts a frame as dropped and frees it.
+    pub(super) fn drop_frame(&mut self, key: u32, cause: DropCause) {
+        self.traffic.drops.add(cause);
+        self.frames.free(key);
+    }
+
+    /// Counts a frame as delivered and frees it.
+    pub(super) fn deliver(&mut self, key: u32) {
+        self.traffic.delivered += 1;
+        self.frames.free(key);
+    }
+}
+
+/// Whether the cause took a piece of a frame and not the frame.
+const fn cause_of_piece(cause: DropCause) -> bool {
+    matches!(cause, DropCause::BufferFull | DropCause::PartialDiscard)
+}
+
+impl Wire {
+    fn new(link: Link, topology: &Topology) -> Self {
+        let output = match link.from {
+            End::Nic(_) => None,
+            End::Switch(switch) => {
+                let profile = &topology.switches[usize::from(switch.0)];
+                Some(Output::from_profile(link.profile.rate, profile))
+            }
+        };
+        let (latency, cut_through) = match link.to {
+            End::Nic(_) => (0, 0),
+            End::Switch(switch) => {
+                let profile = &topology.switches[usize::from(switch.0)];
+                let header = match profile.forwarding {
+                    Forwarding::StoreAndForward => 0,
+                    Forwarding::CutThrough { header } => header,
+                };
+                (nanos(profile.latency), header)
+            }
+        };
+        let delay_ns = nanos(link.profile.propagation) + latency;
+        Self { link, output, delay_ns, cut_through }
+    }
+
+    /// When a piece whose last bit leaves at `leaves` can be sent on at the link's end.
+    fn arrival(&self, leaves: Instant, bytes: u32) -> Instant {
+        let early = if self.cut_through == 0 { 0 } else { bytes.saturating_sub(self.cut_through) };
+        let ahead = if early == 0 { 0 } else { self.link.profile.rate.nanos_for(u64::from(early)) };
+        Instant::from_nanos(leaves.as_nanos() - ahead).plus_nanos(self.delay_ns)
+    }
+
+    fn depart(&self, queue: &mut EventQueue, link: LinkId, departure: Departure) {
+        let Departure { piece, ends, .. } = departure;
+        queue.schedule(ends, Event::OutputFree { link });
+        let at = self.arrival(ends, piece.bytes);
+        queue.schedule(at, Event::Piece { link, frame: piece.frame, index: piece.index });
+    }
+}

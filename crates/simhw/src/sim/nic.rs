@@ -1,0 +1,417 @@
+//! A modelled NIC: a coprocessor that takes one event after another, DMA engines, a line.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::event_queue::{Event, EventQueue};
+use super::network::Network;
+use crate::frame::Header;
+use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
+use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
+use crate::port::{Command, Completion, Ports};
+use crate::profile::NicProfile;
+use crate::region::{Payload, RegionError, RegionRef};
+use crate::time::{Instant, LineRate, Serializer, nanos};
+
+/// What waits for a busy coprocessor.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    Start,
+    Doorbell(PortId),
+    Frame(u32),
+    DmaDone(DmaId),
+    Timer(TimerId),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Alarm {
+    at: Instant,
+    /// The earliest event that is scheduled for it.
+    scheduled: Instant,
+}
+
+#[derive(Debug)]
+pub(super) struct Nic {
+    pub(super) node: NodeId,
+    pub(super) incarnation: Incarnation,
+    /// Counts restarts; events of a former life are void.
+    pub(super) life: u16,
+    pub(super) up: bool,
+    pub(super) profile: NicProfile,
+    pub(super) ports: Ports,
+    pub(super) inbox: VecDeque<Work>,
+    /// The coprocessor works on its last event until then.
+    pub(super) busy_until: Instant,
+    /// Bytes of frames in the inbox.
+    pub(super) held: u32,
+    engines: Engines,
+    alarms: [Alarm; TIMERS],
+    completions: VecDeque<(PortId, Completion)>,
+    next_dma: u32,
+    staged: Staged,
+}
+
+/// What works on by itself, each free again at some instant.
+#[derive(Clone, Debug)]
+struct Engines {
+    line: Serializer,
+    /// When each frame that waits or is being sent has left.
+    leaving: VecDeque<Instant>,
+    gather_free: Instant,
+    scatter_free: Instant,
+    last_completion: Instant,
+}
+
+/// What a turn has asked for and not committed.
+#[derive(Debug, Default)]
+struct Staged {
+    frames: Vec<u32>,
+    effects: Vec<Effect>,
+    bytes: Vec<u8>,
+    /// The engines as they were at the last commit.
+    line: Option<(Serializer, Instant, usize)>,
+}
+
+#[derive(Clone, Debug)]
+enum Effect {
+    Write { to: RegionRef, from: Stored },
+    Complete { port: PortId, completion: Completion },
+    Timer { timer: TimerId, at: Instant },
+    Copy { transfer: Dma, dma: DmaId },
+}
+
+#[derive(Clone, Debug)]
+enum Stored {
+    /// A range of the frame that is being handled.
+    Current(Range<usize>),
+    /// A range of the staged bytes.
+    Staged(Range<usize>),
+}
+
+impl Nic {
+    pub(super) fn new(node: NodeId, profile: NicProfile, rate: LineRate) -> Self {
+        let idle = Alarm { at: Instant::FAR_FUTURE, scheduled: Instant::FAR_FUTURE };
+        Self {
+            node,
+            incarnation: Incarnation::FIRST,
+            life: 0,
+            up: true,
+            profile,
+            ports: Ports::default(),
+            inbox: VecDeque::new(),
+            busy_until: Instant::ZERO,
+            held: 0,
+            engines: Engines {
+                line: Serializer::new(rate),
+                leaving: VecDeque::new(),
+                gather_free: Instant::ZERO,
+                scatter_free: Instant::ZERO,
+                last_completion: Instant::ZERO,
+            },
+            alarms: [idle; TIMERS],
+            completions: VecDeque::new(),
+            next_dma: 0,
+            staged: Staged::default(),
+        }
+    }
+
+    /// The NIC as it starts again after a crash.
+    pub(super) fn reborn(&self) -> Self {
+        let fresh = Self::new(self.node, self.profile, self.engines.line.rate());
+        Self { incarnation: self.incarnation.next(), life: self.life.wrapping_add(1), ..fresh }
+    }
+
+    /// Takes the next completion to be seen by its port.
+    pub(super) fn publish_completion(&mut self) {
+        if let Some((port, completion)) = self.completions.pop_front()
+            && let Some(port) = self.ports.at(port)
+        {
+            port.complete(&completion);
+        }
+    }
+
+    /// Whether the alarm is due; schedules it anew where it was moved back.
+    pub(super) fn take_alarm(
+        &mut self,
+        queue: &mut EventQueue,
+        now: Instant,
+        timer: TimerId,
+    ) -> bool {
+        let life = self.life;
+        let node = self.node;
+        let alarm = &mut self.alarms[timer.index()];
+        if alarm.scheduled <= now {
+            alarm.scheduled = Instant::FAR_FUTURE;
+        }
+        if alarm.at <= now {
+            alarm.at = Instant::FAR_FUTURE;
+            return true;
+        }
+        if alarm.at < alarm.scheduled {
+            alarm.scheduled = alarm.at;
+            queue.schedule(alarm.at, Event::Timer { node, timer, life });
+        }
+        false
+    }
+
+    fn set_alarm(&mut self, queue: &mut EventQueue, timer: TimerId, at: Instant) {
+        let event = Event::Timer { node: self.node, timer, life: self.life };
+        let alarm = &mut self.alarms[timer.index()];
+        alarm.at = at;
+        if at < alarm.scheduled {
+            alarm.scheduled = at;
+            queue.schedule(at, event);
+        }
+    }
+}
+
+/// What a turn of the firmware is lent.
+pub(super) struct SimHardware<'a> {
+    pub(super) nic: &'a mut Nic,
+    pub(super) network: &'a mut Network,
+    pub(super) queue: &'a mut EventQueue,
+    pub(super) now: Instant,
+    /// The payload of the frame that is being handled.
+    pub(super) current: &'a [u8],
+    /// Picoseconds that the turn has taken.
+    pub(super) cost_ps: u64,
+}
+
+impl SimHardware<'_> {
+    /// The instant up to which the turn's work is done.
+    pub(super) const fn reached(&self) -> Instant {
+        self.now.plus_nanos(self.cost_ps.div_ceil(1000))
+    }
+
+    /// Remembers the engines, to put them back if the turn is aborted.
+    fn begin(&mut self) {
+        if self.nic.staged.line.is_none() {
+            let engines = &self.nic.engines;
+            let saved = (engines.line, engines.gather_free, engines.leaving.len());
+            self.nic.staged.line = Some(saved);
+        }
+    }
+
+    fn store(&mut self, from: Payload<'_>) -> Stored {
+        if let Some(bytes) = from.as_bytes() {
+            let offset = (bytes.as_ptr() as usize).wrapping_sub(self.current.as_ptr() as usize);
+            if offset.checked_add(bytes.len()).is_some_and(|end| end <= self.current.len()) {
+                return Stored::Current(offset..offset + bytes.len());
+            }
+        }
+        let start = self.nic.staged.bytes.len();
+        self.nic.staged.bytes.resize(start + from.len(), 0);
+        from.copy_to(&mut self.nic.staged.bytes[start..]);
+        Stored::Staged(start..start + from.len())
+    }
+
+    /// Where the frame's payload comes from: gathered into the frame, and when it is all there.
+    fn gather(&mut self, key: u32, source: Source<'_>) -> Result<(), RegionError> {
+        let payload = &mut self.network.frames.at(key).payload;
+        let (from, _) = match source {
+            Source::Bytes(from) => (from, 0),
+            Source::Region(at) => (self.nic.ports.read(at)?, 0),
+        };
+        match from.as_bytes() {
+            Some(bytes) => payload.extend_from_slice(bytes),
+            None => {
+                payload.resize(from.len(), 0);
+                from.copy_to(payload);
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, effect: Effect, bytes: &[u8], at: Instant) {
+        match effect {
+            Effect::Write { to, from } => {
+                let from = match from {
+                    Stored::Current(range) => &self.current[range],
+                    Stored::Staged(range) => &bytes[range],
+                };
+                let engines = &mut self.nic.engines;
+                engines.scatter_free = engines
+                    .scatter_free
+                    .max(at)
+                    .plus_nanos(self.nic.profile.scatter.nanos(from.len()));
+                // Checked when it was staged; a region that was deregistered since is nobody's.
+                let _ = self.nic.ports.write(to, Payload::from(from));
+            }
+            Effect::Complete { port, completion } => self.complete_at(at, port, completion),
+            Effect::Timer { timer, at } => self.nic.set_alarm(self.queue, timer, at),
+            Effect::Copy { transfer, dma } => self.copy_at(at, transfer, dma),
+        }
+    }
+
+    fn complete_at(&mut self, at: Instant, port: PortId, completion: Completion) {
+        let nic = &mut *self.nic;
+        let engines = &mut nic.engines;
+        let seen = at
+            .max(engines.scatter_free)
+            .max(engines.gather_free)
+            .plus_nanos(nanos(nic.profile.completion))
+            .max(engines.last_completion);
+        engines.last_completion = seen;
+        if seen <= self.now && nic.completions.is_empty() {
+            if let Some(port) = nic.ports.at(port) {
+                port.complete(&completion);
+            }
+            return;
+        }
+        nic.completions.push_back((port, completion));
+        self.queue.schedule(seen, Event::Completion { node: nic.node, life: nic.life });
+    }
+
+    fn copy_at(&mut self, at: Instant, transfer: Dma, dma: DmaId) {
+        let nic = &mut *self.nic;
+        let bytes = transfer.from.length as usize;
+        let engines = &mut nic.engines;
+        engines.gather_free =
+            engines.gather_free.max(at).plus_nanos(nic.profile.gather.nanos(bytes));
+        engines.scatter_free = engines
+            .scatter_free
+            .max(engines.gather_free)
+            .plus_nanos(nic.profile.scatter.nanos(bytes));
+        if let Ok(from) = nic.ports.read(transfer.from) {
+            let _ = nic.ports.write(transfer.to, from);
+        }
+        let event = Event::DmaDone { node: nic.node, dma, life: nic.life };
+        self.queue.schedule(nic.engines.scatter_free, event);
+    }
+}
+
+impl Hardware for SimHardware<'_> {
+    fn node(&self) -> NodeId {
+        self.nic.node
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        self.nic.incarnation
+    }
+
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn mtu(&self) -> usize {
+        self.nic.profile.mtu
+    }
+
+    fn line_rate(&self) -> LineRate {
+        self.nic.engines.line.rate()
+    }
+
+    fn wire_bytes(&self, payload: usize) -> u32 {
+        self.network.wire_bytes(payload)
+    }
+
+    fn charge(&mut self, instructions: u64) {
+        self.cost_ps += instructions * u64::from(self.nic.profile.instruction_ps);
+    }
+
+    fn transmit(
+        &mut self,
+        header: &Header,
+        source: Source<'_>,
+    ) -> Result<Instant, TransmitRefused> {
+        let length = match source {
+            Source::Bytes(bytes) => bytes.len(),
+            Source::Region(at) => at.length as usize,
+        };
+        let mtu = self.nic.profile.mtu;
+        if length > mtu || length != usize::from(header.length) {
+            return Err(TransmitRefused::Length { mtu });
+        }
+        let reached = self.reached();
+        if self.nic.staged.line.is_none() {
+            while self.nic.engines.leaving.front().is_some_and(|at| *at <= self.now) {
+                self.nic.engines.leaving.pop_front();
+            }
+        }
+        let engines = &self.nic.engines;
+        if engines.leaving.len() >= usize::from(self.nic.profile.transmit_slots) {
+            return Err(TransmitRefused::Busy {
+                until: engines.leaving[0].max(self.now.plus_nanos(1)),
+            });
+        }
+        if let Source::Region(at) = source {
+            self.nic.ports.read(at)?;
+        }
+        self.begin();
+        let ready = match source {
+            Source::Bytes(_) => reached,
+            Source::Region(_) => {
+                let cost = self.nic.profile.gather.nanos(length);
+                let engines = &mut self.nic.engines;
+                engines.gather_free = engines.gather_free.max(reached).plus_nanos(cost);
+                engines.gather_free
+            }
+        };
+        let (key, leaves) = self.network.prepare(*header, &mut self.nic.engines.line, ready);
+        self.gather(key, source)?;
+        self.nic.engines.leaving.push_back(leaves);
+        self.nic.staged.frames.push(key);
+        Ok(leaves)
+    }
+
+    fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
+        self.nic.ports.check(to, from.len())?;
+        let from = self.store(from);
+        self.nic.staged.effects.push(Effect::Write { to, from });
+        Ok(())
+    }
+
+    fn complete(&mut self, port: PortId, completion: &Completion) {
+        self.nic.staged.effects.push(Effect::Complete { port, completion: *completion });
+    }
+
+    fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused> {
+        self.nic.ports.read(transfer.from)?;
+        self.nic.ports.check(transfer.to, transfer.from.length as usize)?;
+        let dma = DmaId(self.nic.next_dma);
+        self.nic.next_dma = self.nic.next_dma.wrapping_add(1);
+        self.nic.staged.effects.push(Effect::Copy { transfer, dma });
+        Ok(dma)
+    }
+
+    fn next_command(&mut self, port: PortId) -> Option<Command> {
+        self.nic.ports.next_command(port)
+    }
+
+    fn set_timer(&mut self, timer: TimerId, at: Instant) {
+        assert!(timer.index() < TIMERS, "a NIC has {TIMERS} alarms");
+        self.nic.staged.effects.push(Effect::Timer { timer, at });
+    }
+
+    fn commit(&mut self) {
+        let at = self.reached();
+        let mut frames = std::mem::take(&mut self.nic.staged.frames);
+        for key in frames.drain(..) {
+            self.network.launch(self.queue, key);
+        }
+        self.nic.staged.frames = frames;
+        let mut effects = std::mem::take(&mut self.nic.staged.effects);
+        let mut bytes = std::mem::take(&mut self.nic.staged.bytes);
+        for effect in effects.drain(..) {
+            self.apply(effect, &bytes, at);
+        }
+        bytes.clear();
+        self.nic.staged.effects = effects;
+        self.nic.staged.bytes = bytes;
+        self.nic.staged.line = None;
+    }
+
+    fn abort(&mut self) {
+        let staged = &mut self.nic.staged;
+        for key in staged.frames.drain(..) {
+            self.network.frames.free(key);
+        }
+        staged.effects.clear();
+        staged.bytes.clear();
+        if let Some((line, gather_free, leaving)) = staged.line.take() {
+            self.nic.engines.line = line;
+            self.nic.engines.gather_free = gather_free;
+            self.nic.engines.leaving.truncate(leaving);
+        }
+    }
+}

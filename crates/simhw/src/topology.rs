@@ -1,0 +1,189 @@
+//! Who is joined to whom: hosts, switches, trunks, and the way from each to each.
+
+use std::collections::VecDeque;
+
+use crate::id::NodeId;
+use crate::link::LinkProfile;
+use crate::switch::SwitchProfile;
+
+/// One of a topology's switches, from 0.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct SwitchId(pub u16);
+
+/// One direction of one of a topology's wires, from 0.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct LinkId(pub u32);
+
+/// Where a link begins or ends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum End {
+    /// A host's NIC.
+    Nic(NodeId),
+    /// A switch.
+    Switch(SwitchId),
+}
+
+/// One direction of a wire.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Link {
+    /// Where it begins.
+    pub from: End,
+    /// Where it ends.
+    pub to: End,
+    /// What it is like.
+    pub profile: LinkProfile,
+}
+
+/// Hosts on switches, and trunks between switches. Every host has one link each way.
+///
+/// All links of one topology cut frames in the same way: the first link's.
+#[derive(Clone, Debug, Default)]
+pub struct Topology {
+    pub(crate) switches: Vec<SwitchProfile>,
+    pub(crate) links: Vec<Link>,
+    /// For each host, its links to and from its switch.
+    pub(crate) hosts: Vec<(LinkId, LinkId)>,
+}
+
+impl Topology {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// `hosts` hosts on one switch.
+    #[must_use]
+    pub fn star(hosts: u16, link: LinkProfile, switch: SwitchProfile) -> Self {
+        let mut topology = Self::new();
+        let center = topology.add_switch(switch);
+        for _ in 0..hosts {
+            topology.add_host(center, link);
+        }
+        topology
+    }
+
+    /// Adds a switch.
+    ///
+    /// # Panics
+    /// With more than 65,535 of them.
+    pub fn add_switch(&mut self, profile: SwitchProfile) -> SwitchId {
+        self.switches.push(profile);
+        SwitchId(u16::try_from(self.switches.len() - 1).expect("at most 65,535 switches"))
+    }
+
+    /// Adds a host on `switch`; hosts are numbered from 0 as they are added.
+    ///
+    /// # Panics
+    /// If there is no such switch, or with more than 65,535 hosts.
+    pub fn add_host(&mut self, switch: SwitchId, link: LinkProfile) -> NodeId {
+        assert!(usize::from(switch.0) < self.switches.len(), "no switch {}", switch.0);
+        let node = NodeId(u16::try_from(self.hosts.len()).expect("at most 65,535 hosts"));
+        let up = self.add_link(End::Nic(node), End::Switch(switch), link);
+        let down = self.add_link(End::Switch(switch), End::Nic(node), link);
+        self.hosts.push((up, down));
+        node
+    }
+
+    /// Joins two switches, with one link each way; returns the one from `a` to `b`.
+    ///
+    /// # Panics
+    /// If there is no such switch.
+    pub fn add_trunk(&mut self, a: SwitchId, b: SwitchId, link: LinkProfile) -> LinkId {
+        for switch in [a, b] {
+            assert!(usize::from(switch.0) < self.switches.len(), "no switch {}", switch.0);
+        }
+        let there = self.add_link(End::Switch(a), End::Switch(b), link);
+        self.add_link(End::Switch(b), End::Switch(a), link);
+        there
+    }
+
+    fn add_link(&mut self, from: End, to: End, profile: LinkProfile) -> LinkId {
+        self.links.push(Link { from, to, profile });
+        LinkId(u32::try_from(self.links.len() - 1).expect("fewer links than 2^32"))
+    }
+
+    /// Number of hosts.
+    #[must_use]
+    pub fn hosts(&self) -> u16 {
+        u16::try_from(self.hosts.len()).expect("checked when they were added")
+    }
+
+    /// The link into `node`: the one that many senders share.
+    ///
+    /// # Panics
+    /// If there is no such host.
+    #[must_use]
+    pub fn downlink(&self, node: NodeId) -> LinkId {
+        self.hosts[node.index()].1
+    }
+
+    /// The links from `from` to `to`, in order; `None` where there is no way.
+    #[must_use]
+    pub fn path(&self, from: NodeId, to: NodeId) -> Option<Vec<LinkId>> {
+        let routes = self.routes();
+        let &(up, _) = self.hosts.get(from.index())?;
+        let mut path = vec![up];
+        loop {
+            match self.links[path.last()?.0 as usize].to {
+                End::Nic(node) => return (node == to).then_some(path),
+                End::Switch(switch) => {
+                    path.push(routes[usize::from(switch.0)].get(to.index()).copied().flatten()?);
+                }
+            }
+        }
+    }
+
+    /// For each switch and host, the link out: a shortest way, the first of equals.
+    pub(crate) fn routes(&self) -> Vec<Vec<Option<LinkId>>> {
+        let mut routes = vec![vec![None; self.hosts.len()]; self.switches.len()];
+        for (node, (_, down)) in self.hosts.iter().enumerate() {
+            let End::Switch(last) = self.links[down.0 as usize].from else {
+                unreachable!("a downlink begins at a switch");
+            };
+            routes[usize::from(last.0)][node] = Some(*down);
+            let mut queue = VecDeque::from([last]);
+            while let Some(switch) = queue.pop_front() {
+                for (id, from) in self.trunks_into(switch) {
+                    let route = &mut routes[usize::from(from.0)][node];
+                    if route.is_none() {
+                        *route = Some(id);
+                        queue.push_back(from);
+                    }
+                }
+            }
+        }
+        routes
+    }
+
+    fn trunks_into(&self, switch: SwitchId) -> impl Iterator<Item = (LinkId, SwitchId)> + '_ {
+        (0_u32..).zip(&self.links).filter_map(move |(id, link)| match (link.from, link.to) {
+            (End::Switch(from), End::Switch(to)) if to == switch => Some((LinkId(id), from)),
+            _ => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::switch::Buffer;
+    use crate::time::LineRate;
+    use std::time::Duration;
+
+    #[test]
+    fn a_path_crosses_the_trunks_between_its_ends() {
+        let link = LinkProfile::plain(LineRate::mbps(100), Duration::ZERO);
+        let profile = SwitchProfile::new(Buffer::Bytes(1 << 16));
+        let mut topology = Topology::new();
+        let switches: Vec<_> = (0..3).map(|_| topology.add_switch(profile)).collect();
+        let a = topology.add_host(switches[0], link);
+        let b = topology.add_host(switches[2], link);
+        assert_eq!(topology.path(a, b), None);
+        let first = topology.add_trunk(switches[0], switches[1], link);
+        let second = topology.add_trunk(switches[1], switches[2], link);
+        let (up, down) = (topology.hosts[0].0, topology.downlink(b));
+        assert_eq!(topology.path(a, b), Some(vec![up, first, second, down]));
+        assert_eq!(topology.path(a, a).map(|path| path.len()), Some(2));
+    }
+}
