@@ -1,2 +1,24 @@
-//! The firmware that hosts event-handler extensions.
+//! The firmware that hosts event-handler extensions: the Distributed Virtual Communication Machine.
+//!
+//! Everything here is a state machine that a NIC's coprocessor runs: no I/O, no clock, no task. A
+//! [`Unit`](unit::Unit) runs on each NIC and lends its extensions what they need; unreliable
+//! messages and sender coordination are extensions that ship with it. Written once, it runs on
+//! every fabric of `midplane-simhw`.
+//!
+//! - [`unit`], [`extension`], [`context`]: start here: the execution unit, and how to extend it
+//! - [`control`]: reliable control messages between units
+//! - [`coordination`]: many senders take turns on a link
+//! - [`messages`]: the default service, unreliable messages between ports
+//! - [`admission`], [`transmit`]: what waits to leave, and who decides when it may
+//! - [`timeout`]: the two timeout services
 #![forbid(unsafe_code)]
+
+pub mod admission;
+pub mod context;
+pub mod control;
+pub mod coordination;
+pub mod extension;
+pub mod messages;
+pub mod timeout;
+pub mod transmit;
+pub mod unit;

@@ -1,0 +1,258 @@
+//! What a handler may do: everything that a unit lends its extensions.
+
+use std::time::Duration;
+
+use midplane_simhw::hardware::Hardware;
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::{Payload, RegionError, RegionRef};
+use midplane_simhw::time::{Instant, LineRate};
+use thiserror::Error;
+
+use crate::control::{Control, MAX_MESSAGE, RoundTrip};
+use crate::extension::TimeoutId;
+use crate::timeout::{Service, Timeouts};
+use crate::transmit::{Backlog, BacklogLimit, Message, Transmit};
+
+/// Why a control message was not taken.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum ControlRefused {
+    /// A control message is small by design.
+    #[error("a control message has at most {MAX_MESSAGE} bytes, not {0}")]
+    TooLong(usize),
+}
+
+/// What a handler has asked for; it happens when the handler returns.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    Control { to: NodeId, length: u8, body: [u8; MAX_MESSAGE] },
+    SetTimeout { timeout: TimeoutId, service: Service, at: Instant },
+    CancelTimeout(TimeoutId),
+    Send(Message),
+    Allow { destination: NodeId, bytes: u64 },
+    GiveUp { destination: NodeId, status: Status },
+    Steer,
+}
+
+/// The parts of a unit that its extensions are lent.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) control: Control,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) transmit: Transmit,
+    pub(crate) asked: Vec<Asked>,
+    /// The extension that steers the gate.
+    pub(crate) steersman: Option<ExtensionId>,
+    /// Control messages that were refused, for a peer's queue was full.
+    pub(crate) control_refused: u64,
+}
+
+impl Lent {
+    /// A handler has returned: all that it asked for happens.
+    pub(crate) fn commit(&mut self, hw: &mut dyn Hardware, extension: ExtensionId) {
+        let now = hw.now();
+        let mut asked = std::mem::take(&mut self.asked);
+        for request in asked.drain(..) {
+            match request {
+                Asked::Control { to, length, body } => {
+                    let body = &body[..usize::from(length)];
+                    if self.control.send(now, to, extension, body).is_err() {
+                        self.control_refused += 1;
+                    }
+                }
+                Asked::SetTimeout { timeout, service, at } => {
+                    self.timeouts.set(now, (extension, timeout), service, at);
+                }
+                Asked::CancelTimeout(timeout) => self.timeouts.cancel((extension, timeout)),
+                Asked::Send(message) => self.transmit.enqueue(message),
+                Asked::Allow { destination, bytes } => {
+                    self.transmit.gate.allow(destination, bytes);
+                }
+                Asked::GiveUp { destination, status } => {
+                    self.transmit.give_up(hw, destination, status);
+                }
+                Asked::Steer => self.steersman = Some(extension),
+            }
+        }
+        self.asked = asked;
+        hw.commit();
+    }
+
+    /// A handler has failed: nothing that it asked for happens.
+    pub(crate) fn abort(&mut self, hw: &mut dyn Hardware) {
+        self.asked.clear();
+        hw.abort();
+    }
+}
+
+/// What a handler may do. All of it takes effect when the handler returns.
+pub struct Context<'a> {
+    pub(crate) hw: &'a mut dyn Hardware,
+    pub(crate) lent: &'a mut Lent,
+    pub(crate) extension: ExtensionId,
+}
+
+impl std::fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("extension", &self.extension).finish_non_exhaustive()
+    }
+}
+
+impl Context<'_> {
+    /// This node.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.hw.node()
+    }
+
+    /// Which life of this NIC this is.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.hw.incarnation()
+    }
+
+    /// The time; it does not move within a handler.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.hw.now()
+    }
+
+    /// The number of the extension whose handler this is.
+    #[must_use]
+    pub const fn extension(&self) -> ExtensionId {
+        self.extension
+    }
+
+    /// The rate of the NIC's line.
+    #[must_use]
+    pub fn line_rate(&self) -> LineRate {
+        self.hw.line_rate()
+    }
+
+    /// Nanoseconds that frames of `bytes` in all, with their headers, take on the line, each as
+    /// large as the NIC takes them.
+    #[must_use]
+    pub fn line_nanos(&self, bytes: u64) -> u64 {
+        let frame = self.hw.mtu() as u64;
+        let (whole, rest) = (bytes / frame, bytes % frame);
+        let header = midplane_simhw::frame::HEADER_BYTES;
+        let of =
+            |payload: u64| u64::from(self.hw.wire_bytes((payload as usize).saturating_sub(header)));
+        let rest = if rest == 0 { 0 } else { of(rest) };
+        self.hw.line_rate().nanos_for(whole * of(frame) + rest)
+    }
+
+    /// Most bytes of one frame, with its header.
+    #[must_use]
+    pub fn mtu_bytes(&self) -> u64 {
+        (self.hw.mtu() + midplane_simhw::frame::HEADER_BYTES) as u64
+    }
+
+    /// Counts instructions that the handler took: virtual time on a simulated NIC.
+    pub fn charge(&mut self, instructions: u64) {
+        self.hw.charge(instructions);
+    }
+
+    /// Sends a control message to the same extension of another node: reliable, in order.
+    ///
+    /// # Errors
+    /// [`ControlRefused::TooLong`] beyond [`MAX_MESSAGE`] bytes.
+    pub fn send_control(&mut self, to: NodeId, message: &[u8]) -> Result<(), ControlRefused> {
+        let mut body = [0; MAX_MESSAGE];
+        let Some(part) = body.get_mut(..message.len()) else {
+            return Err(ControlRefused::TooLong(message.len()));
+        };
+        part.copy_from_slice(message);
+        let length = message.len() as u8;
+        self.lent.asked.push(Asked::Control { to, length, body });
+        Ok(())
+    }
+
+    /// How long control messages take to a peer and back; `None` before the first came back.
+    #[must_use]
+    pub fn round_trip(&self, peer: NodeId) -> Option<RoundTrip> {
+        self.lent.control.round_trip(peer)
+    }
+
+    /// Sends a message; its frames leave when every admission lets them.
+    pub fn send(&mut self, message: Message) {
+        self.lent.asked.push(Asked::Send(message));
+    }
+
+    /// Writes into registered memory of an application of this node.
+    ///
+    /// # Errors
+    /// [`RegionError`]; nothing is written then.
+    pub fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
+        self.hw.write(to, from)
+    }
+
+    /// Completes a command of `port`; its application sees it after all earlier writes.
+    pub fn complete(&mut self, port: PortId, completion: &Completion) {
+        self.hw.complete(port, completion);
+    }
+
+    /// Completes `command` with an error.
+    pub fn refuse(&mut self, command: &Command, status: Status) {
+        self.hw.complete(command.region.port, &failed(command, status));
+    }
+
+    /// Sets a timeout, instead of what it was set to.
+    pub fn set_timeout(&mut self, timeout: TimeoutId, service: Service, after: Duration) {
+        let at = self.now() + after;
+        self.set_timeout_at(timeout, service, at);
+    }
+
+    /// Sets a timeout to an instant, instead of what it was set to.
+    pub fn set_timeout_at(&mut self, timeout: TimeoutId, service: Service, at: Instant) {
+        self.lent.asked.push(Asked::SetTimeout { timeout, service, at });
+    }
+
+    /// Takes a timeout back.
+    pub fn cancel_timeout(&mut self, timeout: TimeoutId) {
+        self.lent.asked.push(Asked::CancelTimeout(timeout));
+    }
+
+    /// Makes this extension the one that steers the gate and hears the scheduler's news.
+    pub fn steer_gate(&mut self) {
+        self.lent.asked.push(Asked::Steer);
+    }
+
+    /// Lets frames of `bytes` in all, headers included, through the gate to `destination`, instead
+    /// of what was allowed before; 0 closes it.
+    pub fn allow(&mut self, destination: NodeId, bytes: u64) {
+        self.lent.asked.push(Asked::Allow { destination, bytes });
+    }
+
+    /// What may still pass the gate to `destination`, in bytes of frames.
+    #[must_use]
+    pub fn allowance(&self, destination: NodeId) -> u64 {
+        self.lent.transmit.gate.allowance(destination)
+    }
+
+    /// What waits for the gate to `destination`, up to `limit`; `None` if nothing does.
+    #[must_use]
+    pub fn backlog(&self, destination: NodeId, limit: BacklogLimit) -> Option<Backlog> {
+        self.lent.transmit.backlog(destination, self.hw.mtu(), limit)
+    }
+
+    /// Completes all messages that wait to leave to `destination` with `status`, unsent.
+    pub fn give_up(&mut self, destination: NodeId, status: Status) {
+        self.lent.asked.push(Asked::GiveUp { destination, status });
+    }
+}
+
+/// The completion of a command that came to nothing.
+pub(crate) const fn failed(command: &Command, status: Status) -> Completion {
+    Completion {
+        status,
+        opcode: command.opcode,
+        flags: command.flags,
+        node: command.node,
+        port: command.port,
+        cookie: command.cookie,
+        length: 0,
+        args: [0; 4],
+    }
+}

@@ -1,0 +1,392 @@
+//! Sender coordination (DVCM paper, section 4): many senders take turns on a link, so that a switch
+//! whose buffer is too small for all of them loses nothing.
+//!
+//! A token stands for each link. A message leaves when its sender holds the tokens of all links on
+//! its way that have one; the tokens go from sender to sender, early enough that the next one's
+//! first bit follows the last one's last. The receiver hears nothing of it, unless its buffers are
+//! part of the token, or a token is lost.
+//!
+//! - [`config`]: which links there are, and how they are used
+//! - [`lead`]: how early a token is released
+//! - [`link`]: the token protocol of one link, at one sender
+
+pub mod config;
+pub mod lead;
+mod lease;
+mod link;
+mod member;
+mod message;
+mod route;
+#[cfg(test)]
+mod tests;
+mod witness;
+
+use midplane_simhw::frame::{Frame, HEADER_BYTES};
+use midplane_simhw::hardware::TIMERS;
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::RegionRef;
+use midplane_simhw::time::{Instant, nanos};
+
+pub use config::{ConfigError, CoordinationConfig, Hold, LinkConfig, Uncontrolled};
+pub use lead::{Lead, LeadEstimator};
+pub use link::LinkCounters;
+pub use member::{MAX_SENDERS, Party};
+pub use message::Epoch;
+
+use crate::context::Context;
+use crate::control::MAX_MESSAGE;
+use crate::extension::{Extension, InitError, PeerEvent, TimeoutId, TransmitNews};
+use crate::messages::{self, Messages};
+use crate::timeout::Service;
+use link::{Link, LinkSetup, Outbox};
+use message::{Body, LinkMessage};
+use route::{Route, State};
+use witness::Witness;
+
+/// The number of sender coordination.
+pub const COORDINATION: ExtensionId = ExtensionId(2);
+
+/// `SEND_WITH_FLOW_CONTROL`: sends `region` to `port` of `node` when it may; completes when the
+/// memory has been read. Argument 0 is a tag of 32 bits that comes with the message.
+pub const SEND_WITH_FLOW_CONTROL: u8 = 1;
+/// Lends `region` to the next such message for this port, as [`messages::RECEIVE`] does.
+pub const RECEIVE: u8 = 2;
+/// Completes with this node's counts of all links: control messages, those among them for leases,
+/// tokens received, and tokens given up for lost, as arguments 0 to 3.
+pub const COUNTERS: u8 = 3;
+
+/// Instructions that one control message takes.
+const CONTROL_INSTRUCTIONS: u64 = 80;
+/// The timeout of all links; those of routes follow.
+const LINKS: TimeoutId = TimeoutId(0);
+
+/// A command that sends `region` to `port` of `node`, coordinated with other senders.
+#[must_use]
+pub fn send(node: NodeId, port: PortId, region: RegionRef, cookie: u64) -> Command {
+    Command { extension: COORDINATION, ..messages::send(node, port, region, cookie) }
+}
+
+/// A command that lends `region` to the next coordinated message.
+#[must_use]
+pub fn receive(region: RegionRef, cookie: u64) -> Command {
+    Command { extension: COORDINATION, ..messages::receive(region, cookie) }
+}
+
+/// One link at this node.
+#[derive(Debug)]
+struct Place {
+    config: LinkConfig,
+    /// Where this node is one of its senders.
+    link: Option<Link>,
+    /// Where this node is its destination.
+    witness: Option<Witness>,
+    /// The route that uses it.
+    user: Option<usize>,
+    /// Who wants to hear of buffers, and how many messages it had seen sent.
+    wants_buffers: Option<(Party, u32)>,
+}
+
+impl Place {
+    fn party(&self, node: NodeId) -> Option<Party> {
+        if node == self.config.witness {
+            return Some(Party::WITNESS);
+        }
+        let place = self.config.senders.iter().position(|sender| *sender == node)?;
+        u8::try_from(place).ok().map(Party)
+    }
+
+    fn node(&self, party: Party) -> Option<NodeId> {
+        if party == Party::WITNESS {
+            return Some(self.config.witness);
+        }
+        self.config.senders.get(usize::from(party.0)).copied()
+    }
+}
+
+/// Sender coordination, as an extension.
+#[derive(Debug)]
+pub struct Coordination {
+    config: CoordinationConfig,
+    places: Vec<Place>,
+    routes: Vec<Route>,
+    receiver: Messages,
+    /// When the links want to be looked at.
+    alarm: Option<Instant>,
+}
+
+impl Coordination {
+    /// Coordination as `config` says.
+    ///
+    /// # Errors
+    /// [`ConfigError`] says what does not fit together.
+    pub fn new(config: CoordinationConfig) -> Result<Self, ConfigError> {
+        config.check()?;
+        Ok(Self {
+            config,
+            places: Vec::new(),
+            routes: Vec::new(),
+            receiver: Messages::new(),
+            alarm: None,
+        })
+    }
+
+    fn start(&mut self, nic: &Context<'_>) {
+        let me = nic.node();
+        let now = nic.now();
+        let config = &self.config;
+        let genesis = config.genesis && nic.incarnation() == Incarnation::FIRST;
+        let lease_ns = nanos(config.lease);
+        let quiet_until = if genesis { now } else { now.plus_nanos(lease_ns) };
+        for link in &config.links {
+            let senders = link.senders.len();
+            let place = link.senders.iter().position(|sender| *sender == me);
+            let setup = place.map(|place| LinkSetup {
+                me: Party(place as u8),
+                senders,
+                lease_ns,
+                patience_ns: nanos(config.patience),
+                genesis,
+                quiet_until,
+            });
+            let witness = (link.witness == me)
+                .then(|| Witness::new(senders, lease_ns, nic.incarnation(), genesis, quiet_until));
+            self.places.push(Place {
+                config: link.clone(),
+                link: setup.map(Link::new),
+                witness,
+                user: None,
+                wants_buffers: None,
+            });
+        }
+        for (destination, links) in &config.routes {
+            let place = |number| self.places.iter().position(|at| at.config.number == number);
+            let links = links.iter().filter_map(|number| place(*number)).collect();
+            self.routes.push(Route::new(*destination, links, config.lead.build()));
+        }
+    }
+
+    /// The route to `destination`, where this node is a sender of all its links.
+    fn route(&self, destination: NodeId) -> Option<usize> {
+        let at = self.routes.iter().position(|route| route.destination == destination)?;
+        let links = &self.routes[at].links;
+        let member = |link: &usize| self.places[*link].link.is_some();
+        (!links.is_empty() && links.iter().all(member)).then_some(at)
+    }
+
+    fn send_message(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let mut message = messages::outgoing(command);
+        message.extension = COORDINATION;
+        if let Some(at) = self.route(command.node) {
+            let small = self.config.uncontrolled;
+            let bytes = command.region.length + HEADER_BYTES as u32;
+            let free = command.region.length <= small.message
+                && self.routes[at].borrow_debt(
+                    nic.now(),
+                    bytes,
+                    small,
+                    self.config.reserve,
+                    nic.line_rate(),
+                );
+            message.controlled = !free;
+            message.first = self.config.ahead;
+        }
+        nic.send(message);
+    }
+
+    /// What links and witnesses have to say goes out, and their alarm is set.
+    fn flush(&mut self, nic: &mut Context<'_>) {
+        let mut next: Option<Instant> = None;
+        let now = nic.now();
+        for place in &mut self.places {
+            let mut out = Outbox::new();
+            if let Some(link) = &mut place.link {
+                out.extend(std::iter::from_fn(|| link.poll_send()));
+                next = [next, link.poll_timeout(now)].into_iter().flatten().min();
+            }
+            if let Some(witness) = &mut place.witness {
+                out.extend(std::iter::from_fn(|| witness.poll_send()));
+                next = [next, witness.poll_timeout()].into_iter().flatten().min();
+            }
+            for (party, body) in out {
+                let Some(node) = place.node(party) else { continue };
+                let mut buffer = [0; MAX_MESSAGE];
+                let length = LinkMessage { link: place.config.number, body }.emit(&mut buffer);
+                nic.send_control(node, &buffer[..length]).expect("made to fit");
+            }
+        }
+        if next != self.alarm {
+            self.alarm = next;
+            match next {
+                Some(at) => nic.set_timeout_at(LINKS, Service::Exact, at),
+                None => nic.cancel_timeout(LINKS),
+            }
+        }
+    }
+
+    fn on_link_message(&mut self, nic: &mut Context<'_>, from: NodeId, message: LinkMessage) {
+        let now = nic.now();
+        let number = message.link;
+        let Some(place) = self.places.iter_mut().find(|at| at.config.number == number) else {
+            return;
+        };
+        let Some(party) = place.party(from) else { return };
+        if let Body::NeedBuffers { consumed } = message.body {
+            place.wants_buffers = Some((party, consumed));
+            self.lend_buffers(nic);
+            return;
+        }
+        if let Some(witness) = &mut place.witness {
+            witness.handle(now, party, message.body);
+        } else if let Some(link) = &mut place.link {
+            link.handle(now, party, message.body);
+        }
+    }
+
+    /// Answers a sender that waits for buffers, if there are any.
+    fn lend_buffers(&mut self, nic: &mut Context<'_>) {
+        let free = self.receiver.free_buffers();
+        if free == 0 {
+            return;
+        }
+        for place in &mut self.places {
+            let Some((party, consumed)) = place.wants_buffers.take() else { continue };
+            let Some(node) = place.node(party) else { continue };
+            let body = Body::AddBuffers { limit: consumed.saturating_add(free) };
+            let mut buffer = [0; MAX_MESSAGE];
+            let length = LinkMessage { link: place.config.number, body }.emit(&mut buffer);
+            nic.send_control(node, &buffer[..length]).expect("made to fit");
+        }
+    }
+
+    fn count(&self) -> LinkCounters {
+        let links = self.places.iter().filter_map(|place| place.link.as_ref());
+        links.fold(LinkCounters::default(), |sum, link| {
+            let one = link.counters();
+            LinkCounters {
+                grants: sum.grants + one.grants,
+                control_messages: sum.control_messages + one.control_messages,
+                lease_messages: sum.lease_messages + one.lease_messages,
+                recoveries: sum.recoveries + one.recoveries,
+            }
+        })
+    }
+
+    fn complete_counters(&self, nic: &mut Context<'_>, command: &Command) {
+        let count = self.count();
+        let completion = Completion {
+            opcode: COUNTERS,
+            cookie: command.cookie,
+            args: [count.control_messages, count.lease_messages, count.grants, count.recoveries],
+            ..Completion::default()
+        };
+        nic.complete(command.region.port, &completion);
+    }
+
+    /// Looks at every route that may go on.
+    fn settle(&mut self, nic: &mut Context<'_>) {
+        for at in 0..self.routes.len() {
+            match self.routes[at].state {
+                State::Acquiring => self.advance(nic, at),
+                State::Leaving { .. } => self.evaluate(nic, at),
+                State::Idle | State::Sending { .. } => {}
+            }
+        }
+        self.flush(nic);
+    }
+}
+
+impl Extension for Coordination {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        const _: () = assert!(TIMERS >= 1);
+        self.start(nic);
+        nic.steer_gate();
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        match command.opcode {
+            SEND_WITH_FLOW_CONTROL => self.send_message(nic, &command),
+            RECEIVE => {
+                self.receiver.on_command(nic, command);
+                self.lend_buffers(nic);
+            }
+            COUNTERS => self.complete_counters(nic, &command),
+            _ => nic.refuse(&command, Status::Invalid),
+        }
+    }
+
+    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
+        nic.charge(CONTROL_INSTRUCTIONS);
+        if let Ok(message) = LinkMessage::parse(message) {
+            self.on_link_message(nic, from, message);
+            self.settle(nic);
+        }
+    }
+
+    fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
+        self.receiver.on_data(nic, from, frame);
+    }
+
+    fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
+        let now = nic.now();
+        if timeout == LINKS {
+            self.alarm = None;
+            for place in &mut self.places {
+                if let Some(link) = &mut place.link {
+                    link.handle_timeout(now);
+                }
+                if let Some(witness) = &mut place.witness {
+                    witness.handle_timeout(now);
+                }
+            }
+        }
+        self.settle(nic);
+    }
+
+    fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
+        let (node, restarted) = match event {
+            PeerEvent::Up(..) => return,
+            PeerEvent::Restarted(node, _) => (node, true),
+            PeerEvent::Down(node) => (node, false),
+        };
+        let now = nic.now();
+        for place in &mut self.places {
+            let party = place.party(node);
+            if let (Some(party), Some(link)) = (party, &mut place.link) {
+                link.on_lost(now, party, restarted);
+            }
+            if place.wants_buffers.is_some_and(|(waits, _)| Some(waits) == party) {
+                place.wants_buffers = None;
+            }
+        }
+        self.settle(nic);
+    }
+
+    fn on_transmit(&mut self, nic: &mut Context<'_>, news: TransmitNews) {
+        match news {
+            TransmitNews::Held { destination } => {
+                if let Some(at) = self.route(destination) {
+                    self.on_held(nic, at);
+                }
+            }
+            TransmitNews::Drained { destination, leaves } => {
+                if let Some(at) = self.route(destination) {
+                    self.on_drained(nic, at, leaves);
+                }
+            }
+        }
+        self.flush(nic);
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        let now = nic.now();
+        for place in &mut self.places {
+            if let Some(link) = &mut place.link {
+                link.leave(now);
+            }
+        }
+        self.flush(nic);
+        self.receiver.deactivate(nic);
+    }
+}

@@ -1,0 +1,546 @@
+//! One link as one of its senders sees it: the paper's token protocol (section 4.2), made to
+//! survive crashed and cut-off holders.
+//!
+//! ```text
+//!            want                    GRANT_LINK
+//!  Away ------------> Requested ------------------> Held --start--> Busy
+//!    ^                                                |   <-release--  |
+//!    +---------------- GRANT_LINK to the next --------+----------------+
+//! ```
+
+use std::collections::VecDeque;
+
+use midplane_simhw::time::Instant;
+
+use super::lease::Lease;
+use super::member::{Parties, Party};
+use super::message::{Body, Epoch, Grant, QUEUE_IN_GRANT, REQUESTERS};
+
+/// A token, where it is held.
+#[derive(Debug)]
+struct Token {
+    queue: VecDeque<Party>,
+    buffers: u32,
+    consumed: u32,
+    busy: bool,
+}
+
+/// A request that is not granted yet.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    /// When it was last sent.
+    sent: Instant,
+    /// How often nothing came of it.
+    tries: u32,
+}
+
+/// What a link asks for: messages to other parties.
+pub(crate) type Outbox = VecDeque<(Party, Body)>;
+
+/// What a link has seen.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct LinkCounters {
+    /// Tokens received.
+    pub grants: u64,
+    /// Control messages sent, of any kind.
+    pub control_messages: u64,
+    /// Control messages sent that ask for support, or give it.
+    pub lease_messages: u64,
+    /// Tokens given up for lost.
+    pub recoveries: u64,
+}
+
+/// What a link is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkSetup {
+    pub(crate) me: Party,
+    pub(crate) senders: usize,
+    pub(crate) lease_ns: u64,
+    pub(crate) patience_ns: u64,
+    /// Whether all start together, so that the first sender has the token.
+    pub(crate) genesis: bool,
+    /// Before this a restarted sender supports nobody: its former self may have given an epoch up.
+    pub(crate) quiet_until: Instant,
+}
+
+/// One link, at one of its senders.
+#[derive(Debug)]
+pub(crate) struct Link {
+    setup: LinkSetup,
+    all: Parties,
+    epoch: Epoch,
+    live: Parties,
+    token: Option<Token>,
+    suspected: Option<Party>,
+    /// Others that want the token, as far as this sender was told, in order.
+    waiting: VecDeque<Party>,
+    request: Option<Request>,
+    /// Epochs up to this one are supported no more.
+    given_up: Epoch,
+    lease: Lease,
+    wants: bool,
+    /// When the token came.
+    granted: Option<Instant>,
+    outbox: Outbox,
+    counters: LinkCounters,
+}
+
+impl Link {
+    pub(crate) fn new(setup: LinkSetup) -> Self {
+        let all = Parties::first(setup.senders);
+        let first = setup.genesis && setup.me == Party(0);
+        let token = Token { queue: VecDeque::new(), buffers: 0, consumed: 0, busy: false };
+        Self {
+            setup,
+            all,
+            epoch: if setup.genesis { Epoch::GENESIS } else { Epoch::default() },
+            live: all,
+            token: first.then_some(token),
+            suspected: setup.genesis.then_some(Party(0)),
+            waiting: VecDeque::new(),
+            request: None,
+            given_up: Epoch::default(),
+            lease: Lease::new(setup.lease_ns),
+            wants: false,
+            granted: None,
+            outbox: VecDeque::new(),
+            counters: LinkCounters::default(),
+        }
+    }
+
+    // ---- what the extension asks ----
+
+    /// There is something to send; asks for the token if it is away.
+    pub(crate) fn want(&mut self, now: Instant) {
+        self.wants = true;
+        if self.token.is_none() && self.request.is_none() {
+            self.request_token(now, 0);
+        } else if self.token.is_some() {
+            self.keep_lease(now);
+        }
+    }
+
+    /// Nothing is left to send.
+    pub(crate) fn want_no_more(&mut self) {
+        self.wants = false;
+    }
+
+    /// Whether the token is here, free, and valid until `until`; asks for support if it is not
+    /// valid for long.
+    pub(crate) fn is_ready(&mut self, now: Instant, until: Instant) -> bool {
+        if self.token.as_ref().is_none_or(|token| token.busy) {
+            return false;
+        }
+        self.keep_lease(now);
+        self.lease.valid_until(self.epoch) >= until
+    }
+
+    /// The token is in use: it stays until [`Link::release`].
+    pub(crate) fn start(&mut self) {
+        if let Some(token) = &mut self.token {
+            token.busy = true;
+        }
+    }
+
+    /// The token is free again: it goes to the next in line, or stays. `more`: there is more to
+    /// send. Returns whether the token stayed.
+    pub(crate) fn release(&mut self, now: Instant, more: bool) -> bool {
+        self.wants = more;
+        let Some(token) = &mut self.token else { return false };
+        token.busy = false;
+        if self.pass_on(now) {
+            return false;
+        }
+        if !more {
+            self.announce();
+        }
+        true
+    }
+
+    /// Messages that the receiver still has buffers for.
+    pub(crate) fn buffers(&self) -> u32 {
+        self.token.as_ref().map_or(0, |token| token.buffers.saturating_sub(token.consumed))
+    }
+
+    /// So many messages are sent into the receiver's buffers.
+    pub(crate) fn consume(&mut self, messages: u32) {
+        if let Some(token) = &mut self.token {
+            token.consumed = token.consumed.saturating_add(messages);
+        }
+    }
+
+    /// Asks the receiver for buffers.
+    pub(crate) fn ask_buffers(&mut self) {
+        if let Some(token) = &self.token {
+            let consumed = token.consumed;
+            self.send(Party::WITNESS, Body::NeedBuffers { consumed });
+        }
+    }
+
+    /// When the token came, if it was away before; told once.
+    pub(crate) fn granted_at(&mut self) -> Option<Instant> {
+        self.granted.take()
+    }
+
+    /// Whether others wait for the token, as far as is known here.
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.next_in_line().is_some()
+    }
+
+    /// Who would be granted the token.
+    pub(crate) fn next_in_line(&self) -> Option<Party> {
+        let queued = self.token.iter().flat_map(|token| &token.queue);
+        let me = self.setup.me;
+        queued
+            .chain(&self.waiting)
+            .copied()
+            .find(|party| *party != me && (self.live.contains(*party) || *party == Party::WITNESS))
+    }
+
+    pub(crate) const fn holds(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// The epoch, and until when its token is valid here, if it is here.
+    pub(crate) fn validity(&self) -> Option<(Epoch, Instant)> {
+        self.token.as_ref().map(|_| (self.epoch, self.lease.valid_until(self.epoch)))
+    }
+
+    pub(crate) const fn counters(&self) -> LinkCounters {
+        self.counters
+    }
+
+    /// Gives the token away if it is here and free: this sender goes.
+    pub(crate) fn leave(&mut self, now: Instant) {
+        self.wants = false;
+        if let Some(token) = &mut self.token {
+            token.busy = false;
+            if token.queue.is_empty() && self.waiting.is_empty() {
+                let others = self.live.without(self.setup.me);
+                if let Some(other) = others.iter().find(|party| *party != Party::WITNESS) {
+                    self.waiting.push_back(other);
+                }
+            }
+            self.pass_on(now);
+        }
+    }
+
+    // ---- what others say ----
+
+    pub(crate) fn handle(&mut self, now: Instant, from: Party, body: Body) {
+        match body {
+            Body::UniReqLink { epoch, requesters } => {
+                self.learn_epoch(now, epoch, None, None);
+                for requester in requesters {
+                    self.on_request(requester, from, true);
+                }
+                self.grant_if_free(now);
+            }
+            Body::BcastReqLink { epoch, requester } => {
+                self.learn_epoch(now, epoch, None, None);
+                self.on_request(requester, from, false);
+                self.grant_if_free(now);
+            }
+            Body::GrantLink(grant) => self.on_grant(now, grant),
+            Body::OwnLinkHint { epoch, holder, live } => {
+                self.learn_epoch(now, epoch, Some(holder), Some(live));
+            }
+            Body::AskSupport { epoch, round } => self.on_ask(now, from, epoch, round),
+            Body::Support { epoch, round, clock } => {
+                self.lease.on_support(now, from, epoch, round, clock);
+            }
+            Body::AddBuffers { limit } => {
+                if let Some(token) = &mut self.token {
+                    token.buffers = token.buffers.max(limit);
+                }
+            }
+            Body::GiveUp { epoch } => self.on_give_up(now, epoch),
+            // These are for the witness alone.
+            Body::RecoverLink { .. } | Body::NeedBuffers { .. } => {}
+        }
+    }
+
+    /// A peer does not answer any more, or has lost what it knew.
+    pub(crate) fn on_lost(&mut self, now: Instant, party: Party, restarted: bool) {
+        self.waiting.retain(|other| *other != party);
+        if let Some(token) = &mut self.token {
+            token.queue.retain(|other| *other != party);
+        }
+        let concerns = if restarted {
+            self.request.is_some() && self.suspected == Some(party)
+        } else {
+            self.live.contains(party) && (self.request.is_some() || self.needs_lease())
+        };
+        if concerns && party != Party::WITNESS {
+            self.recover(now, if restarted { None } else { Some(party) });
+        }
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        if let Some(request) = self.request
+            && now >= self.retry_at(request)
+        {
+            if request.tries == 0 {
+                self.suspected = None;
+                self.request_token(now, 1);
+            } else {
+                self.request = Some(Request { sent: now, tries: request.tries + 1 });
+                self.recover(now, None);
+            }
+        }
+        if self.needs_lease() {
+            self.keep_lease(now);
+        }
+    }
+
+    pub(crate) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        let retry = self.request.map(|request| self.retry_at(request));
+        let lease = self.needs_lease().then(|| self.lease.next_look(now, self.epoch));
+        [retry, lease].into_iter().flatten().min()
+    }
+
+    pub(crate) fn poll_send(&mut self) -> Option<(Party, Body)> {
+        self.outbox.pop_front()
+    }
+
+    // ---- the protocol ----
+
+    /// A holder that has something to send, or is sending, keeps its lease.
+    fn needs_lease(&self) -> bool {
+        self.token.as_ref().is_some_and(|token| self.wants || token.busy)
+    }
+
+    fn retry_at(&self, request: Request) -> Instant {
+        // Back off: a cluster that is cut apart is not flooded with complaints.
+        let patience = self.setup.patience_ns << request.tries.min(4);
+        request.sent.plus_nanos(patience)
+    }
+
+    fn send(&mut self, to: Party, body: Body) {
+        self.counters.control_messages += 1;
+        if matches!(body, Body::AskSupport { .. } | Body::Support { .. }) {
+            self.counters.lease_messages += 1;
+        }
+        self.outbox.push_back((to, body));
+    }
+
+    fn broadcast(&mut self, body: &Body, except: Option<Party>) {
+        let others = self.all.without(self.setup.me);
+        for party in others.iter().filter(|party| Some(*party) != except) {
+            self.send(party, body.clone());
+        }
+    }
+
+    fn request_token(&mut self, now: Instant, tries: u32) {
+        self.request = Some(Request { sent: now, tries });
+        let (epoch, me) = (self.epoch, self.setup.me);
+        match self.suspected.filter(|holder| *holder != me) {
+            Some(holder) => self.send(holder, Body::UniReqLink { epoch, requesters: vec![me] }),
+            None => self.broadcast(&Body::BcastReqLink { epoch, requester: me }, None),
+        }
+    }
+
+    /// Somebody wants the token. Who does not have it passes the word on, unless it waits for the
+    /// token itself and will see to it then.
+    fn on_request(&mut self, requester: Party, from: Party, asked_us_alone: bool) {
+        if requester == self.setup.me {
+            return;
+        }
+        if self.token.is_none() && self.request.is_none() && asked_us_alone && from == requester {
+            let body = Body::BcastReqLink { epoch: self.epoch, requester };
+            self.broadcast(&body, Some(requester));
+        }
+        let queue = match &mut self.token {
+            Some(token) => &mut token.queue,
+            None => &mut self.waiting,
+        };
+        if queue.contains(&requester) {
+            return;
+        }
+        if requester == Party::WITNESS {
+            queue.push_front(requester);
+        } else {
+            queue.push_back(requester);
+        }
+    }
+
+    fn grant_if_free(&mut self, now: Instant) {
+        if self.token.as_ref().is_some_and(|token| !token.busy) {
+            self.pass_on(now);
+        }
+    }
+
+    /// Gives the token to the next in line; `false` if nobody waits.
+    fn pass_on(&mut self, now: Instant) -> bool {
+        let Some(token) = &mut self.token else { return false };
+        let (me, live) = (self.setup.me, self.live);
+        for party in self.waiting.drain(..) {
+            if !token.queue.contains(&party) {
+                token.queue.push_back(party);
+            }
+        }
+        token
+            .queue
+            .retain(|party| *party != me && (live.contains(*party) || *party == Party::WITNESS));
+        let Some(next) = token.queue.pop_front() else { return false };
+        let Some(mut token) = self.token.take() else { return false };
+        if self.wants {
+            token.queue.push_back(me);
+            self.request = Some(Request { sent: now, tries: 0 });
+        }
+        self.suspected = Some(next);
+        let rest = token.queue.split_off(token.queue.len().min(QUEUE_IN_GRANT));
+        let grant = Grant {
+            epoch: self.epoch,
+            evidence: self.lease.evidence_for(next, self.epoch),
+            asked_us: self.lease.asked_us(now),
+            live,
+            buffers: token.buffers,
+            consumed: token.consumed,
+            queue: token.queue.into(),
+        };
+        self.send(next, Body::GrantLink(grant));
+        let rest: Vec<Party> = rest.into();
+        for requesters in rest.chunks(REQUESTERS) {
+            let requesters = requesters.to_vec();
+            self.send(next, Body::UniReqLink { epoch: self.epoch, requesters });
+        }
+        true
+    }
+
+    fn announce(&mut self) {
+        let (epoch, live) = (self.epoch, self.live);
+        // Said once while the token stays: who knows it needs no reminder.
+        if self.suspected != Some(self.setup.me) {
+            self.suspected = Some(self.setup.me);
+            self.broadcast(&Body::OwnLinkHint { epoch, holder: self.setup.me, live }, None);
+        }
+    }
+
+    fn on_grant(&mut self, now: Instant, grant: Grant) {
+        if grant.epoch < self.epoch || grant.epoch <= self.given_up || self.token.is_some() {
+            return;
+        }
+        self.counters.grants += 1;
+        self.epoch = grant.epoch;
+        self.live = grant.live;
+        self.suspected = None;
+        self.request = None;
+        if grant.evidence > 0 {
+            // A clock that was misread must not show the future.
+            self.lease.learn(grant.epoch, Instant::from_nanos(grant.evidence).min(now));
+        }
+        self.lease.learn_asked(now, grant.asked_us);
+        let token = Token {
+            queue: grant.queue.into(),
+            buffers: grant.buffers,
+            consumed: grant.consumed,
+            busy: false,
+        };
+        self.token = Some(token);
+        self.granted = Some(now);
+        if self.wants {
+            self.keep_lease(now);
+        } else if !self.pass_on(now) {
+            self.announce();
+        }
+    }
+
+    /// Somebody knows of an epoch; a newer one than ours makes ours void.
+    fn learn_epoch(
+        &mut self,
+        now: Instant,
+        epoch: Epoch,
+        holder: Option<Party>,
+        live: Option<Parties>,
+    ) {
+        if epoch < self.epoch || epoch <= self.given_up {
+            return;
+        }
+        let newer = epoch > self.epoch;
+        if newer {
+            self.epoch = epoch;
+            self.token = None;
+            self.suspected = None;
+        }
+        if let Some(live) = live {
+            self.live = live;
+        }
+        if let Some(holder) = holder
+            && self.token.is_none()
+        {
+            self.suspected = Some(holder);
+            self.waiting.retain(|party| *party != holder);
+        }
+        if newer && self.wants && self.token.is_none() {
+            self.request_token(now, 0);
+        }
+    }
+
+    // ---- leases ----
+
+    /// Who must stand by the epoch, beside ourselves.
+    fn supporters(&self) -> Parties {
+        let others = self.live.without(self.setup.me);
+        if self.live == self.all { others } else { others.with(Party::WITNESS) }
+    }
+
+    fn keep_lease(&mut self, now: Instant) {
+        let supporters = self.supporters();
+        if supporters.is_empty() {
+            self.lease.learn(self.epoch, now);
+        }
+        if !self.lease.should_ask(now, self.epoch) {
+            return;
+        }
+        let epoch = self.epoch;
+        let round = self.lease.ask(now, epoch, supporters);
+        for party in supporters.iter() {
+            self.send(party, Body::AskSupport { epoch, round });
+        }
+    }
+
+    fn on_ask(&mut self, now: Instant, from: Party, epoch: Epoch, round: u32) {
+        self.learn_epoch(now, epoch, None, None);
+        let ours =
+            epoch == self.epoch && epoch > self.given_up && self.live.contains(self.setup.me);
+        if ours && now >= self.setup.quiet_until {
+            self.send(from, Body::Support { epoch, round, clock: now.as_nanos() });
+        } else if epoch < self.epoch {
+            let (epoch, live) = (self.epoch, self.live);
+            let holder = if self.holds() { Some(self.setup.me) } else { self.suspected };
+            if let Some(holder) = holder {
+                self.send(from, Body::OwnLinkHint { epoch, holder, live });
+            }
+        }
+    }
+
+    /// Tells the witness that the token is lost, and stands by it no more; or, where it is here and
+    /// of no use, gives it back.
+    fn recover(&mut self, now: Instant, suspect: Option<Party>) {
+        self.counters.recoveries += 1;
+        let epoch = self.epoch;
+        let gave_up = self.token.is_none();
+        self.send(Party::WITNESS, Body::RecoverLink { epoch, suspect, gave_up });
+        if gave_up {
+            self.given_up = self.given_up.max(epoch);
+            self.request.get_or_insert(Request { sent: now, tries: 1 });
+        } else {
+            self.on_request(Party::WITNESS, Party::WITNESS, false);
+            self.grant_if_free(now);
+        }
+    }
+
+    fn on_give_up(&mut self, now: Instant, epoch: Epoch) {
+        self.given_up = self.given_up.max(epoch);
+        if self.epoch <= self.given_up {
+            self.token = None;
+            self.suspected = None;
+        }
+        let request = Request { sent: now, tries: 1 };
+        if self.wants && self.token.is_none() {
+            self.request.get_or_insert(request);
+        }
+        self.send(Party::WITNESS, Body::RecoverLink { epoch, suspect: None, gave_up: true });
+    }
+}

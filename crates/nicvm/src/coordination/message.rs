@@ -1,0 +1,113 @@
+//! The control messages of sender coordination: the paper's four, under their names, and those that
+//! recovery and receive buffers need.
+
+use midplane_simhw::wire::{self, WireError};
+use serde::{Deserialize, Serialize};
+
+use super::member::{Parties, Party};
+use crate::control::MAX_MESSAGE;
+
+/// Next holders that one grant carries; those behind them follow in `UNI_REQ_LINK` messages to the
+/// same node.
+pub(crate) const QUEUE_IN_GRANT: usize = 40;
+/// Requesters that one `UNI_REQ_LINK` carries.
+pub(crate) const REQUESTERS: usize = 64;
+
+/// Which token of a link is the valid one: the witness counts them, its incarnation in the upper
+/// half. 0: none is known.
+#[derive(
+    Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize,
+)]
+pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// The token that exists without anybody having made it, where all start together.
+    pub(crate) const GENESIS: Self = Self(1);
+}
+
+/// A token on its way.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) struct Grant {
+    pub(crate) epoch: Epoch,
+    /// On the receiver's clock, in ns: all supporters still stood by this epoch then, or later.
+    /// 0: that is not known.
+    pub(crate) evidence: u64,
+    /// Microseconds since a holder last asked all for their support.
+    pub(crate) asked_us: u32,
+    /// The senders that take part in this epoch.
+    pub(crate) live: Parties,
+    /// Messages that the receiver has had buffers for, and those sent, since the epoch began.
+    pub(crate) buffers: u32,
+    pub(crate) consumed: u32,
+    /// Who is next, in order.
+    pub(crate) queue: Vec<Party>,
+}
+
+/// A control message about one link.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) enum Body {
+    /// `UNI_REQ_LINK`: these want the token, of the one who is thought to hold it.
+    UniReqLink { epoch: Epoch, requesters: Vec<Party> },
+    /// `BCAST_REQ_LINK`: this one wants the token, of whoever holds it.
+    BcastReqLink { epoch: Epoch, requester: Party },
+    /// `GRANT_LINK`: the token.
+    GrantLink(Grant),
+    /// `OWN_LINK_HINT`: this one has the token.
+    OwnLinkHint { epoch: Epoch, holder: Party, live: Parties },
+    /// Do you still stand by this epoch?
+    AskSupport { epoch: Epoch, round: u32 },
+    /// I do, and this is my clock.
+    Support { epoch: Epoch, round: u32, clock: u64 },
+    /// To the witness: this epoch's token is lost, or can't be used, for `suspect` does not answer.
+    /// `gave_up`: I stand by it and all before it no more.
+    RecoverLink { epoch: Epoch, suspect: Option<Party>, gave_up: bool },
+    /// From the witness: give up all epochs up to this one; tokens of my former lives are void.
+    GiveUp { epoch: Epoch },
+    /// To the receiver: all buffers are used; so many messages were sent.
+    NeedBuffers { consumed: u32 },
+    /// From the receiver: there are buffers for messages up to this number.
+    AddBuffers { limit: u32 },
+}
+
+/// A control message: which link, and what about it.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) struct LinkMessage {
+    pub(crate) link: u16,
+    pub(crate) body: Body,
+}
+
+impl LinkMessage {
+    /// The message's bytes.
+    pub(crate) fn emit(&self, buffer: &mut [u8; MAX_MESSAGE]) -> usize {
+        wire::encode_into(self, buffer).expect("every message is made to fit")
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, WireError> {
+        wire::decode(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_messages_fit_a_control_message() {
+        let grant = Grant {
+            epoch: Epoch(u64::MAX),
+            evidence: u64::MAX,
+            asked_us: u32::MAX,
+            live: Parties::first(127),
+            buffers: u32::MAX,
+            consumed: u32::MAX,
+            queue: vec![Party(9); QUEUE_IN_GRANT],
+        };
+        let requesters = vec![Party(9); REQUESTERS];
+        for body in [Body::GrantLink(grant), Body::UniReqLink { epoch: Epoch(1), requesters }] {
+            let message = LinkMessage { link: u16::MAX, body };
+            let mut buffer = [0; MAX_MESSAGE];
+            let length = message.emit(&mut buffer);
+            assert_eq!(LinkMessage::parse(&buffer[..length]), Ok(message));
+        }
+    }
+}

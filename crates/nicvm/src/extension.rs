@@ -1,0 +1,99 @@
+//! Extensions: event handlers and state that a unit hosts.
+//!
+//! An extension is a module of the backplane (DVCM paper, section 3): handlers for commands,
+//! control messages, data and timeouts, an initialisation and a deactivation procedure.
+
+use midplane_simhw::frame::Frame;
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId};
+use midplane_simhw::port::Command;
+use midplane_simhw::time::Instant;
+use thiserror::Error;
+
+use crate::context::Context;
+
+/// First number for extensions that are not this crate's.
+pub const FIRST_USER_EXTENSION: ExtensionId = ExtensionId(16);
+
+/// An extension's name for one of its timeouts; setting one again replaces it.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct TimeoutId(pub u32);
+
+/// Why an extension was not installed.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum InitError {
+    /// Another extension has the number.
+    #[error("extension {0} is installed already")]
+    Occupied(ExtensionId),
+    /// The extension refused its configuration.
+    #[error("extension {extension}: {reason}")]
+    Refused {
+        /// Which one.
+        extension: ExtensionId,
+        /// What is wrong, and how to put it right.
+        reason: &'static str,
+    },
+    /// A handler panicked.
+    #[error("extension {0} failed while it was initialised")]
+    Trapped(ExtensionId),
+}
+
+/// What happened to another node's unit.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PeerEvent {
+    /// It answered for the first time, or again.
+    Up(NodeId, Incarnation),
+    /// It has restarted: what was under way to its former life is lost.
+    Restarted(NodeId, Incarnation),
+    /// It has not answered for too long: what was under way to it may be lost.
+    Down(NodeId),
+}
+
+/// News of the transmit scheduler, for the extension that steers the gate.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum TransmitNews {
+    /// A message to `destination` waits for the gate to open.
+    Held {
+        /// Whom it is for.
+        destination: NodeId,
+    },
+    /// All that the gate let through to `destination` has been handed to the line.
+    Drained {
+        /// Whom it was for.
+        destination: NodeId,
+        /// When the last bit of it leaves.
+        leaves: Instant,
+    },
+}
+
+/// A module of the backplane. Handlers run one at a time and to their end; what one asks of `nic`
+/// takes effect when it returns, and not at all if it panics. A handler that panics quarantines its
+/// extension: its commands complete with an error at once, its frames are dropped and counted.
+pub trait Extension: Send {
+    /// Called once, before anything else.
+    ///
+    /// # Errors
+    /// [`InitError::Refused`] says what is wrong with the configuration.
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError>;
+
+    /// A local application has posted a command. Every command is completed once, now or later.
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command);
+
+    /// A control message of the same extension elsewhere: reliable, in order, at most 100 bytes.
+    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]);
+
+    /// A data frame of the same extension elsewhere: unreliable, not copied yet.
+    fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>);
+
+    /// A timeout has passed; never early.
+    fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId);
+
+    /// Something happened to another unit.
+    fn on_peer(&mut self, _nic: &mut Context<'_>, _event: PeerEvent) {}
+
+    /// The gate holds something back, or has let all through. Only for the extension that steers it.
+    fn on_transmit(&mut self, _nic: &mut Context<'_>, _news: TransmitNews) {}
+
+    /// Called once, last: what others wait for is given back here.
+    fn deactivate(&mut self, nic: &mut Context<'_>);
+}

@@ -1,0 +1,213 @@
+//! The two timeout services (DVCM paper, section 3): exact, and coarse but cheap.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use midplane_simhw::id::ExtensionId;
+use midplane_simhw::time::Instant;
+
+use crate::extension::TimeoutId;
+
+/// Nanoseconds between two looks at the coarse timeouts.
+pub const COARSE_TICK_NS: u64 = 1_000_000;
+
+/// Slots of the coarse service's wheel: 256 ms a round.
+const SLOTS: usize = 256;
+
+/// Which service keeps a timeout.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Service {
+    /// As soon as the instant has come: an ordered set, logarithmic in its size.
+    Exact,
+    /// Within [`COARSE_TICK_NS`] after it: a wheel, constant time whatever its size.
+    Coarse,
+}
+
+type Key = (ExtensionId, TimeoutId);
+
+/// The timeouts of one unit's extensions.
+#[derive(Debug)]
+pub(crate) struct Timeouts {
+    due: BTreeMap<Key, (Instant, Service)>,
+    exact: BTreeSet<(Instant, Key)>,
+    wheel: Vec<Vec<(u64, Key)>>,
+    /// Coarse timeouts that are set.
+    coarse: usize,
+    /// Ticks that have been looked at.
+    ticks: u64,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            due: BTreeMap::new(),
+            exact: BTreeSet::new(),
+            wheel: vec![Vec::new(); SLOTS],
+            coarse: 0,
+            ticks: 0,
+        }
+    }
+}
+
+impl Timeouts {
+    pub(crate) fn set(&mut self, now: Instant, key: Key, service: Service, at: Instant) {
+        self.cancel(key);
+        self.due.insert(key, (at, service));
+        match service {
+            Service::Exact => {
+                self.exact.insert((at, key));
+            }
+            Service::Coarse => {
+                if self.coarse == 0 {
+                    self.ticks = now.as_nanos() / COARSE_TICK_NS;
+                }
+                self.coarse += 1;
+                let tick = at.as_nanos().div_ceil(COARSE_TICK_NS).max(self.ticks + 1);
+                self.wheel[tick as usize % SLOTS].push((tick, key));
+            }
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, key: Key) {
+        match self.due.remove(&key) {
+            Some((at, Service::Exact)) => {
+                self.exact.remove(&(at, key));
+            }
+            // The wheel's entry is found void when its slot comes round.
+            Some((_, Service::Coarse)) => self.coarse -= 1,
+            None => {}
+        }
+    }
+
+    /// Forgets all timeouts of an extension.
+    pub(crate) fn cancel_all(&mut self, extension: ExtensionId) {
+        let first = (extension, TimeoutId(0));
+        let last = (extension, TimeoutId(u32::MAX));
+        let keys: Vec<Key> = self.due.range(first..=last).map(|(key, _)| *key).collect();
+        for key in keys {
+            self.cancel(key);
+        }
+    }
+
+    /// When to look again.
+    pub(crate) fn next(&self) -> Instant {
+        let exact = self.exact.first().map_or(Instant::FAR_FUTURE, |(at, _)| *at);
+        let coarse = if self.coarse == 0 {
+            Instant::FAR_FUTURE
+        } else {
+            Instant::from_nanos((self.ticks + 1) * COARSE_TICK_NS)
+        };
+        exact.min(coarse)
+    }
+
+    /// Takes what is due, in order of its instant.
+    pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<Key>) {
+        while let Some(&(at, key)) = self.exact.first()
+            && at <= now
+        {
+            self.exact.pop_first();
+            self.due.remove(&key);
+            expired.push(key);
+        }
+        self.turn_wheel(now, expired);
+    }
+
+    fn turn_wheel(&mut self, now: Instant, expired: &mut Vec<Key>) {
+        let until = now.as_nanos() / COARSE_TICK_NS;
+        while self.ticks < until && self.coarse > 0 {
+            self.ticks += 1;
+            let tick = self.ticks;
+            let mut slot = std::mem::take(&mut self.wheel[tick as usize % SLOTS]);
+            slot.retain(|&(due, key)| {
+                if due > tick {
+                    return true;
+                }
+                // An entry that was cancelled or set anew is void.
+                let live = self.due.get(&key).is_some_and(|(at, service)| {
+                    *service == Service::Coarse && at.as_nanos().div_ceil(COARSE_TICK_NS) <= tick
+                });
+                if live {
+                    self.due.remove(&key);
+                    self.coarse -= 1;
+                    expired.push(key);
+                }
+                false
+            });
+            self.wheel[tick as usize % SLOTS] = slot;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Set(u32, bool, u64),
+        Cancel(u32),
+        Advance(u64),
+    }
+
+    fn any_op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (0_u32..6, any::<bool>(), 0_u64..400_000_000)
+                .prop_map(|(id, exact, at)| Op::Set(id, exact, at)),
+            (0_u32..6).prop_map(Op::Cancel),
+            (0_u64..300_000_000).prop_map(Op::Advance),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_timeout_passes_once_never_early_and_in_time(ops in proptest::collection::vec(any_op(), 1..80)) {
+            let mut timeouts = Timeouts::default();
+            let mut model: BTreeMap<u32, (Instant, u64)> = BTreeMap::new();
+            let mut now = Instant::from_nanos(5);
+            for op in ops {
+                match op {
+                    Op::Set(id, exact, after) => {
+                        let at = now.plus_nanos(after);
+                        let service = if exact { Service::Exact } else { Service::Coarse };
+                        timeouts.set(now, (ExtensionId(1), TimeoutId(id)), service, at);
+                        model.insert(id, (at, if exact { 0 } else { 2 * COARSE_TICK_NS }));
+                    }
+                    Op::Cancel(id) => {
+                        timeouts.cancel((ExtensionId(1), TimeoutId(id)));
+                        model.remove(&id);
+                    }
+                    Op::Advance(by) => {
+                        now = now.plus_nanos(by);
+                        let mut expired = Vec::new();
+                        timeouts.expire(now, &mut expired);
+                        for (_, TimeoutId(id)) in expired {
+                            let (at, _) = model.remove(&id).expect("passes once");
+                            prop_assert!(at <= now, "never early");
+                        }
+                        for (id, (at, slack)) in &model {
+                            prop_assert!(at.plus_nanos(*slack) > now, "{} is late", id);
+                        }
+                        prop_assert_eq!(timeouts.next() == Instant::FAR_FUTURE, model.is_empty());
+                        prop_assert!(timeouts.next() > now);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_extension_that_goes_takes_its_timeouts_along() {
+        let mut timeouts = Timeouts::default();
+        let at = Instant::from_nanos(10);
+        for extension in [1, 2] {
+            for service in [Service::Exact, Service::Coarse] {
+                let id = TimeoutId(service as u32);
+                timeouts.set(Instant::ZERO, (ExtensionId(extension), id), service, at);
+            }
+        }
+        timeouts.cancel_all(ExtensionId(1));
+        let mut expired = Vec::new();
+        timeouts.expire(Instant::from_nanos(10 * COARSE_TICK_NS), &mut expired);
+        assert!(expired.len() == 2 && expired.iter().all(|(id, _)| *id == ExtensionId(2)));
+    }
+}

@@ -1,0 +1,409 @@
+//! The execution unit: what runs on every NIC's coprocessor and hosts the extensions.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use midplane_simhw::frame::{Frame, Header, Kind};
+use midplane_simhw::hardware::{Firmware, Hardware, Source, TransmitRefused};
+use midplane_simhw::id::{DmaId, ExtensionId, Incarnation, NodeId, PortId, TimerId};
+use midplane_simhw::port::{Command, Status};
+use midplane_simhw::region::Payload;
+use midplane_simhw::time::Instant;
+
+use crate::admission::Admission;
+use crate::context::{Context, Lent, failed};
+use crate::control::{self, Control, ControlConfig, MAX_MESSAGE};
+use crate::extension::{Extension, InitError, PeerEvent, TransmitNews};
+use crate::timeout::Timeouts;
+use crate::transmit::Transmit;
+
+/// The one alarm that a unit uses.
+const ALARM: TimerId = TimerId(0);
+/// Commands that one turn takes from a port: the rest waits for the next turn.
+const COMMANDS_PER_TURN: usize = 64;
+/// Rounds of news and sending in one turn.
+const ROUNDS_PER_TURN: usize = 32;
+/// Instructions that sending one frame costs the coprocessor.
+const TRANSMIT_INSTRUCTIONS: u64 = 40;
+/// Instructions that leading an event to an extension costs.
+const DISPATCH_INSTRUCTIONS: u64 = 20;
+
+/// What a unit has seen.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct UnitCounters {
+    /// Commands taken from ports.
+    pub commands: u64,
+    /// Data frames led to an extension.
+    pub data_frames: u64,
+    /// Frames for another life of this unit, or for another node.
+    pub stale_frames: u64,
+    /// Frames and commands for extensions that are not there, or are quarantined.
+    pub without_extension: u64,
+    /// Handlers that panicked.
+    pub traps: u64,
+    /// Control messages that extensions sent and a peer's full queue refused.
+    pub control_refused: u64,
+}
+
+struct Slot {
+    extension: Box<dyn Extension>,
+    quarantined: bool,
+}
+
+/// An execution unit with its extensions.
+pub struct Unit {
+    slots: Vec<Option<Slot>>,
+    lent: Option<Lent>,
+    config: ControlConfig,
+    admissions: Vec<Box<dyn Admission>>,
+    counters: UnitCounters,
+    failure: Option<InitError>,
+    /// A control frame that the line did not take.
+    waiting: Option<(Header, [u8; MAX_MESSAGE])>,
+    /// Ports whose commands are not all taken.
+    unfinished: Vec<PortId>,
+    alarm: Instant,
+    expired: Vec<(ExtensionId, crate::extension::TimeoutId)>,
+}
+
+impl std::fmt::Debug for Unit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Unit").field("counters", &self.counters).finish_non_exhaustive()
+    }
+}
+
+impl Default for Unit {
+    fn default() -> Self {
+        Self::new(ControlConfig::default())
+    }
+}
+
+impl Unit {
+    /// A unit without extensions.
+    #[must_use]
+    pub fn new(config: ControlConfig) -> Self {
+        Self {
+            slots: Vec::new(),
+            lent: None,
+            config,
+            admissions: Vec::new(),
+            counters: UnitCounters::default(),
+            failure: None,
+            waiting: None,
+            unfinished: Vec::new(),
+            alarm: Instant::FAR_FUTURE,
+            expired: Vec::new(),
+        }
+    }
+
+    /// Installs an extension under a number, before the NIC starts.
+    ///
+    /// # Errors
+    /// [`InitError::Occupied`] if the number is taken.
+    pub fn install(
+        &mut self,
+        number: ExtensionId,
+        extension: impl Extension + 'static,
+    ) -> Result<(), InitError> {
+        if number.index() >= self.slots.len() {
+            self.slots.resize_with(number.index() + 1, || None);
+        }
+        let slot = &mut self.slots[number.index()];
+        if slot.is_some() {
+            return Err(InitError::Occupied(number));
+        }
+        *slot = Some(Slot { extension: Box::new(extension), quarantined: false });
+        Ok(())
+    }
+
+    /// Installs an admission beside the gate, before the NIC starts.
+    pub fn admission(&mut self, admission: impl Admission + 'static) {
+        self.admissions.push(Box::new(admission));
+    }
+
+    /// What the unit has seen.
+    #[must_use]
+    pub fn counters(&self) -> UnitCounters {
+        let control_refused = self.lent.as_ref().map_or(0, |lent| lent.control_refused);
+        UnitCounters { control_refused, ..self.counters }
+    }
+
+    /// What its control messages have seen; `None` before the NIC has started.
+    #[must_use]
+    pub fn control_counters(&self) -> Option<&control::Counters> {
+        self.lent.as_ref().map(|lent| lent.control.counters())
+    }
+
+    /// Why an extension was not initialised, if one was not: it is quarantined.
+    #[must_use]
+    pub const fn failure(&self) -> Option<&InitError> {
+        self.failure.as_ref()
+    }
+
+    /// Runs one handler: what it asked for happens when it returns, and not at all if it panics.
+    fn run(
+        &mut self,
+        hw: &mut dyn Hardware,
+        number: ExtensionId,
+        handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>),
+    ) -> Result<(), ()> {
+        let lent = self.lent.as_mut().expect("the unit has started");
+        let slot = self.slots.get_mut(number.index()).and_then(Option::as_mut);
+        let Some(slot) = slot.filter(|slot| !slot.quarantined) else {
+            self.counters.without_extension += 1;
+            return Err(());
+        };
+        hw.charge(DISPATCH_INSTRUCTIONS);
+        let extension = &mut *slot.extension;
+        let mut context = Context { hw: &mut *hw, lent, extension: number };
+        let outcome = catch_unwind(AssertUnwindSafe(|| handler(extension, &mut context)));
+        if outcome.is_ok() {
+            lent.commit(hw, number);
+            return Ok(());
+        }
+        lent.abort(hw);
+        slot.quarantined = true;
+        lent.timeouts.cancel_all(number);
+        self.counters.traps += 1;
+        Err(())
+    }
+
+    fn take_commands(&mut self, hw: &mut dyn Hardware, port: PortId) {
+        for _ in 0..COMMANDS_PER_TURN {
+            let Some(command) = hw.next_command(port) else { return };
+            self.counters.commands += 1;
+            self.command(hw, port, command);
+        }
+        if !self.unfinished.contains(&port) {
+            self.unfinished.push(port);
+        }
+    }
+
+    fn command(&mut self, hw: &mut dyn Hardware, port: PortId, mut command: Command) {
+        let status = if command.region.length > 0 && command.region.port != port {
+            Status::Region
+        } else {
+            command.region.port = port;
+            let number = command.extension;
+            match self.run(hw, number, |extension, nic| extension.on_command(nic, command)) {
+                Ok(()) => return,
+                Err(()) if self.is_installed(number) => Status::ExtensionDown,
+                Err(()) => Status::Invalid,
+            }
+        };
+        hw.complete(port, &failed(&command, status));
+        hw.commit();
+    }
+
+    fn is_installed(&self, number: ExtensionId) -> bool {
+        self.slots.get(number.index()).is_some_and(Option::is_some)
+    }
+
+    fn on_control_frame(&mut self, hw: &mut dyn Hardware, frame: &Frame<'_>) {
+        let mut body = [0; MAX_MESSAGE];
+        if frame.payload.len() > MAX_MESSAGE {
+            self.counters.stale_frames += 1;
+            return;
+        }
+        let length = frame.payload.copy_to(&mut body);
+        let lent = self.lent.as_mut().expect("the unit has started");
+        lent.control.handle_frame(hw.now(), &frame.header, &body[..length]);
+        self.drain_control(hw);
+    }
+
+    fn drain_control(&mut self, hw: &mut dyn Hardware) {
+        loop {
+            let lent = self.lent.as_mut().expect("the unit has started");
+            let Some(event) = lent.control.poll_event() else { return };
+            match event {
+                control::Event::Message { from, extension, body } => {
+                    // Nobody to hear it: counted.
+                    let _ = self.run(hw, extension, |handler, nic| {
+                        handler.on_control(nic, from, &body);
+                    });
+                }
+                control::Event::PeerUp { node, incarnation } => {
+                    self.tell(hw, PeerEvent::Up(node, incarnation));
+                }
+                control::Event::PeerRestarted { node, incarnation } => {
+                    self.tell(hw, PeerEvent::Restarted(node, incarnation));
+                }
+                control::Event::PeerDown { node } => self.tell(hw, PeerEvent::Down(node)),
+            }
+        }
+    }
+
+    /// Tells every extension of a peer.
+    fn tell(&mut self, hw: &mut dyn Hardware, event: PeerEvent) {
+        for number in self.numbers() {
+            let _ = self.run(hw, number, |extension, nic| extension.on_peer(nic, event));
+        }
+    }
+
+    fn numbers(&self) -> Vec<ExtensionId> {
+        let live = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| !slot.quarantined);
+        let numbers = (0_u8..=u8::MAX).zip(&self.slots).filter(|(_, slot)| live(slot));
+        numbers.map(|(number, _)| ExtensionId(number)).collect()
+    }
+
+    /// The end of every turn: news to who steers the gate, frames to the line, the alarm.
+    fn finish(&mut self, hw: &mut dyn Hardware) {
+        for _ in 0..ROUNDS_PER_TURN {
+            self.send(hw);
+            let lent = self.lent.as_mut().expect("the unit has started");
+            let Some(news) = lent.transmit.news.pop_front() else { break };
+            self.on_news(hw, news);
+        }
+        self.set_alarm(hw);
+    }
+
+    fn on_news(&mut self, hw: &mut dyn Hardware, news: TransmitNews) {
+        let lent = self.lent.as_mut().expect("the unit has started");
+        if let Some(steersman) = lent.steersman {
+            let _ = self.run(hw, steersman, |extension, nic| extension.on_transmit(nic, news));
+        }
+    }
+
+    fn send(&mut self, hw: &mut dyn Hardware) {
+        let lent = self.lent.as_mut().expect("the unit has started");
+        lent.transmit.retry_at(Instant::FAR_FUTURE);
+        if self.send_control(hw) {
+            let lent = self.lent.as_mut().expect("the unit has started");
+            lent.transmit.pump(hw);
+        }
+        hw.commit();
+    }
+
+    /// Control messages go first. `false` if the line takes nothing more.
+    fn send_control(&mut self, hw: &mut dyn Hardware) -> bool {
+        let lent = self.lent.as_mut().expect("the unit has started");
+        loop {
+            if self.waiting.is_none() {
+                let Some(transmit) = lent.control.poll_transmit(hw.now()) else { return true };
+                let mut body = [0; MAX_MESSAGE];
+                body[..transmit.body.len()].copy_from_slice(transmit.body);
+                self.waiting = Some((transmit.header, body));
+            }
+            let Some((header, body)) = &self.waiting else { return true };
+            hw.charge(TRANSMIT_INSTRUCTIONS);
+            let body = Payload::from(&body[..usize::from(header.length)]);
+            match hw.transmit(header, Source::Bytes(body)) {
+                Ok(_) => self.waiting = None,
+                Err(TransmitRefused::Busy { until }) => {
+                    lent.transmit.retry_at(until);
+                    return false;
+                }
+                // Not a frame that this NIC takes: as good as lost, and sent again by the window.
+                Err(_) => self.waiting = None,
+            }
+        }
+    }
+
+    fn set_alarm(&mut self, hw: &mut dyn Hardware) {
+        let lent = self.lent.as_ref().expect("the unit has started");
+        let control = lent.control.poll_timeout().unwrap_or(Instant::FAR_FUTURE);
+        let mut next = control.min(lent.timeouts.next()).min(lent.transmit.next());
+        if !self.unfinished.is_empty() || !lent.transmit.news.is_empty() {
+            next = hw.now();
+        }
+        if next != self.alarm {
+            self.alarm = next;
+            hw.set_timer(ALARM, next);
+            hw.commit();
+        }
+    }
+
+    fn expire(&mut self, hw: &mut dyn Hardware) {
+        let now = hw.now();
+        let lent = self.lent.as_mut().expect("the unit has started");
+        lent.control.handle_timeout(now);
+        let mut expired = std::mem::take(&mut self.expired);
+        lent.timeouts.expire(now, &mut expired);
+        for (number, timeout) in expired.drain(..) {
+            let _ = self.run(hw, number, |extension, nic| extension.on_timeout(nic, timeout));
+        }
+        self.expired = expired;
+        self.drain_control(hw);
+        for port in std::mem::take(&mut self.unfinished) {
+            self.take_commands(hw, port);
+        }
+    }
+
+    fn init(&mut self, hw: &mut dyn Hardware, number: ExtensionId) {
+        let mut result = Ok(());
+        let trapped = self.run(hw, number, |extension, nic| result = extension.init(nic));
+        if trapped.is_err() {
+            result = Err(InitError::Trapped(number));
+        }
+        if let Err(failure) = result {
+            if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
+                slot.quarantined = true;
+            }
+            self.failure.get_or_insert(failure);
+        }
+    }
+
+    /// Whether a data frame is for this life of this unit.
+    fn is_for(&self, node: NodeId, incarnation: Incarnation, header: &Header) -> bool {
+        let meant = header.destination_incarnation;
+        header.destination == node && (meant == Incarnation::UNKNOWN || meant == incarnation)
+    }
+
+    /// Deactivates every extension and sends what they give back.
+    pub fn deactivate(&mut self, hw: &mut impl Hardware) {
+        for number in self.numbers() {
+            let _ = self.run(hw, number, |extension, nic| extension.deactivate(nic));
+        }
+        self.finish(hw);
+    }
+}
+
+impl Firmware for Unit {
+    fn on_start(&mut self, hw: &mut impl Hardware) {
+        let control = Control::new(hw.node(), hw.incarnation(), self.config.clone());
+        let mut transmit = Transmit::default();
+        transmit.admissions.append(&mut self.admissions);
+        self.lent = Some(Lent {
+            control,
+            timeouts: Timeouts::default(),
+            transmit,
+            asked: Vec::new(),
+            steersman: None,
+            control_refused: 0,
+        });
+        for number in self.numbers() {
+            self.init(hw, number);
+        }
+        self.finish(hw);
+    }
+
+    fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
+        self.take_commands(hw, port);
+        self.finish(hw);
+    }
+
+    fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>) {
+        let header = frame.header;
+        if header.kind != Kind::Data {
+            self.on_control_frame(hw, &frame);
+        } else if self.is_for(hw.node(), hw.incarnation(), &header) {
+            self.counters.data_frames += 1;
+            let _ = self.run(hw, header.extension, |extension, nic| {
+                extension.on_data(nic, header.source, &frame);
+            });
+        } else {
+            self.counters.stale_frames += 1;
+        }
+        self.finish(hw);
+    }
+
+    fn on_dma_done(&mut self, hw: &mut impl Hardware, _: DmaId) {
+        self.finish(hw);
+    }
+
+    fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
+        self.alarm = Instant::FAR_FUTURE;
+        self.expire(hw);
+        self.finish(hw);
+    }
+}
