@@ -537,7 +537,12 @@ impl Ports {
     }
 
     pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {
-        self.at(id)?.next_command()
+        let port = self.at(id)?;
+        let command = port.next_command();
+        if command.is_none() {
+            self.sync(id);
+        }
+        command
     }
 
     pub(crate) fn read(&self, at: RegionRef) -> Result<Payload<'_>, RegionError> {

@@ -7,17 +7,18 @@
 mod event_queue;
 mod executor;
 mod frames;
+mod incidents;
 mod network;
 mod nic;
 
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::drops::DropCause;
-use crate::fault::Faults;
 use crate::frame::{Frame, HEADER_BYTES};
 use crate::hardware::{Firmware, Hardware};
-use crate::id::{Incarnation, NodeId, PortId};
+use crate::id::{Incarnation, NodeId};
 use crate::profile::NicProfile;
 use crate::region::Payload;
 use crate::switch::Output;
@@ -25,14 +26,14 @@ use crate::time::{Instant, nanos};
 use crate::topology::{LinkId, Topology};
 
 use event_queue::{Event, EventQueue};
-use executor::{Executor, Shared};
+use executor::{Doorbell, Executor, Shared};
 use network::{Arrival, Network};
 use nic::{Nic, SimHardware, Work};
 
 pub use executor::SimHost;
 pub use network::Traffic;
 
-/// Turns of tasks at one instant after which the world is taken to go in circles.
+/// Events and turns of tasks at one instant after which the world is taken to go in circles.
 const LIVELOCK_TURNS: u64 = 10_000_000;
 
 /// One thing that happened, to whoever traces a run.
@@ -54,8 +55,8 @@ pub struct World<F> {
     factory: Box<dyn FnMut(NodeId, Incarnation) -> F + Send>,
     shared: Arc<Shared>,
     executor: Executor,
-    /// Scratch space.
-    doorbells: Vec<(NodeId, PortId)>,
+    /// Tasks that are ready, while they are run.
+    ready: Vec<u32>,
     turns: u64,
     events: u64,
     digest: u64,
@@ -95,7 +96,7 @@ impl<F: Firmware> World<F> {
             factory: Box::new(factory),
             executor: Executor::new(Arc::clone(&shared)),
             shared,
-            doorbells: Vec::new(),
+            ready: Vec::new(),
             turns: 0,
             events: 0,
             digest: seed,
@@ -130,20 +131,15 @@ impl<F: Firmware> World<F> {
         task: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         let result = Arc::new(Mutex::new(None));
-        let out = Arc::clone(&result);
+        let ended = Arc::new(AtomicBool::new(false));
+        let (out, end) = (Arc::clone(&result), Arc::clone(&ended));
         self.spawn(node, async move {
             let value = task.await;
             *out.lock().expect("only this task writes") = Some(value);
+            end.store(true, Ordering::Release);
         });
-        let taken = || result.lock().expect("only one task writes").take();
-        loop {
-            if let Some(value) = taken() {
-                return Some(value);
-            }
-            if !self.step(Instant::FAR_FUTURE) {
-                return taken();
-            }
-        }
+        while !ended.load(Ordering::Acquire) && self.step(Instant::FAR_FUTURE) {}
+        result.lock().expect("only one task writes").take()
     }
 
     /// Runs until nothing is left to happen by `until`; the time is `until` then.
@@ -171,44 +167,56 @@ impl<F: Firmware> World<F> {
         if at != self.now {
             self.now = at;
             self.turns = 0;
+            self.queue.set_now(at);
             self.shared.set_now(at);
         }
     }
 
     fn run_tasks(&mut self) {
-        loop {
+        while self.shared.take_stirred() {
             self.take_requests();
-            let Some(task) = self.shared.next_ready() else { return };
-            self.turns += 1;
-            assert!(self.turns < LIVELOCK_TURNS, "tasks go in circles at {}", self.now);
-            self.note(9 | u64::from(task) << 4);
-            self.executor.poll(task);
+            let mut ready = std::mem::take(&mut self.ready);
+            self.shared.take_ready(&mut ready);
+            for task in ready.drain(..) {
+                self.count_turn();
+                self.note(9 | u64::from(task) << 4);
+                self.executor.poll(task);
+            }
+            self.ready = ready;
         }
     }
 
+    fn count_turn(&mut self) {
+        self.turns += 1;
+        assert!(self.turns < LIVELOCK_TURNS, "the world goes in circles at {}", self.now);
+    }
+
+    /// Takes up what tasks and hosts have asked for.
     fn take_requests(&mut self) {
-        let Self { shared, queue, nics, executor, now, doorbells, .. } = self;
-        let mut spawned = Vec::new();
-        let asked = shared.take_requests(|pending| {
-            for (node, id, port) in pending.opened.drain(..) {
-                nics[node.index()].ports.insert(id, port);
+        let Self { shared, queue, nics, executor, now, .. } = self;
+        let mut guard = shared.requests();
+        let requests = &mut *guard;
+        for (node, life, port, id) in requests.opened.drain(..) {
+            let nic = &mut nics[node.index()];
+            if nic.up && nic.life == life {
+                nic.ports.insert(id, port);
             }
-            for (at, slot, generation) in pending.sleeps.drain(..) {
-                queue.schedule(at, Event::Wake { slot, generation });
+        }
+        requests.schedule_sleepers(queue);
+        for Doorbell { node, port, life } in requests.doorbells.drain(..) {
+            let nic = &mut nics[node.index()];
+            if nic.up && nic.life == life && nic.ring(port) {
+                let at = now.plus_nanos(nanos(nic.profile.doorbell));
+                queue.schedule(at, Event::Doorbell { node, port, life });
             }
-            std::mem::swap(doorbells, &mut pending.doorbells);
-            spawned.append(&mut pending.spawned);
-        });
-        if !asked {
-            return;
         }
-        for (node, port) in doorbells.drain(..) {
-            let nic = &nics[node.index()];
-            let at = now.plus_nanos(nanos(nic.profile.doorbell));
-            queue.schedule(at, Event::Doorbell { node, port, life: nic.life });
-        }
+        let spawned = std::mem::take(&mut requests.spawned);
+        // A task that is dropped asks for things itself.
+        drop(guard);
         for (node, task) in spawned {
-            executor.spawn(node, task);
+            if nics[node.index()].up {
+                executor.spawn(node, task);
+            }
         }
     }
 
@@ -223,6 +231,7 @@ impl<F: Firmware> World<F> {
 
     fn on_event(&mut self, event: Event) {
         self.events += 1;
+        self.count_turn();
         self.note(event.fingerprint());
         match event {
             Event::Piece { link, frame, index } => {
@@ -234,7 +243,7 @@ impl<F: Firmware> World<F> {
             Event::OutputFree { link } => {
                 self.network.on_output_free(&mut self.queue, self.now, link);
             }
-            Event::Wake { slot, generation } => self.shared.wake_sleeper(slot, generation),
+            Event::Wake { slot } => self.shared.wake_sleeper(slot),
             Event::Completion { node, life } => {
                 if self.is_live(node, life) {
                     self.nics[node.index()].publish_completion();
@@ -247,16 +256,14 @@ impl<F: Firmware> World<F> {
                 self.dispatch(node, Work::DmaDone(dma));
             }
             Event::Timer { node, timer, life } if self.is_live(node, life) => {
-                let nic = &mut self.nics[node.index()];
-                if nic.take_alarm(&mut self.queue, self.now, timer) {
-                    self.dispatch(node, Work::Timer(timer));
-                }
+                self.nics[node.index()].go_off(timer);
+                self.dispatch(node, Work::Timer(timer));
             }
             Event::Coprocessor { node, life } if self.is_live(node, life) => {
                 if let Some(work) = self.nics[node.index()].inbox.pop_front() {
                     self.turn(node, work);
-                    self.schedule_coprocessor(node);
                 }
+                self.schedule_coprocessor(node);
             }
             Event::Doorbell { .. }
             | Event::DmaDone { .. }
@@ -314,8 +321,10 @@ impl<F: Firmware> World<F> {
             current = (frame.header, std::mem::take(&mut frame.payload));
             nic.held -= HEADER_BYTES as u32 + current.1.len() as u32;
         }
-        if let Work::Doorbell(port) = work {
-            nic.ports.sync(port);
+        match work {
+            Work::Doorbell(port) => nic.answer(port),
+            Work::Timer(timer) if !nic.take_alarm(timer) => return,
+            _ => {}
         }
         let event_cost =
             u64::from(nic.profile.event_instructions) * u64::from(nic.profile.instruction_ps);
@@ -344,52 +353,6 @@ impl<F: Firmware> World<F> {
             self.network.frames.at(key).payload = current.1;
             self.network.deliver(key);
         }
-    }
-
-    /// Takes a node down, its host and its NIC: tasks end, ports close, frames to it are dropped.
-    pub fn crash(&mut self, node: NodeId) {
-        self.executor.kill(node);
-        self.shared.set_up(node, false);
-        let nic = &mut self.nics[node.index()];
-        let work = std::mem::take(&mut nic.inbox);
-        *nic = nic.reborn();
-        nic.up = false;
-        for work in work {
-            if let Work::Frame(key) = work {
-                self.network.drop_frame(key, DropCause::NicDown);
-            }
-        }
-    }
-
-    /// Brings a node back that [`World::crash`] took down, with a new incarnation of its firmware;
-    /// tasks are the caller's to start.
-    ///
-    /// # Panics
-    /// If the node is up.
-    pub fn restart(&mut self, node: NodeId) {
-        let nic = &mut self.nics[node.index()];
-        assert!(!nic.up, "node {node} is up");
-        nic.up = true;
-        nic.busy_until = self.now;
-        let incarnation = nic.incarnation;
-        self.firmware[node.index()] = (self.factory)(node, incarnation);
-        self.shared.set_up(node, true);
-        self.dispatch(node, Work::Start);
-    }
-
-    /// Lets nothing pass between two nodes any more, what is under way included.
-    pub fn cut(&mut self, a: NodeId, b: NodeId) {
-        self.network.partitions.insert((a.min(b), a.max(b)));
-    }
-
-    /// Joins two nodes again that [`World::cut`] had cut off from each other.
-    pub fn heal(&mut self, a: NodeId, b: NodeId) {
-        self.network.partitions.remove(&(a.min(b), a.max(b)));
-    }
-
-    /// Sets what goes wrong on the links from now on.
-    pub fn set_faults(&mut self, faults: Faults) {
-        self.network.faults = faults;
     }
 
     /// Calls `tracer` for everything that happens from now on; it changes nothing.

@@ -176,6 +176,11 @@ impl Output {
             self.drops.add(cause);
             return Err(cause);
         }
+        if cost > self.buffer.capacity() - self.used {
+            debug_assert!(false, "a rule refuses what does not fit");
+            self.drops.add(DropCause::BufferFull);
+            return Err(DropCause::BufferFull);
+        }
         self.used += cost;
         self.peak = self.peak.max(self.used);
         if self.sending.is_some() {
@@ -190,6 +195,11 @@ impl Output {
         self.used -= self.sending.take().unwrap_or(0);
         let piece = self.queue.pop()?;
         Some(self.send(now, piece))
+    }
+
+    /// No more pieces of `frame` come: whatever is remembered of it can go.
+    pub fn forget(&mut self, frame: u32) {
+        self.discard.forget(frame);
     }
 
     fn send(&mut self, now: Instant, piece: Piece) -> Departure {

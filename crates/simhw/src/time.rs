@@ -156,7 +156,8 @@ impl Serializer {
     /// Puts `bytes` on the line as soon as it is free and not before `now`; returns when the last
     /// bit has left.
     pub fn send(&mut self, now: Instant, bytes: u32) -> Instant {
-        if now > self.free_at {
+        // At the nanosecond in which a fraction ends the line goes straight on.
+        if now > self.free_at() {
             self.free_at = now;
             self.remainder = 0;
         }
@@ -211,6 +212,19 @@ mod tests {
                 prop_assert!(rate.bytes_in(end.as_nanos()) >= bytes);
                 // ... and never carries a nanosecond less than it could.
                 prop_assert!(rate.bytes_in(end.as_nanos() - 1) <= bytes);
+            }
+        }
+
+        #[test]
+        fn a_line_that_is_fed_whenever_it_is_free_loses_nothing_to_rounding(
+            rate in 1_000_u64..400_000_000_000,
+            units in proptest::collection::vec(1_u32..100_000, 1..200),
+        ) {
+            let mut line = Serializer::new(LineRate::new(rate).unwrap());
+            let mut fed = line;
+            for unit in units {
+                let end = line.send(Instant::ZERO, unit);
+                prop_assert_eq!(fed.send(fed.free_at(), unit), end);
             }
         }
 

@@ -1,6 +1,11 @@
 //! What happens next: a queue ordered by time, priority and sequence.
+//!
+//! A wheel of wheels: level 0 has a slot for each of the next 64 ns, every level above one for each
+//! 64 times as long. An event goes to the level of the highest digit in which its time differs from
+//! the queue's; the events of one slot are spread over the levels below once the slot's time comes.
+//! Scheduling, cancelling and taking cost the same however many events are pending.
 
-use std::cmp::{Ordering, Reverse};
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::id::{DmaId, NodeId, PortId, TimerId};
@@ -18,14 +23,14 @@ pub(super) enum Event {
     Coprocessor { node: NodeId, life: u16 },
     /// A doorbell is seen.
     Doorbell { node: NodeId, port: PortId, life: u16 },
-    /// An alarm may be due.
+    /// An alarm goes off.
     Timer { node: NodeId, timer: TimerId, life: u16 },
     /// A transfer has ended.
     DmaDone { node: NodeId, dma: DmaId, life: u16 },
     /// A NIC's next completion is seen.
     Completion { node: NodeId, life: u16 },
     /// A sleeper wakes.
-    Wake { slot: u32, generation: u32 },
+    Wake { slot: u32 },
 }
 
 impl Event {
@@ -57,87 +62,314 @@ impl Event {
     }
 }
 
+/// Names one scheduled event, to cancel it. A name outlives its event harmlessly.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Scheduled {
+    index: u32,
+    order: u64,
+}
+
+impl Scheduled {
+    /// Names nothing.
+    pub(super) const NEVER: Self = Self { index: END, order: 0 };
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     at: u64,
-    /// Priority in the top bits, then the order of scheduling.
+    /// Priority in the top bits, then the order of scheduling; 0 if the entry is free or cancelled.
     order: u64,
     event: Event,
+    previous: u32,
+    next: u32,
 }
 
-impl Entry {
-    const fn key(&self) -> (u64, u64) {
-        (self.at, self.order)
-    }
-}
+/// The end of a list.
+const END: u32 = u32::MAX;
+const DIGIT_BITS: u32 = 6;
+const SLOTS: usize = 1 << DIGIT_BITS;
+const LEVELS: usize = 64_usize.div_ceil(DIGIT_BITS as usize);
 
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-
-impl Eq for Entry {}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.key().cmp(&other.key())
-    }
-}
-
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct EventQueue {
-    heap: BinaryHeap<Reverse<Entry>>,
+    entries: Vec<Entry>,
+    /// First of the free entries, linked by `next`.
+    free: u32,
+    /// First entry of each slot.
+    heads: Box<[[u32; SLOTS]; LEVELS]>,
+    /// Bit for each slot that has entries.
+    occupied: [u64; LEVELS],
+    /// Bit for each level that has entries.
+    levels: u32,
+    /// No pending event is earlier. Those at this very instant are in `due`.
+    base: u64,
+    due: BinaryHeap<Reverse<(u64, u32)>>,
     sequence: u64,
+    now: u64,
+}
+
+impl Default for EventQueue {
+    fn default() -> Self {
+        Self {
+            entries: Vec::new(),
+            free: END,
+            heads: Box::new([[END; SLOTS]; LEVELS]),
+            occupied: [0; LEVELS],
+            levels: 0,
+            base: 0,
+            due: BinaryHeap::new(),
+            sequence: 0,
+            now: 0,
+        }
+    }
 }
 
 impl EventQueue {
-    pub(super) fn schedule(&mut self, at: Instant, event: Event) {
+    /// Schedules an event; what is meant for the past happens now, what is meant for
+    /// [`Instant::FAR_FUTURE`] never.
+    pub(super) fn schedule(&mut self, at: Instant, event: Event) -> Scheduled {
+        if at == Instant::FAR_FUTURE {
+            return Scheduled::NEVER;
+        }
         self.sequence += 1;
         let order = event.priority() << 60 | self.sequence;
-        self.heap.push(Reverse(Entry { at: at.as_nanos(), order, event }));
+        let at = at.as_nanos().max(self.now);
+        let entry = Entry { at, order, event, previous: END, next: END };
+        let index = self.free;
+        let index = if index == END {
+            self.entries.push(entry);
+            u32::try_from(self.entries.len() - 1).expect("fewer events than 2^32")
+        } else {
+            let slot = &mut self.entries[index as usize];
+            self.free = slot.next;
+            *slot = entry;
+            index
+        };
+        self.link(index, at, order);
+        Scheduled { index, order }
     }
 
-    /// The next event, if it is due by `limit`.
-    pub(super) fn pop_until(&mut self, limit: Instant) -> Option<(Instant, Event)> {
-        if self.heap.peek()?.0.at > limit.as_nanos() {
-            return None;
+    /// Takes back what was scheduled, if it has not happened.
+    pub(super) fn cancel(&mut self, scheduled: Scheduled) {
+        let Some(entry) = self.entries.get_mut(scheduled.index as usize) else { return };
+        if entry.order != scheduled.order || entry.order == 0 {
+            return;
         }
-        let Reverse(entry) = self.heap.pop()?;
-        Some((Instant::from_nanos(entry.at), entry.event))
+        entry.order = 0;
+        if entry.at == self.base {
+            // It is freed when its turn comes.
+            return;
+        }
+        let Entry { at, previous, next, .. } = *entry;
+        if next != END {
+            self.entries[next as usize].previous = previous;
+        }
+        if previous == END {
+            let (level, slot) = place(at, self.base);
+            self.heads[level][slot] = next;
+            if next == END {
+                self.vacate(level, slot);
+            }
+        } else {
+            self.entries[previous as usize].next = next;
+        }
+        self.release(scheduled.index);
     }
+
+    /// Takes the next event, if it is due by `limit`.
+    pub(super) fn pop_until(&mut self, limit: Instant) -> Option<(Instant, Event)> {
+        loop {
+            while let Some(Reverse((_, index))) = self.due.peek().copied() {
+                if self.base > limit.as_nanos() {
+                    return None;
+                }
+                self.due.pop();
+                let Entry { order, event, .. } = self.entries[index as usize];
+                self.entries[index as usize].order = 0;
+                self.release(index);
+                if order != 0 {
+                    return Some((Instant::from_nanos(self.base), event));
+                }
+            }
+            if !self.turn(limit.as_nanos()) {
+                return None;
+            }
+        }
+    }
+
+    /// The time is `now`: nothing is scheduled before it any more.
+    pub(super) const fn set_now(&mut self, now: Instant) {
+        self.now = now.as_nanos();
+    }
+
+    /// Moves on to the first slot that has entries, and spreads them; `false` if that is after
+    /// `limit`.
+    fn turn(&mut self, limit: u64) -> bool {
+        if self.levels == 0 {
+            return false;
+        }
+        let level = self.levels.trailing_zeros() as usize;
+        let slot = self.occupied[level].trailing_zeros() as usize;
+        let shift = level as u32 * DIGIT_BITS;
+        let above = u64::MAX.checked_shl(shift + DIGIT_BITS).unwrap_or(0);
+        let start = self.base & above | (slot as u64) << shift;
+        if start > limit {
+            return false;
+        }
+        let first = std::mem::replace(&mut self.heads[level][slot], END);
+        self.vacate(level, slot);
+        self.base = if level == 0 { start } else { self.earliest(first).min(limit) };
+        let mut index = first;
+        while index != END {
+            let Entry { at, order, next, .. } = self.entries[index as usize];
+            self.link(index, at, order);
+            index = next;
+        }
+        true
+    }
+
+    fn earliest(&self, mut index: u32) -> u64 {
+        let mut earliest = u64::MAX;
+        while index != END {
+            let entry = &self.entries[index as usize];
+            earliest = earliest.min(entry.at);
+            index = entry.next;
+        }
+        earliest
+    }
+
+    fn link(&mut self, index: u32, at: u64, order: u64) {
+        if at == self.base {
+            self.due.push(Reverse((order, index)));
+            return;
+        }
+        let (level, slot) = place(at, self.base);
+        let head = std::mem::replace(&mut self.heads[level][slot], index);
+        let entry = &mut self.entries[index as usize];
+        entry.previous = END;
+        entry.next = head;
+        if head == END {
+            self.occupied[level] |= 1 << slot;
+            self.levels |= 1 << level;
+        } else {
+            self.entries[head as usize].previous = index;
+        }
+    }
+
+    const fn vacate(&mut self, level: usize, slot: usize) {
+        self.occupied[level] &= !(1 << slot);
+        if self.occupied[level] == 0 {
+            self.levels &= !(1 << level);
+        }
+    }
+
+    fn release(&mut self, index: u32) {
+        self.entries[index as usize].next = std::mem::replace(&mut self.free, index);
+    }
+}
+
+/// The level and slot of `at`, which is after `base`.
+const fn place(at: u64, base: u64) -> (usize, usize) {
+    let level = (63 - (at ^ base).leading_zeros()) / DIGIT_BITS;
+    let slot = (at >> (level * DIGIT_BITS)) as usize % SLOTS;
+    (level as usize, slot)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use proptest::prelude::*;
 
+    #[derive(Clone, Debug)]
+    enum Op {
+        Schedule { after: u64, output: bool },
+        Cancel(usize),
+        PopUntil(u64),
+    }
+
+    fn any_delay() -> impl Strategy<Value = u64> {
+        prop_oneof![0..3_u64, 0..200_u64, 0..100_000_u64, 0..1_u64 << 40, 0..u64::MAX]
+    }
+
+    fn any_op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            4 => (any_delay(), any::<bool>())
+                .prop_map(|(after, output)| Op::Schedule { after, output }),
+            1 => (0..50_usize).prop_map(Op::Cancel),
+            3 => any_delay().prop_map(Op::PopUntil),
+        ]
+    }
+
     proptest! {
         #[test]
-        fn events_come_by_time_then_priority_then_order(times in proptest::collection::vec((0_u64..20, any::<bool>()), 0..100)) {
+        fn events_come_by_time_then_priority_then_order(ops in proptest::collection::vec(any_op(), 0..200)) {
             let mut queue = EventQueue::default();
-            let mut model = Vec::new();
-            for (sequence, (at, output)) in (0_u32..).zip(times) {
-                let event = if output {
-                    Event::OutputFree { link: LinkId(sequence) }
-                } else {
-                    Event::Wake { slot: sequence, generation: 0 }
-                };
-                queue.schedule(Instant::from_nanos(at), event);
-                model.push((at, !output, sequence, event));
+            let mut model = BTreeMap::new();
+            let mut names = Vec::new();
+            let mut now = 0_u64;
+            for (number, op) in (0_u32..).zip(ops) {
+                match op {
+                    Op::Schedule { after, output } => {
+                        let event = if output {
+                            Event::OutputFree { link: LinkId(number) }
+                        } else {
+                            Event::Wake { slot: number }
+                        };
+                        let at = now.saturating_add(after);
+                        let name = queue.schedule(Instant::from_nanos(at), event);
+                        let key = (at, !output, number);
+                        names.push((name, key));
+                        if at < u64::MAX {
+                            model.insert(key, event);
+                        }
+                    }
+                    Op::Cancel(which) => {
+                        if let Some((name, key)) = names.get(which) {
+                            queue.cancel(*name);
+                            model.remove(key);
+                        }
+                    }
+                    Op::PopUntil(after) => {
+                        let limit = now.saturating_add(after);
+                        let popped = queue.pop_until(Instant::from_nanos(limit));
+                        let expected = model.first_key_value().filter(|(key, _)| key.0 <= limit);
+                        let expected = expected.map(|(key, event)| (*key, *event));
+                        prop_assert_eq!(popped, expected.map(|(key, event)| (Instant::from_nanos(key.0), event)));
+                        now = expected.map_or(limit, |(key, _)| key.0);
+                        queue.set_now(Instant::from_nanos(now));
+                        if let Some((key, _)) = expected {
+                            model.remove(&key);
+                        }
+                    }
+                }
             }
-            model.sort_by_key(|(at, late, sequence, _)| (*at, *late, *sequence));
-            for (at, _, _, event) in model {
+            for ((at, ..), event) in model {
                 prop_assert_eq!(queue.pop_until(Instant::FAR_FUTURE), Some((Instant::from_nanos(at), event)));
             }
             prop_assert_eq!(queue.pop_until(Instant::FAR_FUTURE), None);
         }
+    }
+
+    #[test]
+    fn what_is_meant_for_the_past_happens_now() {
+        let mut queue = EventQueue::default();
+        queue.set_now(Instant::from_nanos(50));
+        queue.schedule(Instant::from_nanos(7), Event::Wake { slot: 0 });
+        let (at, _) = queue.pop_until(Instant::FAR_FUTURE).unwrap();
+        assert_eq!(at.as_nanos(), 50);
+    }
+
+    #[test]
+    fn cancelled_events_leave_no_memory_behind() {
+        let mut queue = EventQueue::default();
+        for round in 0..10_000 {
+            let at = Instant::from_nanos(1_000_000_000 + round);
+            let name = queue.schedule(at, Event::Wake { slot: 0 });
+            queue.cancel(name);
+            queue.cancel(name);
+        }
+        assert_eq!(queue.entries.len(), 1);
     }
 }

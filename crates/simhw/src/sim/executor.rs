@@ -1,12 +1,12 @@
 //! Applications in virtual time: tasks, sleepers, and what hosts ask of the world.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 
+use super::event_queue::{Event, EventQueue, Scheduled};
 use crate::host::{Host, OpenError};
 use crate::id::{NodeId, PortId};
 use crate::port::{Bell, DEFAULT_DEPTH, NicPort, Port, port};
@@ -19,28 +19,73 @@ type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 #[derive(Default)]
 pub(super) struct Requests {
     pub(super) spawned: Vec<(NodeId, Task)>,
-    pub(super) sleeps: Vec<(Instant, u32, u32)>,
-    pub(super) doorbells: Vec<(NodeId, PortId)>,
-    pub(super) opened: Vec<(NodeId, PortId, NicPort)>,
+    /// Sleepers to schedule: when, which, and which use of its slot.
+    sleeps: Vec<(Instant, u32, u32)>,
+    /// Events of sleepers that were dropped.
+    cancelled: Vec<Scheduled>,
+    pub(super) doorbells: Vec<Doorbell>,
+    pub(super) opened: Vec<(NodeId, u16, NicPort, PortId)>,
     sleepers: Vec<Sleeper>,
     free_sleepers: Vec<u32>,
-    /// For each node: the number of its next port, `None` while its NIC is down.
-    ports: Vec<Option<u16>>,
+    gates: Vec<Gate>,
 }
 
-#[derive(Default)]
+/// A port of one life of a NIC was rung.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doorbell {
+    pub(super) node: NodeId,
+    pub(super) port: PortId,
+    pub(super) life: u16,
+}
+
+/// What hosts know of their NIC.
+#[derive(Clone, Copy, Default)]
+struct Gate {
+    life: u16,
+    next_port: u16,
+    down: bool,
+}
+
 struct Sleeper {
     generation: u32,
+    scheduled: Scheduled,
     waker: Option<Waker>,
+}
+
+impl Requests {
+    /// Schedules who fell asleep, and cancels who gave up.
+    pub(super) fn schedule_sleepers(&mut self, queue: &mut EventQueue) {
+        for scheduled in self.cancelled.drain(..) {
+            queue.cancel(scheduled);
+        }
+        for (at, slot, generation) in self.sleeps.drain(..) {
+            let sleeper = &mut self.sleepers[slot as usize];
+            if sleeper.generation == generation {
+                sleeper.scheduled = queue.schedule(at, Event::Wake { slot });
+            }
+        }
+    }
+
+    fn claim_sleeper(&mut self, at: Instant) -> (u32, u32) {
+        let slot = self.free_sleepers.pop().unwrap_or_else(|| {
+            let scheduled = Scheduled::NEVER;
+            self.sleepers.push(Sleeper { generation: 0, scheduled, waker: None });
+            u32::try_from(self.sleepers.len() - 1).expect("fewer sleepers than 2^32")
+        });
+        let generation = self.sleepers[slot as usize].generation;
+        self.sleeps.push((at, slot, generation));
+        (slot, generation)
+    }
 }
 
 /// What the world and its hosts share.
 pub(super) struct Shared {
     now: AtomicU64,
     seed: u64,
-    asked: AtomicBool,
+    /// Something was asked for, or somebody is ready.
+    stirred: AtomicBool,
     requests: Mutex<Requests>,
-    ready: Mutex<VecDeque<u32>>,
+    ready: Mutex<Vec<u32>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -49,11 +94,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     pub(super) fn new(seed: u64, nodes: usize) -> Arc<Self> {
-        let requests = Requests { ports: vec![Some(0); nodes], ..Requests::default() };
+        let requests = Requests { gates: vec![Gate::default(); nodes], ..Requests::default() };
         Arc::new(Self {
             now: AtomicU64::new(0),
             seed,
-            asked: AtomicBool::new(false),
+            stirred: AtomicBool::new(false),
             requests: Mutex::new(requests),
             ready: Mutex::default(),
         })
@@ -69,37 +114,44 @@ impl Shared {
 
     fn ask(&self, request: impl FnOnce(&mut Requests)) {
         request(&mut lock(&self.requests));
-        self.asked.store(true, Ordering::Release);
+        self.stirred.store(true, Ordering::Release);
     }
 
-    /// Hands over what was asked for since the last time.
-    pub(super) fn take_requests(&self, take: impl FnOnce(&mut Requests)) -> bool {
-        if !self.asked.swap(false, Ordering::AcqRel) {
-            return false;
-        }
-        take(&mut lock(&self.requests));
-        true
+    /// Whether anything was asked for or anybody is ready, since the last time.
+    pub(super) fn take_stirred(&self) -> bool {
+        self.stirred.load(Ordering::Relaxed) && self.stirred.swap(false, Ordering::AcqRel)
     }
 
-    pub(super) fn next_ready(&self) -> Option<u32> {
-        lock(&self.ready).pop_front()
+    pub(super) fn requests(&self) -> MutexGuard<'_, Requests> {
+        lock(&self.requests)
+    }
+
+    /// Hands over who is ready, in order; `ready` must be empty.
+    pub(super) fn take_ready(&self, ready: &mut Vec<u32>) {
+        std::mem::swap(&mut *lock(&self.ready), ready);
     }
 
     /// A sleeper's instant has come.
-    pub(super) fn wake_sleeper(&self, slot: u32, generation: u32) {
+    pub(super) fn wake_sleeper(&self, slot: u32) {
         let waker = {
             let mut requests = lock(&self.requests);
             let sleeper = &mut requests.sleepers[slot as usize];
-            if sleeper.generation == generation { sleeper.waker.take() } else { None }
+            sleeper.scheduled = Scheduled::NEVER;
+            sleeper.waker.take()
         };
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    /// The node's NIC is up with all its ports free, or down.
-    pub(super) fn set_up(&self, node: NodeId, up: bool) {
-        lock(&self.requests).ports[node.index()] = up.then_some(0);
+    /// The node's NIC has stopped.
+    pub(super) fn set_down(&self, node: NodeId) {
+        lock(&self.requests).gates[node.index()].down = true;
+    }
+
+    /// The node's NIC runs its `life`, with all its ports free.
+    pub(super) fn set_up(&self, node: NodeId, life: u16) {
+        lock(&self.requests).gates[node.index()] = Gate { life, next_port: 0, down: false };
     }
 }
 
@@ -116,7 +168,8 @@ impl Wake for TaskWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::AcqRel) {
-            lock(&self.shared.ready).push_back(self.task);
+            lock(&self.shared.ready).push(self.task);
+            self.shared.stirred.store(true, Ordering::Release);
         }
     }
 }
@@ -228,31 +281,35 @@ impl Host for SimHost {
     }
 
     fn open_port(&self) -> Result<Port, OpenError> {
-        let bell = SimBell { node: self.node, shared: Arc::clone(&self.shared) };
         let mut requests = lock(&self.shared.requests);
-        let next = requests.ports[self.node.index()].as_mut();
-        let next = next.ok_or(OpenError::Stopped(self.node))?;
-        if *next == u16::MAX {
+        let gate = &mut requests.gates[self.node.index()];
+        if gate.down {
+            return Err(OpenError::Stopped(self.node));
+        }
+        if gate.next_port == u16::MAX {
             return Err(OpenError::Exhausted(self.node));
         }
-        let id = PortId(*next);
-        *next += 1;
+        let (id, life) = (PortId(gate.next_port), gate.life);
+        gate.next_port += 1;
+        let bell = SimBell { node: self.node, life, shared: Arc::clone(&self.shared) };
         let (port, nic) = port(id, DEFAULT_DEPTH, Box::new(bell));
-        requests.opened.push((self.node, id, nic));
+        requests.opened.push((self.node, life, nic, id));
         drop(requests);
-        self.shared.asked.store(true, Ordering::Release);
+        self.shared.stirred.store(true, Ordering::Release);
         Ok(port)
     }
 }
 
 struct SimBell {
     node: NodeId,
+    life: u16,
     shared: Arc<Shared>,
 }
 
 impl Bell for SimBell {
     fn ring(&self, port: PortId) {
-        self.shared.ask(|requests| requests.doorbells.push((self.node, port)));
+        let (node, life) = (self.node, self.life);
+        self.shared.ask(|requests| requests.doorbells.push(Doorbell { node, port, life }));
     }
 }
 
@@ -272,24 +329,15 @@ impl Future for Sleep {
         }
         let (at, known) = (self.at, self.slot);
         let mut requests = lock(&self.shared.requests);
-        let (slot, generation) = match known {
-            Some(known) => known,
-            None => {
-                let slot = requests.free_sleepers.pop().unwrap_or_else(|| {
-                    requests.sleepers.push(Sleeper::default());
-                    u32::try_from(requests.sleepers.len() - 1).expect("fewer sleepers than 2^32")
-                });
-                let generation = requests.sleepers[slot as usize].generation;
-                requests.sleeps.push((at, slot, generation));
-                (slot, generation)
-            }
-        };
+        let (slot, generation) = known.unwrap_or_else(|| requests.claim_sleeper(at));
         let waker = &mut requests.sleepers[slot as usize].waker;
         if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
             *waker = Some(context.waker().clone());
         }
         drop(requests);
-        self.shared.asked.store(true, Ordering::Release);
+        if known.is_none() {
+            self.shared.stirred.store(true, Ordering::Release);
+        }
         self.slot = Some((slot, generation));
         Poll::Pending
     }
@@ -301,7 +349,15 @@ impl Drop for Sleep {
         let mut requests = lock(&self.shared.requests);
         let sleeper = &mut requests.sleepers[slot as usize];
         sleeper.generation = sleeper.generation.wrapping_add(1);
-        sleeper.waker = None;
+        let scheduled = std::mem::replace(&mut sleeper.scheduled, Scheduled::NEVER);
+        let waker = sleeper.waker.take();
         requests.free_sleepers.push(slot);
+        if scheduled != Scheduled::NEVER {
+            requests.cancelled.push(scheduled);
+            self.shared.stirred.store(true, Ordering::Release);
+        }
+        drop(requests);
+        // A waker may be the last that holds a task, which then comes back here.
+        drop(waker);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::drops::DropCause;
 use crate::frame::Header;
+use crate::id::NodeId;
 use crate::time::{Instant, Serializer};
 
 const SLOT_BITS: u32 = 20;
@@ -11,10 +12,14 @@ const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) header: Header,
+    /// The NIC that sends it, whoever the header says it is from.
+    pub(super) origin: NodeId,
     pub(super) payload: Vec<u8>,
     pub(super) pieces: u16,
     /// Pieces that have neither arrived nor been dropped.
     pub(super) outstanding: u16,
+    /// Whether a piece has arrived.
+    pub(super) arrived: bool,
     /// Why the first lost piece was lost.
     pub(super) lost: Option<DropCause>,
     /// The line that the pieces leave the NIC on, as it was after the last one that left.
@@ -34,7 +39,7 @@ pub(super) struct FramePool {
 
 impl FramePool {
     /// A new frame with an empty payload.
-    pub(super) fn allocate(&mut self, header: Header, line: Serializer) -> u32 {
+    pub(super) fn allocate(&mut self, origin: NodeId, header: Header, line: Serializer) -> u32 {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
@@ -45,9 +50,11 @@ impl FramePool {
                 );
                 let frame = InFlight {
                     header,
+                    origin,
                     payload: Vec::new(),
                     pieces: 0,
                     outstanding: 0,
+                    arrived: false,
                     lost: None,
                     line,
                     delay: 0,
@@ -59,6 +66,8 @@ impl FramePool {
         };
         let (key, frame) = &mut self.slots[slot as usize];
         frame.header = header;
+        frame.origin = origin;
+        frame.arrived = false;
         frame.line = line;
         frame.lost = None;
         frame.delay = 0;
@@ -69,10 +78,10 @@ impl FramePool {
     /// A frame that carries the same.
     pub(super) fn duplicate(&mut self, key: u32) -> u32 {
         let original = self.at(key);
-        let (header, line) = (original.header, original.line);
+        let (origin, header, line) = (original.origin, original.header, original.line);
         let (pieces, sent) = (original.pieces, original.sent);
         let payload = std::mem::take(&mut self.at(key).payload);
-        let copy = self.allocate(header, line);
+        let copy = self.allocate(origin, header, line);
         let frame = self.at(copy);
         frame.payload.extend_from_slice(&payload);
         frame.pieces = pieces;
@@ -90,11 +99,31 @@ impl FramePool {
         frame
     }
 
+    /// Whether the key names a frame that is under way.
+    pub(super) fn is_live(&self, key: u32) -> bool {
+        self.slots[(key & SLOT_MASK) as usize].0 == key
+    }
+
     pub(super) fn free(&mut self, key: u32) {
-        let (live, _) = &mut self.slots[(key & SLOT_MASK) as usize];
+        let (live, frame) = &mut self.slots[(key & SLOT_MASK) as usize];
         assert!(*live == key, "a frame is freed once");
         *live = key.wrapping_add(1 << SLOT_BITS);
+        frame.outstanding = 0;
         self.free.push(key & SLOT_MASK);
+    }
+
+    /// Takes an allocation back, as if it had never been; the newest first.
+    pub(super) fn unallocate(&mut self, key: u32) {
+        let (live, frame) = &mut self.slots[(key & SLOT_MASK) as usize];
+        assert!(*live == key, "only what was allocated is taken back");
+        frame.outstanding = 0;
+        self.free.push(key & SLOT_MASK);
+    }
+
+    /// Frames of which some pieces have arrived and others have not.
+    pub(super) fn partly_arrived(&mut self) -> impl Iterator<Item = &mut InFlight> {
+        let frames = self.slots.iter_mut().map(|(_, frame)| frame);
+        frames.filter(|frame| frame.outstanding > 0 && frame.arrived)
     }
 
     /// Frames under way.

@@ -49,8 +49,9 @@ pub(super) struct Network {
     hosts: Vec<(LinkId, LinkId)>,
     framing: Framing,
     rng: Rng,
-    /// With cells: for each pair of nodes the frame whose last piece has not arrived.
-    unfinished: Vec<Option<(NodeId, u32)>>,
+    /// With cells, for each node: the frames whose last piece has not arrived, one for each NIC that
+    /// sends to it, in the order of those.
+    unfinished: Vec<Vec<(NodeId, u32)>>,
 }
 
 /// What a piece's arrival at a NIC means.
@@ -75,7 +76,7 @@ impl Network {
             hosts: topology.hosts.clone(),
             framing: topology.links.first().map_or(Framing::PLAIN, |link| link.profile.framing),
             rng: Rng::new(seed, "network"),
-            unfinished: vec![None; topology.hosts.len()],
+            unfinished: vec![Vec::new(); topology.hosts.len()],
         }
     }
 
@@ -95,12 +96,13 @@ impl Network {
     /// A frame that will leave on `line`; it is on its way once [`Network::launch`] is called.
     pub(super) fn prepare(
         &mut self,
+        origin: NodeId,
         header: Header,
         line: &mut Serializer,
         ready: Instant,
     ) -> (u32, Instant) {
         let bytes = HEADER_BYTES as u32 + u32::from(header.length);
-        let key = self.frames.allocate(header, *line);
+        let key = self.frames.allocate(origin, header, *line);
         let pieces = self.framing.pieces(bytes);
         let leaves = line.send(ready, self.framing.wire_bytes(bytes));
         let frame = self.frames.at(key);
@@ -113,8 +115,9 @@ impl Network {
     /// Puts a prepared frame on its way.
     pub(super) fn launch(&mut self, queue: &mut EventQueue, key: u32) {
         self.traffic.sent += 1;
-        let header = self.frames.at(key).header;
-        if self.is_cut(header.source, header.destination) {
+        let frame = self.frames.at(key);
+        let (origin, destination) = (frame.origin, frame.header.destination);
+        if self.is_cut(origin, destination) {
             self.drop_frame(key, DropCause::Partition);
             return;
         }
@@ -153,10 +156,11 @@ impl Network {
     /// Schedules the arrival of a piece at the end of its NIC's uplink.
     fn send_piece(&mut self, queue: &mut EventQueue, key: u32, index: u16) {
         let frame = self.frames.at(key);
-        let uplink = self.hosts[frame.header.source.index()].0;
+        let uplink = self.hosts[frame.origin.index()].0;
+        let (destination, delay) = (frame.header.destination, frame.delay);
         let bytes = self.framing.piece_bytes(frame.header.frame_bytes() as u32, u32::from(index));
         let leaves = frame.line.send(frame.sent, bytes);
-        let at = self.wires[uplink.0 as usize].arrival(leaves, bytes).plus_nanos(frame.delay);
+        let at = self.arrival(uplink, destination, leaves, bytes).plus_nanos(delay);
         queue.schedule(at, Event::Piece { link: uplink, frame: key, index });
     }
 
@@ -205,7 +209,7 @@ impl Network {
         let wire = &mut self.wires[link.0 as usize];
         let output = wire.output.as_mut().expect("routes lead to outputs");
         match output.accept(now, piece) {
-            Ok(Some(departure)) => wire.depart(queue, link, departure),
+            Ok(Some(departure)) => self.depart(queue, link, departure),
             Ok(None) => {}
             Err(cause) => self.drop_piece(key, cause),
         }
@@ -216,7 +220,7 @@ impl Network {
         let wire = &mut self.wires[link.0 as usize];
         let output = wire.output.as_mut().expect("only outputs become free");
         if let Some(departure) = output.next(now) {
-            wire.depart(queue, link, departure);
+            self.depart(queue, link, departure);
         }
     }
 
@@ -225,54 +229,87 @@ impl Network {
             self.check_merge(node, key, last);
         }
         let frame = self.frames.at(key);
+        frame.arrived = true;
         frame.outstanding -= 1;
         if frame.outstanding > 0 {
             return Arrival::Nothing;
         }
-        let (lost, pieces, header) = (frame.lost, frame.pieces, frame.header);
+        let (lost, origin) = (frame.lost, frame.origin);
         match lost {
-            Some(cause) => {
-                let cause =
-                    if pieces > 1 && cause_of_piece(cause) { DropCause::Incomplete } else { cause };
-                self.drop_frame(key, cause);
-                Arrival::Nothing
-            }
-            None if self.is_cut(header.source, header.destination) => {
-                self.drop_frame(key, DropCause::Partition);
-                Arrival::Nothing
-            }
-            None => Arrival::Whole { node, frame: key },
+            Some(cause) => self.drop_frame(key, cause),
+            None if self.is_cut(origin, node) => self.drop_frame(key, DropCause::Partition),
+            None => return Arrival::Whole { node, frame: key },
         }
+        Arrival::Nothing
     }
 
     /// AAL5 tells where a packet ends by its last cell alone: where that was lost, the next packet
-    /// of the same source is taken for the rest of it, and the checksum refuses both.
+    /// of the same circuit is taken for the rest of it, and the checksum refuses both.
     fn check_merge(&mut self, node: NodeId, key: u32, last: bool) {
-        let source = self.frames.at(key).header.source;
+        let origin = self.frames.at(key).origin;
         let open = &mut self.unfinished[node.index()];
-        if let Some((other, unfinished)) = *open
-            && other == source
-            && unfinished != key
-        {
-            self.frames.at(key).lost.get_or_insert(DropCause::Merged);
+        match open.binary_search_by_key(&origin, |(other, _)| *other) {
+            Ok(at) => {
+                let unfinished = open[at].1;
+                // One that is still under way was overtaken by a fault, and its end will come.
+                if unfinished != key && !self.frames.is_live(unfinished) {
+                    self.frames.at(key).lost.get_or_insert(DropCause::Merged);
+                }
+                if last {
+                    open.remove(at);
+                } else {
+                    open[at].1 = key;
+                }
+            }
+            Err(at) if !last => open.insert(at, (origin, key)),
+            Err(_) => {}
         }
-        self.unfinished[node.index()] = if last { None } else { Some((source, key)) };
+    }
+
+    /// The NIC of `node` forgets the frames of which it has a part.
+    pub(super) fn forget_parts(&mut self, node: NodeId) {
+        self.unfinished[node.index()].clear();
+        for frame in self.frames.partly_arrived() {
+            if frame.header.destination == node {
+                frame.lost = Some(DropCause::NicDown);
+            }
+        }
     }
 
     fn drop_piece(&mut self, key: u32, cause: DropCause) {
         let frame = self.frames.at(key);
-        frame.lost.get_or_insert(cause);
+        let cause = *frame.lost.get_or_insert(cause);
         frame.outstanding -= 1;
         if frame.outstanding == 0 {
-            let cause = frame.lost.unwrap_or(cause);
             self.drop_frame(key, cause);
         }
     }
 
     /// Counts a frame as dropped and frees it.
     pub(super) fn drop_frame(&mut self, key: u32, cause: DropCause) {
+        let frame = self.frames.at(key);
+        let in_part = frame.pieces > 1 && cause_of_piece(cause);
+        let cause = if in_part && frame.arrived { DropCause::Incomplete } else { cause };
+        if in_part {
+            self.forget_broken(key);
+        }
         self.traffic.drops.add(cause);
         self.frames.free(key);
+    }
+
+    /// No more pieces of the frame come to the outputs on its way.
+    fn forget_broken(&mut self, key: u32) {
+        let frame = self.frames.at(key);
+        let destination = frame.header.destination.index();
+        let mut link = self.hosts[frame.origin.index()].0;
+        while let End::Switch(switch) = self.wires[link.0 as usize].link.to {
+            let route = &self.routes[usize::from(switch.0)];
+            let Some(out) = route.get(destination).copied().flatten() else { return };
+            if let Some(output) = &mut self.wires[out.0 as usize].output {
+                output.forget(key);
+            }
+            link = out;
+        }
     }
 
     /// Counts a frame as delivered and frees it.
@@ -282,9 +319,40 @@ impl Network {
     }
 }
 
+impl Network {
+    fn depart(&mut self, queue: &mut EventQueue, link: LinkId, departure: Departure) {
+        let Departure { piece, ends, .. } = departure;
+        queue.schedule(ends, Event::OutputFree { link });
+        let destination = self.frames.at(piece.frame).header.destination;
+        let at = self.arrival(link, destination, ends, piece.bytes);
+        queue.schedule(at, Event::Piece { link, frame: piece.frame, index: piece.index });
+    }
+
+    /// When a piece whose last bit leaves at `leaves` can be sent on at the link's end.
+    fn arrival(&self, link: LinkId, to: NodeId, leaves: Instant, bytes: u32) -> Instant {
+        let wire = &self.wires[link.0 as usize];
+        let ahead = if wire.cut_through == 0 { 0 } else { self.ahead(wire, to, bytes) };
+        Instant::from_nanos(leaves.as_nanos().saturating_sub(ahead)).plus_nanos(wire.delay_ns)
+    }
+
+    /// By how much a cut-through switch begins before it has the piece. Onto a faster line it waits
+    /// for all of it: the line would run dry otherwise.
+    fn ahead(&self, wire: &Wire, to: NodeId, bytes: u32) -> u64 {
+        let End::Switch(switch) = wire.link.to else { return 0 };
+        let rate = wire.link.profile.rate;
+        let out = self.routes[usize::from(switch.0)].get(to.index()).copied().flatten();
+        match out {
+            Some(out) if self.wires[out.0 as usize].link.profile.rate <= rate => {
+                rate.nanos_for(u64::from(bytes.saturating_sub(wire.cut_through)))
+            }
+            _ => 0,
+        }
+    }
+}
+
 /// Whether the cause took a piece of a frame and not the frame.
 const fn cause_of_piece(cause: DropCause) -> bool {
-    matches!(cause, DropCause::BufferFull | DropCause::PartialDiscard)
+    matches!(cause, DropCause::BufferFull | DropCause::PartialDiscard | DropCause::EarlyDiscard)
 }
 
 impl Wire {
@@ -309,19 +377,5 @@ impl Wire {
         };
         let delay_ns = nanos(link.profile.propagation) + latency;
         Self { link, output, delay_ns, cut_through }
-    }
-
-    /// When a piece whose last bit leaves at `leaves` can be sent on at the link's end.
-    fn arrival(&self, leaves: Instant, bytes: u32) -> Instant {
-        let early = if self.cut_through == 0 { 0 } else { bytes.saturating_sub(self.cut_through) };
-        let ahead = if early == 0 { 0 } else { self.link.profile.rate.nanos_for(u64::from(early)) };
-        Instant::from_nanos(leaves.as_nanos() - ahead).plus_nanos(self.delay_ns)
-    }
-
-    fn depart(&self, queue: &mut EventQueue, link: LinkId, departure: Departure) {
-        let Departure { piece, ends, .. } = departure;
-        queue.schedule(ends, Event::OutputFree { link });
-        let at = self.arrival(ends, piece.bytes);
-        queue.schedule(at, Event::Piece { link, frame: piece.frame, index: piece.index });
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::event_queue::{Event, EventQueue};
+use super::event_queue::{Event, EventQueue, Scheduled};
 use super::network::Network;
 use crate::frame::Header;
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
@@ -26,8 +26,13 @@ pub(super) enum Work {
 #[derive(Clone, Copy, Debug)]
 struct Alarm {
     at: Instant,
-    /// The earliest event that is scheduled for it.
-    scheduled: Instant,
+    scheduled: Scheduled,
+    /// It has gone off, and the firmware has not been told.
+    due: bool,
+}
+
+impl Alarm {
+    const OFF: Self = Self { at: Instant::FAR_FUTURE, scheduled: Scheduled::NEVER, due: false };
 }
 
 #[derive(Debug)]
@@ -44,6 +49,8 @@ pub(super) struct Nic {
     pub(super) busy_until: Instant,
     /// Bytes of frames in the inbox.
     pub(super) held: u32,
+    /// For each port: whether it was rung and the firmware has not looked since.
+    rung: Vec<bool>,
     engines: Engines,
     alarms: [Alarm; TIMERS],
     completions: VecDeque<(PortId, Completion)>,
@@ -68,8 +75,16 @@ struct Staged {
     frames: Vec<u32>,
     effects: Vec<Effect>,
     bytes: Vec<u8>,
-    /// The engines as they were at the last commit.
-    line: Option<(Serializer, Instant, usize)>,
+    /// What changes before a commit, as it was at the last.
+    saved: Option<Saved>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Saved {
+    line: Serializer,
+    gather_free: Instant,
+    leaving: usize,
+    next_dma: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -90,7 +105,6 @@ enum Stored {
 
 impl Nic {
     pub(super) fn new(node: NodeId, profile: NicProfile, rate: LineRate) -> Self {
-        let idle = Alarm { at: Instant::FAR_FUTURE, scheduled: Instant::FAR_FUTURE };
         Self {
             node,
             incarnation: Incarnation::FIRST,
@@ -101,6 +115,7 @@ impl Nic {
             inbox: VecDeque::new(),
             busy_until: Instant::ZERO,
             held: 0,
+            rung: Vec::new(),
             engines: Engines {
                 line: Serializer::new(rate),
                 leaving: VecDeque::new(),
@@ -108,17 +123,36 @@ impl Nic {
                 scatter_free: Instant::ZERO,
                 last_completion: Instant::ZERO,
             },
-            alarms: [idle; TIMERS],
+            alarms: [Alarm::OFF; TIMERS],
             completions: VecDeque::new(),
             next_dma: 0,
             staged: Staged::default(),
         }
     }
 
-    /// The NIC as it starts again after a crash.
-    pub(super) fn reborn(&self) -> Self {
-        let fresh = Self::new(self.node, self.profile, self.engines.line.rate());
+    /// The NIC as it starts again after a crash. Its line first sends what it was told to before.
+    pub(super) fn reborn(&mut self, queue: &mut EventQueue) -> Self {
+        for alarm in &self.alarms {
+            queue.cancel(alarm.scheduled);
+        }
+        let mut fresh = Self::new(self.node, self.profile, self.engines.line.rate());
+        fresh.engines.line = self.engines.line;
+        fresh.engines.leaving = std::mem::take(&mut self.engines.leaving);
         Self { incarnation: self.incarnation.next(), life: self.life.wrapping_add(1), ..fresh }
+    }
+
+    /// Takes note of a doorbell; `false` if the firmware is yet to look at an earlier one.
+    pub(super) fn ring(&mut self, port: PortId) -> bool {
+        if port.index() >= self.rung.len() {
+            self.rung.resize(port.index() + 1, false);
+        }
+        !std::mem::replace(&mut self.rung[port.index()], true)
+    }
+
+    /// The firmware is about to look at a port: takes note of what was registered.
+    pub(super) fn answer(&mut self, port: PortId) {
+        self.rung[port.index()] = false;
+        self.ports.sync(port);
     }
 
     /// Takes the next completion to be seen by its port.
@@ -130,37 +164,24 @@ impl Nic {
         }
     }
 
-    /// Whether the alarm is due; schedules it anew where it was moved back.
-    pub(super) fn take_alarm(
-        &mut self,
-        queue: &mut EventQueue,
-        now: Instant,
-        timer: TimerId,
-    ) -> bool {
-        let life = self.life;
-        let node = self.node;
-        let alarm = &mut self.alarms[timer.index()];
-        if alarm.scheduled <= now {
-            alarm.scheduled = Instant::FAR_FUTURE;
-        }
-        if alarm.at <= now {
-            alarm.at = Instant::FAR_FUTURE;
-            return true;
-        }
-        if alarm.at < alarm.scheduled {
-            alarm.scheduled = alarm.at;
-            queue.schedule(alarm.at, Event::Timer { node, timer, life });
-        }
-        false
+    /// The alarm goes off.
+    pub(super) const fn go_off(&mut self, timer: TimerId) {
+        self.alarms[timer.index()] = Alarm { due: true, ..Alarm::OFF };
+    }
+
+    /// Whether the firmware is to be told of the alarm: it went off and was not set anew since.
+    pub(super) const fn take_alarm(&mut self, timer: TimerId) -> bool {
+        std::mem::replace(&mut self.alarms[timer.index()].due, false)
     }
 
     fn set_alarm(&mut self, queue: &mut EventQueue, timer: TimerId, at: Instant) {
         let event = Event::Timer { node: self.node, timer, life: self.life };
         let alarm = &mut self.alarms[timer.index()];
-        alarm.at = at;
-        if at < alarm.scheduled {
-            alarm.scheduled = at;
-            queue.schedule(at, event);
+        alarm.due = false;
+        if alarm.at != at {
+            queue.cancel(alarm.scheduled);
+            alarm.at = at;
+            alarm.scheduled = queue.schedule(at, event);
         }
     }
 }
@@ -183,12 +204,13 @@ impl SimHardware<'_> {
         self.now.plus_nanos(self.cost_ps.div_ceil(1000))
     }
 
-    /// Remembers the engines, to put them back if the turn is aborted.
+    /// Remembers what an abort puts back.
     fn begin(&mut self) {
-        if self.nic.staged.line.is_none() {
+        if self.nic.staged.saved.is_none() {
             let engines = &self.nic.engines;
-            let saved = (engines.line, engines.gather_free, engines.leaving.len());
-            self.nic.staged.line = Some(saved);
+            let (line, gather_free) = (engines.line, engines.gather_free);
+            let (leaving, next_dma) = (engines.leaving.len(), self.nic.next_dma);
+            self.nic.staged.saved = Some(Saved { line, gather_free, leaving, next_dma });
         }
     }
 
@@ -205,12 +227,12 @@ impl SimHardware<'_> {
         Stored::Staged(start..start + from.len())
     }
 
-    /// Where the frame's payload comes from: gathered into the frame, and when it is all there.
+    /// Copies the payload into the frame.
     fn gather(&mut self, key: u32, source: Source<'_>) -> Result<(), RegionError> {
         let payload = &mut self.network.frames.at(key).payload;
-        let (from, _) = match source {
-            Source::Bytes(from) => (from, 0),
-            Source::Region(at) => (self.nic.ports.read(at)?, 0),
+        let from = match source {
+            Source::Bytes(from) => from,
+            Source::Region(at) => self.nic.ports.read(at)?,
         };
         match from.as_bytes() {
             Some(bytes) => payload.extend_from_slice(bytes),
@@ -220,6 +242,22 @@ impl SimHardware<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a transmit slot is free.
+    fn claim_transmit_slot(&mut self) -> Result<(), TransmitRefused> {
+        let nic = &mut *self.nic;
+        let leaving = &mut nic.engines.leaving;
+        if nic.staged.saved.is_none() {
+            while leaving.front().is_some_and(|at| *at <= self.now) {
+                leaving.pop_front();
+            }
+        }
+        if leaving.len() < usize::from(nic.profile.transmit_slots) {
+            return Ok(());
+        }
+        let first = leaving.front().copied().unwrap_or(Instant::FAR_FUTURE);
+        Err(TransmitRefused::Busy { until: first.max(self.now.plus_nanos(1)) })
     }
 
     fn apply(&mut self, effect: Effect, bytes: &[u8], at: Instant) {
@@ -322,22 +360,12 @@ impl Hardware for SimHardware<'_> {
         if length > mtu || length != usize::from(header.length) {
             return Err(TransmitRefused::Length { mtu });
         }
-        let reached = self.reached();
-        if self.nic.staged.line.is_none() {
-            while self.nic.engines.leaving.front().is_some_and(|at| *at <= self.now) {
-                self.nic.engines.leaving.pop_front();
-            }
-        }
-        let engines = &self.nic.engines;
-        if engines.leaving.len() >= usize::from(self.nic.profile.transmit_slots) {
-            return Err(TransmitRefused::Busy {
-                until: engines.leaving[0].max(self.now.plus_nanos(1)),
-            });
-        }
+        self.claim_transmit_slot()?;
         if let Source::Region(at) = source {
             self.nic.ports.read(at)?;
         }
         self.begin();
+        let reached = self.reached();
         let ready = match source {
             Source::Bytes(_) => reached,
             Source::Region(_) => {
@@ -347,7 +375,8 @@ impl Hardware for SimHardware<'_> {
                 engines.gather_free
             }
         };
-        let (key, leaves) = self.network.prepare(*header, &mut self.nic.engines.line, ready);
+        let Nic { node, engines, .. } = &mut *self.nic;
+        let (key, leaves) = self.network.prepare(*node, *header, &mut engines.line, ready);
         self.gather(key, source)?;
         self.nic.engines.leaving.push_back(leaves);
         self.nic.staged.frames.push(key);
@@ -368,6 +397,7 @@ impl Hardware for SimHardware<'_> {
     fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused> {
         self.nic.ports.read(transfer.from)?;
         self.nic.ports.check(transfer.to, transfer.from.length as usize)?;
+        self.begin();
         let dma = DmaId(self.nic.next_dma);
         self.nic.next_dma = self.nic.next_dma.wrapping_add(1);
         self.nic.staged.effects.push(Effect::Copy { transfer, dma });
@@ -398,20 +428,22 @@ impl Hardware for SimHardware<'_> {
         bytes.clear();
         self.nic.staged.effects = effects;
         self.nic.staged.bytes = bytes;
-        self.nic.staged.line = None;
+        self.nic.staged.saved = None;
     }
 
     fn abort(&mut self) {
         let staged = &mut self.nic.staged;
-        for key in staged.frames.drain(..) {
-            self.network.frames.free(key);
+        for key in staged.frames.drain(..).rev() {
+            self.network.frames.unallocate(key);
         }
         staged.effects.clear();
         staged.bytes.clear();
-        if let Some((line, gather_free, leaving)) = staged.line.take() {
-            self.nic.engines.line = line;
-            self.nic.engines.gather_free = gather_free;
-            self.nic.engines.leaving.truncate(leaving);
+        if let Some(saved) = staged.saved.take() {
+            let engines = &mut self.nic.engines;
+            engines.line = saved.line;
+            engines.gather_free = saved.gather_free;
+            engines.leaving.truncate(saved.leaving);
+            self.nic.next_dma = saved.next_dma;
         }
     }
 }

@@ -30,6 +30,11 @@ pub trait Discard: fmt::Debug + Send {
     /// # Errors
     /// The cause for which it is dropped.
     fn admit(&mut self, piece: &Piece, cost: u32, at: Occupancy) -> Result<(), DropCause>;
+
+    /// No more pieces of `frame` come; a rule that remembers frames forgets this one.
+    fn forget(&mut self, frame: u32) {
+        let _ = frame;
+    }
 }
 
 /// A shipped rule, by name.
@@ -72,79 +77,107 @@ impl Discard for TailDrop {
     }
 }
 
+/// Most frames that a rule remembers at once; past that it forgets the oldest. A port that is told of
+/// frames that end elsewhere ([`Discard::forget`]) remembers at most one of each sender.
+const MOST_REMEMBERED: usize = 1024;
+
+/// Some of the frames that are passing.
+#[derive(Debug, Default)]
+struct Frames(Vec<u32>);
+
+impl Frames {
+    /// Remembers the piece's frame, if more of it is to come.
+    fn remember(&mut self, piece: &Piece) {
+        if piece.last {
+            return;
+        }
+        if self.0.len() == MOST_REMEMBERED {
+            self.0.remove(0);
+        }
+        self.0.push(piece.frame);
+    }
+
+    /// Whether the piece's frame is remembered; it is forgotten with its last piece.
+    fn recall(&mut self, piece: &Piece) -> bool {
+        let known = self.0.contains(&piece.frame);
+        if known && piece.last {
+            self.forget(piece.frame);
+        }
+        known
+    }
+
+    fn forget(&mut self, frame: u32) {
+        self.0.retain(|known| *known != frame);
+    }
+}
+
 /// Drops what does not fit, and the rest of its frame but for the last piece, so that the receiver
 /// can tell where the next frame begins.
 #[derive(Debug, Default)]
 pub struct PartialPacketDiscard {
     /// Frames of which a piece was dropped and the last has not passed.
-    broken: Vec<u32>,
-}
-
-impl PartialPacketDiscard {
-    /// Whether the frame is broken; forgets it with its last piece.
-    fn is_broken(&mut self, piece: &Piece) -> bool {
-        let Some(at) = self.broken.iter().position(|frame| *frame == piece.frame) else {
-            return false;
-        };
-        if piece.last {
-            self.broken.swap_remove(at);
-        }
-        true
-    }
-
-    fn break_frame(&mut self, piece: &Piece) {
-        if !piece.last {
-            self.broken.push(piece.frame);
-        }
-    }
+    broken: Frames,
 }
 
 impl Discard for PartialPacketDiscard {
     fn admit(&mut self, piece: &Piece, cost: u32, at: Occupancy) -> Result<(), DropCause> {
-        let broken = self.is_broken(piece);
+        let broken = self.broken.recall(piece);
         if broken && !piece.last {
             return Err(DropCause::PartialDiscard);
         }
         if at.fits(cost) {
             return Ok(());
         }
-        if !broken {
-            self.break_frame(piece);
-        }
+        self.broken.remember(piece);
         Err(DropCause::BufferFull)
+    }
+
+    fn forget(&mut self, frame: u32) {
+        self.broken.forget(frame);
     }
 }
 
 /// Refuses whole frames, at their first piece, while the buffer is fuller than a threshold. What
-/// was let in and then does not fit is discarded to its end, its last piece too.
+/// was let in and then does not fit is discarded in part.
 #[derive(Debug)]
 pub struct EarlyPacketDiscard {
     threshold: u16,
-    refused: PartialPacketDiscard,
+    /// Frames that were refused whole and whose last piece has not come.
+    refused: Frames,
+    admitted: PartialPacketDiscard,
 }
 
 impl EarlyPacketDiscard {
     /// Refuses from `threshold` thousandths of the capacity on.
     #[must_use]
     pub fn new(threshold: u16) -> Self {
-        Self { threshold, refused: PartialPacketDiscard::default() }
+        let (refused, admitted) = Default::default();
+        Self { threshold, refused, admitted }
     }
 }
 
 impl Discard for EarlyPacketDiscard {
     fn admit(&mut self, piece: &Piece, cost: u32, at: Occupancy) -> Result<(), DropCause> {
-        if self.refused.is_broken(piece) {
+        if self.refused.recall(piece) {
             return Err(DropCause::EarlyDiscard);
         }
+        if piece.index > 0 {
+            return self.admitted.admit(piece, cost, at);
+        }
         let limit = u64::from(at.capacity) * u64::from(self.threshold) / 1000;
-        let cause = if piece.index == 0 && u64::from(at.used) >= limit && at.used > 0 {
+        let cause = if u64::from(at.used) >= limit && at.used > 0 {
             DropCause::EarlyDiscard
         } else if at.fits(cost) {
             return Ok(());
         } else {
             DropCause::BufferFull
         };
-        self.refused.break_frame(piece);
+        self.refused.remember(piece);
         Err(cause)
+    }
+
+    fn forget(&mut self, frame: u32) {
+        self.refused.forget(frame);
+        self.admitted.forget(frame);
     }
 }
