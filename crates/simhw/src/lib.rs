@@ -7,6 +7,7 @@
 //! - [`hardware`], [`host`], [`port`]: start here: the seams
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
+//! - [`udp`]: the fabric of real sockets
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![forbid(unsafe_code)]
 
@@ -22,4 +23,5 @@ mod ring;
 pub mod rng;
 pub mod switch;
 pub mod time;
+pub mod udp;
 pub mod wire;
