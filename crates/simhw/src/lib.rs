@@ -7,7 +7,7 @@
 //! - [`hardware`], [`host`], [`port`]: start here: the seams
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
-//! - [`udp`]: the fabric of real sockets
+//! - [`udp`]: the fabric of real sockets, and the switch in software
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![forbid(unsafe_code)]
 

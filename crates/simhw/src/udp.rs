@@ -1,7 +1,7 @@
 //! NICs over UDP sockets: the firmware runs in this process, the frames cross a real network.
 //!
 //! A [`UdpNic`] drives firmware with the datagrams of one socket, IPv4 or IPv6, straight between
-//! hosts or through a switch in software. One datagram is one frame. Frames leave at the pace of the
+//! hosts or through a [`SoftSwitch`]. One datagram is one frame. Frames leave at the pace of the
 //! NIC's own line ([`UdpConfig::line`]): each is handed to the system at the instant at which its
 //! first bit would start on that line; a switch adds the time that it takes on the wire itself.
 //!
@@ -21,6 +21,7 @@ mod driver;
 mod host;
 mod line;
 mod nic;
+mod soft_switch;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,13 +31,16 @@ use tokio::sync::oneshot;
 
 use crate::drops::Drops;
 use crate::hardware::Firmware;
-use crate::id::NodeId;
 
 pub use config::{
     Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_TRANSMIT_DEPTH,
     ResolveError, StartError, UdpConfig, resolve_peers,
 };
 pub use host::UdpHost;
+pub use soft_switch::{
+    DEFAULT_INGRESS_MEMORY, DEFAULT_SWITCH_LINK, DEFAULT_SWITCH_PROFILE, SoftSwitch, SwitchConfig,
+    SwitchCounters,
+};
 
 use desk::{Desk, Ending};
 use driver::Driver;
@@ -102,8 +106,8 @@ impl UdpNic {
             }
             Coprocessor::Thread => {
                 let desk = Arc::clone(&desk);
-                on_own_thread(config.node, end, move || Driver::new(socket, nic, firmware, desk))
-                    .map_err(failed)?;
+                let driver = || Ok(Driver::new(socket, nic, firmware, desk)?.run());
+                run_on_thread(format!("nic {}", config.node), end, driver).map_err(failed)?;
             }
         }
         let host =
@@ -149,22 +153,22 @@ impl Drop for UdpNic {
     }
 }
 
-/// Runs a driver on a thread and a runtime of its own.
-fn on_own_thread<F>(
-    node: NodeId,
+/// Runs a driver on a thread and a runtime of its own; it is made inside of that runtime.
+fn run_on_thread<D>(
+    name: String,
     end: oneshot::Sender<()>,
-    driver: impl FnOnce() -> std::io::Result<Driver<F>> + Send + 'static,
+    driver: impl FnOnce() -> std::io::Result<D>,
 ) -> std::io::Result<()>
 where
-    F: Firmware + Send + 'static,
+    D: Future<Output = ()> + Send + 'static,
 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let driver = {
         let _inside = runtime.enter();
         driver()?
     };
-    std::thread::Builder::new().name(format!("nic {node}")).spawn(move || {
-        runtime.block_on(driver.run());
+    std::thread::Builder::new().name(name).spawn(move || {
+        runtime.block_on(driver);
         drop(runtime);
         let _ = end.send(());
     })?;

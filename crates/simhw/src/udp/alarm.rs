@@ -30,10 +30,13 @@ mod system {
         pub(super) fn new() -> io::Result<Self> {
             let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
             let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
-            Ok(Self(AsyncFd::with_interest(fd, Interest::READABLE)?))
+            // Not all versions of tokio that will do deprecate it.
+            #[allow(deprecated, reason = "an OwnedFd stays open; the replacement is unsafe")]
+            let timer = AsyncFd::with_interest(fd, Interest::READABLE)?;
+            Ok(Self(timer))
         }
 
-        pub(super) fn arm(&mut self, nanos: u64) -> io::Result<()> {
+        pub(super) fn arm(&self, nanos: u64) -> io::Result<()> {
             const ZERO: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
             #[expect(clippy::cast_possible_wrap, reason = "both are far below the signed maximum")]
             let value = Timespec {
@@ -46,7 +49,7 @@ mod system {
             Ok(())
         }
 
-        pub(super) fn poll_expired(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        pub(super) fn poll_expired(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
             loop {
                 let mut guard = ready!(self.0.poll_read_ready(context))?;
                 let mut expirations = [0; 8];

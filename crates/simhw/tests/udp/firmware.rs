@@ -14,48 +14,48 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::udp::{StartError, UdpConfig, UdpNic};
 
 /// Sends the command's region to `node`; completes once it is read.
-pub const SEND: u8 = 1;
+pub(crate) const SEND: u8 = 1;
 /// Takes the next frame into the command's region; completes with its length.
-pub const RECEIVE: u8 = 2;
+pub(crate) const RECEIVE: u8 = 2;
 /// Copies the first half of the region to its second half; completes when that has ended.
-pub const COPY: u8 = 3;
+pub(crate) const COPY: u8 = 3;
 /// Sends, then gives up the turn.
-pub const SEND_AND_ABORT: u8 = 4;
+pub(crate) const SEND_AND_ABORT: u8 = 4;
 /// Frames with this flag are sent back, without it.
-pub const ECHO: u8 = 1;
+pub(crate) const ECHO: u8 = 1;
 
 /// A frame as it arrived.
 #[derive(Clone, Debug)]
-pub struct Arrival {
-    pub header: Header,
-    pub payload: Vec<u8>,
-    pub at: Instant,
+pub(crate) struct Arrival {
+    pub(crate) header: Header,
+    pub(crate) payload: Vec<u8>,
+    pub(crate) at: Instant,
 }
 
 /// What the firmware of one NIC has seen.
 #[derive(Clone, Debug, Default)]
-pub struct Seen(Arc<Mutex<Record>>);
+pub(crate) struct Seen(Arc<Mutex<Record>>);
 
 #[derive(Debug, Default)]
-pub struct Record {
-    pub arrivals: Vec<Arrival>,
+pub(crate) struct Record {
+    pub(crate) arrivals: Vec<Arrival>,
     /// When the last bit of each frame was said to leave.
-    pub departures: Vec<Instant>,
-    pub busy: usize,
+    pub(crate) departures: Vec<Instant>,
+    pub(crate) busy: usize,
 }
 
 impl Seen {
-    pub fn with<T>(&self, look: impl FnOnce(&mut Record) -> T) -> T {
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut Record) -> T) -> T {
         look(&mut self.0.lock().unwrap())
     }
 
-    pub fn arrivals(&self) -> Vec<Arrival> {
+    pub(crate) fn arrivals(&self) -> Vec<Arrival> {
         self.with(|record| record.arrivals.clone())
     }
 
     /// Waits until `count` frames have arrived; panics after 10 s.
     #[track_caller]
-    pub fn wait_for(&self, count: usize) -> impl Future<Output = Vec<Arrival>> {
+    pub(crate) fn wait_for(&self, count: usize) -> impl Future<Output = Vec<Arrival>> {
         let caller = std::panic::Location::caller();
         let seen = self.clone();
         async move {
@@ -73,7 +73,7 @@ impl Seen {
 
 /// Echoes frames, and carries out the commands above.
 #[derive(Debug, Default)]
-pub struct Probe {
+pub(crate) struct Probe {
     seen: Seen,
     waiting: VecDeque<(PortId, Command)>,
     receivers: VecDeque<(PortId, Command)>,
@@ -82,7 +82,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    pub fn new() -> (Self, Seen) {
+    pub(crate) fn new() -> (Self, Seen) {
         let seen = Seen::default();
         (Self { seen: seen.clone(), ..Self::default() }, seen)
     }
@@ -97,7 +97,11 @@ impl Probe {
                 length: u16::try_from(command.region.length).unwrap_or(u16::MAX),
                 sequence: self.sequence,
                 flags: u8::try_from(command.flags).unwrap(),
-                hop_limit: DEFAULT_HOP_LIMIT,
+                // Asked for in the arguments: [1, limit, _].
+                hop_limit: match command.args {
+                    [1, hops, _] => u8::try_from(hops).unwrap(),
+                    _ => DEFAULT_HOP_LIMIT,
+                },
                 ..Header::default()
             };
             let status = match hw.transmit(&header, Source::Region(command.region)) {
@@ -194,21 +198,21 @@ impl Firmware for Probe {
 }
 
 /// Addresses with ports that were free a moment ago.
-pub fn free_addresses(ip: IpAddr, count: usize) -> Vec<SocketAddr> {
+pub(crate) fn free_addresses(ip: IpAddr, count: usize) -> Vec<SocketAddr> {
     let sockets: Vec<UdpSocket> = (0..count).map(|_| UdpSocket::bind((ip, 0)).unwrap()).collect();
     sockets.iter().map(|socket| socket.local_addr().unwrap()).collect()
 }
 
 /// NICs of one fabric, all in this process.
-pub struct Cluster {
-    pub peers: Vec<SocketAddr>,
-    pub nics: Vec<UdpNic>,
-    pub seen: Vec<Seen>,
+pub(crate) struct Cluster {
+    pub(crate) peers: Vec<SocketAddr>,
+    pub(crate) nics: Vec<UdpNic>,
+    pub(crate) seen: Vec<Seen>,
 }
 
 impl Cluster {
     /// `count` NICs on `ip`; `change` configures each.
-    pub fn start(ip: &str, count: usize, change: impl Fn(UdpConfig) -> UdpConfig) -> Self {
+    pub(crate) fn start(ip: &str, count: usize, change: impl Fn(UdpConfig) -> UdpConfig) -> Self {
         let ip: IpAddr = ip.parse().unwrap();
         loop {
             // Another test may have taken one of the ports since.
@@ -236,13 +240,13 @@ impl Cluster {
 }
 
 /// A command for `node` about the whole region.
-pub fn command(opcode: u8, node: u16, region: &midplane_simhw::region::Region) -> Command {
+pub(crate) fn command(opcode: u8, node: u16, region: &midplane_simhw::region::Region) -> Command {
     Command { opcode, node: NodeId(node), region: region.whole(), ..Command::default() }
 }
 
 /// The next completion; panics after 10 s.
 #[track_caller]
-pub fn completion(port: &mut Port) -> impl Future<Output = Completion> {
+pub(crate) fn completion(port: &mut Port) -> impl Future<Output = Completion> {
     let caller = std::panic::Location::caller();
     async move {
         let limit = Duration::from_secs(10);
@@ -254,6 +258,6 @@ pub fn completion(port: &mut Port) -> impl Future<Output = Completion> {
 }
 
 /// Runs a test on a runtime of its own.
-pub fn run(test: impl Future<Output = ()>) {
+pub(crate) fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
