@@ -204,6 +204,12 @@ impl Header {
         zerocopy::transmute!(raw)
     }
 
+    /// Whether it may pass others on its NIC's line: a message of the firmware to itself.
+    #[must_use]
+    pub const fn is_urgent(&self) -> bool {
+        !matches!(self.kind, Kind::Data)
+    }
+
     /// Bytes of the whole frame.
     #[must_use]
     pub const fn frame_bytes(&self) -> usize {

@@ -8,6 +8,7 @@
 //! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
+//! - [`udp`]: the fabric of real sockets, and the switch in software
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![forbid(unsafe_code)]
 
@@ -27,4 +28,5 @@ pub mod sim;
 pub mod switch;
 pub mod time;
 pub mod topology;
+pub mod udp;
 pub mod wire;

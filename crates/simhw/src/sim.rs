@@ -10,6 +10,7 @@ mod frames;
 mod incidents;
 mod network;
 mod nic;
+mod uplink;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,7 +86,7 @@ impl<F: Firmware> World<F> {
         let network = Network::new(topology, seed);
         let nodes: Vec<NodeId> = (0..topology.hosts()).map(NodeId).collect();
         let shared = Shared::new(seed, nodes.len());
-        let nics = nodes.iter().map(|n| Nic::new(*n, profile, network.uplink_rate(*n))).collect();
+        let nics = nodes.iter().map(|n| Nic::new(*n, profile)).collect();
         let firmware = nodes.iter().map(|node| factory(*node, Incarnation::FIRST)).collect();
         let mut world = Self {
             now: Instant::ZERO,

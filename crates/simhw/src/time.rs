@@ -169,6 +169,11 @@ impl Serializer {
         if self.remainder == 0 { self.free_at } else { self.free_at.plus_nanos(1) }
     }
 
+    /// Keeps the line for something else for `nanos` nanoseconds.
+    pub const fn delay(&mut self, nanos: u64) {
+        self.free_at = self.free_at.plus_nanos(nanos);
+    }
+
     /// When the last bit of what was sent will have left.
     #[must_use]
     pub const fn free_at(&self) -> Instant {

@@ -28,6 +28,10 @@ pub(super) struct InFlight {
     pub(super) delay: u64,
     /// When its first piece began to leave its NIC.
     pub(super) sent: Instant,
+    /// When the piece that is on its way over the uplink leaves it.
+    pub(super) leaves: Instant,
+    /// Urgent frames that its pieces have waited for, as the uplink counts them.
+    pub(super) thefts: u64,
 }
 
 /// The frames under way. A key names one use of a slot.
@@ -59,6 +63,8 @@ impl FramePool {
                     line,
                     delay: 0,
                     sent: Instant::ZERO,
+                    leaves: Instant::ZERO,
+                    thefts: 0,
                 };
                 self.slots.push((slot, frame));
                 slot
@@ -79,7 +85,7 @@ impl FramePool {
     pub(super) fn duplicate(&mut self, key: u32) -> u32 {
         let original = self.at(key);
         let (origin, header, line) = (original.origin, original.header, original.line);
-        let (pieces, sent) = (original.pieces, original.sent);
+        let (pieces, sent, thefts) = (original.pieces, original.sent, original.thefts);
         let payload = std::mem::take(&mut self.at(key).payload);
         let copy = self.allocate(origin, header, line);
         let frame = self.at(copy);
@@ -87,6 +93,7 @@ impl FramePool {
         frame.pieces = pieces;
         frame.outstanding = pieces;
         frame.sent = sent;
+        frame.thefts = thefts;
         self.at(key).payload = payload;
         copy
     }

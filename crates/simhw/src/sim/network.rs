@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::event_queue::{Event, EventQueue};
 use super::frames::FramePool;
+use super::uplink::Uplink;
 use crate::drops::{DropCause, Drops};
 use crate::fault::Faults;
 use crate::frame::{HEADER_BYTES, Header};
@@ -11,7 +12,7 @@ use crate::id::NodeId;
 use crate::link::Framing;
 use crate::rng::Rng;
 use crate::switch::{Departure, Forwarding, Output, Piece};
-use crate::time::{Instant, LineRate, Serializer, nanos};
+use crate::time::{Instant, Serializer, nanos};
 use crate::topology::{End, Link, LinkId, Topology};
 
 /// Frames, by what became of them. `sent == delivered + drops.total() + under way`, always.
@@ -44,6 +45,7 @@ pub(super) struct Network {
     pub(super) faults: Faults,
     /// Pairs of nodes that are cut off from each other, in both directions, the lower first.
     pub(super) partitions: BTreeSet<(NodeId, NodeId)>,
+    pub(super) uplinks: Vec<Uplink>,
     wires: Vec<Wire>,
     routes: Vec<Vec<Option<LinkId>>>,
     hosts: Vec<(LinkId, LinkId)>,
@@ -65,12 +67,16 @@ pub(super) enum Arrival {
 
 impl Network {
     pub(super) fn new(topology: &Topology, seed: u64) -> Self {
-        let wires = topology.links.iter().map(|link| Wire::new(*link, topology)).collect();
+        let wires: Vec<Wire> =
+            topology.links.iter().map(|link| Wire::new(*link, topology)).collect();
+        let rate = |up: &LinkId| topology.links[up.0 as usize].profile.rate;
+        let uplinks = topology.hosts.iter().map(|(up, _)| Uplink::new(rate(up))).collect();
         Self {
             frames: FramePool::default(),
             traffic: Traffic::default(),
             faults: Faults::NONE,
             partitions: BTreeSet::new(),
+            uplinks,
             wires,
             routes: topology.routes(),
             hosts: topology.hosts.clone(),
@@ -80,35 +86,47 @@ impl Network {
         }
     }
 
-    pub(super) fn uplink_rate(&self, node: NodeId) -> LineRate {
-        self.wires[self.hosts[node.index()].0.0 as usize].link.profile.rate
-    }
-
     /// Bytes on the wire of a frame with `payload` bytes.
     pub(super) const fn wire_bytes(&self, payload: usize) -> u32 {
         self.framing.wire_bytes((HEADER_BYTES + payload) as u32)
+    }
+
+    /// Bytes of the first piece of a frame with `payload` bytes, and how many pieces it has.
+    pub(super) const fn pieces(&self, payload: usize) -> (u32, u32) {
+        let bytes = (HEADER_BYTES + payload) as u32;
+        (self.framing.piece_bytes(bytes, 0), self.framing.pieces(bytes))
     }
 
     pub(super) fn output(&self, link: LinkId) -> Option<&Output> {
         self.wires.get(link.0 as usize)?.output.as_ref()
     }
 
-    /// A frame that will leave on `line`; it is on its way once [`Network::launch`] is called.
+    /// A frame that will leave its NIC's line once it is there, at `ready`; it is on its way once
+    /// [`Network::launch`] is called. Returns when its last bit leaves.
     pub(super) fn prepare(
         &mut self,
         origin: NodeId,
         header: Header,
-        line: &mut Serializer,
         ready: Instant,
     ) -> (u32, Instant) {
         let bytes = HEADER_BYTES as u32 + u32::from(header.length);
-        let key = self.frames.allocate(origin, header, *line);
+        let on_wire = self.framing.wire_bytes(bytes);
+        let uplink = &mut self.uplinks[origin.index()];
+        let (line, sent, leaves) = if header.is_urgent() {
+            let begins = uplink.urgent_begin(ready);
+            let nanos = uplink.rate().nanos_for(u64::from(on_wire));
+            (Serializer::new(uplink.rate()), ready, begins.plus_nanos(nanos))
+        } else {
+            uplink.reserve(ready, on_wire, self.framing.piece_bytes(bytes, 0))
+        };
+        let thefts = uplink.thefts();
+        let key = self.frames.allocate(origin, header, line);
         let pieces = self.framing.pieces(bytes);
-        let leaves = line.send(ready, self.framing.wire_bytes(bytes));
         let frame = self.frames.at(key);
         frame.pieces = pieces as u16;
         frame.outstanding = pieces as u16;
-        frame.sent = ready;
+        frame.sent = sent;
+        frame.thefts = thefts;
         (key, leaves)
     }
 
@@ -117,6 +135,12 @@ impl Network {
         self.traffic.sent += 1;
         let frame = self.frames.at(key);
         let (origin, destination) = (frame.origin, frame.header.destination);
+        if frame.header.is_urgent() {
+            let uplink = &mut self.uplinks[origin.index()];
+            let on_wire = self.framing.wire_bytes(frame.header.frame_bytes() as u32);
+            let nanos = uplink.rate().nanos_for(u64::from(on_wire));
+            frame.sent = uplink.steal(frame.sent, nanos);
+        }
         if self.is_cut(origin, destination) {
             self.drop_frame(key, DropCause::Partition);
             return;
@@ -159,7 +183,15 @@ impl Network {
         let uplink = self.hosts[frame.origin.index()].0;
         let (destination, delay) = (frame.header.destination, frame.delay);
         let bytes = self.framing.piece_bytes(frame.header.frame_bytes() as u32, u32::from(index));
-        let leaves = frame.line.send(frame.sent, bytes);
+        let mut leaves = frame.line.send(frame.sent, bytes);
+        if !frame.header.is_urgent() {
+            let uplink_state = &self.uplinks[frame.origin.index()];
+            let (late, seen) = uplink_state.delayed(frame.thefts, leaves);
+            frame.line.delay(late);
+            frame.thefts = seen;
+            leaves = leaves.plus_nanos(late);
+        }
+        frame.leaves = leaves;
         let at = self.arrival(uplink, destination, leaves, bytes).plus_nanos(delay);
         queue.schedule(at, Event::Piece { link: uplink, frame: key, index });
     }
@@ -178,8 +210,13 @@ impl Network {
         let frame = self.frames.at(key);
         let last = index + 1 == frame.pieces;
         let destination = frame.header.destination;
-        if !last && matches!(from, End::Nic(_)) {
-            self.send_piece(queue, key, index + 1);
+        if matches!(from, End::Nic(_)) {
+            if self.was_delayed(queue, now, link, key, index) {
+                return Arrival::Nothing;
+            }
+            if !last {
+                self.send_piece(queue, key, index + 1);
+            }
         }
         match to {
             End::Nic(node) => self.on_piece_at_nic(node, key, last),
@@ -192,6 +229,32 @@ impl Network {
                 Arrival::Nothing
             }
         }
+    }
+
+    /// Whether an urgent frame took the line after this piece was scheduled and before it left; it
+    /// then comes later.
+    fn was_delayed(
+        &mut self,
+        queue: &mut EventQueue,
+        now: Instant,
+        link: LinkId,
+        key: u32,
+        index: u16,
+    ) -> bool {
+        let frame = self.frames.at(key);
+        if frame.header.is_urgent() {
+            return false;
+        }
+        let uplink = &self.uplinks[frame.origin.index()];
+        let (late, seen) = uplink.delayed(frame.thefts, frame.leaves);
+        if late == 0 {
+            return false;
+        }
+        frame.line.delay(late);
+        frame.thefts = seen;
+        frame.leaves = frame.leaves.plus_nanos(late);
+        queue.schedule(now.plus_nanos(late), Event::Piece { link, frame: key, index });
+        true
     }
 
     fn enqueue(

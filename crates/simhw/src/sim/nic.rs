@@ -5,13 +5,14 @@ use std::ops::Range;
 
 use super::event_queue::{Event, EventQueue, Scheduled};
 use super::network::Network;
+use super::uplink::Checkpoint;
 use crate::frame::Header;
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion, Ports};
 use crate::profile::NicProfile;
 use crate::region::{Payload, RegionError, RegionRef};
-use crate::time::{Instant, LineRate, Serializer, nanos};
+use crate::time::{Instant, LineRate, nanos};
 
 /// What waits for a busy coprocessor.
 #[derive(Clone, Copy, Debug)]
@@ -61,9 +62,6 @@ pub(super) struct Nic {
 /// What works on by itself, each free again at some instant.
 #[derive(Clone, Debug)]
 struct Engines {
-    line: Serializer,
-    /// When each frame that waits or is being sent has left.
-    leaving: VecDeque<Instant>,
     gather_free: Instant,
     scatter_free: Instant,
     last_completion: Instant,
@@ -81,9 +79,8 @@ struct Staged {
 
 #[derive(Clone, Copy, Debug)]
 struct Saved {
-    line: Serializer,
+    line: Checkpoint,
     gather_free: Instant,
-    leaving: usize,
     next_dma: u32,
 }
 
@@ -104,7 +101,7 @@ enum Stored {
 }
 
 impl Nic {
-    pub(super) fn new(node: NodeId, profile: NicProfile, rate: LineRate) -> Self {
+    pub(super) fn new(node: NodeId, profile: NicProfile) -> Self {
         Self {
             node,
             incarnation: Incarnation::FIRST,
@@ -117,8 +114,6 @@ impl Nic {
             held: 0,
             rung: Vec::new(),
             engines: Engines {
-                line: Serializer::new(rate),
-                leaving: VecDeque::new(),
                 gather_free: Instant::ZERO,
                 scatter_free: Instant::ZERO,
                 last_completion: Instant::ZERO,
@@ -131,13 +126,11 @@ impl Nic {
     }
 
     /// The NIC as it starts again after a crash. Its line first sends what it was told to before.
-    pub(super) fn reborn(&mut self, queue: &mut EventQueue) -> Self {
+    pub(super) fn reborn(&self, queue: &mut EventQueue) -> Self {
         for alarm in &self.alarms {
             queue.cancel(alarm.scheduled);
         }
-        let mut fresh = Self::new(self.node, self.profile, self.engines.line.rate());
-        fresh.engines.line = self.engines.line;
-        fresh.engines.leaving = std::mem::take(&mut self.engines.leaving);
+        let fresh = Self::new(self.node, self.profile);
         Self { incarnation: self.incarnation.next(), life: self.life.wrapping_add(1), ..fresh }
     }
 
@@ -207,10 +200,9 @@ impl SimHardware<'_> {
     /// Remembers what an abort puts back.
     fn begin(&mut self) {
         if self.nic.staged.saved.is_none() {
-            let engines = &self.nic.engines;
-            let (line, gather_free) = (engines.line, engines.gather_free);
-            let (leaving, next_dma) = (engines.leaving.len(), self.nic.next_dma);
-            self.nic.staged.saved = Some(Saved { line, gather_free, leaving, next_dma });
+            let line = self.network.uplinks[self.nic.node.index()].checkpoint();
+            let (gather_free, next_dma) = (self.nic.engines.gather_free, self.nic.next_dma);
+            self.nic.staged.saved = Some(Saved { line, gather_free, next_dma });
         }
     }
 
@@ -244,20 +236,27 @@ impl SimHardware<'_> {
         Ok(())
     }
 
-    /// Whether a transmit slot is free.
+    /// Whether a transmit slot is free. Urgent frames need none.
     fn claim_transmit_slot(&mut self) -> Result<(), TransmitRefused> {
-        let nic = &mut *self.nic;
-        let leaving = &mut nic.engines.leaving;
-        if nic.staged.saved.is_none() {
-            while leaving.front().is_some_and(|at| *at <= self.now) {
-                leaving.pop_front();
-            }
-        }
-        if leaving.len() < usize::from(nic.profile.transmit_slots) {
+        let (waiting, first) = self.network.uplinks[self.nic.node.index()].waiting(self.now);
+        if waiting < usize::from(self.nic.profile.transmit_slots) {
             return Ok(());
         }
-        let first = leaving.front().copied().unwrap_or(Instant::FAR_FUTURE);
         Err(TransmitRefused::Busy { until: first.max(self.now.plus_nanos(1)) })
+    }
+
+    /// When the line may begin with a frame: once so much of it is gathered that the line never
+    /// waits for the rest.
+    fn gather_ahead(&mut self, reached: Instant, length: usize) -> Instant {
+        let profile = &self.nic.profile;
+        let begins = self.nic.engines.gather_free.max(reached);
+        let whole = profile.gather.nanos(length);
+        let (piece, pieces) = self.network.pieces(length);
+        let first = profile.gather.nanos(length.min(piece as usize));
+        let rate = self.network.uplinks[self.nic.node.index()].rate();
+        let rest_on_line = rate.nanos_for(u64::from(piece) * u64::from(pieces - 1));
+        self.nic.engines.gather_free = begins.plus_nanos(whole);
+        begins.plus_nanos(first.max(whole.saturating_sub(rest_on_line)))
     }
 
     fn apply(&mut self, effect: Effect, bytes: &[u8], at: Instant) {
@@ -336,7 +335,7 @@ impl Hardware for SimHardware<'_> {
     }
 
     fn line_rate(&self) -> LineRate {
-        self.nic.engines.line.rate()
+        self.network.uplinks[self.nic.node.index()].rate()
     }
 
     fn wire_bytes(&self, payload: usize) -> u32 {
@@ -360,7 +359,9 @@ impl Hardware for SimHardware<'_> {
         if length > mtu || length != usize::from(header.length) {
             return Err(TransmitRefused::Length { mtu });
         }
-        self.claim_transmit_slot()?;
+        if !header.is_urgent() {
+            self.claim_transmit_slot()?;
+        }
         if let Source::Region(at) = source {
             self.nic.ports.read(at)?;
         }
@@ -368,17 +369,10 @@ impl Hardware for SimHardware<'_> {
         let reached = self.reached();
         let ready = match source {
             Source::Bytes(_) => reached,
-            Source::Region(_) => {
-                let cost = self.nic.profile.gather.nanos(length);
-                let engines = &mut self.nic.engines;
-                engines.gather_free = engines.gather_free.max(reached).plus_nanos(cost);
-                engines.gather_free
-            }
+            Source::Region(_) => self.gather_ahead(reached, length),
         };
-        let Nic { node, engines, .. } = &mut *self.nic;
-        let (key, leaves) = self.network.prepare(*node, *header, &mut engines.line, ready);
+        let (key, leaves) = self.network.prepare(self.nic.node, *header, ready);
         self.gather(key, source)?;
-        self.nic.engines.leaving.push_back(leaves);
         self.nic.staged.frames.push(key);
         Ok(leaves)
     }
@@ -440,9 +434,8 @@ impl Hardware for SimHardware<'_> {
         staged.bytes.clear();
         if let Some(saved) = staged.saved.take() {
             let engines = &mut self.nic.engines;
-            engines.line = saved.line;
+            self.network.uplinks[self.nic.node.index()].restore(saved.line);
             engines.gather_free = saved.gather_free;
-            engines.leaving.truncate(saved.leaving);
             self.nic.next_dma = saved.next_dma;
         }
     }

@@ -1,0 +1,176 @@
+//! NICs over UDP sockets: the firmware runs in this process, the frames cross a real network.
+//!
+//! A [`UdpNic`] drives firmware with the datagrams of one socket, IPv4 or IPv6, straight between
+//! hosts or through a [`SoftSwitch`]. One datagram is one frame. Frames leave at the pace of the
+//! NIC's own line ([`UdpConfig::line`]): each is handed to the system at the instant at which its
+//! first bit would start on that line; a switch adds the time that it takes on the wire itself.
+//!
+//! A frame whose source address is not that of the peer it claims to be from (or of the switch),
+//! or which is malformed, of another version, or for another node, is dropped and counted, never
+//! answered.
+//!
+//! Not here: encryption, and authentication beyond the source address. Use it on networks whose
+//! hosts are trusted.
+
+mod alarm;
+mod batch;
+mod clock;
+mod config;
+mod desk;
+mod driver;
+mod host;
+mod line;
+mod nic;
+mod soft_switch;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::drops::Drops;
+use crate::hardware::Firmware;
+
+pub use config::{
+    Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_TRANSMIT_DEPTH,
+    ResolveError, StartError, UdpConfig, resolve_peers,
+};
+pub use host::UdpHost;
+pub use soft_switch::{
+    DEFAULT_INGRESS_MEMORY, DEFAULT_SWITCH_LINK, DEFAULT_SWITCH_PROFILE, SoftSwitch, SwitchConfig,
+    SwitchCounters,
+};
+
+use desk::{Desk, Ending};
+use driver::Driver;
+use nic::Nic;
+
+/// What went through a NIC.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct UdpCounters {
+    /// Frames that the system took; frames to the own node are none of them.
+    pub frames_sent: u64,
+    /// Their bytes, with headers, without the wire's framing.
+    pub bytes_sent: u64,
+    /// Frames that the firmware was handed; frames from the own node are none of them.
+    pub frames_received: u64,
+    /// Their bytes, with headers.
+    pub bytes_received: u64,
+    /// Frames that went no further, either way, by cause. What the system dropped in front of the
+    /// socket is not among them: it tells nobody.
+    pub drops: Drops,
+}
+
+/// A NIC over a UDP socket. Dropping it stops it at once; what waits for its line is lost then.
+#[derive(Debug)]
+pub struct UdpNic {
+    host: UdpHost,
+    desk: Arc<Desk>,
+    address: SocketAddr,
+    ended: oneshot::Receiver<()>,
+}
+
+impl UdpNic {
+    /// Starts a NIC that runs `firmware`. Applications that [`UdpHost::spawn`] starts run on the
+    /// current runtime, and the firmware too if the configuration says so.
+    ///
+    /// [`UdpHost::spawn`]: crate::host::Host::spawn
+    ///
+    /// # Errors
+    /// [`StartError`] says what to do about it; nothing runs then.
+    ///
+    /// # Panics
+    /// If the current runtime's I/O or time is not enabled and the coprocessor is a task of it.
+    pub fn start<F>(config: UdpConfig, firmware: F) -> Result<Self, StartError>
+    where
+        F: Firmware + Send + 'static,
+    {
+        let bind = config.check()?;
+        let runtime = Handle::try_current().map_err(|_| StartError::NoRuntime)?;
+        let failed = |error: std::io::Error| StartError::from_io(bind, &error);
+        let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
+        let address = socket.local_addr().map_err(failed)?;
+        let desk = Desk::new(config.node);
+        let nic = Nic::new(&config);
+        let (end, ended) = oneshot::channel();
+        match config.coprocessor {
+            Coprocessor::Task => {
+                let driver =
+                    Driver::new(socket, nic, firmware, Arc::clone(&desk)).map_err(failed)?;
+                runtime.spawn(async move {
+                    driver.run().await;
+                    let _ = end.send(());
+                });
+            }
+            Coprocessor::Thread => {
+                let desk = Arc::clone(&desk);
+                let driver = || Ok(Driver::new(socket, nic, firmware, desk)?.run());
+                run_on_thread(format!("nic {}", config.node), end, driver).map_err(failed)?;
+            }
+        }
+        let host =
+            UdpHost::new(config.node, config.seed, config.port_depth, runtime, Arc::clone(&desk));
+        Ok(Self { host, desk, address, ended })
+    }
+
+    /// The application's side of the NIC.
+    #[must_use]
+    pub fn host(&self) -> UdpHost {
+        self.host.clone()
+    }
+
+    /// The address that the socket is bound to.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What has gone through the NIC, as of its last turn.
+    #[must_use]
+    pub fn counters(&self) -> UdpCounters {
+        self.desk.counters()
+    }
+
+    /// Stops the NIC: what waits for its line leaves first, for a second at most where the system
+    /// takes nothing. Its ports are closed and its address is free when this returns. The result
+    /// is the last of its counters.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops the NIC at once.
+    pub async fn shutdown(mut self) -> UdpCounters {
+        self.desk.end(Ending::Flush);
+        // An error means that the firmware panicked: the driver has ended just the same.
+        let _ = (&mut self.ended).await;
+        self.desk.counters()
+    }
+}
+
+impl Drop for UdpNic {
+    fn drop(&mut self) {
+        self.desk.end(Ending::Now);
+    }
+}
+
+/// Runs a driver on a thread and a runtime of its own; it is made inside of that runtime.
+fn run_on_thread<D>(
+    name: String,
+    end: oneshot::Sender<()>,
+    driver: impl FnOnce() -> std::io::Result<D>,
+) -> std::io::Result<()>
+where
+    D: Future<Output = ()> + Send + 'static,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let driver = {
+        let _inside = runtime.enter();
+        driver()?
+    };
+    std::thread::Builder::new().name(name).spawn(move || {
+        runtime.block_on(driver);
+        drop(runtime);
+        let _ = end.send(());
+    })?;
+    Ok(())
+}

@@ -1,0 +1,226 @@
+//! Datagrams by the batch: several in one system call where the system can.
+
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
+
+use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+
+use super::clock::{Clock, Stamps};
+use crate::time::Instant;
+
+/// Bytes of one receive buffer: the largest datagram, and the most that the system joins.
+const BUFFER_BYTES: usize = 65_536;
+/// Buffers of one receive call: 1 MiB of memory, and 16 joined batches are plenty for one turn.
+const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
+/// Most bytes of a datagram that is sent together with others: each must fit an Ethernet packet.
+const SEGMENT_BYTES: usize = 1_452;
+/// Most bytes of datagrams sent in one call, headers excluded.
+const SEND_BYTES: usize = 65_000;
+
+/// A bound socket, not yet on a runtime.
+pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<std::net::UdpSocket> {
+    let socket = std::net::UdpSocket::bind(address)?;
+    let options = socket2::SockRef::from(&socket);
+    // The system gives less where its own limit is lower; that costs bursts, not function.
+    let _ = options.set_recv_buffer_size(buffer_bytes);
+    let _ = options.set_send_buffer_size(buffer_bytes);
+    Ok(socket)
+}
+
+/// A socket on a runtime.
+#[derive(Debug)]
+pub(super) struct Socket {
+    io: UdpSocket,
+    state: UdpSocketState,
+    /// Datagrams sent together, one after another.
+    joined: Vec<u8>,
+}
+
+/// What became of the frames at the front of a queue.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Sent {
+    /// The system took this many.
+    Taken(usize),
+    /// It takes none now.
+    Blocked,
+    /// It refused the first.
+    Refused,
+}
+
+impl Socket {
+    /// Puts a socket on the current runtime.
+    ///
+    /// # Panics
+    /// Outside of a runtime, or if its I/O is not enabled.
+    pub(super) fn new(socket: std::net::UdpSocket) -> io::Result<Self> {
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        allow_fragments(&socket);
+        Ok(Self { io: UdpSocket::from_std(socket)?, state, joined: Vec::new() })
+    }
+
+    pub(super) fn poll_readable(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.io.poll_recv_ready(context).map(drop)
+    }
+
+    pub(super) fn poll_writable(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.io.poll_send_ready(context).map(drop)
+    }
+
+    /// Sends one or more from the front of `frames`, which is not empty: as many as go to one
+    /// address and are of one size.
+    pub(super) fn send<'a>(
+        &mut self,
+        frames: impl Iterator<Item = (SocketAddr, &'a [u8])> + Clone,
+    ) -> Sent {
+        let mut all = frames.clone();
+        let Some((to, first)) = all.next() else {
+            return Sent::Taken(0);
+        };
+        let alike = self.join(to, first, all);
+        if alike > 1 {
+            match self.send_datagrams(to, &self.joined, Some(first.len())) {
+                Ok(()) => return Sent::Taken(alike),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Sent::Blocked,
+                // Some drivers cannot; quinn-udp then stops trying.
+                Err(_) => {}
+            }
+        }
+        match self.send_datagrams(to, first, None) {
+            Ok(()) => Sent::Taken(1),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,
+            Err(_) => Sent::Refused,
+        }
+    }
+
+    /// Gathers what can go with `first`; returns how many it is with it.
+    fn join<'a>(
+        &mut self,
+        to: SocketAddr,
+        first: &[u8],
+        rest: impl Iterator<Item = (SocketAddr, &'a [u8])> + Clone,
+    ) -> usize {
+        let most = self.state.max_gso_segments().min(SEND_BYTES / first.len().max(1));
+        let like = |next: &(SocketAddr, &[u8])| next.0 == to && next.1.len() == first.len();
+        let alike = rest.take_while(like).take(most.saturating_sub(1));
+        if first.len() > SEGMENT_BYTES || alike.clone().next().is_none() {
+            return 1;
+        }
+        self.joined.clear();
+        self.joined.extend_from_slice(first);
+        let mut count = 1;
+        for (_, frame) in alike {
+            self.joined.extend_from_slice(frame);
+            count += 1;
+        }
+        count
+    }
+
+    fn send_datagrams(
+        &self,
+        destination: SocketAddr,
+        contents: &[u8],
+        segment_size: Option<usize>,
+    ) -> io::Result<()> {
+        let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
+        self.io.try_io(Interest::WRITABLE, || {
+            self.state.try_send(UdpSockRef::from(&self.io), &transmit)
+        })
+    }
+
+    /// Fills `inbox` with what has arrived; `false` if that is nothing.
+    pub(super) fn receive(&self, inbox: &mut Inbox) -> bool {
+        let Inbox { memory, meta, filled, stamps } = inbox;
+        let mut chunks = memory.chunks_exact_mut(BUFFER_BYTES);
+        let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
+            IoSliceMut::new(chunks.next().expect("memory for every buffer"))
+        });
+        let received = self.io.try_io(Interest::READABLE, || {
+            self.state.recv(UdpSockRef::from(&self.io), &mut buffers, &mut meta[..])
+        });
+        *stamps = Clock::stamps();
+        // What the system reports here is about datagrams sent before, or transient.
+        *filled = received.unwrap_or(0);
+        *filled > 0
+    }
+}
+
+/// Lets the system cut datagrams to the path's MTU, as the link profiles say that IP does.
+#[cfg(target_os = "linux")]
+fn allow_fragments(socket: &std::net::UdpSocket) {
+    use rustix::net::sockopt::{
+        Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover,
+    };
+    // Without it, frames above the path's MTU are refused and counted.
+    let _ = set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::DONT);
+    let _ = set_ipv6_mtu_discover(socket, Ipv6PathMtuDiscovery::DONT);
+}
+
+#[cfg(not(target_os = "linux"))]
+const fn allow_fragments(_: &std::net::UdpSocket) {}
+
+/// Memory for one batch of datagrams.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    memory: Vec<u8>,
+    meta: [RecvMeta; BUFFERS],
+    filled: usize,
+    stamps: Stamps,
+}
+
+/// A datagram that has arrived.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Datagram<'a> {
+    pub(super) from: SocketAddr,
+    /// When the system took it in, as far as it tells.
+    pub(super) at: Instant,
+    pub(super) bytes: &'a [u8],
+}
+
+impl Inbox {
+    pub(super) fn new() -> Self {
+        Self {
+            memory: vec![0; BUFFERS * BUFFER_BYTES],
+            meta: [RecvMeta::default(); BUFFERS],
+            filled: 0,
+            stamps: Clock::stamps(),
+        }
+    }
+
+    /// When the batch was taken.
+    pub(super) const fn taken_at(&self) -> Instant {
+        self.stamps.now()
+    }
+
+    /// The datagrams of the last batch, in order.
+    pub(super) fn datagrams(&self) -> impl Iterator<Item = Datagram<'_>> {
+        let buffers = self.memory.chunks_exact(BUFFER_BYTES);
+        self.meta[..self.filled].iter().zip(buffers).flat_map(|(meta, buffer)| {
+            let bytes = &buffer[..meta.len];
+            let stride = meta.stride.max(1);
+            let at = self.stamps.arrival(meta.timestamp);
+            // No bytes are one datagram as well.
+            let count = meta.len.div_ceil(stride).max(1);
+            (0..count).map(move |index| {
+                let begin = (index * stride).min(bytes.len());
+                let end = (begin + stride).min(bytes.len());
+                Datagram { from: plain(meta.addr), at, bytes: &bytes[begin..end] }
+            })
+        })
+    }
+}
+
+/// An address in the form that addresses are compared in: IPv4 is IPv4 also where a socket for
+/// both shows it as IPv6, and labels of flows do not count.
+pub(super) fn plain(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_none() => {
+            let mut v6 = v6;
+            v6.set_flowinfo(0);
+            SocketAddr::V6(v6)
+        }
+        other => SocketAddr::new(other.ip().to_canonical(), other.port()),
+    }
+}

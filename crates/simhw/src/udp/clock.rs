@@ -1,0 +1,96 @@
+//! The one place that reads the machine's clocks.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
+
+use crate::id::Incarnation;
+use crate::time::{Instant, nanos};
+
+static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
+static LAST_LIFE: AtomicU32 = AtomicU32::new(0);
+
+/// The clock that all fabrics of this process share; it starts at its first reading.
+pub(super) struct Clock;
+
+impl Clock {
+    #[expect(clippy::disallowed_methods, reason = "a live fabric runs on the machine's clock")]
+    pub(super) fn now() -> Instant {
+        let now = std::time::Instant::now();
+        let origin = ORIGIN.get_or_init(|| now);
+        Instant::from_nanos(nanos(now.saturating_duration_since(*origin)))
+    }
+
+    /// Time of day since 1970.
+    #[expect(clippy::disallowed_methods, reason = "kernel timestamps and incarnations use it")]
+    fn wall() -> Duration {
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+    }
+
+    /// What turns the kernel's timestamps of datagrams into instants. Read once a batch.
+    pub(super) fn stamps() -> Stamps {
+        Stamps { now: Self::now(), wall: Self::wall() }
+    }
+
+    /// A life newer than those of earlier processes, and than all of this process so far.
+    ///
+    /// The time of day in units of 64 ms: it wraps after 8.7 years, so that the order of two lives
+    /// is known for 4.3. Processes that follow each other within 64 ms would share a number.
+    pub(super) fn incarnation() -> Incarnation {
+        #[expect(clippy::cast_possible_truncation, reason = "wraps, as incarnations do")]
+        let wall = Incarnation(((Self::wall().as_millis() / 64) as u32).max(1));
+        let step = |last| {
+            let last = Incarnation(last);
+            Some(if wall.is_newer_than(last) { wall.0 } else { last.next().0 })
+        };
+        let last = LAST_LIFE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
+        step(last.unwrap_or(0)).map_or(wall, Incarnation)
+    }
+}
+
+/// A pair of readings of the two clocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stamps {
+    now: Instant,
+    wall: Duration,
+}
+
+impl Stamps {
+    /// When these readings were taken.
+    pub(super) const fn now(self) -> Instant {
+        self.now
+    }
+
+    /// When the kernel took in what it stamped with `stamp`; now, where there is no stamp.
+    pub(super) fn arrival(self, stamp: Option<Duration>) -> Instant {
+        match stamp {
+            Some(stamp) => self.now - self.wall.saturating_sub(stamp),
+            None => self.now,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_life_is_newer_than_the_one_before() {
+        let mut last = Incarnation::UNKNOWN;
+        for _ in 0..100 {
+            let life = Clock::incarnation();
+            assert!(life.is_newer_than(last), "{life:?} after {last:?}");
+            last = life;
+        }
+    }
+
+    #[test]
+    fn a_stamp_from_the_past_is_an_instant_before_now() {
+        let stamps =
+            Stamps { now: Instant::from_nanos(5_000), wall: Duration::from_nanos(1_000_000) };
+        assert_eq!(stamps.arrival(Some(Duration::from_nanos(999_000))).as_nanos(), 4_000);
+        assert_eq!(stamps.arrival(Some(Duration::from_nanos(1_000_001))).as_nanos(), 5_000);
+        assert_eq!(stamps.arrival(Some(Duration::ZERO)), Instant::ZERO);
+        assert_eq!(stamps.arrival(None).as_nanos(), 5_000);
+    }
+}

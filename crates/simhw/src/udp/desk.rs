@@ -1,0 +1,152 @@
+//! What the hosts of a NIC and its driver share: rung bells, opened ports, the end.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
+
+use atomic_waker::AtomicWaker;
+
+use super::UdpCounters;
+use crate::host::OpenError;
+use crate::id::{NodeId, PortId};
+use crate::port::{Bell, NicPort, Port, port};
+
+/// How a driver is asked to end.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) enum Ending {
+    /// It is not.
+    #[default]
+    Running,
+    /// Once everything staged has left.
+    Flush,
+    /// At once.
+    Now,
+}
+
+/// What hosts leave for the driver, and the driver for them.
+pub(super) struct Desk {
+    notes: Mutex<Notes>,
+    waker: AtomicWaker,
+    node: NodeId,
+}
+
+#[derive(Default)]
+struct Notes {
+    rung: BTreeSet<PortId>,
+    opened: Vec<(PortId, NicPort)>,
+    freed: BTreeSet<PortId>,
+    unused_from: u16,
+    ending: Ending,
+    stopped: bool,
+    counters: UdpCounters,
+}
+
+/// What there is to do.
+#[derive(Default)]
+pub(super) struct Errands {
+    pub(super) rung: BTreeSet<PortId>,
+    pub(super) opened: Vec<(PortId, NicPort)>,
+    pub(super) ending: Ending,
+}
+
+impl Desk {
+    pub(super) fn new(node: NodeId) -> Arc<Self> {
+        Arc::new(Self { notes: Mutex::default(), waker: AtomicWaker::new(), node })
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().expect("nothing panics while it holds this lock")
+    }
+
+    /// Opens a port on behalf of a host.
+    pub(super) fn open(self: &Arc<Self>, depth: usize) -> Result<Port, OpenError> {
+        let mut notes = self.notes();
+        if notes.stopped {
+            return Err(OpenError::Stopped(self.node));
+        }
+        let id = match notes.freed.pop_first() {
+            Some(id) => id,
+            None if notes.unused_from == u16::MAX => return Err(OpenError::Exhausted(self.node)),
+            None => {
+                notes.unused_from += 1;
+                PortId(notes.unused_from - 1)
+            }
+        };
+        let (port, nic) = port(id, depth, Box::new(PortBell(Arc::clone(self))));
+        notes.opened.push((id, nic));
+        drop(notes);
+        self.waker.wake();
+        Ok(port)
+    }
+
+    pub(super) fn end(&self, ending: Ending) {
+        self.notes().ending = ending;
+        self.waker.wake();
+    }
+
+    pub(super) fn counters(&self) -> UdpCounters {
+        self.notes().counters
+    }
+
+    /// The driver's: what was left since the last time, and its counters for others to read.
+    pub(super) fn collect(&self, counters: &UdpCounters) -> Errands {
+        let mut notes = self.notes();
+        notes.counters = *counters;
+        Errands {
+            rung: std::mem::take(&mut notes.rung),
+            opened: std::mem::take(&mut notes.opened),
+            ending: notes.ending,
+        }
+    }
+
+    /// The driver's: whether something was left; if not, it is woken when something is.
+    pub(super) fn is_waiting(&self, waker: &Waker) -> bool {
+        self.waker.register(waker);
+        let notes = self.notes();
+        !notes.rung.is_empty() || !notes.opened.is_empty() || notes.ending != Ending::Running
+    }
+
+    /// The driver's: the port is gone, its number free.
+    pub(super) fn release(&self, id: PortId) {
+        self.notes().freed.insert(id);
+    }
+
+    /// The driver's last: no port opens from here on.
+    pub(super) fn close(&self, counters: &UdpCounters) {
+        let opened = {
+            let mut notes = self.notes();
+            notes.stopped = true;
+            notes.counters = *counters;
+            std::mem::take(&mut notes.opened)
+        };
+        drop(opened);
+    }
+}
+
+impl fmt::Debug for Desk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Desk").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+/// The doorbell of one NIC's ports.
+struct PortBell(Arc<Desk>);
+
+impl Bell for PortBell {
+    fn ring(&self, port: PortId) {
+        let first = {
+            let mut notes = self.0.notes();
+            let first = notes.rung.is_empty();
+            // Nobody looks at a bell any more once the driver has ended.
+            if !notes.stopped {
+                notes.rung.insert(port);
+            }
+            first
+        };
+        // Whoever rang first has woken it already.
+        if first {
+            self.0.waker.wake();
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The loop around a NIC: datagrams, bells and alarms go to the firmware, frames to the socket.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::alarm::Alarm;
+use super::batch::{Datagram, Inbox, Sent, Socket};
+use super::clock::Clock;
+use super::desk::{Desk, Ending};
+use super::nic::Nic;
+use crate::drops::DropCause;
+use crate::frame::{Frame, Header};
+use crate::hardware::{Firmware, Hardware, TIMERS};
+use crate::region::Payload;
+use crate::time::Instant;
+
+/// Frames to itself, ends of transfers and alarms that one turn of the loop handles: what arrives
+/// from elsewhere waits no longer than they take.
+const WORK_PER_TURN: usize = 32;
+/// How long an ending NIC waits for the system to take its last frames.
+const FLUSH_NANOS: u64 = 1_000_000_000;
+
+/// What a running NIC consists of.
+pub(super) struct Driver<F> {
+    wire: Wire,
+    nic: Nic,
+    firmware: F,
+    inbox: Inbox,
+    desk: Arc<Desk>,
+}
+
+/// What the driver waits on.
+struct Wire {
+    socket: Socket,
+    alarm: Alarm,
+    /// The system takes nothing now.
+    blocked: bool,
+}
+
+impl<F: Firmware> Driver<F> {
+    /// A driver on the current runtime.
+    pub(super) fn new(
+        socket: std::net::UdpSocket,
+        nic: Nic,
+        firmware: F,
+        desk: Arc<Desk>,
+    ) -> std::io::Result<Self> {
+        let wire = Wire { socket: Socket::new(socket)?, alarm: Alarm::new()?, blocked: false };
+        Ok(Self { wire, nic, firmware, inbox: Inbox::new(), desk })
+    }
+
+    /// Runs until the desk says to end.
+    pub(super) async fn run(mut self) {
+        self.turn(|firmware, nic| firmware.on_start(nic));
+        loop {
+            let received = self.receive();
+            let ending = self.run_errands();
+            self.run_work();
+            self.transmit();
+            match ending {
+                Ending::Running => {}
+                Ending::Flush => break,
+                Ending::Now => return,
+            }
+            if received || self.nic.has_work() {
+                tokio::task::yield_now().await;
+            } else {
+                self.wait().await;
+            }
+        }
+        self.flush().await;
+    }
+
+    /// One call of the firmware.
+    fn turn(&mut self, call: impl FnOnce(&mut F, &mut Nic)) {
+        self.nic.begin_turn();
+        call(&mut self.firmware, &mut self.nic);
+        self.nic.end_turn();
+    }
+
+    /// Hands one batch of datagrams to the firmware; `false` if there was none.
+    fn receive(&mut self) -> bool {
+        let received = self.wire.socket.receive(&mut self.inbox);
+        if received {
+            for datagram in self.inbox.datagrams() {
+                deliver(&mut self.nic, &mut self.firmware, datagram);
+            }
+        }
+        received
+    }
+
+    /// What hosts have left: ports, bells, the end.
+    fn run_errands(&mut self) -> Ending {
+        let errands = self.desk.collect(&self.nic.counters);
+        for (id, port) in errands.opened {
+            self.nic.open_port(id, port);
+        }
+        for id in errands.rung {
+            self.nic.sync_port(id);
+            self.turn(|firmware, nic| firmware.on_doorbell(nic, id));
+            self.nic.settle_port(id, &self.desk);
+        }
+        errands.ending
+    }
+
+    /// What the NIC has for itself.
+    fn run_work(&mut self) {
+        for _ in 0..WORK_PER_TURN {
+            let Some(frame) = self.nic.looped_frame() else { break };
+            match Header::parse(&frame) {
+                Ok((header, payload)) => {
+                    let frame = Frame { header, payload: Payload::from(payload) };
+                    self.turn(|firmware, nic| firmware.on_frame(nic, frame));
+                }
+                Err(_) => self.nic.counters.drops.add(DropCause::Malformed),
+            }
+        }
+        for _ in 0..WORK_PER_TURN {
+            let Some(dma) = self.nic.ended_dma() else { break };
+            self.turn(|firmware, nic| firmware.on_dma_done(nic, dma));
+        }
+        self.nic.begin_turn();
+        for _ in 0..TIMERS {
+            let Some(timer) = self.nic.expired_timer() else { break };
+            self.turn(|firmware, nic| firmware.on_timer(nic, timer));
+        }
+    }
+
+    /// Hands what is due to the system.
+    fn transmit(&mut self) {
+        let now = Clock::now();
+        loop {
+            let due = self.nic.line.due(now);
+            match self.wire.socket.send(due) {
+                Sent::Taken(0) => break self.wire.blocked = false,
+                Sent::Taken(count) => {
+                    self.nic.counters.frames_sent += count as u64;
+                    self.nic.counters.bytes_sent += self.nic.line.left(count);
+                }
+                Sent::Refused => {
+                    self.nic.line.left(1);
+                    self.nic.counters.drops.add(DropCause::System);
+                }
+                Sent::Blocked => break self.wire.blocked = true,
+            }
+        }
+    }
+
+    async fn wait(&mut self) {
+        let line = if self.wire.blocked { Instant::FAR_FUTURE } else { self.nic.line.next_due() };
+        let until = self.nic.next_alarm().min(line);
+        let Self { wire, desk, .. } = self;
+        poll_fn(|context| {
+            if desk.is_waiting(context.waker()) || wire.socket.poll_readable(context).is_ready() {
+                return Poll::Ready(());
+            }
+            wire.poll(context, until)
+        })
+        .await;
+    }
+
+    /// Sends what is staged, for a second past the line's own time at most.
+    async fn flush(&mut self) {
+        let mut last = Clock::now().plus_nanos(FLUSH_NANOS);
+        while !self.nic.line.is_empty() {
+            self.transmit();
+            let now = Clock::now();
+            let due = self.nic.line.next_due();
+            if due > now {
+                last = due.plus_nanos(FLUSH_NANOS);
+            } else if now > last {
+                return;
+            }
+            let until = if self.wire.blocked { last } else { due };
+            let wire = &mut self.wire;
+            poll_fn(|context| wire.poll(context, until)).await;
+        }
+    }
+}
+
+impl Wire {
+    /// Ready at `until`, or when the system takes datagrams again.
+    fn poll(&mut self, context: &mut Context<'_>, until: Instant) -> Poll<()> {
+        if self.blocked && self.socket.poll_writable(context).is_ready() {
+            return Poll::Ready(());
+        }
+        self.alarm.poll(context, until)
+    }
+}
+
+impl<F> Drop for Driver<F> {
+    /// However it ends, nobody waits for it any longer.
+    fn drop(&mut self) {
+        self.desk.close(&self.nic.counters);
+    }
+}
+
+/// Checks a datagram and hands it to the firmware. What is wrong is counted, never answered.
+fn deliver(nic: &mut Nic, firmware: &mut impl Firmware, datagram: Datagram<'_>) {
+    match check(nic, datagram) {
+        Ok(frame) => {
+            nic.counters.frames_received += 1;
+            nic.counters.bytes_received += datagram.bytes.len() as u64;
+            nic.begin_turn();
+            firmware.on_frame(nic, frame);
+            nic.end_turn();
+        }
+        Err(cause) => nic.counters.drops.add(cause),
+    }
+}
+
+fn check<'a>(nic: &Nic, datagram: Datagram<'a>) -> Result<Frame<'a>, DropCause> {
+    let (header, payload) = Header::parse(datagram.bytes).map_err(|_| DropCause::Malformed)?;
+    if !nic.is_from(datagram.from, header.source) {
+        return Err(DropCause::Stranger);
+    }
+    if header.destination != nic.node() {
+        return Err(DropCause::Misrouted);
+    }
+    Ok(Frame { header, payload: Payload::from(payload) })
+}

@@ -1,0 +1,201 @@
+//! The NIC's own line: frames wait here until their first bit may leave.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::time::{Instant, LineRate, Serializer, nanos};
+
+/// A frame and when its first bit leaves.
+#[derive(Debug)]
+pub(super) struct Departing {
+    pub(super) begins: Instant,
+    pub(super) to: SocketAddr,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// A paced line with transactions: what is put on it counts from the next commit.
+#[derive(Debug)]
+pub(super) struct Line {
+    committed: Serializer,
+    staged: Serializer,
+    /// Ordered by when they begin; those from `committed_frames` on are staged.
+    frames: VecDeque<Departing>,
+    committed_frames: usize,
+    depth: usize,
+    catch_up: u64,
+    /// Buffers of frames that have left.
+    spare: Vec<Vec<u8>>,
+}
+
+/// Buffers that a line keeps for its next frames.
+const SPARES: usize = 16;
+/// Frames that may have begun and not yet be with the system, for each that may wait: the bound
+/// where the line is faster than the system.
+const BEGUN_PER_DEPTH: usize = 4;
+/// When to try again past that bound: nobody knows, so soon.
+const RETRY_NANOS: u64 = 20_000;
+
+impl Line {
+    pub(super) fn new(rate: LineRate, depth: usize, catch_up: Duration) -> Self {
+        let line = Serializer::new(rate);
+        Self {
+            committed: line,
+            staged: line,
+            frames: VecDeque::new(),
+            committed_frames: 0,
+            depth: depth.max(1),
+            catch_up: nanos(catch_up),
+            spare: Vec::new(),
+        }
+    }
+
+    /// When a frame may be put on the line again, if it may not now.
+    pub(super) fn busy_until(&self, now: Instant) -> Option<Instant> {
+        if self.frames.len() < self.depth {
+            return None;
+        }
+        // What has begun is about to leave: it waits no more.
+        let until = self.frames[self.frames.len() - self.depth].begins;
+        if until > now {
+            return Some(until);
+        }
+        let begun = self.frames.iter().take_while(|frame| frame.begins <= now).count();
+        (begun > BEGUN_PER_DEPTH * self.depth).then(|| now.plus_nanos(RETRY_NANOS))
+    }
+
+    /// An empty buffer for a frame's bytes.
+    pub(super) fn buffer(&mut self) -> Vec<u8> {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Puts a frame of `wire_bytes` on the line; returns when its last bit will have left.
+    pub(super) fn put(
+        &mut self,
+        now: Instant,
+        wire_bytes: u32,
+        to: SocketAddr,
+        bytes: Vec<u8>,
+    ) -> Instant {
+        // A line that was idle may make up for some of it: who wakes late has not lost its time.
+        let from = now - Duration::from_nanos(self.catch_up);
+        let begins = self.staged.free_at().max(from);
+        let ends = self.staged.send(from, wire_bytes);
+        self.frames.push_back(Departing { begins, to, bytes });
+        ends.max(now)
+    }
+
+    pub(super) fn commit(&mut self) {
+        self.committed = self.staged;
+        self.committed_frames = self.frames.len();
+    }
+
+    pub(super) fn abort(&mut self) {
+        self.staged = self.committed;
+        self.frames.truncate(self.committed_frames);
+    }
+
+    /// Frames whose first bit may leave by `now`, in order. Nothing may be staged.
+    pub(super) fn due(&self, now: Instant) -> impl Iterator<Item = (SocketAddr, &[u8])> + Clone {
+        self.frames
+            .iter()
+            .take_while(move |frame| frame.begins <= now)
+            .map(|frame| (frame.to, &frame.bytes[..]))
+    }
+
+    /// The first `count` frames have left; returns their bytes, headers counted.
+    pub(super) fn left(&mut self, count: usize) -> u64 {
+        let mut total = 0;
+        for frame in self.frames.drain(..count) {
+            total += frame.bytes.len() as u64;
+            if self.spare.len() < SPARES {
+                let mut bytes = frame.bytes;
+                bytes.clear();
+                self.spare.push(bytes);
+            }
+        }
+        self.committed_frames -= count;
+        total
+    }
+
+    /// When the next frame may leave; far in the future if there is none.
+    pub(super) fn next_due(&self) -> Instant {
+        self.frames.front().map_or(Instant::FAR_FUTURE, |frame| frame.begins)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    pub(super) const fn rate(&self) -> LineRate {
+        self.committed.rate()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TO: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+
+    fn line(depth: usize, catch_up: u64) -> Line {
+        Line::new(LineRate::mbps(100), depth, Duration::from_nanos(catch_up))
+    }
+
+    #[test]
+    fn an_abort_gives_the_line_time_back() {
+        let mut line = line(4, 0);
+        let now = Instant::from_nanos(1_000_000);
+        let first = line.put(now, 1_000, TO, vec![1]);
+        line.commit();
+        let second = line.put(now, 1_000, TO, vec![2]);
+        assert_eq!(second.nanos_since(first), 80_000);
+        line.abort();
+        assert_eq!(line.put(now, 1_000, TO, vec![3]), second);
+        line.commit();
+        let due: Vec<_> = line.due(Instant::FAR_FUTURE).map(|(_, bytes)| bytes[0]).collect();
+        assert_eq!(due, [1, 3]);
+    }
+
+    #[test]
+    fn a_full_line_says_when_the_first_frame_that_waits_will_leave() {
+        let mut line = line(2, 0);
+        let now = Instant::from_nanos(1_000_000);
+        for _ in 0..3 {
+            assert_eq!(line.busy_until(now), None);
+            line.put(now, 1_000, TO, Vec::new());
+        }
+        // One has begun, two wait.
+        assert_eq!(line.busy_until(now), Some(now.plus_nanos(80_000)));
+        assert_eq!(line.busy_until(now.plus_nanos(80_000)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_window_carries_more_than_the_rate_and_the_catch_up(
+            gaps in proptest::collection::vec((0_u64..400_000, 64_u32..2_000), 1..100),
+            catch_up in 0_u64..1_000_000,
+        ) {
+            let mut line = line(usize::MAX, catch_up);
+            let mut now = Instant::from_nanos(5_000_000);
+            let mut left: Vec<(Instant, u64)> = Vec::new();
+            for (gap, bytes) in gaps {
+                now = now.plus_nanos(gap);
+                line.put(now, bytes, TO, vec![]);
+                // Handed over when it begins, or now if that has passed.
+                let begins = line.frames.back().unwrap().begins;
+                left.push((begins.max(now), u64::from(bytes)));
+            }
+            for first in 0..left.len() {
+                let mut sum = 0;
+                for (at, bytes) in &left[first..] {
+                    let window = at.nanos_since(left[first].0) + catch_up;
+                    // All but the one that begins at the window's end have passed within it.
+                    prop_assert!(sum <= LineRate::mbps(100).bytes_in(window) + 1);
+                    sum += bytes;
+                }
+            }
+        }
+    }
+}

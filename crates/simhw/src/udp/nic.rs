@@ -1,0 +1,315 @@
+//! What firmware may ask of a NIC over UDP: staged in a turn, applied at its commit.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::UdpCounters;
+use super::clock::Clock;
+use super::config::UdpConfig;
+use super::desk::Desk;
+use super::line::Line;
+use crate::drops::DropCause;
+use crate::frame::{HEADER_BYTES, Header};
+use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
+use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
+use crate::link::Framing;
+use crate::port::{Command, Completion, NicPort, Ports};
+use crate::region::{Payload, RegionError, RegionRef};
+use crate::time::{Instant, LineRate};
+
+/// Frames to itself that a NIC holds; beyond them it is busy.
+const LOOP_DEPTH: usize = 256;
+
+/// The NIC, less its socket.
+#[derive(Debug)]
+pub(super) struct Nic {
+    node: NodeId,
+    incarnation: Incarnation,
+    peers: Vec<SocketAddr>,
+    via: Option<SocketAddr>,
+    framing: Framing,
+    mtu: usize,
+    now: Instant,
+    pub(super) line: Line,
+    pub(super) counters: UdpCounters,
+    ports: Ports,
+    /// Ports of which the application's end is gone, with commands still to be carried out.
+    closing: Vec<PortId>,
+    timers: [Instant; TIMERS],
+    /// Frames to this node, whole.
+    looped: VecDeque<Vec<u8>>,
+    dma_done: VecDeque<DmaId>,
+    next_dma: u32,
+    staged: Staged,
+}
+
+/// What a turn has asked for and not committed, less the frames on the line.
+#[derive(Debug, Default)]
+struct Staged {
+    /// The bytes of all writes.
+    bytes: Vec<u8>,
+    writes: Vec<(RegionRef, Range<usize>)>,
+    copies: Vec<(DmaId, Dma)>,
+    completions: Vec<(PortId, Completion)>,
+    looped: Vec<Vec<u8>>,
+    timers: Option<[Instant; TIMERS]>,
+    /// Frames to nodes that there are not.
+    unroutable: u64,
+}
+
+impl Staged {
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.writes.clear();
+        self.copies.clear();
+        self.completions.clear();
+        self.looped.clear();
+        self.timers = None;
+        self.unroutable = 0;
+    }
+}
+
+impl Nic {
+    pub(super) fn new(config: &UdpConfig) -> Self {
+        Self {
+            node: config.node,
+            incarnation: config.incarnation.unwrap_or_else(Clock::incarnation),
+            peers: config.peers.clone(),
+            via: config.via,
+            framing: config.line.framing,
+            mtu: config.mtu,
+            now: Clock::now(),
+            line: Line::new(config.line.rate, config.transmit_depth, config.catch_up),
+            counters: UdpCounters::default(),
+            ports: Ports::default(),
+            closing: Vec::new(),
+            timers: [Instant::FAR_FUTURE; TIMERS],
+            looped: VecDeque::new(),
+            dma_done: VecDeque::new(),
+            next_dma: 0,
+            staged: Staged::default(),
+        }
+    }
+
+    /// Begins a turn: the time stands still in it.
+    pub(super) fn begin_turn(&mut self) {
+        self.now = Clock::now();
+    }
+
+    /// Ends a turn: what it did not commit never happened.
+    pub(super) fn end_turn(&mut self) {
+        self.abort();
+    }
+
+    pub(super) fn open_port(&mut self, id: PortId, port: NicPort) {
+        self.ports.insert(id, port);
+    }
+
+    /// Takes note of what changed on a port.
+    pub(super) fn sync_port(&mut self, id: PortId) {
+        self.ports.sync(id);
+    }
+
+    /// After the firmware has looked at a port: a port that was dropped is forgotten once its last
+    /// command is taken, and its number is free.
+    pub(super) fn settle_port(&mut self, id: PortId, desk: &Arc<Desk>) {
+        self.closing.push(id);
+        let ports = &mut self.ports;
+        self.closing.retain(|id| {
+            let Some(port) = ports.at(*id) else {
+                return false;
+            };
+            if port.sync() {
+                return false;
+            }
+            ports.sync(*id);
+            let gone = ports.at(*id).is_none();
+            if gone {
+                desk.release(*id);
+            }
+            !gone
+        });
+    }
+
+    /// An alarm that has gone off; it is off from then on.
+    pub(super) fn expired_timer(&mut self) -> Option<TimerId> {
+        let now = self.now;
+        let index = self.timers.iter().position(|at| *at <= now)?;
+        self.timers[index] = Instant::FAR_FUTURE;
+        u8::try_from(index).ok().map(TimerId)
+    }
+
+    pub(super) fn looped_frame(&mut self) -> Option<Vec<u8>> {
+        self.looped.pop_front()
+    }
+
+    pub(super) fn ended_dma(&mut self) -> Option<DmaId> {
+        self.dma_done.pop_front()
+    }
+
+    /// Whether there is work that waits for nothing.
+    pub(super) fn has_work(&self) -> bool {
+        !self.looped.is_empty() || !self.dma_done.is_empty()
+    }
+
+    /// When the NIC has to do something by itself.
+    pub(super) fn next_alarm(&self) -> Instant {
+        self.timers.iter().copied().fold(Instant::FAR_FUTURE, Instant::min)
+    }
+
+    /// Whether a frame of `source` may come from `from`.
+    pub(super) fn is_from(&self, from: SocketAddr, source: NodeId) -> bool {
+        match (self.via, self.peers.get(source.index())) {
+            (Some(switch), Some(_)) => from == switch,
+            (None, Some(peer)) => from == *peer && source != self.node,
+            (_, None) => false,
+        }
+    }
+
+    /// Checks a region and copies the frame together.
+    fn gather(&mut self, header: &Header, source: Source<'_>) -> Result<Vec<u8>, TransmitRefused> {
+        let payload = match source {
+            Source::Bytes(payload) => payload,
+            Source::Region(at) => self.ports.read(at)?,
+        };
+        if payload.len() != usize::from(header.length) || payload.len() > self.mtu {
+            return Err(TransmitRefused::Length { mtu: self.mtu });
+        }
+        let mut frame = self.line.buffer();
+        frame.extend_from_slice(&header.emit());
+        if let Some(bytes) = payload.as_bytes() {
+            frame.extend_from_slice(bytes);
+        } else {
+            frame.resize(header.frame_bytes(), 0);
+            payload.copy_to(&mut frame[HEADER_BYTES..]);
+        }
+        Ok(frame)
+    }
+
+    fn transmit_looped(
+        &mut self,
+        header: &Header,
+        source: Source<'_>,
+    ) -> Result<Instant, TransmitRefused> {
+        if self.looped.len() + self.staged.looped.len() >= LOOP_DEPTH {
+            return Err(TransmitRefused::Busy { until: self.now.plus_nanos(1) });
+        }
+        let frame = self.gather(header, source)?;
+        self.staged.looped.push(frame);
+        Ok(self.now)
+    }
+}
+
+impl Hardware for Nic {
+    fn node(&self) -> NodeId {
+        self.node
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn mtu(&self) -> usize {
+        self.mtu
+    }
+
+    fn line_rate(&self) -> LineRate {
+        self.line.rate()
+    }
+
+    fn wire_bytes(&self, payload: usize) -> u32 {
+        let frame = u32::try_from(HEADER_BYTES + payload).unwrap_or(u32::MAX / 2);
+        self.framing.wire_bytes(frame)
+    }
+
+    fn charge(&mut self, _: u64) {}
+
+    fn transmit(
+        &mut self,
+        header: &Header,
+        source: Source<'_>,
+    ) -> Result<Instant, TransmitRefused> {
+        if header.destination == self.node {
+            return self.transmit_looped(header, source);
+        }
+        if let Some(until) = self.line.busy_until(self.now) {
+            return Err(TransmitRefused::Busy { until });
+        }
+        let frame = self.gather(header, source)?;
+        let Some(peer) = self.peers.get(header.destination.index()) else {
+            self.staged.unroutable += 1;
+            return Ok(self.now);
+        };
+        let to = self.via.unwrap_or(*peer);
+        let wire_bytes = self.wire_bytes(usize::from(header.length));
+        Ok(self.line.put(self.now, wire_bytes, to, frame))
+    }
+
+    fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
+        self.ports.check(to, from.len())?;
+        let begin = self.staged.bytes.len();
+        let end = begin + from.len();
+        self.staged.bytes.resize(end, 0);
+        from.copy_to(&mut self.staged.bytes[begin..]);
+        self.staged.writes.push((to, begin..end));
+        Ok(())
+    }
+
+    fn complete(&mut self, port: PortId, completion: &Completion) {
+        self.staged.completions.push((port, *completion));
+    }
+
+    fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused> {
+        self.ports.read(transfer.from)?;
+        self.ports.check(transfer.to, transfer.from.length as usize)?;
+        let id = DmaId(self.next_dma);
+        self.next_dma = self.next_dma.wrapping_add(1);
+        self.staged.copies.push((id, transfer));
+        Ok(id)
+    }
+
+    fn next_command(&mut self, port: PortId) -> Option<Command> {
+        self.ports.next_command(port)
+    }
+
+    fn set_timer(&mut self, timer: TimerId, at: Instant) {
+        self.staged.timers.get_or_insert(self.timers)[timer.index()] = at;
+    }
+
+    fn commit(&mut self) {
+        let staged = &mut self.staged;
+        // A region that was given up within the turn is not written; nobody reads it either.
+        for (to, range) in staged.writes.drain(..) {
+            let _ = self.ports.write(to, Payload::from(&staged.bytes[range]));
+        }
+        staged.bytes.clear();
+        for (id, Dma { from, to }) in staged.copies.drain(..) {
+            let _ = self.ports.read(from).and_then(|bytes| self.ports.write(to, bytes));
+            self.dma_done.push_back(id);
+        }
+        self.line.commit();
+        self.looped.extend(staged.looped.drain(..));
+        for (port, completion) in staged.completions.drain(..) {
+            if let Some(port) = self.ports.at(port) {
+                port.complete(&completion);
+            }
+        }
+        if let Some(timers) = staged.timers.take() {
+            self.timers = timers;
+        }
+        for _ in 0..std::mem::take(&mut staged.unroutable) {
+            self.counters.drops.add(DropCause::NoRoute);
+        }
+    }
+
+    fn abort(&mut self) {
+        self.line.abort();
+        self.staged.clear();
+    }
+}

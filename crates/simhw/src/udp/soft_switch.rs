@@ -1,0 +1,376 @@
+//! A switch in software: the model of [`switch`](crate::switch), in real time, between real NICs.
+
+mod model;
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Poll;
+
+use atomic_waker::AtomicWaker;
+use tokio::sync::oneshot;
+
+use super::alarm::Alarm;
+use super::batch::{self, Datagram, Inbox, Sent, Socket, plain};
+use super::config::{DEFAULT_SOCKET_BUFFER, StartError, check_family, check_peers};
+use super::run_on_thread;
+use crate::drops::{DropCause, Drops};
+use crate::frame::{HEADER_BYTES, Header, MAX_PAYLOAD};
+use crate::id::NodeId;
+use crate::link::LinkProfile;
+use crate::switch::{Buffer, SwitchProfile};
+use crate::time::{Instant, LineRate};
+
+use model::Model;
+
+/// 100 Mb/s Ethernet with a microsecond of cable and adapters: slow enough for one core to keep
+/// time with.
+pub const DEFAULT_SWITCH_LINK: LinkProfile =
+    LinkProfile::ethernet(LineRate::mbps(100), std::time::Duration::from_micros(1));
+/// 32 KiB a port: too small for a few senders of 10 KB messages, as in small switches it is.
+pub const DEFAULT_SWITCH_PROFILE: SwitchProfile = SwitchProfile::new(Buffer::Bytes(32 << 10));
+/// 4 MiB: a third of a second at 100 Mb/s, far more than paced senders ever leave there.
+pub const DEFAULT_INGRESS_MEMORY: usize = 4 << 20;
+
+/// What a switch in software is like.
+#[derive(Clone, Debug)]
+pub struct SwitchConfig {
+    bind: SocketAddr,
+    peers: Vec<SocketAddr>,
+    link: LinkProfile,
+    profile: SwitchProfile,
+    ingress_memory: usize,
+    socket_buffer: usize,
+}
+
+impl SwitchConfig {
+    /// A switch at `bind` that joins `peers`: node `i`, at `peers[i]`, is on port `i`.
+    #[must_use]
+    pub const fn new(bind: SocketAddr, peers: Vec<SocketAddr>) -> Self {
+        Self {
+            bind,
+            peers,
+            link: DEFAULT_SWITCH_LINK,
+            profile: DEFAULT_SWITCH_PROFILE,
+            ingress_memory: DEFAULT_INGRESS_MEMORY,
+            socket_buffer: DEFAULT_SOCKET_BUFFER,
+        }
+    }
+
+    /// The links between the switch and its hosts, each way. Default: [`DEFAULT_SWITCH_LINK`].
+    #[must_use]
+    pub const fn link(mut self, link: LinkProfile) -> Self {
+        self.link = link;
+        self
+    }
+
+    /// The switch itself. Default: [`DEFAULT_SWITCH_PROFILE`].
+    #[must_use]
+    pub const fn profile(mut self, profile: SwitchProfile) -> Self {
+        self.profile = profile;
+        self
+    }
+
+    /// Bytes of frames that may wait for one host's line into the switch, the one on it among
+    /// them; at least one frame always may. What comes beyond is dropped, as
+    /// [`System`](DropCause::System). Default: [`DEFAULT_INGRESS_MEMORY`].
+    #[must_use]
+    pub const fn ingress_memory(mut self, bytes: usize) -> Self {
+        self.ingress_memory = bytes;
+        self
+    }
+
+    /// Bytes to ask the system for, for each of the socket's two buffers. Default:
+    /// [`DEFAULT_SOCKET_BUFFER`].
+    #[must_use]
+    pub const fn socket_buffer(mut self, bytes: usize) -> Self {
+        self.socket_buffer = bytes;
+        self
+    }
+}
+
+/// What went through a switch. `frames_in` is always the sum of `frames_out`, `frames_queued` and
+/// `frame_drops`; `pieces_in` that of `pieces_out`, of `piece_drops`, and of what is in buffers.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct SwitchCounters {
+    /// Datagrams that arrived, whatever they were.
+    pub frames_in: u64,
+    /// Frames that were sent on.
+    pub frames_out: u64,
+    /// Frames that are in the switch.
+    pub frames_queued: u64,
+    /// Frames that went no further, by cause: for a frame in pieces, that of its first loss.
+    pub frame_drops: Drops,
+    /// Pieces that reached an output's buffer, or would have.
+    pub pieces_in: u64,
+    /// Pieces that have left an output.
+    pub pieces_out: u64,
+    /// Pieces that an output dropped, by cause.
+    pub piece_drops: Drops,
+    /// For each port, the most that its buffer ever held, in the buffer's unit.
+    pub peaks: Vec<u32>,
+}
+
+/// A running switch, on a thread of its own. Dropping it stops it at once.
+///
+/// Each datagram of a host is a frame on that host's line, from the instant at which the system
+/// took it in. It is cut as the link says, its pieces pass the output's buffer as the profile
+/// says, and it is sent on when its last piece has reached the other end of its wire. With cells,
+/// a packet whose last cell was lost takes the next one of its sender with it
+/// ([`Merged`](DropCause::Merged)). The one byte of a frame that changes is its hop limit.
+#[derive(Debug)]
+pub struct SoftSwitch {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    ended: oneshot::Receiver<()>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    notes: Mutex<Notes>,
+    waker: AtomicWaker,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    stop: bool,
+    counters: SwitchCounters,
+}
+
+impl Shared {
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().expect("nothing panics while it holds this lock")
+    }
+
+    fn stop(&self) {
+        self.notes().stop = true;
+        self.waker.wake();
+    }
+}
+
+impl SoftSwitch {
+    /// Starts a switch. It needs no runtime of the caller's.
+    ///
+    /// # Errors
+    /// [`StartError`] says what to do about it; nothing runs then.
+    pub fn start(config: SwitchConfig) -> Result<Self, StartError> {
+        let bind = config.bind;
+        check_peers(&config.peers)?;
+        check_family(bind, &config.peers)?;
+        let failed = |error: std::io::Error| StartError::from_io(bind, &error);
+        let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
+        let address = socket.local_addr().map_err(failed)?;
+        let shared = Arc::new(Shared::default());
+        let for_driver = Arc::clone(&shared);
+        let (end, ended) = oneshot::channel();
+        let start = move || Ok(Forwarder::new(socket, config, for_driver)?.run());
+        run_on_thread("switch".into(), end, start).map_err(failed)?;
+        Ok(Self { shared, address, ended })
+    }
+
+    /// The address that its hosts send to.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What has gone through, as of a moment ago.
+    #[must_use]
+    pub fn counters(&self) -> SwitchCounters {
+        self.shared.notes().counters.clone()
+    }
+
+    /// Stops the switch; what is in it is lost. Its address is free when this returns. The result
+    /// is the last of its counters.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops the switch all the same.
+    pub async fn shutdown(mut self) -> SwitchCounters {
+        self.shared.stop();
+        let _ = (&mut self.ended).await;
+        self.counters()
+    }
+}
+
+impl Drop for SoftSwitch {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+/// Batches of datagrams that one turn takes in.
+const BATCHES_PER_TURN: usize = 8;
+/// Events that one turn carries out.
+const EVENTS_PER_TURN: usize = 8_192;
+/// Events closer than this are carried out together: a cell at 100 Mb/s takes 4 us, a wake-up more.
+const GRAIN_NANOS: u64 = 20_000;
+/// Frames that may wait for the system to take them; the oldest are dropped then.
+const OUTBOUND_FRAMES: usize = 4_096;
+/// How long the counters may be out of date while the switch is busy.
+const REPORT_NANOS: u64 = 10_000_000;
+
+struct Forwarder {
+    socket: Socket,
+    alarm: Alarm,
+    inbox: Inbox,
+    model: Model,
+    peers: Vec<SocketAddr>,
+    /// Datagrams that never got as far as the model.
+    refused: Drops,
+    /// Frames that left the model and were not taken by the system.
+    unsent: Drops,
+    blocked: bool,
+    reported: Instant,
+    shared: Arc<Shared>,
+}
+
+impl Forwarder {
+    fn new(
+        socket: std::net::UdpSocket,
+        config: SwitchConfig,
+        shared: Arc<Shared>,
+    ) -> std::io::Result<Self> {
+        let ports = config.peers.len();
+        let memory = config.ingress_memory.max(HEADER_BYTES + MAX_PAYLOAD);
+        Ok(Self {
+            socket: Socket::new(socket)?,
+            alarm: Alarm::new()?,
+            inbox: Inbox::new(),
+            model: Model::new(ports, config.link, config.profile, memory),
+            peers: config.peers.into_iter().map(plain).collect(),
+            refused: Drops::default(),
+            unsent: Drops::default(),
+            blocked: false,
+            reported: Instant::ZERO,
+            shared,
+        })
+    }
+
+    async fn run(mut self) {
+        loop {
+            let idle = self.turn();
+            if self.shared.notes().stop {
+                break;
+            }
+            if idle {
+                self.wait().await;
+            } else {
+                tokio::task::yield_now().await;
+            }
+        }
+        self.report();
+    }
+
+    /// Takes in, carries out, sends on; whether all of it is done.
+    fn turn(&mut self) -> bool {
+        let mut idle = false;
+        for _ in 0..BATCHES_PER_TURN {
+            if !self.socket.receive(&mut self.inbox) {
+                idle = true;
+                break;
+            }
+            let Self { inbox, model, peers, refused, .. } = self;
+            for datagram in inbox.datagrams() {
+                take_in(model, peers, refused, datagram);
+            }
+        }
+        let now = self.inbox.taken_at();
+        let idle = self.model.advance(now, EVENTS_PER_TURN) && idle;
+        self.send_on();
+        if now.nanos_since(self.reported) > REPORT_NANOS {
+            self.reported = now;
+            self.report();
+        }
+        idle
+    }
+
+    fn send_on(&mut self) {
+        let Self { socket, model, peers, .. } = self;
+        loop {
+            let frames =
+                model.outbound.iter().map(|frame| (peers[usize::from(frame.to)], &frame.bytes[..]));
+            match socket.send(frames) {
+                Sent::Taken(0) => break self.blocked = false,
+                Sent::Taken(count) => drop(model.outbound.drain(..count)),
+                Sent::Refused => {
+                    model.outbound.pop_front();
+                    self.unsent.add(DropCause::System);
+                }
+                Sent::Blocked => break self.blocked = true,
+            }
+        }
+        while model.outbound.len() > OUTBOUND_FRAMES {
+            model.outbound.pop_front();
+            self.unsent.add(DropCause::System);
+        }
+    }
+
+    async fn wait(&mut self) {
+        // The counters are up to date whenever the switch has nothing to do for long.
+        let next = self.model.next_due();
+        let now = self.inbox.taken_at();
+        if next.nanos_since(now) > REPORT_NANOS && self.reported != now {
+            self.reported = now;
+            self.report();
+        }
+        let until = next.max(now.plus_nanos(GRAIN_NANOS));
+        let Self { socket, alarm, shared, blocked, .. } = self;
+        poll_fn(|context| {
+            shared.waker.register(context.waker());
+            if shared.notes().stop
+                || socket.poll_readable(context).is_ready()
+                || (*blocked && socket.poll_writable(context).is_ready())
+            {
+                return Poll::Ready(());
+            }
+            alarm.poll(context, until)
+        })
+        .await;
+    }
+
+    fn report(&self) {
+        let tally = &self.model.tally;
+        let mut frame_drops = tally.drops;
+        frame_drops += self.refused;
+        frame_drops += self.unsent;
+        let waiting = self.model.outbound.len() as u64;
+        self.shared.notes().counters = SwitchCounters {
+            frames_in: tally.frames + self.refused.total(),
+            frames_out: tally.delivered - self.unsent.total() - waiting,
+            frames_queued: self.model.in_flight() as u64 + waiting,
+            frame_drops,
+            pieces_in: tally.pieces,
+            pieces_out: tally.pieces_passed,
+            piece_drops: self.model.piece_drops(),
+            peaks: self.model.peaks().collect(),
+        };
+    }
+}
+
+/// Where the hop limit is in a frame.
+const HOP_LIMIT: usize = 29;
+
+/// Hands a datagram to the model if it is a frame between two of the hosts.
+fn take_in(model: &mut Model, peers: &[SocketAddr], refused: &mut Drops, datagram: Datagram<'_>) {
+    match check(peers, datagram) {
+        Ok((source, destination)) => {
+            model.advance(datagram.at, EVENTS_PER_TURN);
+            let mut frame = datagram.bytes.to_vec();
+            frame[HOP_LIMIT] -= 1;
+            model.offer(datagram.at, source.0, destination.0, frame);
+        }
+        Err(cause) => refused.add(cause),
+    }
+}
+
+fn check(peers: &[SocketAddr], datagram: Datagram<'_>) -> Result<(NodeId, NodeId), DropCause> {
+    let (header, _) = Header::parse(datagram.bytes).map_err(|_| DropCause::Malformed)?;
+    if peers.get(header.source.index()) != Some(&datagram.from) {
+        return Err(DropCause::Stranger);
+    }
+    if header.destination.index() >= peers.len() || header.hop_limit == 0 {
+        return Err(DropCause::NoRoute);
+    }
+    Ok((header.source, header.destination))
+}

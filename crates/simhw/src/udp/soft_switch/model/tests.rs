@@ -1,0 +1,151 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::switch::{Buffer, DiscardPolicy};
+use crate::time::LineRate;
+
+fn model(framing: Framing, profile: SwitchProfile) -> Model {
+    let link = LinkProfile {
+        rate: LineRate::mbps(100),
+        propagation: std::time::Duration::from_micros(2),
+        framing,
+    };
+    Model::new(4, link, profile, 1 << 20)
+}
+
+fn run(model: &mut Model) -> Instant {
+    while model.next_due() != Instant::FAR_FUTURE {
+        let next = model.next_due();
+        assert!(model.advance(next, usize::MAX));
+    }
+    model.reached
+}
+
+#[test]
+fn a_frame_takes_both_wires_and_both_serialisations() {
+    let mut model = model(Framing::PLAIN, SwitchProfile::new(Buffer::Bytes(10_000)));
+    model.offer(Instant::from_nanos(500), 0, 1, vec![7; 1_000]);
+    assert_eq!(run(&mut model).as_nanos(), 500 + 2 * (80_000 + 2_000));
+    let out = model.outbound.pop_front().unwrap();
+    assert_eq!((out.to, out.bytes), (1, vec![7; 1_000]));
+}
+
+#[test]
+fn cut_through_saves_one_serialisation_less_the_header() {
+    let forwarding = Forwarding::CutThrough { header: 100 };
+    let profile = SwitchProfile { forwarding, ..SwitchProfile::new(Buffer::Bytes(10_000)) };
+    let mut model = model(Framing::PLAIN, profile);
+    model.offer(Instant::ZERO, 0, 1, vec![7; 1_000]);
+    assert_eq!(run(&mut model).as_nanos(), 8_000 + 80_000 + 2 * 2_000);
+}
+
+#[test]
+fn a_late_wake_up_changes_no_fate() {
+    let outcome = |step: u64| {
+        let mut model = model(Framing::Cells, SwitchProfile::new(Buffer::Cells(100)));
+        for number in 0..60_u64 {
+            let at = Instant::from_nanos(number * 100_000);
+            model.advance(Instant::from_nanos(at.as_nanos() / step * step), usize::MAX);
+            model.offer(at, (number % 3) as u16, 3, vec![number as u8; 2_000]);
+        }
+        run(&mut model);
+        let survivors: Vec<u8> = model.outbound.iter().map(|frame| frame.bytes[0]).collect();
+        (survivors, model.tally.drops)
+    };
+    let (survivors, drops) = outcome(1);
+    assert!(!survivors.is_empty() && drops.total() > 0);
+    assert_eq!(outcome(1_000_000), (survivors, drops));
+}
+
+#[test]
+fn a_lost_last_cell_takes_the_next_packet_with_it() {
+    // Output 3 holds two cells, and hosts 1 and 2 have theirs there when host 0's last one comes.
+    let mut model = model(Framing::Cells, SwitchProfile::new(Buffer::Cells(2)));
+    for (host, at, length) in [(1, 0, 40), (0, 3_000, 60), (2, 5_000, 40)] {
+        model.offer(Instant::from_nanos(at), host, 3, vec![1; length]);
+    }
+    run(&mut model);
+    assert_eq!(model.tally.drops.of(DropCause::BufferFull), 1, "{:?}", model.tally);
+    let after = Instant::from_nanos(1_000_000);
+    for number in 0..2 {
+        model.offer(after, 0, 3, vec![10 + number; 40]);
+    }
+    run(&mut model);
+    assert_eq!(model.tally.drops.of(DropCause::Merged), 1, "{:?}", model.tally);
+    let survivors: Vec<u8> = model.outbound.iter().map(|frame| frame.bytes[0]).collect();
+    assert_eq!(survivors, [1, 1, 11]);
+}
+
+#[test]
+fn a_host_that_floods_its_line_loses_at_its_own_memory_only() {
+    let mut model = model(Framing::PLAIN, SwitchProfile::new(Buffer::Bytes(1 << 20)));
+    for _ in 0..30 {
+        model.offer(Instant::ZERO, 0, 3, vec![0; 50_000]);
+    }
+    model.offer(Instant::ZERO, 1, 3, vec![1; 50_000]);
+    assert_eq!(model.tally.drops.of(DropCause::System), 10);
+    run(&mut model);
+    assert_eq!(model.tally.delivered, 21);
+    assert_eq!(model.in_flight(), 0);
+}
+
+fn any_profile() -> impl Strategy<Value = (Framing, SwitchProfile)> {
+    let framing = prop_oneof![
+        Just(Framing::PLAIN),
+        Just(Framing::Cells),
+        Just(Framing::Packets { mtu: 1_472, overhead: 66 }),
+    ];
+    let buffer = prop_oneof![
+        (2_000_u32..40_000).prop_map(Buffer::Bytes),
+        (2_u32..400).prop_map(Buffer::Cells),
+    ];
+    let discard = prop_oneof![
+        Just(DiscardPolicy::Tail),
+        Just(DiscardPolicy::Partial),
+        Just(DiscardPolicy::EARLY),
+    ];
+    let forwarding =
+        prop_oneof![Just(Forwarding::StoreAndForward), Just(Forwarding::CutThrough { header: 53 })];
+    (framing, buffer, discard, forwarding).prop_map(|(framing, buffer, discard, forwarding)| {
+        (framing, SwitchProfile { buffer, discard, forwarding, ..SwitchProfile::new(buffer) })
+    })
+}
+
+proptest! {
+    #[test]
+    fn every_frame_is_delivered_dropped_or_in_flight(
+        (framing, profile) in any_profile(),
+        load in proptest::collection::vec((0_u64..200_000, 0_u16..4, 0_u16..4, 48_usize..12_000), 1..80),
+    ) {
+        let mut model = model(framing, profile);
+        let mut now = Instant::ZERO;
+        for (number, (gap, source, destination, length)) in load.iter().enumerate() {
+            now = now.plus_nanos(*gap);
+            model.advance(now, usize::MAX);
+            model.offer(now, *source, *destination, vec![number as u8; *length]);
+            let Tally { frames, delivered, drops, .. } = model.tally;
+            prop_assert_eq!(frames, delivered + drops.total() + model.in_flight() as u64);
+        }
+        run(&mut model);
+        let Tally { frames, delivered, drops, pieces, pieces_passed } = model.tally;
+        prop_assert_eq!(frames, delivered + drops.total());
+        prop_assert_eq!(pieces, pieces_passed + model.piece_drops().total());
+        prop_assert_eq!(delivered, model.outbound.len() as u64);
+        // Whatever arrives is whole, and in order between any two hosts.
+        for source in 0..4 {
+            for destination in 0..4 {
+                let sent: Vec<u8> = (0_u8..).zip(&load)
+                    .filter(|(_, frame)| (frame.1, frame.2) == (source, destination))
+                    .map(|(number, _)| number)
+                    .collect();
+                let got = model.outbound.iter()
+                    .filter(|frame| frame.to == destination && sent.contains(&frame.bytes[0]));
+                let got: Vec<u8> = got.map(|frame| frame.bytes[0]).collect();
+                prop_assert!(got.is_sorted());
+            }
+        }
+        for frame in &model.outbound {
+            prop_assert_eq!(frame.bytes.len(), load[usize::from(frame.bytes[0])].3);
+        }
+    }
+}

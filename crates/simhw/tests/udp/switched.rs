@@ -1,0 +1,95 @@
+//! NICs behind a switch in software.
+
+use midplane_simhw::drops::DropCause;
+use midplane_simhw::host::Host as _;
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::LineRate;
+use midplane_simhw::udp::{SoftSwitch, SwitchConfig, UdpNic};
+
+use crate::firmware::{Cluster, SEND, command, completion, free_addresses, run};
+
+/// A switch and the NICs behind it, the port of each at 100 Mb/s.
+fn start(ip: &str, count: usize, profile: SwitchProfile) -> (SoftSwitch, Cluster) {
+    let link = LinkProfile::ethernet(LineRate::mbps(100), std::time::Duration::from_micros(1));
+    loop {
+        let address = free_addresses(ip.parse().unwrap(), 1)[0];
+        let cluster = Cluster::start(ip, count, |config| config.via(address).line(link));
+        let config = SwitchConfig::new(address, cluster.peers.clone()).link(link).profile(profile);
+        if let Ok(switch) = SoftSwitch::start(config) {
+            return (switch, cluster);
+        }
+    }
+}
+
+#[test]
+fn three_senders_overload_one_output_and_every_loss_has_its_cause() {
+    const SENDERS: usize = 3;
+    const FRAMES: usize = 100;
+    run(async {
+        let (switch, cluster) =
+            start("127.0.0.1", SENDERS + 1, SwitchProfile::new(Buffer::Bytes(32 << 10)));
+        let mut ports = Vec::new();
+        for nic in &cluster.nics[1..] {
+            let mut port = nic.host().open_port().unwrap();
+            let region = port.register(4_000).unwrap();
+            for _ in 0..FRAMES {
+                port.post(&command(SEND, 0, &region)).unwrap();
+            }
+            port.ring();
+            ports.push((port, region));
+        }
+        for (port, _) in &mut ports {
+            for _ in 0..FRAMES {
+                completion(port).await;
+            }
+        }
+        let sent = (SENDERS * FRAMES) as u64;
+        let mut counters = switch.counters();
+        for _ in 0..1_000 {
+            if counters.frames_in == sent && counters.frames_queued == 0 {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            counters = switch.counters();
+        }
+        assert_eq!(counters.frames_in, sent, "{counters:?}");
+        assert_eq!(counters.frames_in, counters.frames_out + counters.frame_drops.total());
+        assert_eq!(counters.pieces_in, counters.pieces_out + counters.piece_drops.total());
+        assert!(counters.frame_drops.of(DropCause::BufferFull) > 0, "{counters:?}");
+        assert!(counters.peaks[0] <= 32 << 10 && counters.peaks[0] > 16 << 10);
+        assert!(counters.peaks[1..].iter().all(|peak| *peak == 0));
+        let out = usize::try_from(counters.frames_out).unwrap();
+        let arrived = cluster.seen[0].wait_for(out).await;
+        assert_eq!(arrived.len(), out);
+        for source in 1..=SENDERS {
+            let of_it = arrived.iter().filter(|a| usize::from(a.header.source.0) == source);
+            assert!(of_it.map(|arrival| arrival.header.sequence).is_sorted());
+        }
+        let last = switch.shutdown().await;
+        assert_eq!(last.frames_out, counters.frames_out);
+    });
+}
+
+#[test]
+fn a_frame_passes_as_many_switches_as_its_hop_limit_says() {
+    run(async {
+        let (switch, cluster) = start("::1", 2, SwitchProfile::new(Buffer::Bytes(32 << 10)));
+        let mut port = cluster.nics[0].host().open_port().unwrap();
+        let region = port.register(10).unwrap();
+        for args in [[0, 0, 0], [1, 0, 0], [1, 1, 0]] {
+            let mut send = command(SEND, 1, &region);
+            send.args = args;
+            port.submit(&send).unwrap();
+            completion(&mut port).await;
+        }
+        let arrived = cluster.seen[1].wait_for(2).await;
+        assert_eq!(arrived[0].header.hop_limit, 63);
+        assert_eq!(arrived[1].header.hop_limit, 0);
+        let counters = switch.shutdown().await;
+        assert_eq!(counters.frame_drops.of(DropCause::NoRoute), 1, "{counters:?}");
+        for nic in cluster.nics {
+            assert_eq!(UdpNic::shutdown(nic).await.drops.total(), 0);
+        }
+    });
+}
