@@ -89,10 +89,14 @@ impl Desk {
         self.notes().counters
     }
 
-    /// The driver's: what was left since the last time, and its counters for others to read.
-    pub(super) fn collect(&self, counters: &UdpCounters) -> Errands {
+    /// The driver's: its counters, for others to read.
+    pub(super) fn report(&self, counters: &UdpCounters) {
+        self.notes().counters = *counters;
+    }
+
+    /// The driver's: what was left since the last time.
+    pub(super) fn collect(&self) -> Errands {
         let mut notes = self.notes();
-        notes.counters = *counters;
         Errands {
             rung: std::mem::take(&mut notes.rung),
             opened: std::mem::take(&mut notes.opened),

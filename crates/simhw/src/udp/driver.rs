@@ -64,6 +64,7 @@ impl<F: Firmware> Driver<F> {
                 Ending::Now => return,
             }
             if received || self.nic.has_work() {
+                self.desk.report(&self.nic.counters);
                 tokio::task::yield_now().await;
             } else {
                 self.wait().await;
@@ -92,7 +93,7 @@ impl<F: Firmware> Driver<F> {
 
     /// What hosts have left: ports, bells, the end.
     fn run_errands(&mut self) -> Ending {
-        let errands = self.desk.collect(&self.nic.counters);
+        let errands = self.desk.collect();
         for (id, port) in errands.opened {
             self.nic.open_port(id, port);
         }
@@ -150,7 +151,8 @@ impl<F: Firmware> Driver<F> {
     async fn wait(&mut self) {
         let line = if self.wire.blocked { Instant::FAR_FUTURE } else { self.nic.line.next_due() };
         let until = self.nic.next_alarm().min(line);
-        let Self { wire, desk, .. } = self;
+        let Self { wire, desk, nic, .. } = self;
+        desk.report(&nic.counters);
         poll_fn(|context| {
             if desk.is_waiting(context.waker()) || wire.socket.poll_readable(context).is_ready() {
                 return Poll::Ready(());
@@ -163,8 +165,11 @@ impl<F: Firmware> Driver<F> {
     /// Sends what is staged, for a second past the line's own time at most.
     async fn flush(&mut self) {
         let mut last = Clock::now().plus_nanos(FLUSH_NANOS);
-        while !self.nic.line.is_empty() {
+        loop {
             self.transmit();
+            if self.nic.line.is_empty() {
+                return;
+            }
             let now = Clock::now();
             let due = self.nic.line.next_due();
             if due > now {

@@ -107,9 +107,11 @@ impl Nic {
         self.ports.insert(id, port);
     }
 
-    /// Takes note of what changed on a port.
+    /// Takes note of what changed on a port, before the firmware looks at it.
     pub(super) fn sync_port(&mut self, id: PortId) {
-        self.ports.sync(id);
+        if let Some(port) = self.ports.at(id) {
+            port.sync();
+        }
     }
 
     /// After the firmware has looked at a port: a port that was dropped is forgotten once its last
