@@ -79,12 +79,10 @@ mod system {
     pub(super) struct Timer(Pin<Box<Sleep>>);
 
     impl Timer {
-        #[expect(clippy::unnecessary_wraps, reason = "elsewhere it may fail")]
         pub(super) fn new() -> io::Result<Self> {
             Ok(Self(Box::pin(sleep(Duration::MAX))))
         }
 
-        #[expect(clippy::unnecessary_wraps, reason = "elsewhere it may fail")]
         pub(super) fn arm(&mut self, nanos: u64) -> io::Result<()> {
             self.0.set(sleep(Duration::from_nanos(nanos)));
             Ok(())

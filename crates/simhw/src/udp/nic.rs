@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::UdpCounters;
+use super::batch::plain;
 use super::clock::Clock;
 use super::config::UdpConfig;
 use super::desk::Desk;
@@ -164,8 +165,8 @@ impl Nic {
     /// Whether a frame of `source` may come from `from`.
     pub(super) fn is_from(&self, from: SocketAddr, source: NodeId) -> bool {
         match (self.via, self.peers.get(source.index())) {
-            (Some(switch), Some(_)) => from == switch,
-            (None, Some(peer)) => from == *peer && source != self.node,
+            (Some(switch), Some(_)) => from == plain(switch),
+            (None, Some(peer)) => from == plain(*peer) && source != self.node,
             (_, None) => false,
         }
     }
