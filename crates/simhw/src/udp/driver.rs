@@ -54,8 +54,12 @@ impl<F: Firmware> Driver<F> {
     pub(super) async fn run(mut self) {
         self.turn(|firmware, nic| firmware.on_start(nic));
         loop {
-            let received = self.receive();
+            let received = self.wire.socket.receive(&mut self.inbox);
+            // Bells first: what was posted before a frame arrived is there when it is handled.
             let ending = self.run_errands();
+            if received {
+                self.deliver();
+            }
             self.run_work();
             self.transmit();
             match ending {
@@ -80,15 +84,11 @@ impl<F: Firmware> Driver<F> {
         self.nic.end_turn();
     }
 
-    /// Hands one batch of datagrams to the firmware; `false` if there was none.
-    fn receive(&mut self) -> bool {
-        let received = self.wire.socket.receive(&mut self.inbox);
-        if received {
-            for datagram in self.inbox.datagrams() {
-                deliver(&mut self.nic, &mut self.firmware, datagram);
-            }
+    /// Hands a batch of datagrams to the firmware.
+    fn deliver(&mut self) {
+        for datagram in self.inbox.datagrams() {
+            deliver(&mut self.nic, &mut self.firmware, datagram);
         }
-        received
     }
 
     /// What hosts have left: ports, bells, the end.
