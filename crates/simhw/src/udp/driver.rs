@@ -197,7 +197,9 @@ impl Wire {
 impl<F> Drop for Driver<F> {
     /// However it ends, nobody waits for it any longer.
     fn drop(&mut self) {
-        self.desk.close(&self.nic.counters);
+        let counters = &mut self.nic.counters;
+        counters.drops.add_many(DropCause::System, self.wire.socket.dropped());
+        self.desk.close(counters);
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::alarm::Alarm;
 use super::batch::{self, Datagram, Inbox, Sent, Socket, plain};
 use super::config::{DEFAULT_SOCKET_BUFFER, StartError, check_family, check_peers};
-use super::run_on_thread;
+use super::{kernel, run_on_thread};
 use crate::drops::{DropCause, Drops};
 use crate::frame::{HEADER_BYTES, Header, MAX_PAYLOAD};
 use crate::id::NodeId;
@@ -130,7 +130,8 @@ const FULL_FRAME: u32 = 1_500;
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct SwitchCounters {
-    /// Datagrams that arrived, whatever they were.
+    /// Datagrams that arrived, whatever they were; on Linux also those that the system had no room
+    /// for, which are dropped as [`System`](DropCause::System).
     pub frames_in: u64,
     /// Frames that were sent on.
     pub frames_out: u64,
@@ -146,6 +147,14 @@ pub struct SwitchCounters {
     pub piece_drops: Drops,
     /// For each port, the most that its buffer ever held, in the buffer's unit.
     pub peaks: Vec<u32>,
+}
+
+impl SwitchCounters {
+    /// The system lost datagrams in front of the socket.
+    const fn add_lost(&mut self, count: u64) {
+        self.frames_in += count;
+        self.frame_drops.add_many(DropCause::System, count);
+    }
 }
 
 /// A running switch, on a thread of its own. Dropping it stops it at once.
@@ -171,6 +180,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Notes {
     stop: bool,
+    stopped: bool,
     counters: SwitchCounters,
 }
 
@@ -211,10 +221,17 @@ impl SoftSwitch {
         self.address
     }
 
-    /// What has gone through, as of a moment ago.
+    /// What has gone through, as of a moment ago. Asks the system, too: some 100 us.
     #[must_use]
     pub fn counters(&self) -> SwitchCounters {
-        self.shared.notes().counters.clone()
+        let lost = kernel::dropped(self.address);
+        let notes = self.shared.notes();
+        let mut counters = notes.counters.clone();
+        // The last report has it already, and the socket is gone.
+        if !notes.stopped {
+            counters.add_lost(lost);
+        }
+        counters
     }
 
     /// Stops the switch; what is in it is lost. Its address is free when this returns. The result
@@ -295,6 +312,10 @@ impl Forwarder {
             }
         }
         self.report();
+        let lost = self.socket.dropped();
+        let mut notes = self.shared.notes();
+        notes.counters.add_lost(lost);
+        notes.stopped = true;
     }
 
     /// Takes in, carries out, sends on; whether all of it is done.
