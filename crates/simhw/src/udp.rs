@@ -60,7 +60,8 @@ pub struct UdpCounters {
     /// Their bytes, with headers.
     pub bytes_received: u64,
     /// Datagrams that went no further, either way, by cause. What the system dropped in front of
-    /// the socket is among them, as [`System`](crate::drops::DropCause::System), on Linux only.
+    /// the socket is among them, as [`System`](crate::drops::DropCause::System), on Linux only;
+    /// several that one call sent are one to the system.
     pub drops: Drops,
 }
 

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
-/// Datagrams that the system dropped for the socket bound to `address`, for want of buffer space.
-/// 0 where it does not tell, which is everywhere but on Linux. Reads a file of the system: not for
+/// Datagrams that the system dropped for the socket bound to `address`, for want of buffer space;
+/// several that a host of the same machine sent in one call count as one, so that it is a lower
+/// bound. 0 where it does not tell, which is everywhere but on Linux. Reads a file of the system: not for
 /// the path of frames.
 #[cfg(target_os = "linux")]
 pub(super) fn dropped(address: SocketAddr) -> u64 {

@@ -131,7 +131,8 @@ const FULL_FRAME: u32 = 1_500;
 #[non_exhaustive]
 pub struct SwitchCounters {
     /// Datagrams that arrived, whatever they were; on Linux also those that the system had no room
-    /// for, which are dropped as [`System`](DropCause::System).
+    /// for, which are dropped as [`System`](DropCause::System). Several that one call sent are one
+    /// to the system: what its hosts sent in all is in their counters.
     pub frames_in: u64,
     /// Frames that were sent on.
     pub frames_out: u64,
