@@ -98,6 +98,11 @@ impl Drops {
         self.0[cause as usize] += 1;
     }
 
+    /// Counts `count` more.
+    pub const fn add_many(&mut self, cause: DropCause, count: u64) {
+        self.0[cause as usize] += count;
+    }
+
     /// How many for `cause`.
     #[must_use]
     pub const fn of(&self, cause: DropCause) -> u64 {

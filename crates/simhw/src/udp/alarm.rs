@@ -13,7 +13,6 @@ use crate::time::Instant;
 mod system {
     use std::os::fd::OwnedFd;
 
-    use rustix::io::Errno;
     use rustix::time::{
         Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
         timerfd_settime,
@@ -49,19 +48,11 @@ mod system {
             Ok(())
         }
 
+        /// Ready once it has expired, or did before it was last armed.
         pub(super) fn poll_expired(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-            loop {
-                let mut guard = ready!(self.0.poll_read_ready(context))?;
-                let mut expirations = [0; 8];
-                match rustix::io::read(self.0.get_ref(), &mut expirations) {
-                    Ok(_) => {
-                        guard.clear_ready();
-                        return Poll::Ready(Ok(()));
-                    }
-                    Err(Errno::AGAIN) => guard.clear_ready(),
-                    Err(error) => return Poll::Ready(Err(error.into())),
-                }
-            }
+            // The count of expirations is not read: arming the timer again clears it.
+            ready!(self.0.poll_read_ready(context))?.clear_ready();
+            Poll::Ready(Ok(()))
         }
     }
 }
@@ -79,12 +70,10 @@ mod system {
     pub(super) struct Timer(Pin<Box<Sleep>>);
 
     impl Timer {
-        #[expect(clippy::unnecessary_wraps, reason = "elsewhere it may fail")]
         pub(super) fn new() -> io::Result<Self> {
             Ok(Self(Box::pin(sleep(Duration::MAX))))
         }
 
-        #[expect(clippy::unnecessary_wraps, reason = "elsewhere it may fail")]
         pub(super) fn arm(&mut self, nanos: u64) -> io::Result<()> {
             self.0.set(sleep(Duration::from_nanos(nanos)));
             Ok(())

@@ -9,6 +9,7 @@ use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
 use super::clock::{Clock, Stamps};
+use super::kernel;
 use crate::time::Instant;
 
 /// Bytes of one receive buffer: the largest datagram, and the most that the system joins.
@@ -67,6 +68,11 @@ impl Socket {
 
     pub(super) fn poll_writable(&self, context: &mut Context<'_>) -> Poll<()> {
         self.io.poll_send_ready(context).map(drop)
+    }
+
+    /// Datagrams that the system had no room for, as far as it tells.
+    pub(super) fn dropped(&self) -> u64 {
+        self.io.local_addr().map_or(0, kernel::dropped)
     }
 
     /// Sends one or more from the front of `frames`, which is not empty: as many as go to one

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 
 use atomic_waker::AtomicWaker;
 
-use super::UdpCounters;
+use super::{UdpCounters, kernel};
+use crate::drops::DropCause;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::port::{Bell, NicPort, Port, port};
@@ -85,14 +87,26 @@ impl Desk {
         self.waker.wake();
     }
 
-    pub(super) fn counters(&self) -> UdpCounters {
-        self.notes().counters
+    /// The counters, with what the system lost in front of the socket at `address`.
+    pub(super) fn counters(&self, address: SocketAddr) -> UdpCounters {
+        let lost = kernel::dropped(address);
+        let notes = self.notes();
+        let mut counters = notes.counters;
+        // The last report has it already, and the socket is gone.
+        if !notes.stopped {
+            counters.drops.add_many(DropCause::System, lost);
+        }
+        counters
     }
 
-    /// The driver's: what was left since the last time, and its counters for others to read.
-    pub(super) fn collect(&self, counters: &UdpCounters) -> Errands {
+    /// The driver's: its counters, for others to read.
+    pub(super) fn report(&self, counters: &UdpCounters) {
+        self.notes().counters = *counters;
+    }
+
+    /// The driver's: what was left since the last time.
+    pub(super) fn collect(&self) -> Errands {
         let mut notes = self.notes();
-        notes.counters = *counters;
         Errands {
             rung: std::mem::take(&mut notes.rung),
             opened: std::mem::take(&mut notes.opened),

@@ -54,8 +54,12 @@ impl<F: Firmware> Driver<F> {
     pub(super) async fn run(mut self) {
         self.turn(|firmware, nic| firmware.on_start(nic));
         loop {
-            let received = self.receive();
+            let received = self.wire.socket.receive(&mut self.inbox);
+            // Bells first: what was posted before a frame arrived is there when it is handled.
             let ending = self.run_errands();
+            if received {
+                self.deliver();
+            }
             self.run_work();
             self.transmit();
             match ending {
@@ -64,6 +68,7 @@ impl<F: Firmware> Driver<F> {
                 Ending::Now => return,
             }
             if received || self.nic.has_work() {
+                self.desk.report(&self.nic.counters);
                 tokio::task::yield_now().await;
             } else {
                 self.wait().await;
@@ -79,20 +84,16 @@ impl<F: Firmware> Driver<F> {
         self.nic.end_turn();
     }
 
-    /// Hands one batch of datagrams to the firmware; `false` if there was none.
-    fn receive(&mut self) -> bool {
-        let received = self.wire.socket.receive(&mut self.inbox);
-        if received {
-            for datagram in self.inbox.datagrams() {
-                deliver(&mut self.nic, &mut self.firmware, datagram);
-            }
+    /// Hands a batch of datagrams to the firmware.
+    fn deliver(&mut self) {
+        for datagram in self.inbox.datagrams() {
+            deliver(&mut self.nic, &mut self.firmware, datagram);
         }
-        received
     }
 
     /// What hosts have left: ports, bells, the end.
     fn run_errands(&mut self) -> Ending {
-        let errands = self.desk.collect(&self.nic.counters);
+        let errands = self.desk.collect();
         for (id, port) in errands.opened {
             self.nic.open_port(id, port);
         }
@@ -150,7 +151,8 @@ impl<F: Firmware> Driver<F> {
     async fn wait(&mut self) {
         let line = if self.wire.blocked { Instant::FAR_FUTURE } else { self.nic.line.next_due() };
         let until = self.nic.next_alarm().min(line);
-        let Self { wire, desk, .. } = self;
+        let Self { wire, desk, nic, .. } = self;
+        desk.report(&nic.counters);
         poll_fn(|context| {
             if desk.is_waiting(context.waker()) || wire.socket.poll_readable(context).is_ready() {
                 return Poll::Ready(());
@@ -163,8 +165,11 @@ impl<F: Firmware> Driver<F> {
     /// Sends what is staged, for a second past the line's own time at most.
     async fn flush(&mut self) {
         let mut last = Clock::now().plus_nanos(FLUSH_NANOS);
-        while !self.nic.line.is_empty() {
+        loop {
             self.transmit();
+            if self.nic.line.is_empty() {
+                return;
+            }
             let now = Clock::now();
             let due = self.nic.line.next_due();
             if due > now {
@@ -192,7 +197,9 @@ impl Wire {
 impl<F> Drop for Driver<F> {
     /// However it ends, nobody waits for it any longer.
     fn drop(&mut self) {
-        self.desk.close(&self.nic.counters);
+        let counters = &mut self.nic.counters;
+        counters.drops.add_many(DropCause::System, self.wire.socket.dropped());
+        self.desk.close(counters);
     }
 }
 

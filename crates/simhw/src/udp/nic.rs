@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::UdpCounters;
+use super::batch::plain;
 use super::clock::Clock;
 use super::config::UdpConfig;
 use super::desk::Desk;
@@ -107,9 +108,11 @@ impl Nic {
         self.ports.insert(id, port);
     }
 
-    /// Takes note of what changed on a port.
+    /// Takes note of what changed on a port, before the firmware looks at it.
     pub(super) fn sync_port(&mut self, id: PortId) {
-        self.ports.sync(id);
+        if let Some(port) = self.ports.at(id) {
+            port.sync();
+        }
     }
 
     /// After the firmware has looked at a port: a port that was dropped is forgotten once its last
@@ -162,8 +165,8 @@ impl Nic {
     /// Whether a frame of `source` may come from `from`.
     pub(super) fn is_from(&self, from: SocketAddr, source: NodeId) -> bool {
         match (self.via, self.peers.get(source.index())) {
-            (Some(switch), Some(_)) => from == switch,
-            (None, Some(peer)) => from == *peer && source != self.node,
+            (Some(switch), Some(_)) => from == plain(switch),
+            (None, Some(peer)) => from == plain(*peer) && source != self.node,
             (_, None) => false,
         }
     }

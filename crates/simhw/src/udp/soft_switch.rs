@@ -6,6 +6,7 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
+use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 use tokio::sync::oneshot;
@@ -13,11 +14,12 @@ use tokio::sync::oneshot;
 use super::alarm::Alarm;
 use super::batch::{self, Datagram, Inbox, Sent, Socket, plain};
 use super::config::{DEFAULT_SOCKET_BUFFER, StartError, check_family, check_peers};
-use super::run_on_thread;
+use super::{kernel, run_on_thread};
 use crate::drops::{DropCause, Drops};
 use crate::frame::{HEADER_BYTES, Header, MAX_PAYLOAD};
 use crate::id::NodeId;
 use crate::link::LinkProfile;
+use crate::rng::Rng;
 use crate::switch::{Buffer, SwitchProfile};
 use crate::time::{Instant, LineRate};
 
@@ -26,7 +28,7 @@ use model::Model;
 /// 100 Mb/s Ethernet with a microsecond of cable and adapters: slow enough for one core to keep
 /// time with.
 pub const DEFAULT_SWITCH_LINK: LinkProfile =
-    LinkProfile::ethernet(LineRate::mbps(100), std::time::Duration::from_micros(1));
+    LinkProfile::ethernet(LineRate::mbps(100), Duration::from_micros(1));
 /// 32 KiB a port: too small for a few senders of 10 KB messages, as in small switches it is.
 pub const DEFAULT_SWITCH_PROFILE: SwitchProfile = SwitchProfile::new(Buffer::Bytes(32 << 10));
 /// 4 MiB: a third of a second at 100 Mb/s, far more than paced senders ever leave there.
@@ -40,6 +42,8 @@ pub struct SwitchConfig {
     link: LinkProfile,
     profile: SwitchProfile,
     ingress_memory: usize,
+    jitter: Option<Duration>,
+    seed: u64,
     socket_buffer: usize,
 }
 
@@ -53,6 +57,8 @@ impl SwitchConfig {
             link: DEFAULT_SWITCH_LINK,
             profile: DEFAULT_SWITCH_PROFILE,
             ingress_memory: DEFAULT_INGRESS_MEMORY,
+            jitter: None,
+            seed: 0,
             socket_buffer: DEFAULT_SOCKET_BUFFER,
         }
     }
@@ -80,6 +86,25 @@ impl SwitchConfig {
         self
     }
 
+    /// Delays each piece on its way to its output by a random time up to this, in order on each
+    /// line. Default: what a full piece takes on the link.
+    ///
+    /// Hosts' clocks and adapters are never in step; the lines of this model are, to the
+    /// nanosecond. Of several senders at line rate, one would then find every free place in a full
+    /// buffer for ever, and a port that loses two frames of three would show no collapse.
+    #[must_use]
+    pub const fn jitter(mut self, jitter: Duration) -> Self {
+        self.jitter = Some(jitter);
+        self
+    }
+
+    /// What the jitter is drawn from. Default: 0.
+    #[must_use]
+    pub const fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
     /// Bytes to ask the system for, for each of the socket's two buffers. Default:
     /// [`DEFAULT_SOCKET_BUFFER`].
     #[must_use]
@@ -87,14 +112,27 @@ impl SwitchConfig {
         self.socket_buffer = bytes;
         self
     }
+
+    fn model(&self) -> Model {
+        let full = self.link.framing.piece_bytes(FULL_FRAME, 0);
+        let piece = Duration::from_nanos(self.link.rate.nanos_for(u64::from(full)));
+        let jitter = (self.jitter.unwrap_or(piece), Rng::new(self.seed, "switch jitter"));
+        let memory = self.ingress_memory.max(HEADER_BYTES + MAX_PAYLOAD);
+        Model::new(self.peers.len(), self.link, self.profile, memory, jitter)
+    }
 }
+
+/// Bytes of a frame whose first piece is a full one, or one that is long enough to be late.
+const FULL_FRAME: u32 = 1_500;
 
 /// What went through a switch. `frames_in` is always the sum of `frames_out`, `frames_queued` and
 /// `frame_drops`; `pieces_in` that of `pieces_out`, of `piece_drops`, and of what is in buffers.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct SwitchCounters {
-    /// Datagrams that arrived, whatever they were.
+    /// Datagrams that arrived, whatever they were; on Linux also those that the system had no room
+    /// for, which are dropped as [`System`](DropCause::System). Several that one call sent are one
+    /// to the system: what its hosts sent in all is in their counters.
     pub frames_in: u64,
     /// Frames that were sent on.
     pub frames_out: u64,
@@ -110,6 +148,14 @@ pub struct SwitchCounters {
     pub piece_drops: Drops,
     /// For each port, the most that its buffer ever held, in the buffer's unit.
     pub peaks: Vec<u32>,
+}
+
+impl SwitchCounters {
+    /// The system lost datagrams in front of the socket.
+    const fn add_lost(&mut self, count: u64) {
+        self.frames_in += count;
+        self.frame_drops.add_many(DropCause::System, count);
+    }
 }
 
 /// A running switch, on a thread of its own. Dropping it stops it at once.
@@ -135,6 +181,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Notes {
     stop: bool,
+    stopped: bool,
     counters: SwitchCounters,
 }
 
@@ -175,10 +222,17 @@ impl SoftSwitch {
         self.address
     }
 
-    /// What has gone through, as of a moment ago.
+    /// What has gone through, as of a moment ago. Asks the system, too: some 100 us.
     #[must_use]
     pub fn counters(&self) -> SwitchCounters {
-        self.shared.notes().counters.clone()
+        let lost = kernel::dropped(self.address);
+        let notes = self.shared.notes();
+        let mut counters = notes.counters.clone();
+        // The last report has it already, and the socket is gone.
+        if !notes.stopped {
+            counters.add_lost(lost);
+        }
+        counters
     }
 
     /// Stops the switch; what is in it is lost. Its address is free when this returns. The result
@@ -231,14 +285,13 @@ impl Forwarder {
         config: SwitchConfig,
         shared: Arc<Shared>,
     ) -> std::io::Result<Self> {
-        let ports = config.peers.len();
-        let memory = config.ingress_memory.max(HEADER_BYTES + MAX_PAYLOAD);
+        let model = config.model();
         Ok(Self {
             socket: Socket::new(socket)?,
             alarm: Alarm::new()?,
             inbox: Inbox::new(),
-            model: Model::new(ports, config.link, config.profile, memory),
-            peers: config.peers.into_iter().map(plain).collect(),
+            model,
+            peers: config.peers,
             refused: Drops::default(),
             unsent: Drops::default(),
             blocked: false,
@@ -260,6 +313,10 @@ impl Forwarder {
             }
         }
         self.report();
+        let lost = self.socket.dropped();
+        let mut notes = self.shared.notes();
+        notes.counters.add_lost(lost);
+        notes.stopped = true;
     }
 
     /// Takes in, carries out, sends on; whether all of it is done.
@@ -366,7 +423,8 @@ fn take_in(model: &mut Model, peers: &[SocketAddr], refused: &mut Drops, datagra
 
 fn check(peers: &[SocketAddr], datagram: Datagram<'_>) -> Result<(NodeId, NodeId), DropCause> {
     let (header, _) = Header::parse(datagram.bytes).map_err(|_| DropCause::Malformed)?;
-    if peers.get(header.source.index()) != Some(&datagram.from) {
+    let peer = peers.get(header.source.index());
+    if peer.is_none_or(|peer| plain(*peer) != datagram.from) {
         return Err(DropCause::Stranger);
     }
     if header.destination.index() >= peers.len() || header.hop_limit == 0 {

@@ -77,6 +77,8 @@ pub(crate) struct Probe {
     seen: Seen,
     waiting: VecDeque<(PortId, Command)>,
     receivers: VecDeque<(PortId, Command)>,
+    /// Payloads that nobody has asked for yet.
+    unexpected: VecDeque<Vec<u8>>,
     copies: VecDeque<(DmaId, PortId, Command)>,
     sequence: u32,
 }
@@ -127,6 +129,18 @@ impl Probe {
             complete(hw, port, &command, status, u64::from(command.region.length));
         }
     }
+
+    fn match_received(&mut self, hw: &mut impl Hardware) {
+        while !self.receivers.is_empty() && !self.unexpected.is_empty() {
+            let (port, command) = self.receivers.pop_front().unwrap();
+            let bytes = self.unexpected.pop_front().unwrap();
+            let status = match hw.write(command.region, Payload::from(&bytes[..])) {
+                Ok(()) => Status::Done,
+                Err(_) => Status::Truncated,
+            };
+            complete(hw, port, &command, status, bytes.len() as u64);
+        }
+    }
 }
 
 fn complete(hw: &mut impl Hardware, port: PortId, of: &Command, status: Status, length: u64) {
@@ -146,7 +160,10 @@ impl Firmware for Probe {
                     self.waiting.push_back((port, command));
                     self.send_waiting(hw);
                 }
-                RECEIVE => self.receivers.push_back((port, command)),
+                RECEIVE => {
+                    self.receivers.push_back((port, command));
+                    self.match_received(hw);
+                }
                 COPY => {
                     let half = command.region.length / 2;
                     let from = command.region.part(0, half).unwrap();
@@ -177,13 +194,8 @@ impl Firmware for Probe {
             let _ = hw.transmit(&header, Source::Bytes(Payload::from(&payload[..])));
             hw.commit();
         }
-        if let Some((port, command)) = self.receivers.pop_front() {
-            let status = match hw.write(command.region, frame.payload) {
-                Ok(()) => Status::Done,
-                Err(_) => Status::Truncated,
-            };
-            complete(hw, port, &command, status, frame.payload.len() as u64);
-        }
+        self.unexpected.push_back(payload);
+        self.match_received(hw);
     }
 
     fn on_dma_done(&mut self, hw: &mut impl Hardware, dma: DmaId) {

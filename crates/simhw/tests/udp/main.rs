@@ -1,5 +1,8 @@
 //! NICs over real sockets of this host: delivery, pacing, strangers, the way from port to port.
 
+mod bad_input;
 mod delivery;
 mod firmware;
+mod pacing;
+mod ports;
 mod switched;

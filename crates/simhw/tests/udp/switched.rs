@@ -1,7 +1,9 @@
 //! NICs behind a switch in software.
 
 use midplane_simhw::drops::DropCause;
+use midplane_simhw::frame::Header;
 use midplane_simhw::host::Host as _;
+use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
@@ -68,6 +70,27 @@ fn three_senders_overload_one_output_and_every_loss_has_its_cause() {
         }
         let last = switch.shutdown().await;
         assert_eq!(last.frames_out, counters.frames_out);
+    });
+}
+
+#[test]
+fn behind_a_switch_a_peer_that_comes_straight_is_a_stranger() {
+    run(async {
+        let (_switch, mut cluster) = start("127.0.0.1", 2, SwitchProfile::new(Buffer::Cells(9)));
+        // Node 0 makes way for a socket that sends past the switch.
+        cluster.nics.remove(0).shutdown().await;
+        let peer = std::net::UdpSocket::bind(cluster.peers[0]).unwrap();
+        let header = Header { destination: NodeId(1), hop_limit: 1, ..Header::default() };
+        peer.send_to(&header.emit(), cluster.peers[1]).unwrap();
+        for _ in 0..2_000 {
+            let counters = cluster.nics[0].counters();
+            if counters.drops.of(DropCause::Stranger) == 1 {
+                assert_eq!(counters.frames_received, 0);
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        panic!("never counted");
     });
 }
 

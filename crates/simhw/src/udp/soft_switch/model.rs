@@ -5,11 +5,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::time::Duration;
 
 use crate::drops::{DropCause, Drops};
 use crate::link::{Framing, LinkProfile};
+use crate::rng::Rng;
 use crate::switch::{Departure, Forwarding, Output, Piece, SwitchProfile};
-use crate::time::{Instant, Serializer};
+use crate::time::{Instant, Serializer, nanos};
 
 /// What happens next. At one instant, places become free before pieces want them.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -32,6 +34,8 @@ struct Ingress {
     piece: u32,
     /// Bytes of all of them.
     held: usize,
+    /// When the piece before reached its output.
+    arrived: Instant,
 }
 
 /// One host's line out of the switch.
@@ -78,6 +82,8 @@ pub(super) struct Model {
     link: LinkProfile,
     profile: SwitchProfile,
     memory: usize,
+    jitter: u64,
+    rng: Rng,
     ingresses: Vec<Ingress>,
     egresses: Vec<Egress>,
     frames: Vec<Option<InFlight>>,
@@ -98,12 +104,14 @@ impl Model {
         link: LinkProfile,
         profile: SwitchProfile,
         memory: usize,
+        jitter: (Duration, Rng),
     ) -> Self {
         let ingress = || Ingress {
             line: Serializer::new(link.rate),
             frames: VecDeque::new(),
             piece: 0,
             held: 0,
+            arrived: Instant::ZERO,
         };
         let egress = || Egress { output: Output::from_profile(link.rate, &profile), sending: None };
         let cells = matches!(link.framing, Framing::Cells);
@@ -111,6 +119,8 @@ impl Model {
             link,
             profile,
             memory,
+            jitter: nanos(jitter.0),
+            rng: jitter.1,
             ingresses: (0..ports).map(|_| ingress()).collect(),
             egresses: (0..ports).map(|_| egress()).collect(),
             frames: Vec::new(),
@@ -236,7 +246,11 @@ impl Model {
                 begins.plus_nanos(self.link.rate.nanos_for(u64::from(header.min(bytes))))
             }
         };
-        let at = known + self.link.propagation + self.profile.latency;
+        let jitter = self.rng.between(0, self.jitter);
+        let nominal = known + self.link.propagation + self.profile.latency;
+        // Pieces of one line do not overtake each other.
+        let at = nominal.plus_nanos(jitter).max(ingress.arrived);
+        ingress.arrived = at;
         self.schedule(at, Event::Arrived { ingress: source });
     }
 

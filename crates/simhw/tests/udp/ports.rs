@@ -1,0 +1,113 @@
+//! From one port to another: command, frame, memory, completion.
+
+use midplane_simhw::host::Host as _;
+use midplane_simhw::port::Status;
+use midplane_simhw::udp::Coprocessor;
+
+use crate::firmware::{COPY, Cluster, RECEIVE, SEND, SEND_AND_ABORT, command, completion, run};
+
+#[test]
+fn a_message_goes_from_one_nodes_memory_to_the_others() {
+    for coprocessor in [Coprocessor::Thread, Coprocessor::Task] {
+        run(async {
+            let cluster = Cluster::start("127.0.0.1", 2, |config| config.coprocessor(coprocessor));
+            let mut here = cluster.nics[0].host().open_port().unwrap();
+            let mut there = cluster.nics[1].host().open_port().unwrap();
+            // Larger than an Ethernet packet, at odd offsets.
+            let message: Vec<u8> = (0..10_001_u32).map(|byte| byte as u8).collect();
+            let from = here.register(20_000).unwrap();
+            from.write(3, &message).unwrap();
+            let to = there.register(10_010).unwrap();
+            let mut receive = command(RECEIVE, 0, &to);
+            receive.region = to.range(5, 10_004).unwrap();
+            receive.cookie = 77;
+            there.submit(&receive).unwrap();
+            let mut send = command(SEND, 1, &from);
+            send.region = from.range(3, 10_001).unwrap();
+            send.cookie = 78;
+            here.submit(&send).unwrap();
+            let sent = completion(&mut here).await;
+            assert_eq!((sent.status, sent.cookie, sent.length), (Status::Done, 78, 10_001));
+            let received = completion(&mut there).await;
+            assert_eq!((received.status, received.cookie), (Status::Done, 77));
+            assert_eq!(received.length, 10_001);
+            let mut bytes = vec![0; 10_001];
+            to.read(5, &mut bytes).unwrap();
+            assert_eq!(bytes, message);
+        });
+    }
+}
+
+#[test]
+fn a_frame_to_itself_arrives_without_the_network() {
+    run(async {
+        let cluster = Cluster::start("127.0.0.1", 1, |config| config);
+        let mut port = cluster.nics[0].host().open_port().unwrap();
+        let region = port.register(8).unwrap();
+        for number in 0..100_u64 {
+            region.write(0, &number.to_le_bytes()).unwrap();
+            port.submit(&command(SEND, 0, &region)).unwrap();
+            completion(&mut port).await;
+        }
+        let arrived = cluster.seen[0].wait_for(100).await;
+        for (number, arrival) in (0_u64..).zip(&arrived) {
+            assert_eq!(arrival.payload, number.to_le_bytes());
+        }
+        assert_eq!(cluster.nics[0].counters().frames_sent, 0);
+    });
+}
+
+#[test]
+fn an_aborted_turn_sends_nothing_and_holds_no_line_time() {
+    run(async {
+        let mut cluster = Cluster::start("127.0.0.1", 2, |config| config);
+        let nic = cluster.nics.remove(0);
+        let mut port = nic.host().open_port().unwrap();
+        let region = port.register(1_000).unwrap();
+        for opcode in [SEND_AND_ABORT, SEND_AND_ABORT, SEND] {
+            port.submit(&command(opcode, 1, &region)).unwrap();
+            completion(&mut port).await;
+        }
+        assert_eq!(nic.shutdown().await.frames_sent, 1);
+        assert_eq!(cluster.seen[1].wait_for(1).await[0].header.sequence, 0);
+    });
+}
+
+#[test]
+fn a_transfer_within_a_node_ends_in_a_later_turn() {
+    run(async {
+        let cluster = Cluster::start("127.0.0.1", 1, |config| config);
+        let mut port = cluster.nics[0].host().open_port().unwrap();
+        let region = port.register(2_000).unwrap();
+        region.write(0, &[9; 1_000]).unwrap();
+        port.submit(&command(COPY, 0, &region)).unwrap();
+        assert_eq!(completion(&mut port).await.length, 1_000);
+        let mut copy = [0; 1_000];
+        region.read(1_000, &mut copy).unwrap();
+        assert_eq!(copy, [9; 1_000]);
+    });
+}
+
+#[test]
+fn a_dropped_region_is_refused_and_a_dropped_port_is_forgotten() {
+    run(async {
+        let cluster = Cluster::start("127.0.0.1", 2, |config| config);
+        let host = cluster.nics[0].host();
+        let mut port = host.open_port().unwrap();
+        let id = port.id();
+        let region = port.register(10).unwrap();
+        let send = command(SEND, 1, &region);
+        drop(region);
+        port.submit(&send).unwrap();
+        assert_eq!(completion(&mut port).await.status, Status::Region);
+        drop(port);
+        // Its number comes back once the NIC has seen it go.
+        for _ in 0..2_000 {
+            if host.open_port().unwrap().id() == id {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        panic!("port {id} never came back");
+    });
+}
