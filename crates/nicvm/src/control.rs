@@ -254,7 +254,8 @@ impl Control {
             } else {
                 peer.sender.handle_timeout(now);
             }
-            self.touch(node);
+            // What is due now leaves, and then the next alarm is set.
+            self.dirty.insert(node);
         }
     }
 

@@ -512,12 +512,6 @@ impl Drop for NicPort {
 pub(crate) struct Ports(Vec<Option<NicPort>>);
 
 impl Ports {
-    /// The number that the next port gets; `None` when there are 65,535.
-    pub(crate) fn next_id(&self) -> Option<PortId> {
-        let free = self.0.iter().position(Option::is_none).unwrap_or(self.0.len());
-        u16::try_from(free).ok().filter(|id| *id < u16::MAX).map(PortId)
-    }
-
     pub(crate) fn insert(&mut self, id: PortId, port: NicPort) {
         if id.index() >= self.0.len() {
             self.0.resize_with(id.index() + 1, || None);
@@ -663,11 +657,10 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_port_is_forgotten_and_its_number_used_again() {
+    fn a_dropped_port_is_forgotten() {
         let (port, mut ports) = pair(4);
         drop(port);
         ports.sync(PortId(0));
         assert!(ports.at(PortId(0)).is_none());
-        assert_eq!(ports.next_id(), Some(PortId(0)));
     }
 }
