@@ -15,7 +15,7 @@ use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::topology::Topology;
 
-pub const SENDERS: u16 = 16;
+const SENDERS: u16 = 16;
 const RECEIVER: NodeId = NodeId(0);
 /// Bytes of a whole frame.
 const FRAME: usize = 1_000;
@@ -41,7 +41,7 @@ fn header(source: NodeId) -> Header {
 
 /// Sends a frame at every tick; as a receiver, does nothing.
 #[derive(Debug)]
-pub struct Generator {
+pub(crate) struct Generator {
     interval: u64,
     next: Instant,
     bytes: Vec<u8>,
@@ -71,7 +71,7 @@ impl Firmware for Generator {
 }
 
 /// Links and a switch alone: NICs that cost nothing, frames that firmware makes.
-pub fn plain(percent: u64) -> World<Generator> {
+pub(crate) fn plain(percent: u64) -> World<Generator> {
     World::new(&topology(), NicProfile::FREE, 1, move |_, _| Generator {
         interval: interval(percent),
         next: Instant::ZERO,
@@ -86,7 +86,7 @@ const HANDLER: u64 = 40;
 
 /// Sends what ports post, and fills the buffers that they post, in order.
 #[derive(Debug, Default)]
-pub struct Messenger {
+pub(crate) struct Messenger {
     buffers: std::collections::VecDeque<(PortId, u64, RegionRef)>,
     refused: Option<(PortId, Command)>,
 }
@@ -147,7 +147,7 @@ impl Firmware for Messenger {
 }
 
 /// Everything: doorbells, DMA, completions, instructions, a task on every host.
-pub fn full(percent: u64) -> World<Messenger> {
+pub(crate) fn full(percent: u64) -> World<Messenger> {
     let mut world = World::new(&topology(), NicProfile::MODERN, 1, |_, _| Messenger::default());
     let receiver = world.host(RECEIVER);
     world.spawn(RECEIVER, receive(receiver));

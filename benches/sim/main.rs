@@ -1,9 +1,8 @@
 //! How fast the simulated fabric is: packets, events and sleeps per second of real time, on one
 //! core.
 //!
-//! `cargo bench --bench sim -- --report` prints the table alone; without it, criterion measures the
-//! same afterwards.
-#![expect(missing_docs, reason = "a bench")]
+//! `cargo bench --bench sim -- --report` prints the table alone, `--report=full` the rows whose name
+//! contains "full"; without it, criterion measures the first rows afterwards.
 
 mod load;
 
@@ -148,26 +147,33 @@ fn sleepers(count: u64) -> World<Nothing> {
     world
 }
 
-fn report() {
+/// Prints the rows whose name contains `only`.
+fn report(only: &str) {
     println!("16 senders to 1, 1000-byte packets, two hops; the best of {RUNS} runs each");
-    println!("(whatever else the machine does slows runs down: take the best as the lower bound)");
+    println!("(whatever else the machine does slows runs down: take the best as a lower bound)");
     println!();
     println!("{:<44} {:>9} {:>9} {:>12}", "", "M pkt/s", "M event/s", "alloc/packet");
-    let row = |name: &str, speed: Speed| {
-        let Speed { packets, events, allocations_per_packet } = speed;
-        let (packets, events) = (packets / 1e6, events / 1e6);
-        println!("{name:<44} {packets:>9.2} {events:>9.2} {allocations_per_packet:>12.6}");
+    let row = |name: &str, run: &dyn Fn() -> Speed| {
+        if name.contains(only) {
+            let Speed { packets, events, allocations_per_packet } = run();
+            let (packets, events) = (packets / 1e6, events / 1e6);
+            println!("{name:<44} {packets:>9.2} {events:>9.2} {allocations_per_packet:>12.6}");
+        }
     };
-    row("plain links, 95 % of the output", fastest(load::plain(95), 200_000_000));
-    row("plain links, 150 %", fastest(load::plain(150), 150_000_000));
-    row("full NIC model and async tasks, 95 %", fastest(load::full(95), 150_000_000));
-    row("full NIC model and async tasks, 150 %", fastest(load::full(150), 100_000_000));
+    row("plain links, 95 % of the output", &|| fastest(load::plain(95), 200_000_000));
+    row("plain links, 150 %", &|| fastest(load::plain(150), 150_000_000));
+    row("full NIC model and async tasks, 95 %", &|| fastest(load::full(95), 150_000_000));
+    row("full NIC model and async tasks, 150 %", &|| fastest(load::full(150), 100_000_000));
     println!();
-    let row = |name: &str, events: f64| println!("{name:<54} {:>9.2}", events / 1e6);
-    row("alarms, 1,000 pending: M event/s", fastest(tickers(1_000), 10_000_000).events);
-    row("alarms, 60,000 pending: M event/s", fastest(tickers(60_000), 400_000).events);
-    row("async sleeps, 1,000 tasks: M sleep/s", fastest(sleepers(1_000), 10_000_000).events);
-    row("async sleeps, 100,000 tasks: M sleep/s", fastest(sleepers(100_000), 300_000).events);
+    let row = |name: &str, run: &dyn Fn() -> Speed| {
+        if name.contains(only) {
+            println!("{name:<54} {:>9.2}", run().events / 1e6);
+        }
+    };
+    row("alarms, 1,000 pending: M event/s", &|| fastest(tickers(1_000), 10_000_000));
+    row("alarms, 60,000 pending: M event/s", &|| fastest(tickers(60_000), 400_000));
+    row("async sleeps, 1,000 tasks: M sleep/s", &|| fastest(sleepers(1_000), 10_000_000));
+    row("async sleeps, 100,000 tasks: M sleep/s", &|| fastest(sleepers(100_000), 300_000));
 }
 
 fn criterion_benches(criterion: &mut Criterion) {
@@ -188,12 +194,12 @@ fn criterion_benches(criterion: &mut Criterion) {
 }
 
 fn main() {
-    let only_report = std::env::args().any(|argument| argument == "--report");
-    let testing = std::env::args().any(|argument| argument == "--test");
-    if !testing {
-        report();
+    let arguments: Vec<String> = std::env::args().collect();
+    let only = arguments.iter().find_map(|argument| argument.strip_prefix("--report"));
+    if !arguments.iter().any(|argument| argument == "--test") {
+        report(only.unwrap_or_default().trim_start_matches('='));
     }
-    if !only_report {
+    if only.is_none() {
         let mut criterion = Criterion::default().configure_from_args();
         criterion_benches(&mut criterion);
         criterion.final_summary();

@@ -76,16 +76,36 @@ impl Requests {
         self.sleeps.push((at, slot, generation));
         (slot, generation)
     }
+
+    /// Frees a sleeper's slot; returns its event and whom to wake.
+    fn free_sleeper(&mut self, slot: u32) -> (Scheduled, Option<Waker>) {
+        let sleeper = &mut self.sleepers[slot as usize];
+        sleeper.generation = sleeper.generation.wrapping_add(1);
+        self.free_sleepers.push(slot);
+        (std::mem::replace(&mut sleeper.scheduled, Scheduled::NEVER), sleeper.waker.take())
+    }
 }
 
 /// What the world and its hosts share.
 pub(super) struct Shared {
     now: AtomicU64,
     seed: u64,
-    /// Something was asked for, or somebody is ready.
-    stirred: AtomicBool,
+    /// Something was asked for.
+    asked: AtomicBool,
+    /// Somebody is ready.
+    awake: AtomicBool,
     requests: Mutex<Requests>,
     ready: Mutex<Vec<u32>>,
+}
+
+/// Takes a flag down. Whoever puts it up has pushed what it stands for, under a lock, and whoever
+/// takes it down looks under that lock afterwards: nothing is missed without a swap.
+fn take(flag: &AtomicBool) -> bool {
+    let up = flag.load(Ordering::Relaxed);
+    if up {
+        flag.store(false, Ordering::Relaxed);
+    }
+    up
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -98,7 +118,8 @@ impl Shared {
         Arc::new(Self {
             now: AtomicU64::new(0),
             seed,
-            stirred: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
+            awake: AtomicBool::new(false),
             requests: Mutex::new(requests),
             ready: Mutex::default(),
         })
@@ -114,31 +135,26 @@ impl Shared {
 
     fn ask(&self, request: impl FnOnce(&mut Requests)) {
         request(&mut lock(&self.requests));
-        self.stirred.store(true, Ordering::Release);
+        self.asked.store(true, Ordering::Release);
     }
 
-    /// Whether anything was asked for or anybody is ready, since the last time.
-    pub(super) fn take_stirred(&self) -> bool {
-        self.stirred.load(Ordering::Relaxed) && self.stirred.swap(false, Ordering::AcqRel)
+    /// What was asked for since the last time, if anything.
+    pub(super) fn take_requests(&self) -> Option<MutexGuard<'_, Requests>> {
+        take(&self.asked).then(|| lock(&self.requests))
     }
 
-    pub(super) fn requests(&self) -> MutexGuard<'_, Requests> {
-        lock(&self.requests)
-    }
-
-    /// Hands over who is ready, in order; `ready` must be empty.
-    pub(super) fn take_ready(&self, ready: &mut Vec<u32>) {
-        std::mem::swap(&mut *lock(&self.ready), ready);
+    /// Hands over who is ready, in order, if anybody is; `ready` must be empty.
+    pub(super) fn take_ready(&self, ready: &mut Vec<u32>) -> bool {
+        let awake = take(&self.awake);
+        if awake {
+            std::mem::swap(&mut *lock(&self.ready), ready);
+        }
+        awake
     }
 
     /// A sleeper's instant has come.
     pub(super) fn wake_sleeper(&self, slot: u32) {
-        let waker = {
-            let mut requests = lock(&self.requests);
-            let sleeper = &mut requests.sleepers[slot as usize];
-            sleeper.scheduled = Scheduled::NEVER;
-            sleeper.waker.take()
-        };
+        let waker = lock(&self.requests).free_sleeper(slot).1;
         if let Some(waker) = waker {
             waker.wake();
         }
@@ -169,7 +185,7 @@ impl Wake for TaskWaker {
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::AcqRel) {
             lock(&self.shared.ready).push(self.task);
-            self.shared.stirred.store(true, Ordering::Release);
+            self.shared.awake.store(true, Ordering::Release);
         }
     }
 }
@@ -268,7 +284,7 @@ impl Host for SimHost {
     }
 
     fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send {
-        Sleep { shared: Arc::clone(&self.shared), at, slot: None }
+        Sleep { shared: &self.shared, at, slot: None }
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -295,7 +311,7 @@ impl Host for SimHost {
         let (port, nic) = port(id, DEFAULT_DEPTH, Box::new(bell));
         requests.opened.push((self.node, life, nic, id));
         drop(requests);
-        self.shared.stirred.store(true, Ordering::Release);
+        self.shared.asked.store(true, Ordering::Release);
         Ok(port)
     }
 }
@@ -314,49 +330,50 @@ impl Bell for SimBell {
 }
 
 /// Waits for an instant of virtual time.
-struct Sleep {
-    shared: Arc<Shared>,
+struct Sleep<'a> {
+    shared: &'a Shared,
     at: Instant,
+    /// Where it is asleep, and which use of the slot that is.
     slot: Option<(u32, u32)>,
 }
 
-impl Future for Sleep {
+impl Future for Sleep<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         if self.shared.now() >= self.at {
             return Poll::Ready(());
         }
-        let (at, known) = (self.at, self.slot);
         let mut requests = lock(&self.shared.requests);
-        let (slot, generation) = known.unwrap_or_else(|| requests.claim_sleeper(at));
+        let (slot, generation) = self.slot.unwrap_or_else(|| requests.claim_sleeper(self.at));
         let waker = &mut requests.sleepers[slot as usize].waker;
         if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
             *waker = Some(context.waker().clone());
         }
         drop(requests);
-        if known.is_none() {
-            self.shared.stirred.store(true, Ordering::Release);
+        if self.slot.is_none() {
+            self.shared.asked.store(true, Ordering::Release);
         }
         self.slot = Some((slot, generation));
         Poll::Pending
     }
 }
 
-impl Drop for Sleep {
+impl Drop for Sleep<'_> {
     fn drop(&mut self) {
-        let Some((slot, _)) = self.slot else { return };
-        let mut requests = lock(&self.shared.requests);
-        let sleeper = &mut requests.sleepers[slot as usize];
-        sleeper.generation = sleeper.generation.wrapping_add(1);
-        let scheduled = std::mem::replace(&mut sleeper.scheduled, Scheduled::NEVER);
-        let waker = sleeper.waker.take();
-        requests.free_sleepers.push(slot);
-        if scheduled != Scheduled::NEVER {
-            requests.cancelled.push(scheduled);
-            self.shared.stirred.store(true, Ordering::Release);
+        let Some((slot, generation)) = self.slot else { return };
+        if self.shared.now() >= self.at {
+            // It was woken, which freed the slot, or will be in this instant.
+            return;
         }
+        let mut requests = lock(&self.shared.requests);
+        if requests.sleepers[slot as usize].generation != generation {
+            return;
+        }
+        let (scheduled, waker) = requests.free_sleeper(slot);
+        requests.cancelled.push(scheduled);
         drop(requests);
+        self.shared.asked.store(true, Ordering::Release);
         // A waker may be the last that holds a task, which then comes back here.
         drop(waker);
     }

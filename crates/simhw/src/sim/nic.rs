@@ -433,6 +433,9 @@ impl Hardware for SimHardware<'_> {
 
     fn abort(&mut self) {
         let staged = &mut self.nic.staged;
+        if staged.saved.is_none() && staged.effects.is_empty() {
+            return;
+        }
         for key in staged.frames.drain(..).rev() {
             self.network.frames.unallocate(key);
         }
