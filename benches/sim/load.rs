@@ -23,19 +23,19 @@ const PAYLOAD: usize = FRAME - HEADER_BYTES;
 const RATE: LineRate = LineRate::mbps(10_000);
 const TICK: TimerId = TimerId(0);
 
-fn topology() -> Topology {
-    let link = LinkProfile::plain(RATE, Duration::from_nanos(500));
+fn topology(propagation: Duration) -> Topology {
+    let link = LinkProfile::plain(RATE, propagation);
     Topology::star(SENDERS + 1, link, SwitchProfile::new(Buffer::Bytes(256 << 10)))
 }
 
 /// Nanoseconds between two frames of one sender, where all of them send `percent` of what the
 /// receiver's link carries.
-fn interval(percent: u64) -> u64 {
-    RATE.nanos_for(FRAME as u64) * u64::from(SENDERS) * 100 / percent
+fn interval(percent: u64, payload: usize) -> u64 {
+    RATE.nanos_for((HEADER_BYTES + payload) as u64) * u64::from(SENDERS) * 100 / percent
 }
 
-fn header(source: NodeId) -> Header {
-    let length = u16::try_from(PAYLOAD).expect("a frame of 1,000 bytes");
+fn header(source: NodeId, payload: usize) -> Header {
+    let length = u16::try_from(payload).expect("a frame of at most 1,000 bytes");
     Header { source, destination: RECEIVER, length, ..Header::default() }
 }
 
@@ -58,7 +58,7 @@ impl Firmware for Generator {
 
     fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
         let source = Source::Bytes(Payload::from(&self.bytes[..]));
-        if hw.transmit(&header(hw.node()), source).is_ok() {
+        if hw.transmit(&header(hw.node(), self.bytes.len()), source).is_ok() {
             self.next = self.next.plus_nanos(self.interval);
         }
         hw.set_timer(TICK, self.next);
@@ -72,10 +72,20 @@ impl Firmware for Generator {
 
 /// Links and a switch alone: NICs that cost nothing, frames that firmware makes.
 pub(crate) fn plain(percent: u64) -> World<Generator> {
-    World::new(&topology(), NicProfile::FREE, 1, move |_, _| Generator {
-        interval: interval(percent),
+    generators(Duration::from_nanos(500), percent, PAYLOAD)
+}
+
+/// The bare engine: headers alone, so many that about `pending` are on the wires at any time.
+pub(crate) fn engine(pending: u64) -> World<Generator> {
+    // Two links, and 26 frames a microsecond.
+    generators(Duration::from_nanos(pending * 1_000 / 26 / 2), 100, 0)
+}
+
+fn generators(propagation: Duration, percent: u64, payload: usize) -> World<Generator> {
+    World::new(&topology(propagation), NicProfile::FREE, 1, move |_, _| Generator {
+        interval: interval(percent, payload),
         next: Instant::ZERO,
-        bytes: vec![7; PAYLOAD],
+        bytes: vec![7; payload],
     })
 }
 
@@ -105,7 +115,7 @@ impl Messenger {
             self.buffers.push_back((port, command.cookie, command.region));
             return;
         }
-        match hw.transmit(&header(hw.node()), Source::Region(command.region)) {
+        match hw.transmit(&header(hw.node(), PAYLOAD), Source::Region(command.region)) {
             Ok(_) => {
                 let cookie = command.cookie;
                 hw.complete(port, &Completion { cookie, ..Completion::default() });
@@ -146,20 +156,24 @@ impl Firmware for Messenger {
     fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
 }
 
-/// Everything: doorbells, DMA, completions, instructions, a task on every host.
-pub(crate) fn full(percent: u64) -> World<Messenger> {
-    let mut world = World::new(&topology(), NicProfile::MODERN, 1, |_, _| Messenger::default());
+/// Everything: doorbells, DMA, completions, instructions, a task on every host. A sender posts
+/// `burst` frames each time it rings.
+pub(crate) fn full(percent: u64, burst: u64) -> World<Messenger> {
+    let mut world =
+        World::new(&topology(Duration::from_nanos(500)), NicProfile::MODERN, 1, |_, _| {
+            Messenger::default()
+        });
     let receiver = world.host(RECEIVER);
     world.spawn(RECEIVER, receive(receiver));
     for sender in 1..=SENDERS {
         let host = world.host(NodeId(sender));
-        world.spawn(NodeId(sender), send(host, interval(percent)));
+        world.spawn(NodeId(sender), send(host, interval(percent, PAYLOAD), burst));
     }
     world
 }
 
-/// Posts one frame at every interval, and takes completions as they come.
-async fn send(host: SimHost, interval: u64) {
+/// Posts a frame for every interval, and takes completions as they come.
+async fn send(host: SimHost, interval: u64, burst: u64) {
     let mut port = host.open_port().expect("the NIC is up");
     let region = port.register(PAYLOAD).expect("a small region");
     region.write(0, &[7; PAYLOAD]).expect("as long as the region");
@@ -167,12 +181,15 @@ async fn send(host: SimHost, interval: u64) {
     let mut next = Instant::from_nanos(10_000 + interval * u64::from(host.node().0) / 16);
     loop {
         host.sleep_until(next).await;
-        next = next.plus_nanos(interval);
+        next = next.plus_nanos(interval * burst);
         while port.poll().is_some() {}
-        if port.outstanding() == port.depth() {
-            port.completion().await.expect("the NIC is up");
+        for _ in 0..burst {
+            if port.outstanding() == port.depth() {
+                port.completion().await.expect("the NIC is up");
+            }
+            port.post(&command).expect("there is room");
         }
-        port.submit(&command).expect("there is room");
+        port.ring();
     }
 }
 

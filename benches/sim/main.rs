@@ -103,38 +103,14 @@ impl Firmware for Nothing {
     fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
 }
 
-/// An alarm that is set again whenever it goes off: the engine, and the least of a NIC.
-#[derive(Debug)]
-struct Ticker;
-
-impl Firmware for Ticker {
-    fn on_start(&mut self, hw: &mut impl Hardware) {
-        self.on_timer(hw, TimerId(0));
-    }
-    fn on_doorbell(&mut self, _: &mut impl Hardware, _: PortId) {}
-    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
-    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
-
-    fn on_timer(&mut self, hw: &mut impl Hardware, timer: TimerId) {
-        let spread = u64::from(hw.node().0).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 50;
-        hw.set_timer(timer, hw.now().plus_nanos(1_000 + spread));
-        hw.commit();
-    }
-}
-
-fn nodes(count: u16) -> Topology {
+fn one_node() -> Topology {
     let link = LinkProfile::plain(LineRate::mbps(100), std::time::Duration::ZERO);
-    Topology::star(count, link, SwitchProfile::new(Buffer::Bytes(1 << 20)))
-}
-
-/// `count` alarms pending, one on each node.
-fn tickers(count: u16) -> World<Ticker> {
-    World::new(&nodes(count), NicProfile::FREE, 1, |_, _| Ticker)
+    Topology::star(1, link, SwitchProfile::new(Buffer::Bytes(1 << 20)))
 }
 
 /// `count` tasks that sleep for one to about 17 us, again and again.
 fn sleepers(count: u64) -> World<Nothing> {
-    let mut world = World::new(&nodes(1), NicProfile::FREE, 1, |_, _| Nothing);
+    let mut world = World::new(&one_node(), NicProfile::FREE, 1, |_, _| Nothing);
     for number in 0..count {
         let host = world.host(NodeId(0));
         let nap = 1_000 + (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 50);
@@ -162,16 +138,19 @@ fn report(only: &str) {
     };
     row("plain links, 95 % of the output", &|| fastest(load::plain(95), 200_000_000));
     row("plain links, 150 %", &|| fastest(load::plain(150), 150_000_000));
-    row("full NIC model and async tasks, 95 %", &|| fastest(load::full(95), 150_000_000));
-    row("full NIC model and async tasks, 150 %", &|| fastest(load::full(150), 100_000_000));
+    row("full NIC model and async tasks, 95 %", &|| fastest(load::full(95, 1), 150_000_000));
+    row("... 8 frames a doorbell, 95 %", &|| fastest(load::full(95, 8), 150_000_000));
+    row("... 8 frames a doorbell, 150 %", &|| fastest(load::full(150, 8), 100_000_000));
     println!();
     let row = |name: &str, run: &dyn Fn() -> Speed| {
         if name.contains(only) {
             println!("{name:<54} {:>9.2}", run().events / 1e6);
         }
     };
-    row("alarms, 1,000 pending: M event/s", &|| fastest(tickers(1_000), 10_000_000));
-    row("alarms, 60,000 pending: M event/s", &|| fastest(tickers(60_000), 400_000));
+    row("engine, 1,000 events pending: M event/s", &|| fastest(load::engine(1_000), 10_000_000));
+    row("engine, 100,000 events pending: M event/s", &|| {
+        fastest(load::engine(100_000), 10_000_000)
+    });
     row("async sleeps, 1,000 tasks: M sleep/s", &|| fastest(sleepers(1_000), 10_000_000));
     row("async sleeps, 100,000 tasks: M sleep/s", &|| fastest(sleepers(100_000), 300_000));
 }
@@ -186,7 +165,7 @@ fn criterion_benches(criterion: &mut Criterion) {
     group.bench_function("plain links", |bencher| {
         bencher.iter(|| plain.run_until(black_box(step(plain.now()))));
     });
-    let mut full = load::full(95);
+    let mut full = load::full(95, 1);
     group.bench_function("full NIC model", |bencher| {
         bencher.iter(|| full.run_until(black_box(step(full.now()))));
     });

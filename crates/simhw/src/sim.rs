@@ -176,7 +176,7 @@ impl<F: Firmware> World<F> {
         let mut ready = std::mem::take(&mut self.ready);
         loop {
             self.take_requests();
-            if !self.shared.take_ready(&mut ready) {
+            if !self.executor.take_ready(&mut ready) {
                 break;
             }
             for task in ready.drain(..) {
@@ -245,7 +245,7 @@ impl<F: Firmware> World<F> {
             Event::OutputFree { link } => {
                 self.network.on_output_free(&mut self.queue, self.now, link);
             }
-            Event::Wake { slot } => self.shared.wake_sleeper(slot),
+            Event::Wake { slot } => self.executor.wake_sleeper(slot),
             Event::Completion { node, life } => {
                 if self.is_live(node, life) {
                     self.nics[node.index()].publish_completion();

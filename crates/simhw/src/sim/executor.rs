@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -49,7 +49,18 @@ struct Gate {
 struct Sleeper {
     generation: u32,
     scheduled: Scheduled,
-    waker: Option<Waker>,
+    waiting: Waiting,
+}
+
+/// Whom a sleeper wakes.
+#[derive(Default)]
+enum Waiting {
+    #[default]
+    Nobody,
+    /// The task itself: nothing is counted and nothing is locked.
+    Task(u32),
+    /// Something between the sleeper and its task.
+    Waker(Waker),
 }
 
 impl Requests {
@@ -69,7 +80,7 @@ impl Requests {
     fn claim_sleeper(&mut self, at: Instant) -> (u32, u32) {
         let slot = self.free_sleepers.pop().unwrap_or_else(|| {
             let scheduled = Scheduled::NEVER;
-            self.sleepers.push(Sleeper { generation: 0, scheduled, waker: None });
+            self.sleepers.push(Sleeper { generation: 0, scheduled, waiting: Waiting::Nobody });
             u32::try_from(self.sleepers.len() - 1).expect("fewer sleepers than 2^32")
         });
         let generation = self.sleepers[slot as usize].generation;
@@ -78,11 +89,12 @@ impl Requests {
     }
 
     /// Frees a sleeper's slot; returns its event and whom to wake.
-    fn free_sleeper(&mut self, slot: u32) -> (Scheduled, Option<Waker>) {
+    fn free_sleeper(&mut self, slot: u32) -> (Scheduled, Waiting) {
         let sleeper = &mut self.sleepers[slot as usize];
         sleeper.generation = sleeper.generation.wrapping_add(1);
         self.free_sleepers.push(slot);
-        (std::mem::replace(&mut sleeper.scheduled, Scheduled::NEVER), sleeper.waker.take())
+        let scheduled = std::mem::replace(&mut sleeper.scheduled, Scheduled::NEVER);
+        (scheduled, std::mem::take(&mut sleeper.waiting))
     }
 }
 
@@ -92,21 +104,16 @@ pub(super) struct Shared {
     seed: u64,
     /// Something was asked for.
     asked: AtomicBool,
-    /// Somebody is ready.
-    awake: AtomicBool,
+    /// The task that was woken last, and through [`TaskWaker::next`] those before it.
+    ready: AtomicU32,
+    /// The task that runs, and the address of its waker.
+    running: AtomicU32,
+    running_waker: AtomicUsize,
     requests: Mutex<Requests>,
-    ready: Mutex<Vec<u32>>,
 }
 
-/// Takes a flag down. Whoever puts it up has pushed what it stands for, under a lock, and whoever
-/// takes it down looks under that lock afterwards: nothing is missed without a swap.
-fn take(flag: &AtomicBool) -> bool {
-    let up = flag.load(Ordering::Relaxed);
-    if up {
-        flag.store(false, Ordering::Relaxed);
-    }
-    up
-}
+/// The end of the list of ready tasks.
+const NO_TASK: u32 = u32::MAX;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("nothing panics while it holds this lock")
@@ -119,9 +126,10 @@ impl Shared {
             now: AtomicU64::new(0),
             seed,
             asked: AtomicBool::new(false),
-            awake: AtomicBool::new(false),
+            ready: AtomicU32::new(NO_TASK),
+            running: AtomicU32::new(NO_TASK),
+            running_waker: AtomicUsize::new(0),
             requests: Mutex::new(requests),
-            ready: Mutex::default(),
         })
     }
 
@@ -140,24 +148,13 @@ impl Shared {
 
     /// What was asked for since the last time, if anything.
     pub(super) fn take_requests(&self) -> Option<MutexGuard<'_, Requests>> {
-        take(&self.asked).then(|| lock(&self.requests))
-    }
-
-    /// Hands over who is ready, in order, if anybody is; `ready` must be empty.
-    pub(super) fn take_ready(&self, ready: &mut Vec<u32>) -> bool {
-        let awake = take(&self.awake);
-        if awake {
-            std::mem::swap(&mut *lock(&self.ready), ready);
+        // Whoever puts the flag up has pushed under the lock before, and this looks under it after
+        // taking the flag down: nothing is missed without a swap.
+        if !self.asked.load(Ordering::Relaxed) {
+            return None;
         }
-        awake
-    }
-
-    /// A sleeper's instant has come.
-    pub(super) fn wake_sleeper(&self, slot: u32) {
-        let waker = lock(&self.requests).free_sleeper(slot).1;
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        self.asked.store(false, Ordering::Relaxed);
+        Some(lock(&self.requests))
     }
 
     /// The node's NIC has stopped.
@@ -174,6 +171,8 @@ impl Shared {
 struct TaskWaker {
     task: u32,
     queued: AtomicBool,
+    /// While it is queued: the task that was woken before it.
+    next: AtomicU32,
     shared: Arc<Shared>,
 }
 
@@ -183,9 +182,18 @@ impl Wake for TaskWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.queued.swap(true, Ordering::AcqRel) {
-            lock(&self.shared.ready).push(self.task);
-            self.shared.awake.store(true, Ordering::Release);
+        if self.queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let ready = &self.shared.ready;
+        let mut head = ready.load(Ordering::Relaxed);
+        loop {
+            self.next.store(head, Ordering::Relaxed);
+            match ready.compare_exchange_weak(head, self.task, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(other) => head = other,
+            }
         }
     }
 }
@@ -215,9 +223,12 @@ impl Executor {
             Some(slot) => slot,
             None => {
                 let slot = u32::try_from(self.slots.len()).expect("fewer tasks than 2^32");
-                let queued = AtomicBool::new(false);
-                let waker =
-                    Arc::new(TaskWaker { task: slot, queued, shared: Arc::clone(&self.shared) });
+                let waker = Arc::new(TaskWaker {
+                    task: slot,
+                    queued: AtomicBool::new(false),
+                    next: AtomicU32::new(NO_TASK),
+                    shared: Arc::clone(&self.shared),
+                });
                 let std_waker = Waker::from(Arc::clone(&waker));
                 self.slots.push(Slot { node, task: None, waker, std_waker });
                 slot
@@ -229,11 +240,38 @@ impl Executor {
         entry.std_waker.wake_by_ref();
     }
 
+    /// Hands over who is ready, in the order in which they were woken, if anybody is; `ready` must
+    /// be empty.
+    pub(super) fn take_ready(&self, ready: &mut Vec<u32>) -> bool {
+        if self.shared.ready.load(Ordering::Relaxed) == NO_TASK {
+            return false;
+        }
+        let mut task = self.shared.ready.swap(NO_TASK, Ordering::Acquire);
+        while task != NO_TASK {
+            ready.push(task);
+            task = self.slots[task as usize].waker.next.load(Ordering::Relaxed);
+        }
+        ready.reverse();
+        true
+    }
+
+    /// A sleeper's instant has come.
+    pub(super) fn wake_sleeper(&self, slot: u32) {
+        let (_, waiting) = lock(&self.shared.requests).free_sleeper(slot);
+        match waiting {
+            Waiting::Task(task) => self.slots[task as usize].waker.wake_by_ref(),
+            Waiting::Waker(waker) => waker.wake(),
+            Waiting::Nobody => {}
+        }
+    }
+
     /// Runs one task as far as it goes.
     pub(super) fn poll(&mut self, slot: u32) {
         let entry = &mut self.slots[slot as usize];
         entry.waker.queued.store(false, Ordering::Release);
         let Some(task) = &mut entry.task else { return };
+        self.shared.running.store(slot, Ordering::Relaxed);
+        self.shared.running_waker.store(entry.std_waker.data().addr(), Ordering::Relaxed);
         if task.as_mut().poll(&mut Context::from_waker(&entry.std_waker)).is_ready() {
             entry.task = None;
             self.free.push(slot);
@@ -346,9 +384,12 @@ impl Future for Sleep<'_> {
         }
         let mut requests = lock(&self.shared.requests);
         let (slot, generation) = self.slot.unwrap_or_else(|| requests.claim_sleeper(self.at));
-        let waker = &mut requests.sleepers[slot as usize].waker;
-        if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
-            *waker = Some(context.waker().clone());
+        let waker = context.waker();
+        let waiting = &mut requests.sleepers[slot as usize].waiting;
+        if waker.data().addr() == self.shared.running_waker.load(Ordering::Relaxed) {
+            *waiting = Waiting::Task(self.shared.running.load(Ordering::Relaxed));
+        } else if !matches!(waiting, Waiting::Waker(known) if known.will_wake(waker)) {
+            *waiting = Waiting::Waker(waker.clone());
         }
         drop(requests);
         if self.slot.is_none() {
@@ -370,11 +411,11 @@ impl Drop for Sleep<'_> {
         if requests.sleepers[slot as usize].generation != generation {
             return;
         }
-        let (scheduled, waker) = requests.free_sleeper(slot);
+        let (scheduled, waiting) = requests.free_sleeper(slot);
         requests.cancelled.push(scheduled);
         drop(requests);
         self.shared.asked.store(true, Ordering::Release);
         // A waker may be the last that holds a task, which then comes back here.
-        drop(waker);
+        drop(waiting);
     }
 }
