@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use crate::harness::{Sending, assert_conserved, at, scripted_world};
 
 #[derive(Clone, Debug)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     /// Hosts on each of a chain of switches.
     hosts: Vec<u16>,
     framing: Framing,
@@ -25,7 +25,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    pub fn topology(&self) -> Topology {
+    pub(crate) fn topology(&self) -> Topology {
         let mut topology = Topology::new();
         let mut rates = self.rates.iter().cycle();
         let mut link = || LinkProfile {
@@ -48,7 +48,7 @@ impl Cluster {
 }
 
 prop_compose! {
-    pub fn any_cluster()(
+    pub(crate) fn any_cluster()(
         hosts in proptest::collection::vec(1_u16..4, 1..4),
         framing in prop_oneof![
             Just(Framing::PLAIN), Just(Framing::ETHERNET), Just(Framing::Cells),
@@ -73,13 +73,13 @@ prop_compose! {
 
 /// Frames that hosts send within a few milliseconds; destinations are taken modulo the hosts, and
 /// one more that does not exist.
-pub fn any_scripts() -> impl Strategy<Value = Vec<Vec<(u64, u16, u16)>>> {
+pub(crate) fn any_scripts() -> impl Strategy<Value = Vec<Vec<(u64, u16, u16)>>> {
     let length = prop_oneof![0_u16..100, 0_u16..3_000, 0_u16..20_000];
     let sending = (0_u64..2_000_000, any::<u16>(), length);
     proptest::collection::vec(proptest::collection::vec(sending, 0..25), 1..6)
 }
 
-pub fn scripts(raw: Vec<Vec<(u64, u16, u16)>>, nodes: u16) -> Vec<Vec<Sending>> {
+pub(crate) fn scripts(raw: Vec<Vec<(u64, u16, u16)>>, nodes: u16) -> Vec<Vec<Sending>> {
     let script = |mut raw: Vec<(u64, u16, u16)>| {
         raw.sort_unstable();
         let sendings = raw.into_iter();

@@ -158,7 +158,7 @@ proptest! {
                 Ok(departure) => {
                     let kept = policy == DiscardPolicy::Tail || !*broken || last;
                     prop_assert!(kept, "a middle piece of a broken frame was kept");
-                    free = free.or(departure.map(|departure| departure.ends));
+                    free = free.or_else(|| departure.map(|departure| departure.ends));
                 }
                 Err(_) => *broken = true,
             }

@@ -16,27 +16,27 @@ use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 
-pub const A: NodeId = NodeId(0);
-pub const B: NodeId = NodeId(1);
-pub const C: NodeId = NodeId(2);
+pub(crate) const A: NodeId = NodeId(0);
+pub(crate) const B: NodeId = NodeId(1);
+pub(crate) const C: NodeId = NodeId(2);
 
 /// 100 Mb/s: a byte takes 80 ns.
-pub const RATE: LineRate = LineRate::mbps(100);
+pub(crate) const RATE: LineRate = LineRate::mbps(100);
 /// A switch whose buffer never fills in these tests.
-pub const ROOMY: SwitchProfile = SwitchProfile::new(Buffer::Bytes(1 << 24));
+pub(crate) const ROOMY: SwitchProfile = SwitchProfile::new(Buffer::Bytes(1 << 24));
 
-pub fn at(nanos: u64) -> Instant {
+pub(crate) fn at(nanos: u64) -> Instant {
     Instant::from_nanos(nanos)
 }
 
 /// Plain links of 100 Mb/s and 500 ns to one switch.
-pub fn star(hosts: u16) -> Topology {
+pub(crate) fn star(hosts: u16) -> Topology {
     Topology::star(hosts, LinkProfile::plain(RATE, Duration::from_nanos(500)), ROOMY)
 }
 
 /// What a firmware is told.
 #[derive(Clone, Copy, Debug)]
-pub enum Happening<'a> {
+pub(crate) enum Happening<'a> {
     Start,
     Doorbell(PortId),
     Frame(Frame<'a>),
@@ -47,15 +47,17 @@ pub enum Happening<'a> {
 type Handler = Box<dyn FnMut(&mut dyn Hardware, Happening<'_>) + Send>;
 
 /// A firmware that is one closure.
-pub struct Probe(Handler);
+pub(crate) struct Probe(Handler);
 
 impl Probe {
-    pub fn new(handler: impl FnMut(&mut dyn Hardware, Happening<'_>) + Send + 'static) -> Self {
+    pub(crate) fn new(
+        handler: impl FnMut(&mut dyn Hardware, Happening<'_>) + Send + 'static,
+    ) -> Self {
         Self(Box::new(handler))
     }
 
     /// A firmware that does nothing.
-    pub fn idle() -> Self {
+    pub(crate) fn idle() -> Self {
         Self::new(|_, _| {})
     }
 }
@@ -79,7 +81,7 @@ impl Firmware for Probe {
 }
 
 /// What several firmwares write down, in order.
-pub struct Log<T>(Arc<Mutex<Vec<T>>>);
+pub(crate) struct Log<T>(Arc<Mutex<Vec<T>>>);
 
 impl<T> Clone for Log<T> {
     fn clone(&self) -> Self {
@@ -88,21 +90,21 @@ impl<T> Clone for Log<T> {
 }
 
 impl<T: Clone> Log<T> {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Arc::default())
     }
 
-    pub fn add(&self, entry: T) {
+    pub(crate) fn add(&self, entry: T) {
         self.0.lock().unwrap().push(entry);
     }
 
-    pub fn entries(&self) -> Vec<T> {
+    pub(crate) fn entries(&self) -> Vec<T> {
         self.0.lock().unwrap().clone()
     }
 }
 
 /// Sends `length` bytes that tell their sender and number.
-pub fn send(
+pub(crate) fn send(
     hw: &mut dyn Hardware,
     destination: NodeId,
     sequence: u32,
@@ -126,26 +128,26 @@ fn mark(source: NodeId, sequence: u32) -> u8 {
 
 /// A frame to be sent.
 #[derive(Clone, Copy, Debug)]
-pub struct Sending {
-    pub at: u64,
-    pub to: NodeId,
-    pub length: u16,
+pub(crate) struct Sending {
+    pub(crate) at: u64,
+    pub(crate) to: NodeId,
+    pub(crate) length: u16,
 }
 
 /// A frame that arrived.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Received {
-    pub at: Instant,
-    pub source: NodeId,
-    pub destination: NodeId,
-    pub sequence: u32,
-    pub length: u16,
-    pub incarnation: Incarnation,
+pub(crate) struct Received {
+    pub(crate) at: Instant,
+    pub(crate) source: NodeId,
+    pub(crate) destination: NodeId,
+    pub(crate) sequence: u32,
+    pub(crate) length: u16,
+    pub(crate) incarnation: Incarnation,
 }
 
 /// A firmware that sends what `script` says, in its order and not before its time, and writes down
 /// what arrives.
-pub fn scripted(script: Vec<Sending>, log: Log<Received>) -> Probe {
+pub(crate) fn scripted(script: Vec<Sending>, log: Log<Received>) -> Probe {
     let mut waiting: VecDeque<(u32, Sending)> = (0..).zip(script).collect();
     Probe::new(move |hw, happening| match happening {
         Happening::Start => {
@@ -191,7 +193,7 @@ fn work_off(hw: &mut dyn Hardware, waiting: &mut VecDeque<(u32, Sending)>) {
 }
 
 /// A world of scripted NICs.
-pub fn scripted_world(
+pub(crate) fn scripted_world(
     topology: &Topology,
     profile: NicProfile,
     seed: u64,
@@ -207,7 +209,7 @@ pub fn scripted_world(
 
 /// Frames sent are delivered, dropped for a cause that has a name, or under way.
 #[track_caller]
-pub fn assert_conserved<F: Firmware>(world: &World<F>) {
+pub(crate) fn assert_conserved<F: Firmware>(world: &World<F>) {
     let traffic = world.traffic();
     let ended = traffic.delivered + traffic.drops.total();
     assert_eq!(traffic.sent, ended + world.frames_under_way() as u64, "{traffic:?}");
