@@ -235,7 +235,10 @@ impl SimHardware<'_> {
             Source::Region(at) => self.nic.ports.read(at)?,
         };
         match from.as_bytes() {
-            Some(bytes) => payload.extend_from_slice(bytes),
+            Some(bytes) => {
+                payload.clear();
+                payload.extend_from_slice(bytes);
+            }
             None => {
                 payload.resize(from.len(), 0);
                 from.copy_to(payload);

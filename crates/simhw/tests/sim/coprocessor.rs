@@ -92,11 +92,13 @@ fn frames_of_two_senders_wait_for_the_coprocessor() {
     assert_eq!(out.entries(), [(A, first), (B, first + 10_400)]);
 }
 
-#[test]
-fn a_command_crosses_doorbell_gather_wire_scatter_and_completion() {
+type Steps = Log<(&'static str, u64)>;
+
+/// A sends the region of a command to B, which fills the region of a command of its own.
+fn messengers() -> (World<Probe>, Steps) {
     let log = Log::new();
     let out = log.clone();
-    let mut world = World::new(&star(2), NicProfile::SBA_200E, 1, move |node, _| {
+    let world = World::new(&star(2), NicProfile::SBA_200E, 1, move |node, _| {
         let log = log.clone();
         let mut buffer = None;
         Probe::new(move |hw, happening| match happening {
@@ -123,6 +125,12 @@ fn a_command_crosses_doorbell_gather_wire_scatter_and_completion() {
             _ => {}
         })
     });
+    (world, out)
+}
+
+#[test]
+fn a_command_crosses_doorbell_gather_wire_scatter_and_completion() {
+    let (mut world, out) = messengers();
     let (sender, receiver) = (world.host(A), world.host(B));
     let start = 1_000_000;
     let log = out.clone();
