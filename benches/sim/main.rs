@@ -126,6 +126,7 @@ fn sleepers(count: u64) -> World<Nothing> {
 /// Prints the rows whose name contains `only`.
 fn report(only: &str) {
     println!("16 senders to 1, 1000-byte packets, two hops; the best of {RUNS} runs each");
+    println!("packets count when they are sent: at 150 % a third of them is dropped at the switch");
     println!("(whatever else the machine does slows runs down: take the best as a lower bound)");
     println!();
     println!("{:<44} {:>9} {:>9} {:>12}", "", "M pkt/s", "M event/s", "alloc/packet");
