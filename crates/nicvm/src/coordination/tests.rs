@@ -33,7 +33,7 @@ impl Clock {
 
 #[derive(Debug)]
 enum Role {
-    Sender(Link),
+    Sender(Box<Link>),
     Witness(Witness),
     Down,
 }
@@ -124,14 +124,14 @@ impl Net {
             let incarnation = Incarnation(node.life);
             Role::Witness(Witness::new(senders, LEASE_NS, incarnation, genesis, quiet_until))
         } else {
-            Role::Sender(Link::new(LinkSetup {
+            Role::Sender(Box::new(Link::new(LinkSetup {
                 me: node.party,
                 senders,
                 lease_ns: LEASE_NS,
                 patience_ns: PATIENCE_NS,
                 genesis,
                 quiet_until,
-            }))
+            })))
         };
     }
 
