@@ -130,19 +130,6 @@ impl Context<'_> {
         self.hw.line_rate()
     }
 
-    /// Nanoseconds that frames of `bytes` in all, with their headers, take on the line, each as
-    /// large as the NIC takes them.
-    #[must_use]
-    pub fn line_nanos(&self, bytes: u64) -> u64 {
-        let frame = self.hw.mtu() as u64;
-        let (whole, rest) = (bytes / frame, bytes % frame);
-        let header = midplane_simhw::frame::HEADER_BYTES;
-        let of =
-            |payload: u64| u64::from(self.hw.wire_bytes((payload as usize).saturating_sub(header)));
-        let rest = if rest == 0 { 0 } else { of(rest) };
-        self.hw.line_rate().nanos_for(whole * of(frame) + rest)
-    }
-
     /// Most bytes of one frame, with its header.
     #[must_use]
     pub fn mtu_bytes(&self) -> u64 {

@@ -198,6 +198,7 @@ impl Coordination {
     fn flush(&mut self, nic: &mut Context<'_>) {
         let mut next: Option<Instant> = None;
         let now = nic.now();
+        let clock = now.as_nanos();
         for place in &mut self.places {
             let mut out = Outbox::new();
             if let Some(link) = &mut place.link {
@@ -211,7 +212,8 @@ impl Coordination {
             for (party, body) in out {
                 let Some(node) = place.node(party) else { continue };
                 let mut buffer = [0; MAX_MESSAGE];
-                let length = LinkMessage { link: place.config.number, body }.emit(&mut buffer);
+                let length =
+                    LinkMessage { link: place.config.number, clock, body }.emit(&mut buffer);
                 nic.send_control(node, &buffer[..length]).expect("made to fit");
             }
         }
@@ -239,13 +241,14 @@ impl Coordination {
         if let Some(witness) = &mut place.witness {
             witness.handle(now, party, message.body);
         } else if let Some(link) = &mut place.link {
-            link.handle(now, party, message.body);
+            link.handle(now, party, message.clock, message.body);
         }
     }
 
     /// Answers a sender that waits for buffers, if there are any.
     fn lend_buffers(&mut self, nic: &mut Context<'_>) {
         let free = self.receiver.free_buffers();
+        let clock = nic.now().as_nanos();
         if free == 0 {
             return;
         }
@@ -254,7 +257,7 @@ impl Coordination {
             let Some(node) = place.node(party) else { continue };
             let body = Body::AddBuffers { limit: consumed.saturating_add(free) };
             let mut buffer = [0; MAX_MESSAGE];
-            let length = LinkMessage { link: place.config.number, body }.emit(&mut buffer);
+            let length = LinkMessage { link: place.config.number, clock, body }.emit(&mut buffer);
             nic.send_control(node, &buffer[..length]).expect("made to fit");
         }
     }
@@ -289,7 +292,7 @@ impl Coordination {
             match self.routes[at].state {
                 State::Acquiring => self.advance(nic, at),
                 State::Leaving { .. } => self.evaluate(nic, at),
-                State::Idle | State::Sending { .. } => {}
+                State::Idle | State::Sending => {}
             }
         }
         self.flush(nic);
@@ -370,9 +373,9 @@ impl Extension for Coordination {
                     self.on_held(nic, at);
                 }
             }
-            TransmitNews::Drained { destination, leaves } => {
+            TransmitNews::Drained { destination, begins, leaves } => {
                 if let Some(at) = self.route(destination) {
-                    self.on_drained(nic, at, leaves);
+                    self.on_drained(nic, at, begins, leaves);
                 }
             }
         }

@@ -61,6 +61,8 @@ pub enum TransmitNews {
     Drained {
         /// Whom it was for.
         destination: NodeId,
+        /// When the first bit of it left, or leaves.
+        begins: Instant,
         /// When the last bit of it leaves.
         leaves: Instant,
     },

@@ -121,8 +121,8 @@ struct Queue {
     messages: VecDeque<Outgoing>,
     /// Whether the extension that steers the gate knows that something is held.
     told: bool,
-    /// When the last frame that was let through leaves.
-    leaves: Instant,
+    /// When the first frame since the gate was opened leaves.
+    begins: Option<Instant>,
 }
 
 /// What waits to leave a unit.
@@ -322,16 +322,19 @@ impl Transmit {
         for admission in &mut self.admissions {
             admission.on_sent(now, header, leaves);
         }
-        let queue = self.queues.get_mut(&key).expect("looked at before");
-        queue.leaves = leaves;
         if !key.1 {
             return;
         }
+        let queue = self.queues.get_mut(&key).expect("looked at before");
+        let on_line = hw.line_rate().nanos_for(hw.wire_bytes(usize::from(header.length)).into());
+        let first = Instant::from_nanos(leaves.as_nanos().saturating_sub(on_line));
+        let begins = *queue.begins.get_or_insert(first);
         let next = queue.messages.front().map(|next| next.next_length(hw.mtu() as u32));
         let allowance = self.gate.allowance(key.0);
         if next.is_none_or(|next| u64::from(next) + HEADER_BYTES as u64 > allowance) {
             queue.told = false;
-            self.news.push_back(TransmitNews::Drained { destination: key.0, leaves });
+            queue.begins = None;
+            self.news.push_back(TransmitNews::Drained { destination: key.0, begins, leaves });
         }
     }
 }

@@ -454,7 +454,10 @@ impl Drop for Port {
 impl NicPort {
     /// Takes note of what was registered and deregistered. `false` once the port is dropped.
     pub(crate) fn sync(&mut self) -> bool {
-        if self.registrar.changed.swap(false, Ordering::AcqRel) {
+        // Rarely anything has: a load costs less than a swap.
+        if self.registrar.changed.load(Ordering::Relaxed)
+            && self.registrar.changed.swap(false, Ordering::AcqRel)
+        {
             let pending = {
                 let mut changes =
                     self.registrar.changes.lock().expect("nothing panics while it holds this lock");

@@ -174,17 +174,19 @@ impl<F: Firmware> World<F> {
     }
 
     fn run_tasks(&mut self) {
-        while self.shared.take_stirred() {
+        let mut ready = std::mem::take(&mut self.ready);
+        loop {
             self.take_requests();
-            let mut ready = std::mem::take(&mut self.ready);
-            self.shared.take_ready(&mut ready);
+            if !self.executor.take_ready(&mut ready) {
+                break;
+            }
             for task in ready.drain(..) {
                 self.count_turn();
                 self.note(9 | u64::from(task) << 4);
                 self.executor.poll(task);
             }
-            self.ready = ready;
         }
+        self.ready = ready;
     }
 
     fn count_turn(&mut self) {
@@ -195,7 +197,7 @@ impl<F: Firmware> World<F> {
     /// Takes up what tasks and hosts have asked for.
     fn take_requests(&mut self) {
         let Self { shared, queue, nics, executor, now, .. } = self;
-        let mut guard = shared.requests();
+        let Some(mut guard) = shared.take_requests() else { return };
         let requests = &mut *guard;
         for (node, life, port, id) in requests.opened.drain(..) {
             let nic = &mut nics[node.index()];
@@ -244,7 +246,7 @@ impl<F: Firmware> World<F> {
             Event::OutputFree { link } => {
                 self.network.on_output_free(&mut self.queue, self.now, link);
             }
-            Event::Wake { slot } => self.shared.wake_sleeper(slot),
+            Event::Wake { slot } => self.executor.wake_sleeper(slot),
             Event::Completion { node, life } => {
                 if self.is_live(node, life) {
                     self.nics[node.index()].publish_completion();

@@ -30,6 +30,16 @@ struct ClockSample {
     ours: Instant,
 }
 
+impl ClockSample {
+    /// What the other clock shows at `at` of ours, at least.
+    fn shows_at(self, at: Instant) -> u64 {
+        let (ahead, behind) = (at.nanos_since(self.ours), self.ours.nanos_since(at));
+        let drift = u128::from(ahead + behind) * u128::from(DRIFT_PPB) / 1_000_000_000;
+        let drift = u64::try_from(drift).unwrap_or(u64::MAX);
+        self.theirs.saturating_add(ahead).saturating_sub(behind).saturating_sub(drift)
+    }
+}
+
 /// One node's evidence about one link.
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -38,8 +48,9 @@ pub(crate) struct Lease {
     next_round: u32,
     /// All supporters of the epoch stood by it then, or later.
     evidence: Option<(Epoch, Instant)>,
-    /// When a holder last asked all, as far as is known.
+    /// When a holder last asked all, as far as is known, and when this one did.
     asked: Option<Instant>,
+    asked_here: Option<Instant>,
     clocks: Vec<Option<ClockSample>>,
 }
 
@@ -51,6 +62,7 @@ impl Lease {
             next_round: 0,
             evidence: None,
             asked: None,
+            asked_here: None,
             clocks: vec![None; super::member::MAX_SENDERS + 1],
         }
     }
@@ -90,11 +102,14 @@ impl Lease {
 
     /// Whether a holder should ask all now: half of its lease is over, and nobody has just asked.
     pub(crate) fn should_ask(&self, now: Instant, epoch: Epoch) -> bool {
-        let ending = self.valid_until(epoch) <= now.plus_nanos(self.lease_ns / 2);
-        // A lease that is over does not wait for another's answers.
-        let patience = if self.valid_until(epoch) <= now { 16 } else { 4 };
-        let asked = self.asked.is_some_and(|at| now.nanos_since(at) < self.lease_ns / patience);
-        ending && !asked
+        let until = self.valid_until(epoch);
+        let within = |at: Option<Instant>, part: u64| {
+            at.is_some_and(|at| now.nanos_since(at) < self.lease_ns / part)
+        };
+        // A lease that is over does not wait for what others have asked.
+        let just_asked =
+            if until <= now { within(self.asked_here, 16) } else { within(self.asked, 4) };
+        until <= now.plus_nanos(self.lease_ns / 2) && !just_asked
     }
 
     /// When a holder should look at its lease again.
@@ -109,6 +124,7 @@ impl Lease {
     pub(crate) fn ask(&mut self, now: Instant, epoch: Epoch, supporters: Parties) -> u32 {
         self.next_round = self.next_round.wrapping_add(1);
         self.asked = Some(now);
+        self.asked_here = Some(now);
         if supporters.is_empty() {
             self.learn(epoch, now);
         }
@@ -117,54 +133,37 @@ impl Lease {
         number
     }
 
-    /// A supporter has answered; whether all have.
-    pub(crate) fn on_support(
-        &mut self,
-        now: Instant,
-        from: Party,
-        epoch: Epoch,
-        round: u32,
-        clock: u64,
-    ) -> bool {
-        if let Some(sample) = self.clocks.get_mut(usize::from(from.0)) {
-            *sample = Some(ClockSample { theirs: clock, ours: now });
+    /// A message of another party says what its clock showed when it was written.
+    pub(crate) fn on_clock(&mut self, now: Instant, from: Party, clock: u64) {
+        let Some(known) = self.clocks.get_mut(usize::from(from.0)) else { return };
+        // The one that had the shorter way is the better.
+        if known.is_none_or(|known| known.shows_at(now) < clock) {
+            *known = Some(ClockSample { theirs: clock, ours: now });
         }
-        let Some(open) = &mut self.round else { return false };
+    }
+
+    /// A supporter has answered.
+    pub(crate) fn on_support(&mut self, from: Party, epoch: Epoch, round: u32) {
+        let Some(open) = &mut self.round else { return };
         if open.number != round || open.epoch != epoch {
-            return false;
+            return;
         }
         open.missing = open.missing.without(from);
-        if !open.missing.is_empty() {
-            return false;
+        if open.missing.is_empty() {
+            let asked = open.asked;
+            self.round = None;
+            self.learn(epoch, asked);
         }
-        let asked = open.asked;
-        self.round = None;
-        self.learn(epoch, asked);
-        true
     }
 
     /// Our evidence on another party's clock, rounded to the past; 0 if that is not known.
     ///
-    /// The party's answer was written before it arrived: at that instant its clock showed at least
-    /// what the answer says, so an instant of ours lies at or after the one computed on its clock.
+    /// The party's message was written before it arrived: at that instant its clock showed at least
+    /// what the message says, so an instant of ours lies at or after the one computed on its clock.
     pub(crate) fn evidence_for(&self, party: Party, epoch: Epoch) -> u64 {
         let Some((of, at)) = self.evidence else { return 0 };
         let Some(Some(sample)) = self.clocks.get(usize::from(party.0)) else { return 0 };
-        if of != epoch {
-            return 0;
-        }
-        let (back, gap) = if at <= sample.ours {
-            (true, sample.ours.nanos_since(at))
-        } else {
-            (false, at.nanos_since(sample.ours))
-        };
-        let drift = u64::try_from(u128::from(gap) * u128::from(DRIFT_PPB) / 1_000_000_000)
-            .unwrap_or(u64::MAX);
-        if back {
-            sample.theirs.saturating_sub(gap).saturating_sub(drift)
-        } else {
-            sample.theirs.saturating_add(gap).saturating_sub(drift)
-        }
+        if of == epoch { sample.shows_at(at) } else { 0 }
     }
 }
 
@@ -182,11 +181,11 @@ mod tests {
         let mut lease = Lease::new(1000);
         let all = Parties::default().with(A).with(B);
         let round = lease.ask(Instant::from_nanos(100), epoch, all);
-        assert!(!lease.on_support(Instant::from_nanos(150), A, epoch, round, 5));
-        assert!(!lease.on_support(Instant::from_nanos(160), A, epoch, round, 5));
+        lease.on_support(A, epoch, round);
+        lease.on_support(A, epoch, round);
+        lease.on_support(B, epoch, round + 1);
         assert_eq!(lease.valid_until(epoch), Instant::ZERO);
-        assert!(!lease.on_support(Instant::from_nanos(170), B, epoch, round + 1, 5));
-        assert!(lease.on_support(Instant::from_nanos(180), B, epoch, round, 5));
+        lease.on_support(B, epoch, round);
         assert_eq!(lease.valid_until(epoch), Instant::from_nanos(1100));
         assert_eq!(lease.valid_until(Epoch(8)), Instant::ZERO);
     }
@@ -201,7 +200,7 @@ mod tests {
             let theirs = |ours: u64| ours.checked_add_signed(offset).unwrap();
             let epoch = Epoch(1);
             let mut lease = Lease::new(1000);
-            lease.on_support(Instant::from_nanos(answered + delay), A, epoch, 0, theirs(answered));
+            lease.on_clock(Instant::from_nanos(answered + delay), A, theirs(answered));
             lease.learn(epoch, Instant::from_nanos(at));
             let put = lease.evidence_for(A, epoch);
             prop_assert!(put <= theirs(at), "{put} is after {}", theirs(at));

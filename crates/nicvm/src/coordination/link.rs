@@ -22,6 +22,7 @@ struct Token {
     queue: VecDeque<Party>,
     buffers: u32,
     consumed: u32,
+    quantum: u32,
     busy: bool,
 }
 
@@ -89,7 +90,8 @@ impl Link {
     pub(crate) fn new(setup: LinkSetup) -> Self {
         let all = Parties::first(setup.senders);
         let first = setup.genesis && setup.me == Party(0);
-        let token = Token { queue: VecDeque::new(), buffers: 0, consumed: 0, busy: false };
+        let token =
+            Token { queue: VecDeque::new(), buffers: 0, consumed: 0, quantum: 0, busy: false };
         Self {
             setup,
             all,
@@ -169,6 +171,14 @@ impl Link {
         }
     }
 
+    /// Bytes that each holder sends while others wait: the most that one of them asks for, and a
+    /// little less with each that asks for less.
+    pub(crate) fn agree_quantum(&mut self, wanted: u32) -> u32 {
+        let Some(token) = &mut self.token else { return wanted };
+        token.quantum = wanted.max(token.quantum - token.quantum / 32);
+        token.quantum
+    }
+
     /// Asks the receiver for buffers.
     pub(crate) fn ask_buffers(&mut self) {
         if let Some(token) = &self.token {
@@ -227,7 +237,8 @@ impl Link {
 
     // ---- what others say ----
 
-    pub(crate) fn handle(&mut self, now: Instant, from: Party, body: Body) {
+    pub(crate) fn handle(&mut self, now: Instant, from: Party, clock: u64, body: Body) {
+        self.lease.on_clock(now, from, clock);
         match body {
             Body::UniReqLink { epoch, requesters } => {
                 self.learn_epoch(now, epoch, None, None);
@@ -246,9 +257,7 @@ impl Link {
                 self.learn_epoch(now, epoch, Some(holder), Some(live));
             }
             Body::AskSupport { epoch, round } => self.on_ask(now, from, epoch, round),
-            Body::Support { epoch, round, clock } => {
-                self.lease.on_support(now, from, epoch, round, clock);
-            }
+            Body::Support { epoch, round } => self.lease.on_support(from, epoch, round),
             Body::AddBuffers { limit } => {
                 if let Some(token) = &mut self.token {
                     token.buffers = token.buffers.max(limit);
@@ -397,6 +406,7 @@ impl Link {
             live,
             buffers: token.buffers,
             consumed: token.consumed,
+            quantum: token.quantum,
             queue: token.queue.into(),
         };
         self.send(next, Body::GrantLink(grant));
@@ -435,6 +445,7 @@ impl Link {
             queue: grant.queue.into(),
             buffers: grant.buffers,
             consumed: grant.consumed,
+            quantum: grant.quantum,
             busy: false,
         };
         self.token = Some(token);
@@ -505,7 +516,7 @@ impl Link {
         let ours =
             epoch == self.epoch && epoch > self.given_up && self.live.contains(self.setup.me);
         if ours && now >= self.setup.quiet_until {
-            self.send(from, Body::Support { epoch, round, clock: now.as_nanos() });
+            self.send(from, Body::Support { epoch, round });
         } else if epoch < self.epoch {
             let (epoch, live) = (self.epoch, self.live);
             let holder = if self.holds() { Some(self.setup.me) } else { self.suspected };

@@ -9,7 +9,7 @@ use crate::control::MAX_MESSAGE;
 
 /// Next holders that one grant carries; those behind them follow in `UNI_REQ_LINK` messages to the
 /// same node.
-pub(crate) const QUEUE_IN_GRANT: usize = 40;
+pub(crate) const QUEUE_IN_GRANT: usize = 28;
 /// Requesters that one `UNI_REQ_LINK` carries.
 pub(crate) const REQUESTERS: usize = 64;
 
@@ -39,6 +39,8 @@ pub(crate) struct Grant {
     /// Messages that the receiver has had buffers for, and those sent, since the epoch began.
     pub(crate) buffers: u32,
     pub(crate) consumed: u32,
+    /// Bytes that each holder sends while others wait.
+    pub(crate) quantum: u32,
     /// Who is next, in order.
     pub(crate) queue: Vec<Party>,
 }
@@ -56,8 +58,8 @@ pub(crate) enum Body {
     OwnLinkHint { epoch: Epoch, holder: Party, live: Parties },
     /// Do you still stand by this epoch?
     AskSupport { epoch: Epoch, round: u32 },
-    /// I do, and this is my clock.
-    Support { epoch: Epoch, round: u32, clock: u64 },
+    /// I do.
+    Support { epoch: Epoch, round: u32 },
     /// To the witness: this epoch's token is lost, or can't be used, for `suspect` does not answer.
     /// `gave_up`: I stand by it and all before it no more.
     RecoverLink { epoch: Epoch, suspect: Option<Party>, gave_up: bool },
@@ -73,6 +75,8 @@ pub(crate) enum Body {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) struct LinkMessage {
     pub(crate) link: u16,
+    /// The sender's clock, in ns.
+    pub(crate) clock: u64,
     pub(crate) body: Body,
 }
 
@@ -100,11 +104,12 @@ mod tests {
             live: Parties::first(127),
             buffers: u32::MAX,
             consumed: u32::MAX,
+            quantum: u32::MAX,
             queue: vec![Party(9); QUEUE_IN_GRANT],
         };
         let requesters = vec![Party(9); REQUESTERS];
         for body in [Body::GrantLink(grant), Body::UniReqLink { epoch: Epoch(1), requesters }] {
-            let message = LinkMessage { link: u16::MAX, body };
+            let message = LinkMessage { link: u16::MAX, clock: u64::MAX, body };
             let mut buffer = [0; MAX_MESSAGE];
             let length = message.emit(&mut buffer);
             assert_eq!(LinkMessage::parse(&buffer[..length]), Ok(message));

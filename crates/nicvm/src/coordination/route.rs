@@ -24,8 +24,8 @@ pub(super) enum State {
     Idle,
     /// Tokens are missing.
     Acquiring,
-    /// All tokens are here; so many bytes of frames were let through.
-    Sending { bytes: u64 },
+    /// All tokens are here, and messages were let through.
+    Sending,
     /// All that was let through is on the line, where it ends then.
     Leaving { ends: Instant },
 }
@@ -46,6 +46,9 @@ pub(super) struct Route {
     /// Bytes sent without a token that were not made up for yet.
     debt: u64,
     debt_at: Instant,
+    /// What this turn may send, and what the last one sent beyond it, in bytes.
+    quantum: i64,
+    overdraft: i64,
 }
 
 impl Route {
@@ -64,6 +67,8 @@ impl Route {
             start_latency_ns: 0,
             debt: 0,
             debt_at: Instant::ZERO,
+            quantum: 0,
+            overdraft: 0,
         }
     }
 
@@ -107,26 +112,38 @@ impl Coordination {
             }
             State::Acquiring => self.advance(nic, at),
             State::Leaving { .. } => self.evaluate(nic, at),
-            State::Sending { .. } => {}
+            State::Sending => {}
         }
     }
 
     /// What may be let through at once: the hold's quantum, what a lease allows, what the receiver
     /// has buffers for.
-    fn limit(&self, nic: &Context<'_>, at: usize) -> BacklogLimit {
+    fn limit(&mut self, nic: &Context<'_>, at: usize) -> BacklogLimit {
         let route = &self.routes[at];
         let rate = self.config.rate.unwrap_or_else(|| nic.line_rate());
         let bytes = match self.config.hold {
             Hold::Message => 1,
             Hold::Bytes(bytes) => bytes,
-            Hold::Auto => rate.bytes_in(nanos(route.lead.handover() * HANDOVERS_PER_HOLD)).max(1),
+            Hold::Auto => rate.bytes_in(nanos(route.lead.handover() * HANDOVERS_PER_HOLD)),
         };
+        let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let links = route.links.clone();
+        let agreed = links.iter().map(|link| self.agree_quantum(*link, wanted)).max();
+        // What passed the quantum last time is taken off: shares are fair in bytes.
+        let route = &mut self.routes[at];
+        route.quantum = i64::from(agreed.unwrap_or(wanted)) - route.overdraft;
+        let bytes = u64::try_from(route.quantum).unwrap_or(0).max(1);
         let messages = match (self.config.buffers, self.config.hold) {
-            (true, _) => route.links.iter().map(|link| self.buffers(*link)).min().unwrap_or(0),
+            (true, _) => links.iter().map(|link| self.buffers(*link)).min().unwrap_or(0),
             (false, Hold::Message) => 1,
             (false, _) => u32::MAX,
         };
         BacklogLimit { bytes, messages }
+    }
+
+    fn agree_quantum(&mut self, link: usize, wanted: u32) -> u32 {
+        let link = self.places[link].link.as_mut();
+        link.map_or(wanted, |link| link.agree_quantum(wanted))
     }
 
     fn buffers(&self, link: usize) -> u32 {
@@ -153,15 +170,11 @@ impl Coordination {
             let Some(state) = &mut place.link else { return };
             if place.user.is_none() {
                 state.want(now);
-                if !state.holds() {
-                    self.routes[at].granted = None;
-                }
                 if !state.is_ready(now, until) {
                     return;
                 }
-                if let Some(granted) = state.granted_at() {
-                    self.routes[at].granted = Some(granted);
-                }
+                // A start that had to wait for something else tells nothing of hand-overs.
+                self.routes[at].granted = state.granted_at().filter(|granted| *granted == now);
                 state.start();
                 place.user = Some(at);
             }
@@ -191,29 +204,41 @@ impl Coordination {
         }
         nic.allow(destination, bytes);
         let route = &mut self.routes[at];
-        route.state = State::Sending { bytes };
+        let most = i64::try_from(bytes).unwrap_or(i64::MAX);
+        route.overdraft = (most - route.quantum).clamp(0, route.quantum.max(0) * 4);
+        route.state = State::Sending;
     }
 
     /// All that was let through has been handed to the line, which it leaves at `leaves`.
-    pub(super) fn on_drained(&mut self, nic: &mut Context<'_>, at: usize, leaves: Instant) {
-        let State::Sending { bytes } = self.routes[at].state else { return };
+    pub(super) fn on_drained(
+        &mut self,
+        nic: &mut Context<'_>,
+        at: usize,
+        begins: Instant,
+        leaves: Instant,
+    ) {
+        if self.routes[at].state != State::Sending {
+            return;
+        }
         let now = nic.now();
-        let on_line = nic.line_nanos(bytes);
+        let on_line = leaves.nanos_since(begins);
         let rate = self.config.rate.unwrap_or_else(|| nic.line_rate());
         let debt_ns = rate.nanos_for(self.routes[at].debt);
         let shared = self.routes[at].links.iter().any(|l| self.places[*l].config.senders.len() > 1);
         let reserve = if shared { u64::from(self.config.reserve) } else { 0 };
         let route = &mut self.routes[at];
-        let begun = Instant::from_nanos(leaves.as_nanos().saturating_sub(on_line));
         if let Some(granted) = route.granted.take() {
-            let latency = begun.nanos_since(granted);
-            route.start_latency_ns = (route.start_latency_ns * 7 + latency) / 8;
+            let latency = begins.nanos_since(granted);
+            route.start_latency_ns = match route.start_latency_ns {
+                0 => latency,
+                known => (known * 7 + latency) / 8,
+            };
         }
         let slower = (nic.line_rate().bits_per_second() / rate.bits_per_second()).max(1);
         let used = on_line * slower + on_line * slower * reserve / 1000 + debt_ns;
         route.debt = 0;
         route.debt_at = now;
-        route.paced_until = route.paced_until.max(begun).plus_nanos(used);
+        route.paced_until = route.paced_until.max(begins).plus_nanos(used);
         route.state = State::Leaving { ends: route.paced_until.max(leaves) };
         nic.allow(route.destination, 0);
         self.evaluate(nic, at);
@@ -260,7 +285,9 @@ impl Coordination {
             {
                 let route = &mut self.routes[at];
                 let latency = Duration::from_nanos(route.start_latency_ns);
-                route.lead.on_handover(trip.smoothed / 2 + latency);
+                // The fast half of the ways there: what comes later than it leaves a gap, no queue.
+                let way = (trip.smoothed - (trip.variation / 2).min(trip.smoothed)) / 2;
+                route.lead.on_handover(way + latency);
             }
         }
         if more {

@@ -231,6 +231,7 @@ impl Witness {
             live: self.live,
             buffers: 0,
             consumed: 0,
+            quantum: 0,
             queue,
         };
         self.outbox.push_back((to, Body::GrantLink(grant)));
@@ -262,7 +263,7 @@ impl Witness {
 
     fn on_ask(&mut self, now: Instant, from: Party, epoch: Epoch, round: u32) {
         if epoch == self.epoch && epoch > self.given_up && now >= self.quiet_until {
-            self.outbox.push_back((from, Body::Support { epoch, round, clock: now.as_nanos() }));
+            self.outbox.push_back((from, Body::Support { epoch, round }));
         } else if epoch < self.epoch {
             self.hint(from);
         }

@@ -178,23 +178,30 @@ impl EventQueue {
 
     /// Takes the next event, if it is due by `limit`.
     pub(super) fn pop_until(&mut self, limit: Instant) -> Option<(Instant, Event)> {
+        if self.base > limit.as_nanos() {
+            return None;
+        }
         loop {
-            while let Some(Reverse((_, index))) = self.due.peek().copied() {
-                if self.base > limit.as_nanos() {
-                    return None;
-                }
-                self.due.pop();
-                let Entry { order, event, .. } = self.entries[index as usize];
-                self.entries[index as usize].order = 0;
-                self.release(index);
-                if order != 0 {
-                    return Some((Instant::from_nanos(self.base), event));
+            while let Some(Reverse((_, index))) = self.due.pop() {
+                if let Some(event) = self.take(index) {
+                    return Some(event);
                 }
             }
-            if !self.turn(limit.as_nanos()) {
-                return None;
+            let index = self.turn(limit.as_nanos())?;
+            if index != END
+                && let Some(event) = self.take(index)
+            {
+                return Some(event);
             }
         }
+    }
+
+    /// Frees an entry of this instant; `None` if it was cancelled.
+    fn take(&mut self, index: u32) -> Option<(Instant, Event)> {
+        let entry = &mut self.entries[index as usize];
+        let (order, event) = (std::mem::replace(&mut entry.order, 0), entry.event);
+        entry.next = std::mem::replace(&mut self.free, index);
+        (order != 0).then_some((Instant::from_nanos(self.base), event))
     }
 
     /// The time is `now`: nothing is scheduled before it any more.
@@ -202,11 +209,11 @@ impl EventQueue {
         self.now = now.as_nanos();
     }
 
-    /// Moves on to the first slot that has entries, and spreads them; `false` if that is after
-    /// `limit`.
-    fn turn(&mut self, limit: u64) -> bool {
+    /// Moves on to the first slot that has entries, and spreads them; `None` if that is after
+    /// `limit`. An entry that is alone in its slot and due is handed over at once.
+    fn turn(&mut self, limit: u64) -> Option<u32> {
         if self.levels == 0 {
-            return false;
+            return None;
         }
         let level = self.levels.trailing_zeros() as usize;
         let slot = self.occupied[level].trailing_zeros() as usize;
@@ -214,10 +221,15 @@ impl EventQueue {
         let above = u64::MAX.checked_shl(shift + DIGIT_BITS).unwrap_or(0);
         let start = self.base & above | (slot as u64) << shift;
         if start > limit {
-            return false;
+            return None;
         }
         let first = std::mem::replace(&mut self.heads[level][slot], END);
         self.vacate(level, slot);
+        let Entry { at, next, .. } = self.entries[first as usize];
+        if next == END && at <= limit {
+            self.base = at;
+            return Some(first);
+        }
         self.base = if level == 0 { start } else { self.earliest(first).min(limit) };
         let mut index = first;
         while index != END {
@@ -225,7 +237,7 @@ impl EventQueue {
             self.link(index, at, order);
             index = next;
         }
-        true
+        Some(END)
     }
 
     fn earliest(&self, mut index: u32) -> u64 {

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -49,7 +49,18 @@ struct Gate {
 struct Sleeper {
     generation: u32,
     scheduled: Scheduled,
-    waker: Option<Waker>,
+    waiting: Waiting,
+}
+
+/// Whom a sleeper wakes.
+#[derive(Default)]
+enum Waiting {
+    #[default]
+    Nobody,
+    /// The task itself: nothing is counted and nothing is locked.
+    Task(u32),
+    /// Something between the sleeper and its task.
+    Waker(Waker),
 }
 
 impl Requests {
@@ -69,12 +80,21 @@ impl Requests {
     fn claim_sleeper(&mut self, at: Instant) -> (u32, u32) {
         let slot = self.free_sleepers.pop().unwrap_or_else(|| {
             let scheduled = Scheduled::NEVER;
-            self.sleepers.push(Sleeper { generation: 0, scheduled, waker: None });
+            self.sleepers.push(Sleeper { generation: 0, scheduled, waiting: Waiting::Nobody });
             u32::try_from(self.sleepers.len() - 1).expect("fewer sleepers than 2^32")
         });
         let generation = self.sleepers[slot as usize].generation;
         self.sleeps.push((at, slot, generation));
         (slot, generation)
+    }
+
+    /// Frees a sleeper's slot; returns its event and whom to wake.
+    fn free_sleeper(&mut self, slot: u32) -> (Scheduled, Waiting) {
+        let sleeper = &mut self.sleepers[slot as usize];
+        sleeper.generation = sleeper.generation.wrapping_add(1);
+        self.free_sleepers.push(slot);
+        let scheduled = std::mem::replace(&mut sleeper.scheduled, Scheduled::NEVER);
+        (scheduled, std::mem::take(&mut sleeper.waiting))
     }
 }
 
@@ -82,11 +102,18 @@ impl Requests {
 pub(super) struct Shared {
     now: AtomicU64,
     seed: u64,
-    /// Something was asked for, or somebody is ready.
-    stirred: AtomicBool,
+    /// Something was asked for.
+    asked: AtomicBool,
+    /// The task that was woken last, and through [`TaskWaker::next`] those before it.
+    ready: AtomicU32,
+    /// The task that runs, and the address of its waker.
+    running: AtomicU32,
+    running_waker: AtomicUsize,
     requests: Mutex<Requests>,
-    ready: Mutex<Vec<u32>>,
 }
+
+/// The end of the list of ready tasks.
+const NO_TASK: u32 = u32::MAX;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("nothing panics while it holds this lock")
@@ -98,9 +125,11 @@ impl Shared {
         Arc::new(Self {
             now: AtomicU64::new(0),
             seed,
-            stirred: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
+            ready: AtomicU32::new(NO_TASK),
+            running: AtomicU32::new(NO_TASK),
+            running_waker: AtomicUsize::new(0),
             requests: Mutex::new(requests),
-            ready: Mutex::default(),
         })
     }
 
@@ -114,34 +143,18 @@ impl Shared {
 
     fn ask(&self, request: impl FnOnce(&mut Requests)) {
         request(&mut lock(&self.requests));
-        self.stirred.store(true, Ordering::Release);
+        self.asked.store(true, Ordering::Release);
     }
 
-    /// Whether anything was asked for or anybody is ready, since the last time.
-    pub(super) fn take_stirred(&self) -> bool {
-        self.stirred.load(Ordering::Relaxed) && self.stirred.swap(false, Ordering::AcqRel)
-    }
-
-    pub(super) fn requests(&self) -> MutexGuard<'_, Requests> {
-        lock(&self.requests)
-    }
-
-    /// Hands over who is ready, in order; `ready` must be empty.
-    pub(super) fn take_ready(&self, ready: &mut Vec<u32>) {
-        std::mem::swap(&mut *lock(&self.ready), ready);
-    }
-
-    /// A sleeper's instant has come.
-    pub(super) fn wake_sleeper(&self, slot: u32) {
-        let waker = {
-            let mut requests = lock(&self.requests);
-            let sleeper = &mut requests.sleepers[slot as usize];
-            sleeper.scheduled = Scheduled::NEVER;
-            sleeper.waker.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
+    /// What was asked for since the last time, if anything.
+    pub(super) fn take_requests(&self) -> Option<MutexGuard<'_, Requests>> {
+        // Whoever puts the flag up has pushed under the lock before, and this looks under it after
+        // taking the flag down: nothing is missed without a swap.
+        if !self.asked.load(Ordering::Relaxed) {
+            return None;
         }
+        self.asked.store(false, Ordering::Relaxed);
+        Some(lock(&self.requests))
     }
 
     /// The node's NIC has stopped.
@@ -158,6 +171,8 @@ impl Shared {
 struct TaskWaker {
     task: u32,
     queued: AtomicBool,
+    /// While it is queued: the task that was woken before it.
+    next: AtomicU32,
     shared: Arc<Shared>,
 }
 
@@ -167,9 +182,18 @@ impl Wake for TaskWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.queued.swap(true, Ordering::AcqRel) {
-            lock(&self.shared.ready).push(self.task);
-            self.shared.stirred.store(true, Ordering::Release);
+        if self.queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let ready = &self.shared.ready;
+        let mut head = ready.load(Ordering::Relaxed);
+        loop {
+            self.next.store(head, Ordering::Relaxed);
+            match ready.compare_exchange_weak(head, self.task, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(other) => head = other,
+            }
         }
     }
 }
@@ -199,9 +223,12 @@ impl Executor {
             Some(slot) => slot,
             None => {
                 let slot = u32::try_from(self.slots.len()).expect("fewer tasks than 2^32");
-                let queued = AtomicBool::new(false);
-                let waker =
-                    Arc::new(TaskWaker { task: slot, queued, shared: Arc::clone(&self.shared) });
+                let waker = Arc::new(TaskWaker {
+                    task: slot,
+                    queued: AtomicBool::new(false),
+                    next: AtomicU32::new(NO_TASK),
+                    shared: Arc::clone(&self.shared),
+                });
                 let std_waker = Waker::from(Arc::clone(&waker));
                 self.slots.push(Slot { node, task: None, waker, std_waker });
                 slot
@@ -213,11 +240,38 @@ impl Executor {
         entry.std_waker.wake_by_ref();
     }
 
+    /// Hands over who is ready, in the order in which they were woken, if anybody is; `ready` must
+    /// be empty.
+    pub(super) fn take_ready(&self, ready: &mut Vec<u32>) -> bool {
+        if self.shared.ready.load(Ordering::Relaxed) == NO_TASK {
+            return false;
+        }
+        let mut task = self.shared.ready.swap(NO_TASK, Ordering::Acquire);
+        while task != NO_TASK {
+            ready.push(task);
+            task = self.slots[task as usize].waker.next.load(Ordering::Relaxed);
+        }
+        ready.reverse();
+        true
+    }
+
+    /// A sleeper's instant has come.
+    pub(super) fn wake_sleeper(&self, slot: u32) {
+        let (_, waiting) = lock(&self.shared.requests).free_sleeper(slot);
+        match waiting {
+            Waiting::Task(task) => self.slots[task as usize].waker.wake_by_ref(),
+            Waiting::Waker(waker) => waker.wake(),
+            Waiting::Nobody => {}
+        }
+    }
+
     /// Runs one task as far as it goes.
     pub(super) fn poll(&mut self, slot: u32) {
         let entry = &mut self.slots[slot as usize];
         entry.waker.queued.store(false, Ordering::Release);
         let Some(task) = &mut entry.task else { return };
+        self.shared.running.store(slot, Ordering::Relaxed);
+        self.shared.running_waker.store(entry.std_waker.data().addr(), Ordering::Relaxed);
         if task.as_mut().poll(&mut Context::from_waker(&entry.std_waker)).is_ready() {
             entry.task = None;
             self.free.push(slot);
@@ -268,7 +322,7 @@ impl Host for SimHost {
     }
 
     fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send {
-        Sleep { shared: Arc::clone(&self.shared), at, slot: None }
+        Sleep { shared: &self.shared, at, slot: None }
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -295,7 +349,7 @@ impl Host for SimHost {
         let (port, nic) = port(id, DEFAULT_DEPTH, Box::new(bell));
         requests.opened.push((self.node, life, nic, id));
         drop(requests);
-        self.shared.stirred.store(true, Ordering::Release);
+        self.shared.asked.store(true, Ordering::Release);
         Ok(port)
     }
 }
@@ -314,50 +368,54 @@ impl Bell for SimBell {
 }
 
 /// Waits for an instant of virtual time.
-struct Sleep {
-    shared: Arc<Shared>,
+struct Sleep<'a> {
+    shared: &'a Shared,
     at: Instant,
+    /// Where it is asleep, and which use of the slot that is.
     slot: Option<(u32, u32)>,
 }
 
-impl Future for Sleep {
+impl Future for Sleep<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         if self.shared.now() >= self.at {
             return Poll::Ready(());
         }
-        let (at, known) = (self.at, self.slot);
         let mut requests = lock(&self.shared.requests);
-        let (slot, generation) = known.unwrap_or_else(|| requests.claim_sleeper(at));
-        let waker = &mut requests.sleepers[slot as usize].waker;
-        if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
-            *waker = Some(context.waker().clone());
+        let (slot, generation) = self.slot.unwrap_or_else(|| requests.claim_sleeper(self.at));
+        let waker = context.waker();
+        let waiting = &mut requests.sleepers[slot as usize].waiting;
+        if waker.data().addr() == self.shared.running_waker.load(Ordering::Relaxed) {
+            *waiting = Waiting::Task(self.shared.running.load(Ordering::Relaxed));
+        } else if !matches!(waiting, Waiting::Waker(known) if known.will_wake(waker)) {
+            *waiting = Waiting::Waker(waker.clone());
         }
         drop(requests);
-        if known.is_none() {
-            self.shared.stirred.store(true, Ordering::Release);
+        if self.slot.is_none() {
+            self.shared.asked.store(true, Ordering::Release);
         }
         self.slot = Some((slot, generation));
         Poll::Pending
     }
 }
 
-impl Drop for Sleep {
+impl Drop for Sleep<'_> {
     fn drop(&mut self) {
-        let Some((slot, _)) = self.slot else { return };
-        let mut requests = lock(&self.shared.requests);
-        let sleeper = &mut requests.sleepers[slot as usize];
-        sleeper.generation = sleeper.generation.wrapping_add(1);
-        let scheduled = std::mem::replace(&mut sleeper.scheduled, Scheduled::NEVER);
-        let waker = sleeper.waker.take();
-        requests.free_sleepers.push(slot);
-        if scheduled != Scheduled::NEVER {
-            requests.cancelled.push(scheduled);
-            self.shared.stirred.store(true, Ordering::Release);
+        let Some((slot, generation)) = self.slot else { return };
+        if self.shared.now() >= self.at {
+            // It was woken, which freed the slot, or will be in this instant.
+            return;
         }
+        let mut requests = lock(&self.shared.requests);
+        if requests.sleepers[slot as usize].generation != generation {
+            return;
+        }
+        let (scheduled, waiting) = requests.free_sleeper(slot);
+        requests.cancelled.push(scheduled);
         drop(requests);
+        self.shared.asked.store(true, Ordering::Release);
         // A waker may be the last that holds a task, which then comes back here.
-        drop(waker);
+        drop(waiting);
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct FramePool {
 }
 
 impl FramePool {
-    /// A new frame with an empty payload.
+    /// A new frame; its payload is whatever the slot's last one was, for the caller to replace.
     pub(super) fn allocate(&mut self, origin: NodeId, header: Header, line: Serializer) -> u32 {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -77,7 +77,6 @@ impl FramePool {
         frame.line = line;
         frame.lost = None;
         frame.delay = 0;
-        frame.payload.clear();
         *key
     }
 
@@ -89,7 +88,7 @@ impl FramePool {
         let payload = std::mem::take(&mut self.at(key).payload);
         let copy = self.allocate(origin, header, line);
         let frame = self.at(copy);
-        frame.payload.extend_from_slice(&payload);
+        frame.payload.clone_from(&payload);
         frame.pieces = pieces;
         frame.outstanding = pieces;
         frame.sent = sent;

@@ -380,9 +380,7 @@ impl Network {
         self.traffic.delivered += 1;
         self.frames.free(key);
     }
-}
 
-impl Network {
     fn depart(&mut self, queue: &mut EventQueue, link: LinkId, departure: Departure) {
         let Departure { piece, ends, .. } = departure;
         queue.schedule(ends, Event::OutputFree { link });

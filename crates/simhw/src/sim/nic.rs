@@ -227,7 +227,10 @@ impl SimHardware<'_> {
             Source::Region(at) => self.nic.ports.read(at)?,
         };
         match from.as_bytes() {
-            Some(bytes) => payload.extend_from_slice(bytes),
+            Some(bytes) => {
+                payload.clear();
+                payload.extend_from_slice(bytes);
+            }
             None => {
                 payload.resize(from.len(), 0);
                 from.copy_to(payload);
@@ -427,6 +430,9 @@ impl Hardware for SimHardware<'_> {
 
     fn abort(&mut self) {
         let staged = &mut self.nic.staged;
+        if staged.saved.is_none() && staged.effects.is_empty() {
+            return;
+        }
         for key in staged.frames.drain(..).rev() {
             self.network.frames.unallocate(key);
         }

@@ -1,0 +1,223 @@
+//! 16 senders, one switch, one receiver: the load that the bench and its allocation count share.
+
+use std::time::Duration;
+
+use midplane::simhw::frame::{Frame, HEADER_BYTES, Header};
+use midplane::simhw::hardware::{Firmware, Hardware, Source, TransmitRefused};
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane::simhw::link::LinkProfile;
+use midplane::simhw::port::{Command, Completion, Port};
+use midplane::simhw::profile::NicProfile;
+use midplane::simhw::region::{Payload, Region, RegionRef};
+use midplane::simhw::sim::{SimHost, World};
+use midplane::simhw::switch::{Buffer, SwitchProfile};
+use midplane::simhw::time::{Instant, LineRate};
+use midplane::simhw::topology::Topology;
+
+const SENDERS: u16 = 16;
+const RECEIVER: NodeId = NodeId(0);
+/// Bytes of a whole frame.
+const FRAME: usize = 1_000;
+const PAYLOAD: usize = FRAME - HEADER_BYTES;
+const RATE: LineRate = LineRate::mbps(10_000);
+const TICK: TimerId = TimerId(0);
+
+fn topology(propagation: Duration) -> Topology {
+    let link = LinkProfile::plain(RATE, propagation);
+    Topology::star(SENDERS + 1, link, SwitchProfile::new(Buffer::Bytes(256 << 10)))
+}
+
+/// Nanoseconds between two frames of one sender, where all of them send `percent` of what the
+/// receiver's link carries.
+fn interval(percent: u64, payload: usize) -> u64 {
+    RATE.nanos_for((HEADER_BYTES + payload) as u64) * u64::from(SENDERS) * 100 / percent
+}
+
+fn header(source: NodeId, payload: usize) -> Header {
+    let length = u16::try_from(payload).expect("a frame of at most 1,000 bytes");
+    Header { source, destination: RECEIVER, length, ..Header::default() }
+}
+
+/// Sends a frame at every tick; as a receiver, does nothing.
+#[derive(Debug)]
+pub(crate) struct Generator {
+    interval: u64,
+    next: Instant,
+    bytes: Vec<u8>,
+}
+
+impl Firmware for Generator {
+    fn on_start(&mut self, hw: &mut impl Hardware) {
+        if hw.node() != RECEIVER {
+            self.next = Instant::from_nanos(self.interval * u64::from(hw.node().0) / 16);
+            hw.set_timer(TICK, self.next);
+            hw.commit();
+        }
+    }
+
+    fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
+        let source = Source::Bytes(Payload::from(&self.bytes[..]));
+        if hw.transmit(&header(hw.node(), self.bytes.len()), source).is_ok() {
+            self.next = self.next.plus_nanos(self.interval);
+        }
+        hw.set_timer(TICK, self.next);
+        hw.commit();
+    }
+
+    fn on_doorbell(&mut self, _: &mut impl Hardware, _: PortId) {}
+    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
+    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
+}
+
+/// Links and a switch alone: NICs that cost nothing, frames that firmware makes.
+pub(crate) fn plain(percent: u64) -> World<Generator> {
+    generators(Duration::from_nanos(500), percent, PAYLOAD)
+}
+
+/// The bare engine: headers alone, so many that about `pending` are on the wires at any time.
+pub(crate) fn engine(pending: u64) -> World<Generator> {
+    // Two links, and 26 frames a microsecond.
+    generators(Duration::from_nanos(pending * 1_000 / 26 / 2), 100, 0)
+}
+
+fn generators(propagation: Duration, percent: u64, payload: usize) -> World<Generator> {
+    World::new(&topology(propagation), NicProfile::FREE, 1, move |_, _| Generator {
+        interval: interval(percent, payload),
+        next: Instant::ZERO,
+        bytes: vec![7; payload],
+    })
+}
+
+/// Opcode of "receive into this region"; 0 is "send this region".
+const RECEIVE: u8 = 1;
+/// Instructions of carrying out a command or a frame.
+const HANDLER: u64 = 40;
+
+/// Sends what ports post, and fills the buffers that they post, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Messenger {
+    buffers: std::collections::VecDeque<(PortId, u64, RegionRef)>,
+    refused: Option<(PortId, Command)>,
+}
+
+impl Messenger {
+    fn serve(&mut self, hw: &mut impl Hardware, port: PortId) {
+        while self.refused.is_none() {
+            let Some(command) = hw.next_command(port) else { return };
+            self.carry_out(hw, port, command);
+        }
+    }
+
+    fn carry_out(&mut self, hw: &mut impl Hardware, port: PortId, command: Command) {
+        hw.charge(HANDLER);
+        if command.opcode == RECEIVE {
+            self.buffers.push_back((port, command.cookie, command.region));
+            return;
+        }
+        match hw.transmit(&header(hw.node(), PAYLOAD), Source::Region(command.region)) {
+            Ok(_) => {
+                let cookie = command.cookie;
+                hw.complete(port, &Completion { cookie, ..Completion::default() });
+            }
+            Err(TransmitRefused::Busy { until }) => {
+                self.refused = Some((port, command));
+                hw.set_timer(TICK, until);
+            }
+            Err(refused) => panic!("{refused}"),
+        }
+        hw.commit();
+    }
+}
+
+impl Firmware for Messenger {
+    fn on_start(&mut self, _: &mut impl Hardware) {}
+
+    fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
+        self.serve(hw, port);
+    }
+
+    fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>) {
+        hw.charge(HANDLER);
+        let Some((port, cookie, region)) = self.buffers.pop_front() else { return };
+        hw.write(region, frame.payload).expect("the buffer is large enough");
+        let length = frame.payload.len() as u64;
+        hw.complete(port, &Completion { cookie, length, ..Completion::default() });
+        hw.commit();
+    }
+
+    fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
+        if let Some((port, command)) = self.refused.take() {
+            self.carry_out(hw, port, command);
+            self.serve(hw, port);
+        }
+    }
+
+    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
+}
+
+/// Everything: doorbells, DMA, completions, instructions, a task on every host. A sender posts
+/// `burst` frames each time it rings.
+pub(crate) fn full(percent: u64, burst: u64) -> World<Messenger> {
+    let mut world =
+        World::new(&topology(Duration::from_nanos(500)), NicProfile::MODERN, 1, |_, _| {
+            Messenger::default()
+        });
+    let receiver = world.host(RECEIVER);
+    world.spawn(RECEIVER, receive(receiver));
+    for sender in 1..=SENDERS {
+        let host = world.host(NodeId(sender));
+        world.spawn(NodeId(sender), send(host, interval(percent, PAYLOAD), burst));
+    }
+    world
+}
+
+/// Posts a frame for every interval, and takes completions as they come.
+async fn send(host: SimHost, interval: u64, burst: u64) {
+    let mut port = host.open_port().expect("the NIC is up");
+    let region = port.register(PAYLOAD).expect("a small region");
+    region.write(0, &[7; PAYLOAD]).expect("as long as the region");
+    let command = Command { region: region.whole(), ..Command::default() };
+    let mut next = Instant::from_nanos(10_000 + interval * u64::from(host.node().0) / 16);
+    loop {
+        host.sleep_until(next).await;
+        next = next.plus_nanos(interval * burst);
+        while port.poll().is_some() {}
+        for _ in 0..burst {
+            if port.outstanding() == port.depth() {
+                port.completion().await.expect("the NIC is up");
+            }
+            port.post(&command).expect("there is room");
+        }
+        port.ring();
+    }
+}
+
+/// Keeps 128 buffers posted, each of them posted again when it was filled, 16 at a ring.
+async fn receive(host: SimHost) {
+    let mut port = host.open_port().expect("the NIC is up");
+    let regions: Vec<Region> =
+        (0..128).map(|_| port.register(PAYLOAD).expect("a small region")).collect();
+    for number in 0..regions.len() {
+        post_buffer(&mut port, &regions, number);
+    }
+    port.ring();
+    loop {
+        for _ in 0..16 {
+            let filled = port.completion().await.expect("the NIC is up");
+            assert_eq!(filled.length, PAYLOAD as u64);
+            post_buffer(&mut port, &regions, filled.cookie as usize);
+        }
+        port.ring();
+    }
+}
+
+fn post_buffer(port: &mut Port, regions: &[Region], number: usize) {
+    let command = Command {
+        opcode: RECEIVE,
+        cookie: number as u64,
+        region: regions[number].whole(),
+        ..Command::default()
+    };
+    port.post(&command).expect("fewer buffers than slots");
+}

@@ -1,0 +1,187 @@
+//! How fast the simulated fabric is: packets, events and sleeps per second of real time, on one
+//! core.
+//!
+//! `cargo bench --bench sim -- --report` prints the table alone, `--report=full` the rows whose name
+//! contains "full"; without it, criterion measures the first rows afterwards.
+
+mod load;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use criterion::{Criterion, Throughput};
+use midplane::simhw::frame::Frame;
+use midplane::simhw::hardware::{Firmware, Hardware};
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane::simhw::link::LinkProfile;
+use midplane::simhw::profile::NicProfile;
+use midplane::simhw::sim::World;
+use midplane::simhw::switch::{Buffer, SwitchProfile};
+use midplane::simhw::time::{Instant, LineRate};
+use midplane::simhw::topology::Topology;
+
+/// Counts allocations, and lets the system make them.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is handed on unchanged to the system's allocator, which keeps the contract.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise about `layout` is the one that is asked for here.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: `pointer` came from `alloc` or `realloc`, that is from the system, with `layout`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as for `dealloc`; the caller's promise about `bytes` is handed on.
+        unsafe { System.realloc(pointer, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// What a second of real time brought, in the best of the runs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Speed {
+    packets: f64,
+    events: f64,
+    allocations_per_packet: f64,
+}
+
+const RUNS: usize = 7;
+/// Virtual time after which rings, pools and tables have their size.
+const WARM_UP: u64 = 5_000_000;
+
+/// The fastest of several runs over `nanos` of virtual time after a warm-up: the machine may be
+/// busy with other things, and those only ever slow a run down.
+fn fastest<F: Firmware>(mut world: World<F>, nanos: u64) -> Speed {
+    world.run_until(Instant::from_nanos(WARM_UP));
+    let mut best = Speed::default();
+    for _ in 0..RUNS {
+        let until = world.now().plus_nanos(nanos);
+        let (sent, events) = (world.traffic().sent, world.events());
+        let allocations = ALLOCATIONS.load(Ordering::Relaxed);
+        let seconds = seconds(|| world.run_until(until));
+        let packets = (world.traffic().sent - sent) as f64;
+        let allocations = (ALLOCATIONS.load(Ordering::Relaxed) - allocations) as f64;
+        if packets / seconds > best.packets || best.events == 0.0 {
+            best.packets = packets / seconds;
+            best.events = (world.events() - events) as f64 / seconds;
+        }
+        best.allocations_per_packet =
+            best.allocations_per_packet.max(allocations / packets.max(1.0));
+    }
+    best
+}
+
+fn seconds(work: impl FnOnce()) -> f64 {
+    #[expect(clippy::disallowed_methods, reason = "a bench measures real time")]
+    let begin = std::time::Instant::now();
+    work();
+    begin.elapsed().as_secs_f64()
+}
+
+/// A firmware without one: for what is measured without NICs.
+#[derive(Debug)]
+struct Nothing;
+
+impl Firmware for Nothing {
+    fn on_start(&mut self, _: &mut impl Hardware) {}
+    fn on_doorbell(&mut self, _: &mut impl Hardware, _: PortId) {}
+    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
+    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
+    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
+}
+
+fn one_node() -> Topology {
+    let link = LinkProfile::plain(LineRate::mbps(100), std::time::Duration::ZERO);
+    Topology::star(1, link, SwitchProfile::new(Buffer::Bytes(1 << 20)))
+}
+
+/// `count` tasks that sleep for one to about 17 us, again and again.
+fn sleepers(count: u64) -> World<Nothing> {
+    let mut world = World::new(&one_node(), NicProfile::FREE, 1, |_, _| Nothing);
+    for number in 0..count {
+        let host = world.host(NodeId(0));
+        let nap = 1_000 + (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 50);
+        world.spawn(NodeId(0), async move {
+            loop {
+                host.sleep_until(host.now().plus_nanos(nap)).await;
+            }
+        });
+    }
+    world
+}
+
+/// Prints the rows whose name contains `only`.
+fn report(only: &str) {
+    println!("16 senders to 1, 1000-byte packets, two hops; the best of {RUNS} runs each");
+    println!("packets count when they are sent: at 150 % a third of them is dropped at the switch");
+    println!("(whatever else the machine does slows runs down: take the best as a lower bound)");
+    println!();
+    println!("{:<44} {:>9} {:>9} {:>12}", "", "M pkt/s", "M event/s", "alloc/packet");
+    let row = |name: &str, run: &dyn Fn() -> Speed| {
+        if name.contains(only) {
+            let Speed { packets, events, allocations_per_packet } = run();
+            let (packets, events) = (packets / 1e6, events / 1e6);
+            println!("{name:<44} {packets:>9.2} {events:>9.2} {allocations_per_packet:>12.6}");
+        }
+    };
+    row("plain links, 95 % of the output", &|| fastest(load::plain(95), 200_000_000));
+    row("plain links, 150 %", &|| fastest(load::plain(150), 150_000_000));
+    row("full NIC model and async tasks, 95 %", &|| fastest(load::full(95, 1), 150_000_000));
+    row("... 8 frames a doorbell, 95 %", &|| fastest(load::full(95, 8), 150_000_000));
+    row("... 8 frames a doorbell, 150 %", &|| fastest(load::full(150, 8), 100_000_000));
+    println!();
+    let row = |name: &str, run: &dyn Fn() -> Speed| {
+        if name.contains(only) {
+            println!("{name:<54} {:>9.2}", run().events / 1e6);
+        }
+    };
+    row("engine, 1,000 events pending: M event/s", &|| fastest(load::engine(1_000), 10_000_000));
+    row("engine, 100,000 events pending: M event/s", &|| {
+        fastest(load::engine(100_000), 10_000_000)
+    });
+    row("async sleeps, 1,000 tasks: M sleep/s", &|| fastest(sleepers(1_000), 10_000_000));
+    row("async sleeps, 100,000 tasks: M sleep/s", &|| fastest(sleepers(100_000), 300_000));
+}
+
+fn criterion_benches(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("sim");
+    group.sample_size(20);
+    // One millisecond of the receiver's link at 95 %: 1,188 packets.
+    group.throughput(Throughput::Elements(1_188));
+    let step = |now: Instant| now.plus_nanos(1_000_000);
+    let mut plain = load::plain(95);
+    group.bench_function("plain links", |bencher| {
+        bencher.iter(|| plain.run_until(black_box(step(plain.now()))));
+    });
+    let mut full = load::full(95, 1);
+    group.bench_function("full NIC model", |bencher| {
+        bencher.iter(|| full.run_until(black_box(step(full.now()))));
+    });
+    group.finish();
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let only = arguments.iter().find_map(|argument| argument.strip_prefix("--report"));
+    if !arguments.iter().any(|argument| argument == "--test") {
+        report(only.unwrap_or_default().trim_start_matches('='));
+    }
+    if only.is_none() {
+        let mut criterion = Criterion::default().configure_from_args();
+        criterion_benches(&mut criterion);
+        criterion.final_summary();
+    }
+}

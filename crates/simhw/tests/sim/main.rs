@@ -1,0 +1,13 @@
+//! The simulated fabric, one behaviour a file.
+
+mod abort;
+mod conservation;
+mod coprocessor;
+mod crash;
+mod determinism;
+mod discard;
+mod harness;
+mod line;
+mod ports;
+mod tasks;
+mod timers;

@@ -1,0 +1,152 @@
+//! Tasks in virtual time.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
+use midplane_simhw::host::Host;
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::sim::World;
+use midplane_simhw::time::Instant;
+use proptest::prelude::*;
+
+use crate::harness::{A, B, Log, Probe, at, star};
+
+fn idle_world() -> World<Probe> {
+    World::new(&star(2), NicProfile::FREE, 1, |_, _| Probe::idle())
+}
+
+/// Whether `future` is over when it is polled once; it is dropped.
+async fn is_over(future: impl Future<Output = ()>) -> bool {
+    let mut future = pin!(future);
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready())).await
+}
+
+proptest! {
+    #[test]
+    fn sleepers_wake_at_their_instant_in_the_order_they_fell_asleep(
+        naps in proptest::collection::vec(0_u64..100, 1..50),
+    ) {
+        let mut world = idle_world();
+        let log = Log::new();
+        for (number, nap) in naps.iter().copied().enumerate() {
+            let (host, log) = (world.host(A), log.clone());
+            world.spawn(A, async move {
+                host.sleep_until(at(nap)).await;
+                log.add((host.now().as_nanos(), number));
+            });
+        }
+        world.run();
+        let mut expected: Vec<_> = naps.into_iter().zip(0..).collect();
+        expected.sort_unstable();
+        prop_assert_eq!(log.entries(), expected);
+        prop_assert_eq!(world.tasks(), 0);
+    }
+}
+
+#[test]
+fn a_dropped_sleep_leaves_no_trace() {
+    let run = |drops: bool| {
+        let mut world = idle_world();
+        let host = world.host(A);
+        world.spawn(A, async move {
+            for step in 1..100 {
+                if drops {
+                    assert!(!is_over(host.sleep_until(at(1_000_000))).await);
+                }
+                host.sleep_until(at(step * 10)).await;
+            }
+            if drops {
+                let mut far = pin!(host.sleep_until(at(5_000_000)));
+                let near = host.sleep_until(at(2_000));
+                let mut near = pin!(near);
+                poll_fn(|context| {
+                    assert!(far.as_mut().poll(context).is_pending());
+                    near.as_mut().poll(context)
+                })
+                .await;
+            } else {
+                host.sleep_until(at(2_000)).await;
+            }
+        });
+        world.run();
+        (world.now(), world.events())
+    };
+    assert_eq!(run(true), run(false));
+    assert_eq!(run(true).0, at(2_000));
+}
+
+#[test]
+fn an_instant_that_has_passed_is_over_at_once_and_the_far_future_never_comes() {
+    let mut world = idle_world();
+    world.run_until(at(50));
+    let host = world.host(A);
+    let over = {
+        let host = host.clone();
+        world.block_on(A, async move {
+            [is_over(host.sleep_until(at(50))).await, is_over(host.sleep_until(at(51))).await]
+        })
+    };
+    assert_eq!(over, Some([true, false]));
+    let never = world.block_on(A, async move { host.sleep_until(Instant::FAR_FUTURE).await });
+    assert_eq!(never, None);
+    assert_eq!(world.now(), at(50));
+}
+
+#[test]
+fn a_task_spawns_others_and_the_world_counts_them() {
+    let mut world = idle_world();
+    let (a, b) = (world.host(A), world.host(B));
+    let log = Log::new();
+    let out = log.clone();
+    world.spawn(A, async move {
+        for number in 0..3 {
+            let (host, log) = (b.clone(), log.clone());
+            b.spawn(async move {
+                host.sleep_until(at(10 - number)).await;
+                log.add(number);
+            });
+        }
+        a.sleep_until(at(5)).await;
+        log.add(100);
+    });
+    world.run_until(at(1));
+    assert_eq!(world.tasks(), 4);
+    world.run();
+    assert_eq!(world.tasks(), 0);
+    assert_eq!(out.entries(), [100, 2, 1, 0]);
+}
+
+#[test]
+fn running_until_an_instant_stops_there() {
+    let mut world = idle_world();
+    let host = world.host(A);
+    let log = Log::new();
+    let out = log.clone();
+    world.spawn(A, async move {
+        loop {
+            log.add(host.now().as_nanos());
+            host.sleep_until(host.now().plus_nanos(30)).await;
+        }
+    });
+    world.run_until(at(60));
+    assert_eq!((world.now(), out.entries()), (at(60), vec![0, 30, 60]));
+    world.run_until(at(10));
+    assert_eq!(world.now(), at(60));
+    world.run_until(at(89));
+    assert_eq!((world.now(), out.entries().len()), (at(89), 3));
+}
+
+#[test]
+#[should_panic(expected = "goes in circles")]
+fn tasks_that_never_let_time_pass_are_told_so() {
+    let mut world = idle_world();
+    world.spawn(
+        A,
+        poll_fn(|context| {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }),
+    );
+    world.run();
+}
