@@ -15,7 +15,7 @@ use crate::timeout::Service;
 use crate::transmit::BacklogLimit;
 
 /// Hand-overs' time that a sender keeps the token for, with [`Hold::Auto`].
-const HANDOVERS_PER_HOLD: u32 = 16;
+const HANDOVERS_PER_HOLD: u32 = 32;
 
 /// Where a route is in its round.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -133,12 +133,16 @@ impl Coordination {
         let route = &mut self.routes[at];
         route.quantum = i64::from(agreed.unwrap_or(wanted)) - route.overdraft;
         let bytes = u64::try_from(route.quantum).unwrap_or(0).max(1);
-        let messages = match (self.config.buffers, self.config.hold) {
-            (true, _) => links.iter().map(|link| self.buffers(*link)).min().unwrap_or(0),
-            (false, Hold::Message) => 1,
-            (false, _) => u32::MAX,
-        };
-        BacklogLimit { bytes, messages }
+        let messages = if self.config.hold == Hold::Message { 1 } else { u32::MAX };
+        let buffers = self.buffer_link(at).map_or(u32::MAX, |link| self.buffers(link));
+        BacklogLimit { bytes, messages: messages.min(buffers) }
+    }
+
+    /// The link whose token carries the receiver's buffers: the last on the way.
+    fn buffer_link(&self, at: usize) -> Option<usize> {
+        let Route { destination, links, .. } = &self.routes[at];
+        let last = |link: &&usize| self.places[**link].config.witness == *destination;
+        links.iter().find(last).copied().filter(|_| self.config.buffers)
     }
 
     fn agree_quantum(&mut self, link: usize, wanted: u32) -> u32 {
@@ -163,44 +167,48 @@ impl Coordination {
         let cap = nic.line_rate().bytes_in(quarter);
         let until = now.plus_nanos(quarter);
         for link in self.routes[at].links.clone() {
-            let place = &mut self.places[link];
-            if place.user.is_some_and(|user| user != at) {
+            if !self.acquire(now, at, link, until) {
                 return;
-            }
-            let Some(state) = &mut place.link else { return };
-            if place.user.is_none() {
-                state.want(now);
-                if !state.is_ready(now, until) {
-                    return;
-                }
-                // A start that had to wait for something else tells nothing of hand-overs.
-                self.routes[at].granted = state.granted_at().filter(|granted| *granted == now);
-                state.start();
-                place.user = Some(at);
             }
         }
         self.let_through(nic, at, cap);
     }
 
+    /// Whether the route has the link's token, valid until `until`; asks for what it takes if not.
+    fn acquire(&mut self, now: Instant, at: usize, link: usize, until: Instant) -> bool {
+        let place = &mut self.places[link];
+        let Some(state) = &mut place.link else { return false };
+        match place.user {
+            Some(user) if user != at => return false,
+            // It came while another token was missing, and may have lapsed since.
+            Some(_) if state.holds() => return state.validity().is_some_and(|(_, end)| end >= until),
+            _ => place.user = None,
+        }
+        state.want(now);
+        if !state.is_ready(now, until) {
+            return false;
+        }
+        // A start that had to wait for something else tells nothing of hand-overs.
+        self.routes[at].granted = state.granted_at().filter(|granted| *granted == now);
+        state.start();
+        place.user = Some(at);
+        true
+    }
+
     fn let_through(&mut self, nic: &mut Context<'_>, at: usize, cap: u64) {
         let limit = self.limit(nic, at);
         let destination = self.routes[at].destination;
+        let buffers = self.buffer_link(at).and_then(|link| self.places[link].link.as_mut());
         let Some(backlog) = nic.backlog(destination, limit) else {
-            // The tokens are here, but no buffer of the receiver: it is asked once.
-            for link in self.routes[at].links.clone() {
-                if let Some(state) = &mut self.places[link].link {
-                    state.ask_buffers();
-                }
+            // The tokens are here, but no buffer of the receiver.
+            if let Some(link) = buffers {
+                link.ask_buffers();
             }
             return;
         };
         let bytes = backlog.bytes.min(cap.max(nic.mtu_bytes()));
-        if self.config.buffers {
-            for link in self.routes[at].links.clone() {
-                if let Some(state) = &mut self.places[link].link {
-                    state.consume(backlog.messages);
-                }
-            }
+        if let Some(link) = buffers {
+            link.consume(backlog.messages);
         }
         nic.allow(destination, bytes);
         let route = &mut self.routes[at];
