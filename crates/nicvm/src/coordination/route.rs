@@ -43,7 +43,7 @@ pub(super) struct Route {
     granted: Option<Instant>,
     /// Smoothed time from a token's arrival to the first bit.
     start_latency_ns: u64,
-    /// Bytes sent without a token that were not made up for yet.
+    /// Bytes sent without a token, or ahead of it, that were not made up for yet.
     debt: u64,
     debt_at: Instant,
     /// What this turn may send, and what the last one sent beyond it, in bytes.
@@ -225,25 +225,30 @@ impl Coordination {
         begins: Instant,
         leaves: Instant,
     ) {
-        if self.routes[at].state != State::Sending {
-            return;
-        }
         let now = nic.now();
         let on_line = leaves.nanos_since(begins);
+        if self.routes[at].state != State::Sending {
+            // It went ahead of the token.
+            self.routes[at].debt += nic.line_rate().bytes_in(on_line);
+            return;
+        }
         let rate = self.config.rate.unwrap_or_else(|| nic.line_rate());
-        let debt_ns = rate.nanos_for(self.routes[at].debt);
+        let mut debt_ns = rate.nanos_for(self.routes[at].debt);
         let shared = self.routes[at].links.iter().any(|l| self.places[*l].config.senders.len() > 1);
         let reserve = if shared { u64::from(self.config.reserve) } else { 0 };
         let route = &mut self.routes[at];
         if let Some(granted) = route.granted.take() {
+            // What went ahead filled the gap that the hand-over left.
+            let gap = route.lead.handover().saturating_sub(route.lead.lead());
+            debt_ns = debt_ns.saturating_sub(nanos(gap));
             let latency = begins.nanos_since(granted);
             route.start_latency_ns = match route.start_latency_ns {
                 0 => latency,
                 known => (known * 7 + latency) / 8,
             };
         }
-        let slower = (nic.line_rate().bits_per_second() / rate.bits_per_second()).max(1);
-        let used = on_line * slower + on_line * slower * reserve / 1000 + debt_ns;
+        let on_link = rate.nanos_for(nic.line_rate().bytes_in(on_line)).max(on_line);
+        let used = on_link + on_link * reserve / 1000 + debt_ns;
         route.debt = 0;
         route.debt_at = now;
         route.paced_until = route.paced_until.max(begins).plus_nanos(used);
