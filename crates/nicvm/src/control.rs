@@ -448,6 +448,7 @@ impl Control {
             next: header.acknowledgement,
             bitmap: header.words[1] >> 16,
             delay_ns: (header.words[1] & 0xFFFF) * 1000,
+            bytes: header.length,
         };
         peer.sender.on_acknowledgement(now, acknowledgement, &self.config);
     }

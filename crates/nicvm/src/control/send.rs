@@ -37,6 +37,8 @@ pub(super) struct Acknowledgement {
     pub(super) bitmap: u64,
     /// For how long it held the acknowledgement back.
     pub(super) delay_ns: u64,
+    /// Bytes of the message that it came with.
+    pub(super) bytes: u16,
 }
 
 /// Whether the peer knows of the stream.
@@ -113,12 +115,12 @@ impl Sender {
         acknowledgement: Acknowledgement,
         config: &ControlConfig,
     ) {
-        let Acknowledgement { stream, next, bitmap, delay_ns } = acknowledgement;
+        let Acknowledgement { stream, next, bitmap, delay_ns, bytes } = acknowledgement;
         let acknowledged = next.wrapping_sub(self.base) as usize;
         if stream != self.stream || self.handshake != Handshake::Open || acknowledged > self.sent {
             return;
         }
-        self.sample(now, acknowledged, delay_ns);
+        self.sample(now, acknowledged, delay_ns, bytes);
         self.messages.drain(..acknowledged);
         self.base = next;
         self.sent -= acknowledged;
@@ -135,22 +137,26 @@ impl Sender {
 
     /// One round trip, of the newest message that this acknowledges for the first time. One that
     /// was sent again tells nothing (Karn and Partridge, 1987).
-    fn sample(&mut self, now: Instant, acknowledged: usize, delay_ns: u64) {
+    fn sample(&mut self, now: Instant, acknowledged: usize, delay_ns: u64, bytes: u16) {
         let Some(newest) = acknowledged.checked_sub(1).and_then(|at| self.messages.get(at)) else {
             return;
         };
         // The delay counts from the first message that the acknowledgement covers.
-        let oldest_sent = self.messages.front().and_then(|message| message.sent);
-        let (Some(sent), false, false) = (oldest_sent, newest.again, newest.arrived) else {
+        let oldest = self.messages.front();
+        let (Some(sent), false, false) =
+            (oldest.and_then(|message| message.sent), newest.again, newest.arrived)
+        else {
             return;
         };
+        let length = oldest.map_or(0, |message| message.body.len() as u32);
+        let longer = length.saturating_sub(bytes.into());
         if self.messages.iter().take(acknowledged).any(|message| message.again) {
             return;
         }
         let sample = Duration::from_nanos(now.nanos_since(sent).saturating_sub(delay_ns).max(1));
         self.round_trip = Some(match self.round_trip {
-            None => RoundTrip::first(sample),
-            Some(trip) => trip.with(sample),
+            None => RoundTrip::first(sample, longer),
+            Some(trip) => trip.with(sample, longer),
         });
     }
 

@@ -299,7 +299,9 @@ impl Coordination {
                 let route = &mut self.routes[at];
                 let latency = Duration::from_nanos(route.start_latency_ns);
                 // The fast half of the ways there: what comes later than it leaves a gap, no queue.
-                let way = (trip.smoothed - (trip.variation / 2).min(trip.smoothed)) / 2;
+                let there = nic.line_rate().nanos_for(trip.longer.into());
+                let both = trip.smoothed + Duration::from_nanos(there);
+                let way = both.saturating_sub(trip.variation / 2) / 2;
                 route.lead.on_handover(way + latency);
             }
         }
