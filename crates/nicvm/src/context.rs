@@ -130,6 +130,12 @@ impl Context<'_> {
         self.hw.line_rate()
     }
 
+    /// Nanoseconds that a frame with `payload` bytes takes on the NIC's line, with its framing.
+    #[must_use]
+    pub fn frame_nanos(&self, payload: usize) -> u64 {
+        self.hw.line_rate().nanos_for(self.hw.wire_bytes(payload).into())
+    }
+
     /// Most bytes of one frame, with its header.
     #[must_use]
     pub fn mtu_bytes(&self) -> u64 {
