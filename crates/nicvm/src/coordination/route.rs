@@ -279,7 +279,7 @@ impl Coordination {
         } else {
             route.lead.lead()
         };
-        let due = ends - early;
+        let due = ends + nic.line_lag() - early;
         if due <= now {
             self.give_back(nic, at, more);
         } else {
