@@ -52,6 +52,8 @@ pub(super) struct Route {
     /// What this turn may send, and what the last one sent beyond it, in bytes.
     quantum: i64,
     overdraft: i64,
+    /// What the timeout is set to.
+    alarm: Option<Instant>,
 }
 
 impl Route {
@@ -72,6 +74,7 @@ impl Route {
             debt_at: Instant::ZERO,
             quantum: 0,
             overdraft: 0,
+            alarm: None,
         }
     }
 
@@ -281,14 +284,17 @@ impl Coordination {
         };
         let due = ends + nic.line_lag() - early;
         if due <= now {
-            self.give_back(nic, at, more);
+            // A timer that is late delays the hand-over as a long way does.
+            let late = self.routes[at].alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
+            self.give_back(nic, at, more, late);
         } else {
+            self.routes[at].alarm = Some(due);
             nic.set_timeout_at(Route::timeout(at), Service::Exact, due);
         }
     }
 
     /// Gives the tokens back, and begins anew if there is more to send.
-    fn give_back(&mut self, nic: &mut Context<'_>, at: usize, more: bool) {
+    fn give_back(&mut self, nic: &mut Context<'_>, at: usize, more: bool, late_ns: u64) {
         let now = nic.now();
         nic.cancel_timeout(Route::timeout(at));
         self.routes[at].state = State::Idle;
@@ -302,11 +308,10 @@ impl Coordination {
                 && let Some(trip) = nic.round_trip(next)
             {
                 let route = &mut self.routes[at];
-                let latency = Duration::from_nanos(route.start_latency_ns);
-                // The fast half of the ways there: what comes later than it leaves a gap, no queue.
+                let latency = Duration::from_nanos(route.start_latency_ns + late_ns);
                 let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
                 let both = trip.smoothed + Duration::from_nanos(longer);
-                let way = both.saturating_sub(trip.variation / 2) / 2;
+                let way = both / 2;
                 route.lead.on_handover(way + latency);
             }
         }
