@@ -1,0 +1,202 @@
+//! The two ends of a ramp: how large the first and the last fragment are.
+//!
+//! With a busy bottleneck the latency is a constant plus `A first + C last`, where `A` and `C` are the costs of a
+//! byte before and after the bottleneck. The sum of all sizes grows with both ends. So: for each `last`, the `first`
+//! that makes the sum right (Newton), and over `last` a convex, piecewise linear function, whose minimum is found by
+//! intersecting its tangents.
+
+use super::pass::{Dual, Pass};
+use crate::stage::Stage;
+
+/// Newton steps for one end; it converges in 3 to 6, the bracket halves where it does not.
+const NEWTON: usize = 40;
+
+/// Tangents drawn over the other end; pieces are as many as fragments, most are never met.
+const TANGENTS: usize = 24;
+
+/// Relative error at which an end is good: well below the 1e-9 that is asked of two and three stages.
+const EXACT: f64 = 1e-13;
+
+/// Makes ramps around one bottleneck for any number of fragments.
+#[derive(Debug)]
+pub(crate) struct Ramp {
+    before: Pass,
+    after: Pass,
+    bytes: f64,
+    has_before: bool,
+    has_after: bool,
+    sizes: Vec<Dual>,
+    caps: Vec<Dual>,
+    /// Where the search for the ends starts: where the last one ended, as fractions of an equal share.
+    start: (f64, f64),
+}
+
+/// A point of the search: both ends, what they cost, and the slope of the cost along the last one.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    last: f64,
+    cost: f64,
+    slope: f64,
+}
+
+impl Ramp {
+    pub(crate) fn new(stages: &[Stage], bottleneck: usize, bytes: f64) -> Self {
+        let before = Pass::new(stages[..=bottleneck].iter().copied(), true);
+        let after = Pass::new(stages[bottleneck..].iter().rev().copied(), false);
+        let has_before = before.per_byte > 0.0;
+        let has_after = after.per_byte > 0.0;
+        Self { before, after, bytes, has_before, has_after, sizes: Vec::new(), caps: Vec::new(), start: (0.5, 0.5) }
+    }
+
+    /// The ramp of so many fragments, or `None` if there is none with every fragment above zero.
+    pub(crate) fn shape(&mut self, count: usize) -> Option<Vec<f64>> {
+        let zero = Dual::new(0.0, 0.0, 0.0);
+        self.sizes.resize(count, zero);
+        self.caps.resize(count, zero);
+        if count == 1 {
+            return Some(vec![self.bytes]);
+        }
+        match (self.has_before, self.has_after) {
+            (false, false) => return None,
+            (true, false) => {
+                self.caps.fill(Dual::UNBOUND);
+                self.first()?;
+            }
+            (false, true) => self.last_alone()?,
+            (true, true) => self.both()?,
+        }
+        let sum: f64 = self.sizes.iter().map(|size| size.value).sum();
+        let scale = self.bytes / sum;
+        let good = (scale - 1.0).abs() < 1e-6 && self.sizes.iter().all(|size| size.value > self.bytes * 1e-12);
+        good.then(|| self.sizes.iter().map(|size| size.value * scale).collect())
+    }
+
+    /// Finds the first fragment for which the sum is right, under the caps as they are.
+    fn first(&mut self) -> Option<(f64, Dual)> {
+        let guess = self.start.0 * self.bytes / self.sizes.len() as f64;
+        let (before, caps, sizes) = (&mut self.before, &self.caps, &mut self.sizes);
+        let found = newton(self.bytes, guess, |first| {
+            let sum = before.run(Dual::new(first, 1.0, 0.0), Some(caps), sizes);
+            (sum, sum.by_first)
+        })?;
+        self.start.0 = found.0 / self.bytes * self.sizes.len() as f64;
+        Some(found)
+    }
+
+    /// Fills the caps backward from a last fragment; their sum.
+    fn cap(&mut self, last: f64) -> Dual {
+        let sum = self.after.run(Dual::new(last, 1.0, 0.0), None, &mut self.caps);
+        self.caps.reverse();
+        for cap in &mut self.caps {
+            *cap = cap.mirrored();
+        }
+        sum.mirrored()
+    }
+
+    /// No cost ahead of the bottleneck: the plan is the backward ramp.
+    fn last_alone(&mut self) -> Option<()> {
+        self.least_last()?;
+        self.sizes.copy_from_slice(&self.caps);
+        Some(())
+    }
+
+    /// The smallest last fragment whose backward ramp carries the message.
+    fn least_last(&mut self) -> Option<f64> {
+        let guess = self.start.1 * self.bytes / self.sizes.len() as f64;
+        let (after, caps) = (&mut self.after, &mut self.caps);
+        let (last, _) = newton(self.bytes, guess, |last| {
+            let sum = after.run(Dual::new(last, 1.0, 0.0), None, caps);
+            (sum, sum.by_first)
+        })?;
+        self.cap(last);
+        Some(last)
+    }
+
+    fn point(&mut self, last: f64) -> Option<Point> {
+        self.cap(last);
+        let (first, sum) = self.first()?;
+        let (a, c) = (self.before.per_byte, self.after.per_byte);
+        let trade = if sum.by_first > 0.0 { sum.by_last / sum.by_first } else { f64::INFINITY };
+        Some(Point { last, cost: a.mul_add(first, c * last), slope: c - a * trade })
+    }
+
+    /// Balances the two ends by intersecting tangents.
+    fn both(&mut self) -> Option<()> {
+        let least = self.least_last()? * (1.0 + 1e-9);
+        let mut left = None;
+        let mut low = least;
+        let mut right = self.widest(least)?;
+        let mut best = right;
+        for _ in 0..TANGENTS {
+            let high = right.last;
+            let next = left.map_or(0.5 * (low + high), |left: Point| meet(left, right));
+            let inside = next > low + (high - low) * 1e-6 && next < high - (high - low) * 1e-6;
+            let next = if inside { next } else { 0.5 * (low + high) };
+            if high - low <= EXACT * high || left.is_some_and(|left| floor(left, right) >= best.cost * (1.0 - EXACT)) {
+                break;
+            }
+            match self.point(next) {
+                Some(point) => {
+                    if point.cost < best.cost {
+                        best = point;
+                    }
+                    if point.slope < 0.0 {
+                        left = Some(point);
+                        low = point.last;
+                    } else {
+                        right = point;
+                    }
+                }
+                None => low = next,
+            }
+        }
+        self.start.1 = best.last / self.bytes * self.sizes.len() as f64;
+        self.point(best.last).map(|_| ())
+    }
+
+    /// A last fragment so large that enlarging it further does not pay.
+    fn widest(&mut self, least: f64) -> Option<Point> {
+        let mut last = (2.0 * least).min(self.bytes);
+        for _ in 0..64 {
+            match self.point(last) {
+                Some(point) if point.slope >= 0.0 || last >= self.bytes => return Some(point),
+                _ if last >= self.bytes => return None,
+                _ => last = (2.0 * last).min(self.bytes),
+            }
+        }
+        None
+    }
+}
+
+/// Where the tangents of two points meet.
+fn meet(left: Point, right: Point) -> f64 {
+    let lean = right.slope - left.slope;
+    if lean > 0.0 && lean.is_finite() {
+        (left.cost - right.cost + right.slope * right.last - left.slope * left.last) / lean
+    } else {
+        0.5 * (left.last + right.last)
+    }
+}
+
+/// The cost at that place: no point between can be below it.
+fn floor(left: Point, right: Point) -> f64 {
+    if left.slope.is_finite() { (meet(left, right) - left.last).mul_add(left.slope, left.cost) } else { f64::NEG_INFINITY }
+}
+
+/// The argument at which a growing function reaches `target`; the function gives its value and its slope.
+fn newton(target: f64, guess: f64, mut sum_at: impl FnMut(f64) -> (Dual, f64)) -> Option<(f64, Dual)> {
+    let (mut low, mut high) = (0.0, target);
+    let mut at = if guess > low && guess < high { guess } else { 0.5 * high };
+    for _ in 0..NEWTON {
+        let (sum, slope) = sum_at(at);
+        let error = sum.value - target;
+        if error.abs() <= EXACT * target || high - low <= EXACT * high {
+            return (error.abs() <= 1e-7 * target).then_some((at, sum));
+        }
+        if error < 0.0 { low = at } else { high = at }
+        let next = at - error / slope;
+        at = if next > low && next < high { next } else { 0.5 * (low + high) };
+    }
+    let (sum, _) = sum_at(at);
+    ((sum.value - target).abs() <= 1e-7 * target).then_some((at, sum))
+}
