@@ -1,6 +1,8 @@
-//! scratch
 #[path = "../common/chains.rs"]
 mod chains;
+mod document;
 mod report;
 mod study;
-fn main() { let r = study::run(7, std::env::args().nth(1).and_then(|a| a.parse().ok()).unwrap_or(400)); r.print(); }
+mod paper;
+fn main() { paper::run().print(); 
+ let t=std::io::read_to_string(std::io::stdin()).unwrap(); match document::solve(&t) {Ok(s)=>println!("{}",document::answer(&s)),Err(e)=>eprintln!("{e}")} }

@@ -74,6 +74,11 @@ impl Grouping {
         Self { ends }
     }
 
+    /// Groups that end with the stages for which `border` holds, and with the last one.
+    pub(crate) fn at(stages: usize, border: impl Fn(usize) -> bool) -> Self {
+        Self { ends: (0..stages).filter(|&stage| stage + 1 == stages || border(stage)).map(|stage| stage + 1).collect() }
+    }
+
     /// The groups as ranges of stages.
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());

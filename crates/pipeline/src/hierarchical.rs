@@ -19,7 +19,16 @@ const POINTS: usize = 24;
 const SMALLEST: f64 = 64.0;
 
 /// Numbers of top-level fragments tried on either side of the approximation's best.
-const AROUND: usize = 3;
+const AROUND: usize = 4;
+
+/// Groupings that ramps are tried on; the best one is nearly always among the first four with equal fragments.
+const SHORTLIST: usize = 4;
+
+/// Stages up to which every division into groups is looked at: 63 of them for eight stages.
+const SHORT_CHAIN: usize = 8;
+
+/// Groups of a division; a fifth has not been seen to help.
+const MOST_GROUPS: u32 = 4;
 
 /// Pieces of all fragments in all groups together beyond which no more are cut: it bounds a plan's memory.
 const MOST_PIECES: usize = 1 << 17;
@@ -93,32 +102,51 @@ pub fn hierarchical(pipeline: &Pipeline, request: &Request, groups: Option<&Grou
     plan(&problem, &groupings)
 }
 
-/// The fastest plan over some groupings of a checked problem.
+/// The fastest plan over some groupings of a checked problem: all are tried with equal fragments on both levels, the
+/// best of them with ramps.
 pub(crate) fn plan(problem: &Problem<'_>, groupings: &[Grouping]) -> Result<Plan, PlanError> {
-    let mut best: Option<Plan> = None;
+    let mut tried = Vec::with_capacity(groupings.len());
     for groups in groupings {
-        for (top, inside) in [(Base::Fixed, Base::Fixed), (Base::Ramp, Base::Fixed), (Base::Ramp, Base::Ramp)] {
-            let plan = best_of(problem, groups, top, inside)?;
-            if best.as_ref().is_none_or(|best| plan.latency() < best.latency()) {
-                best = Some(plan);
-            }
+        let (compound, sizes) = approximated(problem, groups, Base::Fixed)?;
+        tried.push((groups, cut_inside(problem, &compound, sizes, Base::Fixed)?));
+    }
+    tried.sort_by(|a, b| a.1.latency().get().total_cmp(&b.1.latency().get()));
+    let mut best: Option<Plan> = None;
+    let mut offer = |plan: Plan| {
+        if best.as_ref().is_none_or(|best| plan.latency() < best.latency()) {
+            best = Some(plan);
         }
+    };
+    for (groups, plan) in tried.into_iter().take(SHORTLIST) {
+        offer(plan);
+        offer(best_of(problem, groups, Base::Fixed, Base::Fixed)?);
+        let ramped = best_of(problem, groups, Base::Ramp, Base::Fixed)?;
+        let compound = Compound::new(problem.pipeline, groups, SMALLEST.min(problem.bytes), problem.bytes);
+        offer(cut_inside(problem, &compound, ramped.fragments.clone(), Base::Ramp)?);
+        offer(ramped);
     }
     best.ok_or(PlanError::Groups(GroupingError::Empty(0)))
 }
 
-/// Groups around each stage that is busy long: the slowest two for small fragments and for large.
+/// The divisions worth trying: all into two to four groups on short chains; on long ones the groups around each of
+/// the slowest stages, for small and for large fragments, alone and with either neighbour.
 pub(crate) fn natural_groupings(problem: &Problem<'_>) -> Vec<Grouping> {
+    let n = problem.pipeline.stages().len();
+    if n <= SHORT_CHAIN {
+        let few = (1_u32..1 << (n - 1)).filter(|borders| borders.count_ones() < MOST_GROUPS);
+        return few.map(|borders| Grouping::at(n, |stage| borders >> stage & 1 == 1)).filter(|g| !g.is_flat()).collect();
+    }
     let stages = problem.pipeline.stages();
     let mut groupings: Vec<Grouping> = Vec::new();
-    for count in [1.0_f64, 4.0] {
-        let busy = |index: &usize| stages[*index].g().mul_add(count, stages[*index].c() * problem.bytes);
-        let mut order: Vec<usize> = (0..stages.len()).collect();
-        order.sort_by(|a, b| busy(b).total_cmp(&busy(a)));
+    for bytes in [0.0, problem.bytes / 16.0, problem.bytes] {
+        let mut order: Vec<usize> = (0..n).collect();
+        order.sort_by(|&a, &b| stages[b].us(bytes).total_cmp(&stages[a].us(bytes)));
         for &slow in order.iter().take(2) {
-            let groups = Grouping::around(stages.len(), slow);
-            if !groupings.contains(&groups) {
-                groupings.push(groups);
+            for (from, to) in [(slow, slow), (slow.saturating_sub(1), slow), (slow, (slow + 1).min(n - 1))] {
+                let groups = Grouping::at(n, |stage| stage + 1 == from || stage == to);
+                if !groupings.contains(&groups) {
+                    groupings.push(groups);
+                }
             }
         }
     }
@@ -144,12 +172,16 @@ fn best_of(problem: &Problem<'_>, groups: &Grouping, top: Base, inside: Base) ->
     let count = sizes.len();
     let mut best = cut_inside(problem, &compound, sizes, inside)?;
     let (fewest, most) = problem.cut.counts;
-    for near in count.saturating_sub(AROUND).max(fewest)..=(count + AROUND).min(most) {
-        if near == count {
-            continue;
-        }
-        let plan = cut_inside(problem, &compound, top_sizes(problem, &compound, top, Some(near))?, inside)?;
-        if plan.latency() < best.latency() {
+    for up in [true, false] {
+        for step in 1..=AROUND {
+            let near = if up { count + step } else { count.saturating_sub(step) };
+            if near < fewest || near > most {
+                break;
+            }
+            let plan = cut_inside(problem, &compound, top_sizes(problem, &compound, top, Some(near))?, inside)?;
+            if plan.latency() >= best.latency() {
+                break;
+            }
             best = plan;
         }
     }
@@ -171,11 +203,11 @@ pub(crate) fn approximated(problem: &Problem<'_>, groups: &Grouping, top: Base) 
     }
 }
 
-/// The smallest and the largest size of a plan, spread a little where they are equal.
+/// The smallest and the largest size of a plan, a hair apart where they are equal, so that the fit is exact there.
 pub(crate) fn in_use(sizes: &[f64]) -> (f64, f64) {
     let low = sizes.iter().copied().fold(f64::INFINITY, f64::min);
     let high = sizes.iter().copied().fold(0.0, f64::max);
-    if high > low * 1.01 { (low, high) } else { (low * 0.75, high * 1.25) }
+    if high > low * 1.01 { (low, high) } else { (low * 0.99, high * 1.01) }
 }
 
 fn top_sizes(problem: &Problem<'_>, compound: &Compound, base: Base, count: Option<usize>) -> Result<Vec<f64>, PlanError> {

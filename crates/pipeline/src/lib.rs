@@ -8,6 +8,9 @@
 //! - [`plan`] - what is asked of a planner and what it promises, [`limits`] - what real systems demand of a cut
 //! - [`mod@fixed`], [`mod@ramp`], [`mod@ramp_up`], [`mod@ramp_up_down`], [`mod@hierarchical`] - the algorithms
 //! - [`mod@auto`] - the fastest of them
+//! - [`planner`] - the hot path: plans from a cache, [`estimate`] - stages from measurements
+//! - [`gantt`] - charts as SVG and as a Chrome trace
+//! - `conveyor` - a plan applied to real I/O (feature `io`)
 //! - `optimum` - the linear program, for studies (feature `lp`)
 //! - [`timing`], [`compound`] - the exact recurrence, without and with refragmentation
 //!
@@ -29,12 +32,15 @@
 
 pub mod auto;
 pub mod compound;
+pub mod estimate;
 pub mod fixed;
+pub mod gantt;
 pub mod hierarchical;
 pub mod limits;
 #[cfg(feature = "lp")]
 pub mod optimum;
 pub mod plan;
+pub mod planner;
 pub mod ramp;
 pub mod ramp_up;
 pub mod ramp_up_down;
@@ -50,6 +56,7 @@ pub use limits::Limits;
 #[cfg(feature = "lp")]
 pub use optimum::optimum;
 pub use plan::{Family, Level, Plan, PlanError, Request};
+pub use planner::Planner;
 pub use ramp::ramp;
 pub use ramp_up::ramp_up;
 pub use ramp_up_down::ramp_up_down;

@@ -12,7 +12,7 @@ use crate::fixed::{self, BestCut, Signature};
 use crate::plan::{Family, Plan, PlanError, Problem, Request};
 use crate::stage::{Pipeline, Stage};
 
-pub(crate) use ends::Ramp;
+use ends::{Precision, Ramp};
 
 /// Fragments beyond which no ramp is tried: the ends of so long a message hardly matter, and equal sizes are
 /// within a fraction of a percent.
@@ -20,6 +20,9 @@ const MOST_FRAGMENTS: usize = 1024;
 
 /// Bottlenecks tried. A third one raises the quality from 0.2 % to 0.07 % above the optimum; a fourth adds nothing.
 const BOTTLENECKS: usize = 3;
+
+/// A rough ramp within this factor of the best plan is searched exactly.
+const CLOSE: f64 = 1.002;
 
 /// Single units moved between neighbours after rounding to units, at most this many timings.
 const MOVES: usize = 1500;
@@ -73,17 +76,21 @@ fn climb(problem: &Problem<'_>, bottleneck: usize, from: usize, best: &mut BestC
     }
     let floor = floor(problem, bottleneck);
     let mut ramp = Ramp::new(problem.pipeline.stages(), bottleneck, problem.bytes);
-    let mut attempt = |count: usize, best: &mut BestCut<'_, '_>| {
+    let mut attempt = |count: usize, best: &mut BestCut<'_, '_>, precision: Precision| {
         if floor(count) >= best.latency() {
             return f64::INFINITY;
         }
-        let Some(mut sizes) = ramp.shape(count) else { return f64::INFINITY };
+        let Some(mut sizes) = ramp.shape(count, precision) else { return f64::INFINITY };
         if problem.limits.shapes() && !problem.cut.fit(&mut sizes) {
             return f64::INFINITY;
         }
         best.offer(sizes)
     };
-    let (mut at, mut here) = (from, attempt(from, best));
+    let (mut at, mut here) = (from, attempt(from, best, Precision::Rough));
+    while here.is_infinite() && at > fewest.max(2) {
+        at -= (at / 8).max(1);
+        here = attempt(at, best, Precision::Rough);
+    }
     let mut stride = (from / 6).max(1);
     loop {
         let mut moved = false;
@@ -93,7 +100,7 @@ fn climb(problem: &Problem<'_>, bottleneck: usize, from: usize, best: &mut BestC
                 if next < fewest.max(1) || next > most {
                     break;
                 }
-                let there = attempt(next, best);
+                let there = attempt(next, best, Precision::Rough);
                 if there >= here {
                     break;
                 }
@@ -104,9 +111,14 @@ fn climb(problem: &Problem<'_>, bottleneck: usize, from: usize, best: &mut BestC
             }
         }
         if stride == 1 && !moved {
-            return;
+            break;
         }
         stride = (stride / 3).max(1);
+    }
+    if here <= best.latency() * CLOSE {
+        for count in at.saturating_sub(1).max(fewest).max(2)..=(at + 1).min(most) {
+            attempt(count, best, Precision::Exact);
+        }
     }
 }
 

@@ -8,6 +8,31 @@
 use super::pass::{Dual, Pass};
 use crate::stage::Stage;
 
+/// How exactly the ends are searched.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Precision {
+    /// To compare numbers of fragments: the cost to about 1e-5.
+    Rough,
+    /// To the last digits.
+    Exact,
+}
+
+impl Precision {
+    const fn tangents(self) -> usize {
+        match self {
+            Self::Rough => 7,
+            Self::Exact => TANGENTS,
+        }
+    }
+
+    const fn error(self) -> f64 {
+        match self {
+            Self::Rough => 1e-5,
+            Self::Exact => EXACT,
+        }
+    }
+}
+
 /// Newton steps for one end; it converges in 3 to 6, the bracket halves where it does not.
 const NEWTON: usize = 40;
 
@@ -16,6 +41,9 @@ const TANGENTS: usize = 24;
 
 /// Relative error at which an end is good: well below the 1e-9 that is asked of two and three stages.
 const EXACT: f64 = 1e-13;
+
+/// Where the first search for the ends starts: half an equal share.
+const START: (f64, f64) = (0.5, 0.5);
 
 /// Makes ramps around one bottleneck for any number of fragments.
 #[derive(Debug)]
@@ -29,6 +57,7 @@ pub(crate) struct Ramp {
     caps: Vec<Dual>,
     /// Where the search for the ends starts: where the last one ended, as fractions of an equal share.
     start: (f64, f64),
+    precision: Precision,
 }
 
 /// A point of the search: both ends, what they cost, and the slope of the cost along the last one.
@@ -45,11 +74,22 @@ impl Ramp {
         let after = Pass::new(stages[bottleneck..].iter().rev().copied(), false);
         let has_before = before.per_byte > 0.0;
         let has_after = after.per_byte > 0.0;
-        Self { before, after, bytes, has_before, has_after, sizes: Vec::new(), caps: Vec::new(), start: (0.5, 0.5) }
+        Self { before, after, bytes, has_before, has_after, sizes: Vec::new(), caps: Vec::new(), start: START, precision: Precision::Exact }
     }
 
     /// The ramp of so many fragments, or `None` if there is none with every fragment above zero.
-    pub(crate) fn shape(&mut self, count: usize) -> Option<Vec<f64>> {
+    pub(crate) fn shape(&mut self, count: usize, precision: Precision) -> Option<Vec<f64>> {
+        self.precision = precision;
+        let found = self.search(count);
+        if found.is_some() || self.start == START {
+            return found;
+        }
+        // The last number's ends may lead astray.
+        self.start = START;
+        self.search(count)
+    }
+
+    fn search(&mut self, count: usize) -> Option<Vec<f64>> {
         let zero = Dual::new(0.0, 0.0, 0.0);
         self.sizes.resize(count, zero);
         self.caps.resize(count, zero);
@@ -60,7 +100,7 @@ impl Ramp {
             (false, false) => return None,
             (true, false) => {
                 self.caps.fill(Dual::UNBOUND);
-                self.first()?;
+                self.first().ok()?;
             }
             (false, true) => self.last_alone()?,
             (true, true) => self.both()?,
@@ -72,15 +112,15 @@ impl Ramp {
     }
 
     /// Finds the first fragment for which the sum is right, under the caps as they are.
-    fn first(&mut self) -> Option<(f64, Dual)> {
+    fn first(&mut self) -> Result<(f64, Dual), Miss> {
         let guess = self.start.0 * self.bytes / self.sizes.len() as f64;
         let (before, caps, sizes) = (&mut self.before, &self.caps, &mut self.sizes);
-        let found = newton(self.bytes, guess, |first| {
+        let found = newton((self.bytes, self.precision.error() * 0.01), guess, |first| {
             let sum = before.run(Dual::new(first, 1.0, 0.0), Some(caps), sizes);
             (sum, sum.by_first)
         })?;
         self.start.0 = found.0 / self.bytes * self.sizes.len() as f64;
-        Some(found)
+        Ok(found)
     }
 
     /// Fills the caps backward from a last fragment; their sum.
@@ -100,71 +140,74 @@ impl Ramp {
         Some(())
     }
 
-    /// The smallest last fragment whose backward ramp carries the message.
+    /// The smallest last fragment whose backward ramp carries the message; next to nothing if any does.
     fn least_last(&mut self) -> Option<f64> {
         let guess = self.start.1 * self.bytes / self.sizes.len() as f64;
         let (after, caps) = (&mut self.after, &mut self.caps);
-        let (last, _) = newton(self.bytes, guess, |last| {
+        let found = newton((self.bytes, self.precision.error() * 0.01), guess, |last| {
             let sum = after.run(Dual::new(last, 1.0, 0.0), None, caps);
             (sum, sum.by_first)
-        })?;
-        self.cap(last);
-        Some(last)
+        });
+        match found {
+            Ok((last, _)) => {
+                self.cap(last);
+                Some(last)
+            }
+            Err(Miss::Over) if self.has_before => Some(self.bytes * 1e-12),
+            Err(_) => None,
+        }
     }
 
-    fn point(&mut self, last: f64) -> Option<Point> {
+    fn point(&mut self, last: f64) -> Result<Point, Miss> {
         self.cap(last);
         let (first, sum) = self.first()?;
         let (a, c) = (self.before.per_byte, self.after.per_byte);
         let trade = if sum.by_first > 0.0 { sum.by_last / sum.by_first } else { f64::INFINITY };
-        Some(Point { last, cost: a.mul_add(first, c * last), slope: c - a * trade })
+        Ok(Point { last, cost: a.mul_add(first, c * last), slope: c - a * trade })
     }
 
     /// Balances the two ends by intersecting tangents.
     fn both(&mut self) -> Option<()> {
-        let least = self.least_last()? * (1.0 + 1e-9);
-        let mut left = None;
-        let mut low = least;
-        let mut right = self.widest(least)?;
-        let mut best = right;
-        for _ in 0..TANGENTS {
-            let high = right.last;
-            let next = left.map_or(0.5 * (low + high), |left: Point| meet(left, right));
-            let inside = next > low + (high - low) * 1e-6 && next < high - (high - low) * 1e-6;
-            let next = if inside { next } else { 0.5 * (low + high) };
-            if high - low <= EXACT * high || left.is_some_and(|left| floor(left, right) >= best.cost * (1.0 - EXACT)) {
-                break;
-            }
+        let (mut low, mut high) = (self.least_last()? * (1.0 - 1e-12), self.bytes);
+        let (mut left, mut right): (Option<Point>, Option<Point>) = (None, None);
+        let mut best: Option<Point> = None;
+        let mut next = (self.start.1 * self.bytes / self.sizes.len() as f64).clamp(low, high);
+        for _ in 0..self.precision.tangents() {
             match self.point(next) {
-                Some(point) => {
-                    if point.cost < best.cost {
-                        best = point;
+                Ok(point) => {
+                    if best.is_none_or(|best| point.cost < best.cost) {
+                        best = Some(point);
                     }
                     if point.slope < 0.0 {
-                        left = Some(point);
-                        low = point.last;
+                        (left, low) = (Some(point), next);
                     } else {
-                        right = point;
+                        (right, high) = (Some(point), next);
                     }
                 }
-                None => low = next,
+                Err(Miss::Under) => low = next,
+                Err(Miss::Over) => high = next,
+            }
+            next = match (left, right) {
+                (Some(left), Some(right)) => {
+                    let cost = best.map_or(f64::INFINITY, |best| best.cost);
+                    if floor(left, right) >= cost * (1.0 - self.precision.error()) {
+                        break;
+                    }
+                    meet(left, right)
+                }
+                (_, None) if high == self.bytes => (2.0 * next).min(high),
+                _ => (low.max(high * 1e-12) * high).sqrt(),
+            };
+            if next <= low || next >= high && (high < self.bytes || right.is_some()) {
+                next = 0.5 * (low + high);
+            }
+            if high - low <= self.precision.error() * high {
+                break;
             }
         }
+        let best = best?;
         self.start.1 = best.last / self.bytes * self.sizes.len() as f64;
-        self.point(best.last).map(|_| ())
-    }
-
-    /// A last fragment so large that enlarging it further does not pay.
-    fn widest(&mut self, least: f64) -> Option<Point> {
-        let mut last = (2.0 * least).min(self.bytes);
-        for _ in 0..64 {
-            match self.point(last) {
-                Some(point) if point.slope >= 0.0 || last >= self.bytes => return Some(point),
-                _ if last >= self.bytes => return None,
-                _ => last = (2.0 * last).min(self.bytes),
-            }
-        }
-        None
+        self.point(best.last).ok().map(|_| ())
     }
 }
 
@@ -183,20 +226,48 @@ fn floor(left: Point, right: Point) -> f64 {
     if left.slope.is_finite() { (meet(left, right) - left.last).mul_add(left.slope, left.cost) } else { f64::NEG_INFINITY }
 }
 
+/// Why no argument fits: the function is above the target even at zero, or below it even at the target.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Miss {
+    Over,
+    Under,
+}
+
 /// The argument at which a growing function reaches `target`; the function gives its value and its slope.
-fn newton(target: f64, guess: f64, mut sum_at: impl FnMut(f64) -> (Dual, f64)) -> Option<(f64, Dual)> {
+fn newton((target, exact): (f64, f64), guess: f64, mut sum_at: impl FnMut(f64) -> (Dual, f64)) -> Result<(f64, Dual), Miss> {
     let (mut low, mut high) = (0.0, target);
     let mut at = if guess > low && guess < high { guess } else { 0.5 * high };
-    for _ in 0..NEWTON {
+    let mut last = None;
+    for step in 0..NEWTON {
         let (sum, slope) = sum_at(at);
         let error = sum.value - target;
-        if error.abs() <= EXACT * target || high - low <= EXACT * high {
-            return (error.abs() <= 1e-7 * target).then_some((at, sum));
+        last = Some((at, sum));
+        if error.abs() <= exact.max(EXACT) * target || high - low <= EXACT * high {
+            break;
         }
-        if error < 0.0 { low = at } else { high = at }
+        if error < 0.0 {
+            low = at;
+        } else {
+            high = at;
+        }
         let next = at - error / slope;
-        at = if next > low && next < high { next } else { 0.5 * (low + high) };
+        let inside = next > low && next < high;
+        at = match (inside, step) {
+            (true, _) => next,
+            // Off the edge at once: look at the edge before halving the way to it.
+            (false, 0 | 1) if error > 0.0 => low + (high - low) * 1e-12,
+            (false, 0 | 1) => high,
+            (false, _) => 0.5 * (low + high),
+        };
+        if low >= high || (low > 0.0 && at >= target && error < 0.0 && low >= target) {
+            break;
+        }
     }
-    let (sum, _) = sum_at(at);
-    ((sum.value - target).abs() <= 1e-7 * target).then_some((at, sum))
+    let (at, sum) = last.expect("the loop runs at least once");
+    let error = sum.value - target;
+    match error {
+        _ if error.abs() <= 1e-7 * target => Ok((at, sum)),
+        _ if error > 0.0 => Err(Miss::Over),
+        _ => Err(Miss::Under),
+    }
 }
