@@ -12,7 +12,7 @@ enum Aim {
 
 /// One number.
 #[derive(Clone, Debug)]
-pub struct Line {
+pub(crate) struct Line {
     name: String,
     value: f64,
     unit: &'static str,
@@ -21,17 +21,17 @@ pub struct Line {
 
 impl Line {
     /// A number that nothing is asked of.
-    pub fn info(name: &str, value: f64, unit: &'static str) -> Self {
+    pub(crate) fn info(name: &str, value: f64, unit: &'static str) -> Self {
         Self { name: name.into(), value, unit, aim: Aim::None }
     }
 
     /// A number with an upper bound.
-    pub fn at_most(name: &str, value: f64, bound: f64, unit: &'static str) -> Self {
+    pub(crate) fn at_most(name: &str, value: f64, bound: f64, unit: &'static str) -> Self {
         Self { name: name.into(), value, unit, aim: Aim::AtMost(bound) }
     }
 
     /// A number that the paper prints, and how far from it a reproduction may be, in the same unit.
-    pub fn near(name: &str, value: f64, paper: f64, tolerance: f64, unit: &'static str) -> Self {
+    pub(crate) fn near(name: &str, value: f64, paper: f64, tolerance: f64, unit: &'static str) -> Self {
         Self { name: name.into(), value, unit, aim: Aim::Near { paper, tolerance } }
     }
 
@@ -59,39 +59,39 @@ impl Line {
 
 /// A list of numbers under one title.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub(crate) struct Report {
     title: &'static str,
     lines: Vec<Line>,
 }
 
 impl Report {
     /// An empty report.
-    pub const fn new(title: &'static str) -> Self {
+    pub(crate) const fn new(title: &'static str) -> Self {
         Self { title, lines: Vec::new() }
     }
 
     /// Adds a number.
-    pub fn push(&mut self, line: Line) {
+    pub(crate) fn push(&mut self, line: Line) {
         self.lines.push(line);
     }
 
     /// Adds all numbers of another report.
-    pub fn append(&mut self, other: Self) {
+    pub(crate) fn append(&mut self, other: Self) {
         self.lines.extend(other.lines);
     }
 
     /// Whether every number is where it should be.
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         self.lines.iter().all(Line::holds)
     }
 
     /// The report as a JSON document.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         json!({"report": self.title, "holds": self.holds(), "lines": self.lines.iter().map(Line::json).collect::<Vec<_>>()})
     }
 
     /// The report as a table.
-    pub fn print(&self) {
+    pub(crate) fn print(&self) {
         println!("{}", self.title);
         for line in &self.lines {
             let aim = match line.aim {

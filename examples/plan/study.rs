@@ -11,7 +11,7 @@ use crate::chains::{Dice, Sample};
 use crate::report::{Line, Report};
 
 /// Everything that is promised of the planners, measured.
-pub fn run(seed: u64, samples: usize) -> Report {
+pub(crate) fn run(seed: u64, samples: usize) -> Report {
     let mut report = Report::new("study");
     fixed_against_brute_force(&mut report, seed, 100_000.min(samples * 100));
     ramp_against_optimum(&mut report, seed, samples);

@@ -115,9 +115,22 @@ fn climb(problem: &Problem<'_>, bottleneck: usize, from: usize, best: &mut BestC
         }
         stride = (stride / 3).max(1);
     }
-    if here <= best.latency() * CLOSE {
-        for count in at.saturating_sub(1).max(fewest).max(2)..=(at + 1).min(most) {
-            attempt(count, best, Precision::Exact);
+    if here > best.latency() * CLOSE {
+        return;
+    }
+    let mut exact = attempt(at, best, Precision::Exact);
+    for up in [true, false] {
+        let mut next = at;
+        loop {
+            next = if up { next + 1 } else { next - 1 };
+            if next < fewest.max(2) || next > most {
+                break;
+            }
+            let there = attempt(next, best, Precision::Exact);
+            if there >= exact {
+                break;
+            }
+            exact = there;
         }
     }
 }

@@ -45,10 +45,12 @@ impl Line {
     }
 }
 
-/// Fits a line to `(bytes, us)` pairs: the weighted median of the slopes between all pairs, then the median of what is left.
+/// Fits a line to `(bytes, us)` pairs: the weighted median of the slopes between all pairs, the median of what is left, and
+/// then least squares over the timings that lie near that line.
 ///
-/// Noise is taken to be proportional to the time, as it is in practice, so that small messages fix the overhead: a
-/// second pass weights every residual by the first pass's prediction.
+/// Noise is taken to be proportional to the time, as it is in practice, so that small messages fix the overhead and
+/// large ones the cost of a byte. The medians alone stand up to a quarter of outliers but waste a third of the
+/// timings; least squares over what they let pass does not.
 ///
 /// # Errors
 ///
@@ -63,29 +65,67 @@ pub fn fit(timings: &[(f64, f64)]) -> Result<Line, FitError> {
     }
     let step = timings.len().div_ceil(MOST_TIMINGS);
     let used: Vec<(f64, f64)> = timings.iter().step_by(step).copied().collect();
-    let mut slopes = Vec::with_capacity(used.len() * used.len() / 2);
-    let (smallest, largest) = used.iter().fold((f64::INFINITY, 0.0_f64), |(s, l), (x, _)| (s.min(*x), l.max(*x)));
-    for (index, (x, y)) in used.iter().enumerate() {
-        for (other_x, other_y) in &used[..index] {
+    let mut line = medians(&used)?;
+    line.error = line.scale(&used);
+    for _ in 0..2 {
+        let Some(mut next) = least_squares(&line, &used) else { break };
+        next.error = next.scale(&used);
+        line = next;
+    }
+    Ok(line)
+}
+
+impl Line {
+    pub(super) fn residual(&self, (bytes, us): (f64, f64)) -> f64 {
+        us / self.at(bytes).max(1e-9) - 1.0
+    }
+
+    fn scale(&self, timings: &[(f64, f64)]) -> f64 {
+        let mut errors: Vec<(f64, f64)> = timings.iter().map(|&timing| (self.residual(timing).abs(), 1.0)).collect();
+        weighted_median(&mut errors)
+    }
+}
+
+/// The line of Theil and Sen. A slope between far points, in units of their noise, weighs more.
+fn medians(timings: &[(f64, f64)]) -> Result<Line, FitError> {
+    let mut slopes = Vec::with_capacity(timings.len() * timings.len() / 2);
+    for (index, (x, y)) in timings.iter().enumerate() {
+        for (other_x, other_y) in &timings[..index] {
             let run = x - other_x;
             if run != 0.0 {
-                // Slopes between far sizes tell more: noise moves them less.
-                let weight = run.abs() / x.max(*other_x).max(f64::MIN_POSITIVE);
-                slopes.push(((y - other_y) / run, weight));
+                slopes.push(((y - other_y) / run, run.abs() / y.hypot(*other_y).max(1e-9)));
             }
         }
     }
-    if slopes.is_empty() || largest <= smallest {
-        return Err(FitError::OneSize(largest));
+    if slopes.is_empty() {
+        return Err(FitError::OneSize(timings[0].0));
     }
     let slope = weighted_median(&mut slopes).max(0.0);
-    let mut bases: Vec<(f64, f64)> = used.iter().map(|(x, y)| (y - slope * x, 1.0 / y.max(f64::MIN_POSITIVE))).collect();
+    let mut bases: Vec<(f64, f64)> = timings.iter().map(|(x, y)| (y - slope * x, 1.0 / y.max(1e-9))).collect();
     let base = weighted_median(&mut bases).max(0.0);
-    let mut line = Line { overhead_us: base, us_per_byte: slope, error: 0.0 };
-    let mut errors: Vec<(f64, f64)> =
-        used.iter().map(|(x, y)| ((y - line.at(*x)).abs() / line.at(*x).max(1e-12), 1.0)).collect();
-    line.error = weighted_median(&mut errors);
-    Ok(line)
+    Ok(Line { overhead_us: base, us_per_byte: slope, error: 0.0 })
+}
+
+/// Least squares in relative errors over the timings within a few typical errors of a line; `None` if they do not
+/// determine one.
+fn least_squares(line: &Line, timings: &[(f64, f64)]) -> Option<Line> {
+    let reach = (line.error * 4.5).max(1e-9);
+    let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    for &(x, y) in timings.iter().filter(|&&timing| line.residual(timing).abs() <= reach) {
+        let weight = line.at(x).max(1e-9).powi(-2);
+        w += weight;
+        wx += weight * x;
+        wy += weight * y;
+        wxx += weight * x * x;
+        wxy += weight * x * y;
+    }
+    let spread = w * wxx - wx * wx;
+    if spread.is_nan() || spread <= 1e-9 * w * wxx {
+        return None;
+    }
+    let slope = ((w * wxy - wx * wy) / spread).max(0.0);
+    let base = ((wy - slope * wx) / w).max(0.0);
+    Some(Line { overhead_us: base, us_per_byte: slope, error: line.error })
 }
 
 /// The value at which half of the weight lies on either side.
