@@ -32,6 +32,8 @@ struct Line {
     /// `sum(G) - G`: what the other stages pay for a byte.
     others: f64,
     from: f64,
+    /// One over `from`.
+    per_from: f64,
 }
 
 impl Signature {
@@ -50,7 +52,7 @@ impl Signature {
         lines.sort_by(|a, b| b.c().total_cmp(&a.c()).then(b.g().total_cmp(&a.g())));
         let mut hull: Vec<Line> = Vec::with_capacity(lines.len());
         for stage in lines {
-            let mut line = Line { g: stage.g(), c: stage.c(), others: (per_byte - stage.c()).max(0.0), from: 0.0 };
+            let line = Line { g: stage.g(), c: stage.c(), others: (per_byte - stage.c()).max(0.0), from: 0.0, per_from: f64::INFINITY };
             if hull.last().is_some_and(|top| line.g <= top.g) {
                 continue;
             }
@@ -62,10 +64,10 @@ impl Signature {
                 } else {
                     let last = hull.len() - 1;
                     hull[last].from = switch;
+                    hull[last].per_from = 1.0 / switch;
                     break;
                 }
             }
-            line.from = 0.0;
             hull.push(line);
         }
         Self { overheads, per_byte, hull }
@@ -99,17 +101,18 @@ impl Signature {
     pub fn best_real(&self, bytes: f64) -> f64 {
         let mut fewest = 1.0;
         for line in &self.hull {
-            let most = if line.from > 0.0 { bytes / line.from } else { f64::INFINITY };
+            let most = bytes * line.per_from;
             if most < fewest {
                 continue;
             }
-            let own = (bytes * line.others / line.g).sqrt();
-            // 0/0: nothing to gain from cutting and nothing to pay for it.
-            if own <= fewest || own.is_nan() {
+            // Squares are compared, so that one root is taken at most. If both sides are zero there is nothing to
+            // gain from cutting and nothing to pay for it.
+            let own = bytes * line.others;
+            if own <= fewest * fewest * line.g {
                 return fewest;
             }
-            if own <= most {
-                return own;
+            if own <= most * most * line.g || most.is_infinite() {
+                return (own / line.g).sqrt();
             }
             fewest = most;
         }

@@ -22,7 +22,7 @@ const MOST_FRAGMENTS: usize = 1024;
 const BOTTLENECKS: usize = 3;
 
 /// A rough ramp within this factor of the best plan is searched exactly.
-const CLOSE: f64 = 1.002;
+const CLOSE: f64 = 1.001;
 
 /// Single units moved between neighbours after rounding to units, at most this many timings.
 const MOVES: usize = 1500;
@@ -49,8 +49,14 @@ pub(crate) fn sizes(problem: &Problem<'_>, signature: &Signature) -> Vec<f64> {
     best.offer(equal);
     let stages = problem.pipeline.stages();
     if stages.len() > 1 && count <= MOST_FRAGMENTS && !problem.limits.equal_but_last {
-        for bottleneck in bottlenecks(stages, count, problem.bytes) {
-            climb(problem, bottleneck, count, &mut best);
+        let mut climbers: Vec<Climber<'_, '_>> =
+            bottlenecks(stages, count, problem.bytes).into_iter().map(|at| Climber::new(problem, at, count)).collect();
+        for climber in &mut climbers {
+            climber.climb(&mut best);
+        }
+        climbers.sort_by(|a, b| a.latency.total_cmp(&b.latency));
+        for climber in &mut climbers {
+            climber.settle(&mut best);
         }
     }
     let limited = problem.cut.unit().is_some();
@@ -67,80 +73,94 @@ fn bottlenecks(stages: &[Stage], count: usize, bytes: f64) -> Vec<usize> {
     order
 }
 
-/// Climbs in the number of fragments from the equal cut's, first in strides, then one by one.
-fn climb(problem: &Problem<'_>, bottleneck: usize, from: usize, best: &mut BestCut<'_, '_>) {
-    let (fewest, most) = problem.cut.counts;
-    let most = most.min(MOST_FRAGMENTS);
-    if from > most {
-        return;
+/// The search for the number of fragments around one bottleneck.
+#[derive(Debug)]
+struct Climber<'a, 'p> {
+    problem: &'a Problem<'p>,
+    ramp: Ramp,
+    /// A bound from below without the fragments' overheads, and the bottleneck's overhead.
+    floor: (f64, f64),
+    counts: (usize, usize),
+    count: usize,
+    latency: f64,
+}
+
+impl<'a, 'p> Climber<'a, 'p> {
+    fn new(problem: &'a Problem<'p>, bottleneck: usize, count: usize) -> Self {
+        let stages = problem.pipeline.stages();
+        let base = problem.bytes.mul_add(stages[bottleneck].c(), stages.iter().map(Stage::least_overhead).sum());
+        let (fewest, most) = problem.cut.counts;
+        Self {
+            problem,
+            ramp: Ramp::new(stages, bottleneck, problem.bytes),
+            floor: (base, stages[bottleneck].g()),
+            counts: (fewest.max(2), most.min(MOST_FRAGMENTS)),
+            count,
+            latency: f64::INFINITY,
+        }
     }
-    let floor = floor(problem, bottleneck);
-    let mut ramp = Ramp::new(problem.pipeline.stages(), bottleneck, problem.bytes);
-    let mut attempt = |count: usize, best: &mut BestCut<'_, '_>, precision: Precision| {
-        if floor(count) >= best.latency() {
+
+    /// Times the ramp of so many fragments; infinite if there is none or if it cannot be the best.
+    fn attempt(&mut self, count: usize, best: &mut BestCut<'_, '_>, precision: Precision) -> f64 {
+        let floor = ((count - 1) as f64).mul_add(self.floor.1, self.floor.0);
+        if count < self.counts.0 || count > self.counts.1 || floor >= best.latency() {
             return f64::INFINITY;
         }
-        let Some(mut sizes) = ramp.shape(count, precision) else { return f64::INFINITY };
-        if problem.limits.shapes() && !problem.cut.fit(&mut sizes) {
+        let Some(mut sizes) = self.ramp.shape(count, precision) else { return f64::INFINITY };
+        if self.problem.limits.shapes() && !self.problem.cut.fit(&mut sizes) {
             return f64::INFINITY;
         }
         best.offer(sizes)
-    };
-    let (mut at, mut here) = (from, attempt(from, best, Precision::Rough));
-    while here.is_infinite() && at > fewest.max(2) {
-        at -= (at / 8).max(1);
-        here = attempt(at, best, Precision::Rough);
     }
-    let mut stride = (from / 6).max(1);
-    loop {
-        let mut moved = false;
-        for up in [true, false] {
-            loop {
-                let next = if up { at + stride } else { at.saturating_sub(stride) };
-                if next < fewest.max(1) || next > most {
-                    break;
-                }
-                let there = attempt(next, best, Precision::Rough);
-                if there >= here {
-                    break;
-                }
-                (at, here, moved) = (next, there, true);
-            }
-            if moved {
-                break;
-            }
-        }
-        if stride == 1 && !moved {
-            break;
-        }
-        stride = (stride / 3).max(1);
-    }
-    if here > best.latency() * CLOSE {
-        return;
-    }
-    let mut exact = attempt(at, best, Precision::Exact);
-    for up in [true, false] {
-        let mut next = at;
-        loop {
-            next = if up { next + 1 } else { next - 1 };
-            if next < fewest.max(2) || next > most {
-                break;
-            }
-            let there = attempt(next, best, Precision::Exact);
-            if there >= exact {
-                break;
-            }
-            exact = there;
-        }
-    }
-}
 
-/// A bound from below on every plan of `count` fragments, seen from one bottleneck.
-fn floor(problem: &Problem<'_>, bottleneck: usize) -> impl Fn(usize) -> f64 + use<> {
-    let stages = problem.pipeline.stages();
-    let stage = stages[bottleneck];
-    let fixed = problem.bytes.mul_add(stage.c(), stages.iter().map(Stage::least_overhead).sum());
-    move |count| ((count - 1) as f64).mul_add(stage.g(), fixed)
+    /// Roughly: from the equal cut's number, first in strides, then one by one.
+    fn climb(&mut self, best: &mut BestCut<'_, '_>) {
+        self.latency = self.attempt(self.count, best, Precision::Rough);
+        while self.latency.is_infinite() && self.count > self.counts.0 {
+            self.count -= (self.count / 8).max(1);
+            self.latency = self.attempt(self.count, best, Precision::Rough);
+        }
+        let mut stride = (self.count / 6).max(1);
+        loop {
+            let moved = self.walk(stride, true, best) || self.walk(stride, false, best);
+            if stride == 1 && !moved {
+                return;
+            }
+            stride = (stride / 3).max(1);
+        }
+    }
+
+    fn walk(&mut self, stride: usize, up: bool, best: &mut BestCut<'_, '_>) -> bool {
+        let mut moved = false;
+        loop {
+            let next = if up { self.count + stride } else { self.count.saturating_sub(stride).max(1) };
+            let latency = self.attempt(next, best, Precision::Rough);
+            if latency >= self.latency {
+                return moved;
+            }
+            (self.count, self.latency, moved) = (next, latency, true);
+        }
+    }
+
+    /// Exactly: the number found and its neighbours, as long as they improve.
+    fn settle(&mut self, best: &mut BestCut<'_, '_>) {
+        if self.latency > best.latency() * CLOSE {
+            return;
+        }
+        let from = self.count;
+        self.latency = self.attempt(from, best, Precision::Exact);
+        for up in [true, false] {
+            let mut next = from;
+            loop {
+                next = if up { next + 1 } else { next - 1 };
+                let latency = if next == 0 { f64::INFINITY } else { self.attempt(next, best, Precision::Exact) };
+                if latency >= self.latency {
+                    break;
+                }
+                self.latency = latency;
+            }
+        }
+    }
 }
 
 /// Moves single units between fragments while that helps and the budget lasts.

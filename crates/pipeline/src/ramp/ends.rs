@@ -20,7 +20,7 @@ pub(crate) enum Precision {
 impl Precision {
     const fn tangents(self) -> usize {
         match self {
-            Self::Rough => 7,
+            Self::Rough => 9,
             Self::Exact => TANGENTS,
         }
     }
@@ -37,7 +37,7 @@ impl Precision {
 const NEWTON: usize = 40;
 
 /// Tangents drawn over the other end; pieces are as many as fragments, most are never met.
-const TANGENTS: usize = 24;
+const TANGENTS: usize = 60;
 
 /// Relative error at which an end is good: well below the 1e-9 that is asked of two and three stages.
 const EXACT: f64 = 1e-13;
@@ -153,8 +153,8 @@ impl Ramp {
                 self.cap(last);
                 Some(last)
             }
-            Err(Miss::Over) if self.has_before => Some(self.bytes * 1e-12),
-            Err(_) => None,
+            // Backward sizes may grow so fast that next to nothing carries the message.
+            Err(_) => self.has_before.then_some(self.bytes * 1e-12),
         }
     }
 
@@ -196,7 +196,7 @@ impl Ramp {
                     meet(left, right)
                 }
                 (_, None) if high == self.bytes => (2.0 * next).min(high),
-                _ => (low.max(high * 1e-12) * high).sqrt(),
+                _ => (low * high).sqrt().max(0.125 * high),
             };
             if next <= low || next >= high && (high < self.bytes || right.is_some()) {
                 next = 0.5 * (low + high);
