@@ -32,6 +32,8 @@
 
 pub mod auto;
 pub mod compound;
+#[cfg(feature = "io")]
+pub mod conveyor;
 pub mod estimate;
 pub mod fixed;
 pub mod gantt;

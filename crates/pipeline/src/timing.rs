@@ -1,5 +1,7 @@
 //! The exact recurrence: when each fragment leaves each stage.
 
+use std::ops::Range;
+
 use crate::stage::{Pipeline, Stage};
 use crate::unit::Micros;
 
@@ -16,6 +18,15 @@ pub struct Row {
     pub start: Micros,
     /// When it left.
     pub end: Micros,
+}
+
+impl Row {
+    /// A measured stay, times in microseconds; `None` if they are not finite, negative, or the wrong way round.
+    #[must_use]
+    pub fn new(stage: usize, fragment: usize, bytes: f64, stay: Range<f64>) -> Option<Self> {
+        let good = stay.start >= 0.0 && stay.end >= stay.start && stay.end.is_finite();
+        good.then_some(Self { stage, fragment, bytes, start: Micros::of(stay.start), end: Micros::of(stay.end) })
+    }
 }
 
 /// The three parts of a latency (equation 4); their sum is the latency.
