@@ -15,8 +15,8 @@ use crate::peer::Fault;
 use crate::wire::{Hand, Outcome, send};
 use crate::{Arguments, gantt};
 
-/// Bytes of the file: the largest message, and a stream of the largest fragments that are observed.
-const FILE: usize = 8 << 20;
+/// Bytes of the file: a stream of the largest fragments that are observed.
+const FILE: usize = 16 << 20;
 
 /// Messages compared: 4 KiB to 4 MiB.
 const MESSAGES: [u64; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
@@ -24,14 +24,21 @@ const MESSAGES: [u64; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 <
 /// Fixed sizes compared: powers of two from 4 KiB.
 const FIXED: [u64; 10] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20];
 
+/// The message that is drawn.
+const DRAWN: u64 = 1 << 20;
+
 /// Unit of the plan in bytes.
 const PAGE: u64 = 4096;
 
-/// Fragments of an observed stream.
-const STREAM: usize = 8;
+/// Fragments of the shortest observed stream. Streams are as long as the message otherwise: a longer one works on
+/// more memory, and the caches make a byte of it dearer.
+const SHORTEST: usize = 4;
 
 /// Each observation is the median of so many.
-const REPEATS: usize = 5;
+const REPEATS: usize = 3;
+
+/// The smallest fragment observed for a message, as a part of it and in bytes.
+const FINEST: (f64, f64) = (64.0, 2048.0);
 
 /// Contents of the file: anything that does not compress.
 pub(crate) fn contents() -> Vec<u8> {
@@ -50,6 +57,7 @@ struct Real<'a> {
     runtime: &'a Runtime,
     hand: &'a Hand,
     file: &'a FilePath,
+    message: f64,
     failed: Option<io::Error>,
 }
 
@@ -63,32 +71,55 @@ impl Real<'_> {
         })
     }
 
-    /// The median of some runs; 0 once anything has failed, which ends the observation soon.
-    fn median(&mut self, sizes: &[u64]) -> f64 {
+    /// The median of some runs after an unmeasured one; 0 once anything has failed, which ends the observation soon.
+    fn warm(&mut self, sizes: &[u64]) -> f64 {
+        if self.failed.is_some() {
+            return 0.0;
+        }
         let mut times = Vec::with_capacity(REPEATS);
-        for _ in 0..REPEATS {
-            if self.failed.is_some() {
-                return 0.0;
-            }
+        for repeat in 0..=REPEATS {
             match self.time(sizes) {
-                Ok(outcome) => times.push(outcome.us),
-                Err(Fault::Lost(problem) | Fault::Input(problem)) => self.failed = Some(io::Error::other(problem)),
+                Ok(outcome) if repeat > 0 => times.push(outcome.us),
+                Ok(_) => {}
+                Err(Fault::Lost(problem) | Fault::Input(problem)) => {
+                    self.failed = Some(io::Error::other(problem));
+                    return 0.0;
+                }
             }
         }
         median(&mut times)
+    }
+
+    /// What can be seen of the path for one message: whole messages and fragments around its size, because caches
+    /// make no line of all sizes.
+    fn observe(&mut self, message: u64) -> Result<BlackBox, Fault> {
+        let high = message as f64;
+        self.message = high;
+        let seen = observe(self, (high / FINEST.0).max(FINEST.1), high);
+        if let Some(problem) = self.failed.take() {
+            return Err(Fault::Lost(problem.to_string()));
+        }
+        seen.map_err(|problem| Fault::Lost(format!("observing the path: {problem}")))
     }
 }
 
 impl Path for Real<'_> {
     fn latency(&mut self, bytes: f64) -> f64 {
-        self.median(&[bytes as u64])
+        self.warm(&[pages(bytes)])
     }
 
     fn interval(&mut self, bytes: f64) -> f64 {
-        let one = self.median(&[bytes as u64]);
-        let many = self.median(&[bytes as u64; STREAM]);
-        ((many - one) / (STREAM - 1) as f64).max(0.0)
+        let count = ((self.message / bytes) as usize).max(SHORTEST);
+        let one = self.warm(&[pages(bytes)]);
+        let many = self.warm(&vec![pages(bytes); count]);
+        ((many - one) / (count - 1) as f64).max(0.0)
     }
+}
+
+/// Whole pages where there is more than one.
+fn pages(bytes: f64) -> u64 {
+    let bytes = bytes as u64;
+    if bytes > PAGE { bytes / PAGE * PAGE } else { bytes }
 }
 
 fn median(times: &mut [f64]) -> f64 {
@@ -130,22 +161,23 @@ fn ways(message: u64, seen: &BlackBox) -> Vec<Way> {
 /// Everything, from the first observation to the report; whether all held.
 #[expect(clippy::disallowed_methods, reason = "an example measures real time")]
 pub(crate) fn run(runtime: &Runtime, arguments: &Arguments, hand: &Hand, file: &FilePath) -> Result<bool, Fault> {
-    let mut real = Real { runtime, hand, file, failed: None };
+    let mut real = Real { runtime, hand, file, message: 0.0, failed: None };
     let bar = ProgressBar::new(u64::from(arguments.rounds)).with_style(
         ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} rounds, {eta} left").unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
     bar.set_message("observing");
     bar.tick();
-    let seen = observe(&mut real, 2048.0, (FILE / STREAM) as f64);
-    if let Some(problem) = real.failed.take() {
-        return Err(Fault::Lost(problem.to_string()));
+    let mut all: Vec<(u64, BlackBox, Vec<Way>)> = Vec::new();
+    for message in MESSAGES {
+        let seen = real.observe(message)?;
+        let ways = ways(message, &seen);
+        all.push((message, seen, ways));
+        bar.tick();
     }
-    let seen = seen.map_err(|problem| Fault::Lost(format!("observing the path: {problem}")))?;
     bar.set_message("comparing");
-    let mut all: Vec<(u64, Vec<Way>)> = MESSAGES.iter().map(|&message| (message, ways(message, &seen))).collect();
     let end = Instant::now() + Duration::from_secs(arguments.seconds);
     for round in 0..arguments.rounds {
-        for (_, ways) in &mut all {
+        for (_, _, ways) in &mut all {
             // In turns, from another start each round, so that no way always follows the same one.
             let count = ways.len();
             for turn in 0..count {
@@ -161,11 +193,13 @@ pub(crate) fn run(runtime: &Runtime, arguments: &Arguments, hand: &Hand, file: &
         }
     }
     bar.finish_and_clear();
-    let results: Vec<Compared> = all.iter().map(|(message, ways)| Compared::new(*message, ways, &seen)).collect();
+    let results: Vec<Compared> = all.iter().map(|(message, seen, ways)| Compared::new(*message, ways, seen)).collect();
     if let Some(plot) = &arguments.plot {
-        draw(&mut real, plot, &seen)?;
+        if let Some((message, seen, _)) = all.iter().find(|(message, ..)| *message == DRAWN) {
+            draw(&mut real, plot, *message, seen)?;
+        }
     }
-    Ok(report(arguments, &results, &seen))
+    Ok(report(arguments, &results))
 }
 
 /// One message size's comparison; times are medians in microseconds.
@@ -208,7 +242,7 @@ impl Compared {
     }
 }
 
-fn report(arguments: &Arguments, results: &[Compared], seen: &BlackBox) -> bool {
+fn report(arguments: &Arguments, results: &[Compared]) -> bool {
     let mean = |f: &dyn Fn(&Compared) -> f64| results.iter().map(f).sum::<f64>() / results.len() as f64;
     let error = mean(&Compared::error);
     let worst = results.iter().map(|result| result.ratio).fold(0.0, f64::max);
@@ -231,10 +265,6 @@ fn report(arguments: &Arguments, results: &[Compared], seen: &BlackBox) -> bool 
         );
         return holds;
     }
-    println!("path: {:.1} us a message and {:.2} us/KiB in all", seen.sum.overhead_us, seen.sum.us_per_byte * 1024.0);
-    for line in &seen.bottlenecks {
-        println!("bottleneck: {:.1} us a fragment, {:.2} us/KiB", line.overhead_us, line.us_per_byte * 1024.0);
-    }
     println!("   bytes  cuts  planned us  promised   error   whole us  64 KiB us  best fixed us       planned/best");
     for r in results {
         println!(
@@ -249,8 +279,7 @@ fn report(arguments: &Arguments, results: &[Compared], seen: &BlackBox) -> bool 
 
 /// A planned 1 MiB message as it went, above what was promised of it. The receiver's clock is set so that its first
 /// fragment has come when the sender's first was sent.
-fn draw(real: &mut Real<'_>, plot: &FilePath, seen: &BlackBox) -> Result<(), Fault> {
-    let message = 1 << 20;
+fn draw(real: &mut Real<'_>, plot: &FilePath, message: u64, seen: &BlackBox) -> Result<(), Fault> {
     let sizes = planned(message, seen);
     let outcome = real.time(&sizes)?;
     let mut rows = outcome.sender;
