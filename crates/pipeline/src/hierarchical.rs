@@ -31,7 +31,7 @@ const SHORT_CHAIN: usize = 8;
 const MOST_GROUPS: u32 = 4;
 
 /// Pieces of all fragments in all groups together beyond which no more are cut: it bounds a plan's memory.
-const MOST_PIECES: usize = 1 << 17;
+const MOST_PIECES: usize = 1 << 12;
 
 /// The algorithm on the top level, or inside a group.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -91,6 +91,9 @@ impl Limits {
         let nonzero = |field, count| if count == Some(0) { Err(PlanError::ZeroCount { field }) } else { Ok(()) };
         nonzero("max_fragments", self.max_fragments)?;
         nonzero("max_in_flight", self.max_in_flight)?;
+        if let Some(align) = self.align.filter(|&align| align < 1.0) {
+            return Err(PlanError::AlignBelowByte(align));
+        }
         if let Some(align) = self.align.filter(|&align| align > bytes) {
             return Err(PlanError::AlignBeyondMessage { align, bytes });
         }

@@ -38,6 +38,9 @@ pub enum PlanError {
         /// The message in bytes.
         bytes: f64,
     },
+    /// The unit is less than a byte.
+    #[error("align must be at least 1 byte, not {0}")]
+    AlignBelowByte(f64),
     /// The unit is larger than the largest fragment.
     #[error("align {align} is beyond the mtu {mtu}")]
     AlignBeyondMtu {
@@ -206,7 +209,7 @@ impl Plan {
     #[must_use]
     pub fn gap(&self) -> f64 {
         let bound = self.lower_bound.get();
-        if bound > 0.0 { (self.latency.get() / bound - 1.0).max(0.0) } else { 0.0 }
+        if bound > 0.0 { (self.latency.get() / bound - 1.0).clamp(0.0, f64::MAX) } else { 0.0 }
     }
 
     /// The plan backwards: for the reversed pipeline it has the same latency (Theorem 2).

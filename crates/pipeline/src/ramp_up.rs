@@ -1,11 +1,11 @@
 //! The ramp-up algorithm for two stages (section 4.1.3, Theorem 4).
 
-use crate::fixed::BestCut;
+use crate::fixed::{self, BestCut, Signature};
 use crate::plan::{Family, Plan, PlanError, Problem, Request};
 use crate::stage::{Pipeline, Stage};
 
 /// Fragments up to which every number is tried.
-pub(crate) const MOST_FRAGMENTS: usize = 4096;
+pub(crate) const MOST_FRAGMENTS: usize = 1024;
 
 /// The recurrence `x' = a x + b` that keeps a first stage and the one after it busy (equations 15 to 18).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,6 +62,9 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
         let stages = problem.pipeline.stages().len();
         return Err(PlanError::NotApplicable { planner: "ramp-up", needs: "two stages", stages });
     };
+    if problem.limits.equal_but_last {
+        return Ok(fixed::sizes(problem, &Signature::new(problem.pipeline)));
+    }
     let mut best = BestCut::new(problem);
     // A free byte in the first stage: reversed, the recurrence exists unless it is free in both.
     let (recurrent, reversed) = match Recurrent::new(&first, &second) {
@@ -83,7 +86,7 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
             best.offer(sizes);
         }
     }
-    Ok(best.take().unwrap_or_else(|| crate::fixed::fallback(problem)))
+    Ok(best.take().unwrap_or_else(|| fixed::fallback(problem)))
 }
 
 fn bubble_free(recurrent: Recurrent, bytes: f64, count: usize) -> Option<Vec<f64>> {

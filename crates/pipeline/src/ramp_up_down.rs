@@ -1,19 +1,19 @@
 //! The ramp-up-and-down algorithm for a fast, a slow and a fast stage (section 4.2, Theorem 5).
 
-use crate::fixed::BestCut;
+use crate::fixed::{self, BestCut, Signature};
 use crate::plan::{Family, Plan, PlanError, Problem, Request};
 use crate::ramp_up::Recurrent;
 use crate::stage::Pipeline;
 
 /// Fragments up to which every pair of a rising and a falling part is tried.
-const MOST_FRAGMENTS: usize = 160;
+const MOST_FRAGMENTS: usize = 96;
 
 /// Sizes that rise so as to keep the first two stages busy, then fall so as to keep the last two busy.
 ///
 /// All pairs of part lengths are tried, as in the paper. The two parts share their largest fragment, so that
 /// `k = k1 + k2 - 1`; the paper's text says `k1 + k2`, its equations 19 to 22 count the shared one twice. Optimal if the
-/// middle stage is the slowest for every size; a valid plan on any three stages. Messages that want more than 160
-/// fragments get plans of 160.
+/// middle stage is the slowest for every size; a valid plan on any three stages. Messages that want more than 96
+/// fragments get plans of 96.
 ///
 /// # Errors
 ///
@@ -29,6 +29,9 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
         let stages = problem.pipeline.stages().len();
         return Err(PlanError::NotApplicable { planner: "ramp-up-down", needs: "three stages", stages });
     };
+    if problem.limits.equal_but_last {
+        return Ok(fixed::sizes(problem, &Signature::new(problem.pipeline)));
+    }
     let mut best = BestCut::new(problem);
     let up = Recurrent::new(&first, &slow);
     let down = Recurrent::new(&slow, &last);
@@ -47,7 +50,7 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
             }
         }
     }
-    Ok(best.take().unwrap_or_else(|| crate::fixed::fallback(problem)))
+    Ok(best.take().unwrap_or_else(|| fixed::fallback(problem)))
 }
 
 /// The unique sizes of `rising` fragments up to the largest and the others down from it.

@@ -44,7 +44,7 @@ fn is_sound(plan: &Plan, bytes: f64) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn wild_costs_are_refused_or_kept(g in wild(), c in wild(), first in wild()) {
