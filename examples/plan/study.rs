@@ -20,11 +20,16 @@ pub(crate) fn run(seed: u64, samples: usize) -> Report {
     report
 }
 
+/// Runs it three times; the fastest counts, because others use this machine too.
 #[expect(clippy::disallowed_methods, reason = "a study of speed")]
-fn micros_of<T>(work: impl FnOnce() -> T) -> (T, f64) {
-    let start = Instant::now();
-    let value = std::hint::black_box(work());
-    (value, start.elapsed().as_secs_f64() * 1e6)
+fn micros_of<T>(mut work: impl FnMut() -> T) -> (T, f64) {
+    let mut once = || {
+        let start = Instant::now();
+        let value = std::hint::black_box(work());
+        (value, start.elapsed().as_secs_f64() * 1e6)
+    };
+    let (first, second, (value, third)) = (once().1, once().1, once());
+    (value, first.min(second).min(third))
 }
 
 fn fixed_against_brute_force(report: &mut Report, seed: u64, samples: usize) {

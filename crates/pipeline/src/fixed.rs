@@ -180,7 +180,9 @@ pub(crate) fn fallback(problem: &Problem<'_>) -> Vec<f64> {
 fn counts_to_try(problem: &Problem<'_>, near: usize) -> Vec<usize> {
     let (fewest, most) = problem.cut.counts;
     let all = most - fewest < FULL_SEARCH;
-    let (low, high) = if all { (fewest, most) } else { (fewest.max(near / 2), most.min(near.saturating_mul(2).max(FULL_SEARCH))) };
+    // Few credits may want far fewer fragments than the closed form, which knows of none.
+    let low = if all || problem.credits().is_some() { fewest } else { fewest.max(near / 2) };
+    let high = if all { most } else { most.min(near.saturating_mul(2).max(FULL_SEARCH)) };
     let step = ((high.saturating_sub(low)) / 256).max(1);
     let mut counts: Vec<usize> = (low..=high).step_by(step).collect();
     counts.extend(near.saturating_sub(8).max(fewest)..=(near + 8).min(most));

@@ -134,7 +134,12 @@ pub(crate) fn natural_groupings(problem: &Problem<'_>) -> Vec<Grouping> {
     let n = problem.pipeline.stages().len();
     if n <= SHORT_CHAIN {
         let few = (1_u32..1 << (n - 1)).filter(|borders| borders.count_ones() < MOST_GROUPS);
-        return few.map(|borders| Grouping::at(n, |stage| borders >> stage & 1 == 1)).filter(|g| !g.is_flat()).collect();
+        let mut groupings: Vec<Grouping> =
+            few.map(|borders| Grouping::at(n, |stage| borders >> stage & 1 == 1)).filter(|g| !g.is_flat()).collect();
+        if groupings.is_empty() {
+            groupings.push(Grouping::at(n, |_| true));
+        }
+        return groupings;
     }
     let stages = problem.pipeline.stages();
     let mut groupings: Vec<Grouping> = Vec::new();
