@@ -128,7 +128,7 @@ pub(crate) fn latency(
                 if let Some(rows) = rows.as_deref_mut() {
                     let stages = &pipeline.stages()[level.stages.clone()];
                     let is_first = fragment == 0 && piece == 0;
-                    for ((offset, stage), &end) in stages.iter().enumerate().zip(clock.exits()) {
+                    for ((offset, stage), &end) in stages.iter().enumerate().zip(clock.left_at()) {
                         let stay = if is_first { stage.first_us(bytes) } else { stage.us(bytes) };
                         let start = Micros::of((end - stay).max(0.0));
                         let stage = level.stages.start + offset;

@@ -86,7 +86,7 @@ impl<'p> Recurrence<'p> {
     }
 
     /// When the newest fragment left each stage.
-    pub(crate) fn exits(&self) -> &[f64] {
+    pub(crate) fn left_at(&self) -> &[f64] {
         &self.free
     }
 
@@ -123,7 +123,7 @@ impl Pipeline {
         let mut rows = Vec::with_capacity(fragments.len() * self.stages().len());
         for (fragment, &bytes) in fragments.iter().enumerate() {
             clock.push(0.0, bytes);
-            for (stage, &end) in clock.exits().iter().enumerate() {
+            for (stage, &end) in clock.left_at().iter().enumerate() {
                 let costs = &self.stages()[stage];
                 let stay = if fragment == 0 { costs.first_us(bytes) } else { costs.us(bytes) };
                 let start = Micros::of((end - stay).max(0.0));

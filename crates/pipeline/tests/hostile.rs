@@ -135,7 +135,7 @@ proptest! {
                 let pieces: Vec<u64> = planner.plan(bytes).collect();
                 prop_assert_eq!(pieces.iter().sum::<u64>(), bytes);
                 prop_assert!(pieces.iter().all(|&size| size > 0 && mtu.is_none_or(|mtu| size <= mtu)), "{cached} {pieces:?}");
-                let whole = |size: &u64| align.is_none_or(|align| size % (align as u64) == 0);
+                let whole = |size: &u64| align.is_none_or(|align| size.is_multiple_of(align as u64));
                 prop_assert!(pieces.iter().rev().skip(1).all(whole), "{pieces:?}");
             }
             while let Some(wanted) = planner.poll_wanted() {
