@@ -35,7 +35,8 @@ fn cold(c: &mut Criterion) {
     let mut group = c.benchmark_group("pipeline/equal fragments, cold (at most 50 ns)");
     for stages in [2, 4, 8] {
         let mut dice = Dice::new(2);
-        let signatures: Vec<Signature> = (0..256).map(|_| Signature::new(&dice.chain(stages))).collect();
+        let signatures: Vec<Signature> =
+            (0..256).map(|_| Signature::new(&dice.chain(stages))).collect();
         let mut turn = 0;
         group.bench_function(BenchmarkId::from_parameter(stages), |b| {
             b.iter(|| {
@@ -51,7 +52,9 @@ fn computed(c: &mut Criterion) {
     let mut group = c.benchmark_group("pipeline/ramp (at most 100 us) and auto");
     for stages in [2, 4, 8] {
         let mut dice = Dice::new(3);
-        let chains: Vec<_> = (0..64).map(|_| (dice.chain(stages), Request::new(dice.between(1000.0, 64_000.0)))).collect();
+        let chains: Vec<_> = (0..64)
+            .map(|_| (dice.chain(stages), Request::new(dice.between(1000.0, 64_000.0))))
+            .collect();
         let mut turn = 0;
         group.bench_function(BenchmarkId::new("ramp", stages), |b| {
             b.iter(|| {

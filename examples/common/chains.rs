@@ -56,7 +56,8 @@ impl Dice {
         let slow = self.whole(0, n - 1);
         let mut stages = self.chain(n).stages().to_vec();
         let overhead = self.between(500.0, 5000.0);
-        stages[slow] = Stage::new(overhead, stages[slow].per_byte().get()).expect("both lie within the limits");
+        stages[slow] = Stage::new(overhead, stages[slow].per_byte().get())
+            .expect("both lie within the limits");
         Pipeline::new(stages).expect("n is at least 1")
     }
 }

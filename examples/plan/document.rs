@@ -3,7 +3,8 @@
 use midplane::pipeline::auto::Refragment;
 use midplane::pipeline::hierarchical::{self, Base};
 use midplane::pipeline::{
-    Grouping, Limits, Pipeline, Plan, PlanError, Request, Stage, auto, fixed, optimum, plan, ramp, ramp_up, ramp_up_down,
+    Grouping, Limits, Pipeline, Plan, PlanError, Request, Stage, auto, fixed, optimum, plan, ramp,
+    ramp_up, ramp_up_down,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -54,9 +55,11 @@ pub(crate) struct Solved {
 ///
 /// One line that names the pipeline's index and the field.
 pub(crate) fn solve(text: &str) -> Result<Vec<Solved>, String> {
-    let document: Document = serde_json::from_str(text).map_err(|error| format!("standard input: {error}"))?;
+    let document: Document =
+        serde_json::from_str(text).map_err(|error| format!("standard input: {error}"))?;
     let entries = document.pipelines;
-    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(entries.len().max(1));
+    let workers =
+        std::thread::available_parallelism().map_or(1, usize::from).min(entries.len().max(1));
     let share = entries.len().div_ceil(workers).max(1);
     let mut results = Vec::with_capacity(entries.len());
     std::thread::scope(|scope| {
@@ -77,7 +80,8 @@ pub(crate) fn solve(text: &str) -> Result<Vec<Solved>, String> {
 }
 
 fn solve_all(first: usize, entries: &[Value]) -> Result<Vec<Solved>, String> {
-    let name = |index: usize| move |problem: String| format!("pipelines[{}]: {problem}", first + index);
+    let name =
+        |index: usize| move |problem: String| format!("pipelines[{}]: {problem}", first + index);
     entries.iter().enumerate().map(|(index, entry)| solve_one(entry).map_err(name(index))).collect()
 }
 
@@ -101,7 +105,9 @@ fn solve_one(value: &Value) -> Result<Solved, String> {
 fn field_of(value: &Value, error: &serde_json::Error) -> String {
     let Some(map) = value.as_object() else { return format!("must be an object: {error}") };
     for (field, kind) in [("stages", "an array"), ("bytes", "a number")] {
-        let good = map.get(field).is_some_and(|v| if field == "stages" { v.is_array() } else { v.is_number() });
+        let good = map
+            .get(field)
+            .is_some_and(|v| if field == "stages" { v.is_array() } else { v.is_number() });
         if !good {
             return format!("{field} is missing or not {kind}: {error}");
         }
@@ -168,24 +174,31 @@ fn plan_one(entry: &Entry, pipeline: &Pipeline) -> Result<Plan, PlanError> {
         return plan::time(pipeline, &request, vector, groups.as_ref());
     }
     let compound = |base| match &groups {
-        Some(groups) => hierarchical::with_bases(pipeline, &request, groups, base, Base::Fixed).map(Some),
+        Some(groups) => {
+            hierarchical::with_bases(pipeline, &request, groups, base, Base::Fixed).map(Some)
+        }
         None => Ok(None),
     };
     let planner = entry.planner.as_deref().unwrap_or("auto");
-    let named = match planner {
+    match planner {
         "fixed" => compound(Base::Fixed)?.map_or_else(|| fixed(pipeline, &request), Ok),
         "ramp" => compound(Base::Ramp)?.map_or_else(|| ramp(pipeline, &request), Ok),
         "ramp-up" => compound(Base::RampUp)?.map_or_else(|| ramp_up(pipeline, &request), Ok),
-        "ramp-up-down" => compound(Base::RampUpDown)?.map_or_else(|| ramp_up_down(pipeline, &request), Ok),
+        "ramp-up-down" => {
+            compound(Base::RampUpDown)?.map_or_else(|| ramp_up_down(pipeline, &request), Ok)
+        }
         "hierarchical" => hierarchical::hierarchical(pipeline, &request, groups.as_ref()),
         "auto" => auto(pipeline, &request, groups.as_ref(), Refragment::WhereItHelps),
         "lp" => optimum(pipeline, &request),
         _ => {
             let needs = "one of fixed, ramp, ramp-up, ramp-up-down, hierarchical, auto, lp";
-            Err(PlanError::NotApplicable { planner: "by that name", needs, stages: pipeline.stages().len() })
+            Err(PlanError::NotApplicable {
+                planner: "by that name",
+                needs,
+                stages: pipeline.stages().len(),
+            })
         }
-    };
-    named
+    }
 }
 
 /// The document that goes out.

@@ -18,14 +18,28 @@ const OVERHEADS_MS: [f64; 7] = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 pub(crate) fn draw(directory: &Path) -> Result<Vec<PathBuf>, Fault> {
     std::fs::create_dir_all(directory)?;
     let mut names = Vec::new();
-    let mut figure = |number: &str, caption: &str, (x, y): (&str, &str), curves: &[Curve]| -> Result<(), Fault> {
+    let mut figure = |number: &str,
+                      caption: &str,
+                      (x, y): (&str, &str),
+                      curves: &[Curve]|
+     -> Result<(), Fault> {
         let name = directory.join(format!("figure-{number}.svg"));
         lines(&name, caption, (x, y), curves)?;
         names.push(name);
         Ok(())
     };
-    figure("2a", "Figure 2a: one bottleneck", ("fragments", "latency, us"), &signature(&[(2.0, 30.0), (8.0, 60.0)]))?;
-    figure("2b", "Figure 2b: the bottleneck moves", ("fragments", "latency, us"), &signature(&[(5.0, 60.0), (90.0, 25.0)]))?;
+    figure(
+        "2a",
+        "Figure 2a: one bottleneck",
+        ("fragments", "latency, us"),
+        &signature(&[(2.0, 30.0), (8.0, 60.0)]),
+    )?;
+    figure(
+        "2b",
+        "Figure 2b: the bottleneck moves",
+        ("fragments", "latency, us"),
+        &signature(&[(5.0, 60.0), (90.0, 25.0)]),
+    )?;
     figure("8", "Figure 8: GAM, 4 KB", ("fragments", "us"), &figure_8())?;
     figure("9", "Figure 9: against static fragments", ("message, KB", "latency, us"), &figure_9())?;
     let bandwidth = ("disk bandwidth, MB/s", "improvement, %");
@@ -45,12 +59,18 @@ fn signature(stages: &[(f64, f64)]) -> Vec<Curve> {
     let whole = chain(stages);
     let counts = || (1..=60).map(|k| f64::from(k) * 0.5 + 0.5);
     let latency = Signature::new(&whole);
-    let mut curves = vec![("latency".to_owned(), counts().map(|k| (k, latency.latency(8000.0, k).get())).collect())];
+    let mut curves = vec![(
+        "latency".to_owned(),
+        counts().map(|k| (k, latency.latency(8000.0, k).get())).collect(),
+    )];
     for (index, stage) in whole.stages().iter().enumerate() {
         let sum: f64 = whole.stages().iter().map(|s| s.overhead().get()).sum();
         let bytes: f64 = whole.stages().iter().map(|s| s.per_byte().get()).sum();
         let at = |k: f64| sum + 8000.0 / k * bytes + (k - 1.0) * stage.time(8000.0 / k).get();
-        curves.push((format!("stage {index} as the bottleneck"), counts().map(|k| (k, at(k))).collect()));
+        curves.push((
+            format!("stage {index} as the bottleneck"),
+            counts().map(|k| (k, at(k))).collect(),
+        ));
     }
     curves
 }
@@ -115,7 +135,12 @@ fn by_size(ratio: impl Fn(f64, f64, f64) -> f64) -> Vec<Curve> {
     OVERHEADS_MS.into_iter().map(curve).collect()
 }
 
-fn lines(file: &Path, caption: &str, (x_name, y_name): (&str, &str), curves: &[Curve]) -> Result<(), Fault> {
+fn lines(
+    file: &Path,
+    caption: &str,
+    (x_name, y_name): (&str, &str),
+    curves: &[Curve],
+) -> Result<(), Fault> {
     let points = || curves.iter().flat_map(|(_, points)| points.iter().copied());
     let range = |values: &mut dyn Iterator<Item = f64>| {
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)))
@@ -153,8 +178,15 @@ fn bars(file: &Path) -> Result<(), Fault> {
         .x_label_area_size(40)
         .y_label_area_size(60)
         .build_cartesian_2d(0.0..columns.len() as f64, 0.0..highest * 1.2)?;
-    let label = |x: &f64| columns.get(*x as usize).map_or_else(String::new, |(name, _)| name.clone());
-    chart.configure_mesh().x_labels(columns.len()).x_label_formatter(&label).y_desc("us").disable_x_mesh().draw()?;
+    let label =
+        |x: &f64| columns.get(*x as usize).map_or_else(String::new, |(name, _)| name.clone());
+    chart
+        .configure_mesh()
+        .x_labels(columns.len())
+        .x_label_formatter(&label)
+        .y_desc("us")
+        .disable_x_mesh()
+        .draw()?;
     for (part, name) in ["T_f", "T_b", "T_l"].into_iter().enumerate() {
         let colour = Palette99::pick(part).mix(0.7);
         let boxes = columns.iter().enumerate().map(|(index, (_, parts))| {
@@ -162,7 +194,10 @@ fn bars(file: &Path) -> Result<(), Fault> {
             let x = index as f64;
             Rectangle::new([(x + 0.2, below), (x + 0.8, below + parts[part])], colour.filled())
         });
-        chart.draw_series(boxes)?.label(name).legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+        chart
+            .draw_series(boxes)?
+            .label(name)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
     }
     chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
     root.present()?;
@@ -180,7 +215,8 @@ fn figure_14() -> Vec<(String, [f64; 3])> {
         let last = if second { ("C'", Base::RampUpDown) } else { ("C", Base::RampUp) };
         for (name, top) in [("B", Base::Fixed), last] {
             let model = linear_model(&chain, &request, &groups, top).expect("two or three groups");
-            columns.push((format!("{name} {suffix}"), parts_around(&model.top, &model.fragments, 1)));
+            columns
+                .push((format!("{name} {suffix}"), parts_around(&model.top, &model.fragments, 1)));
         }
     }
     columns
@@ -191,8 +227,11 @@ fn parts_around(chain: &Pipeline, sizes: &[f64], disk: usize) -> [f64; 3] {
     let rows = chain.rows(sizes, None);
     let mut at_disk = rows.iter().filter(|row| row.stage == disk);
     let start = at_disk.next().map_or(0.0, |row| row.start.get());
-    let end = rows.iter().filter(|row| row.stage == disk).map(|row| row.end.get()).fold(0.0, f64::max);
+    let end =
+        rows.iter().filter(|row| row.stage == disk).map(|row| row.end.get()).fold(0.0, f64::max);
     let whole = rows.iter().map(|row| row.end.get()).fold(0.0, f64::max);
-    debug_assert!(chain.stages().get(disk).is_some_and(|stage: &Stage| stage.overhead().get() > 0.0));
+    debug_assert!(
+        chain.stages().get(disk).is_some_and(|stage: &Stage| stage.overhead().get() > 0.0)
+    );
     [start, end - start, whole - end]
 }

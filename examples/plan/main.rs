@@ -100,13 +100,18 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         reports = true;
     }
     if let Some(directory) = &arguments.figures {
-        let names = figures::draw(directory).map_err(|problem| format!("--figures {}: {problem}", directory.display()))?;
+        let names = figures::draw(directory)
+            .map_err(|problem| format!("--figures {}: {problem}", directory.display()))?;
         if !arguments.json && !reports {
             names.iter().for_each(|name| println!("{}", name.display()));
         }
     }
     if reports {
-        if arguments.json { println!("{}", report.json()) } else { report.print() }
+        if arguments.json {
+            println!("{}", report.json())
+        } else {
+            report.print()
+        }
         return Ok(report.holds());
     }
     if arguments.figures.is_none() { plan(arguments) } else { Ok(true) }
@@ -129,9 +134,12 @@ fn plan(arguments: &Arguments) -> Result<bool, String> {
     stdin.read_to_string(&mut text).map_err(|problem| format!("standard input: {problem}"))?;
     let solved = document::solve(&text)?;
     if let Some(file) = &arguments.plot {
-        let Some(first) = solved.first() else { return Err("--plot: there is no pipeline to draw".into()) };
+        let Some(first) = solved.first() else {
+            return Err("--plot: there is no pipeline to draw".into());
+        };
         let rows = first.plan.rows(&first.pipeline, first.max_in_flight);
-        gantt::write(file, &[("predicted", &rows)], &[]).map_err(|problem| format!("--plot {}: {problem}", file.display()))?;
+        gantt::write(file, &[("predicted", &rows)], &[])
+            .map_err(|problem| format!("--plot {}: {problem}", file.display()))?;
     }
     println!("{}", document::answer(&solved));
     Ok(true)

@@ -35,7 +35,8 @@ impl Path for Noisy<'_> {
     }
 
     fn interval(&mut self, bytes: f64) -> f64 {
-        let us = self.chain.stages().iter().map(|stage| stage.time(bytes).get()).fold(0.0, f64::max);
+        let us =
+            self.chain.stages().iter().map(|stage| stage.time(bytes).get()).fold(0.0, f64::max);
         self.blur(us)
     }
 }
@@ -52,12 +53,18 @@ pub(crate) fn black_box(report: &mut Report, seed: u64, samples: usize) {
         let truth = Signature::new(&chain);
         for bytes in [4096.0, 16_384.0, 65_536.0] {
             let (count, best) = (seen.count(bytes), truth.count(bytes, 1, 65_536));
-            let (took, could) = (truth.latency(bytes, count as f64).get(), truth.latency(bytes, best as f64).get());
+            let (took, could) =
+                (truth.latency(bytes, count as f64).get(), truth.latency(bytes, best as f64).get());
             regret.push(100.0 * (took / could - 1.0));
             error.push(100.0 * (seen.latency(bytes, count).get() / took - 1.0).abs());
         }
     }
-    report.push(Line::at_most("black box, 5 % noise, 10 % outliers: p95 regret", regret.quantile(0.95), 0.3, "%"));
+    report.push(Line::at_most(
+        "black box, 5 % noise, 10 % outliers: p95 regret",
+        regret.quantile(0.95),
+        0.3,
+        "%",
+    ));
     report.push(Line::at_most("black box: p95 prediction error", error.quantile(0.95), 4.0, "%"));
     report.push(Line::info("black box: mean regret", regret.mean(), "%"));
     report.push(Line::info("black box: mean prediction error", error.mean(), "%"));
@@ -67,7 +74,8 @@ pub(crate) fn black_box(report: &mut Report, seed: u64, samples: usize) {
 pub(crate) fn sudden_change(report: &mut Report, seed: u64, samples: usize) {
     let mut dice = Dice::new(seed ^ 12);
     for factor in [2.0, 4.0] {
-        let (mut messages, mut regret, mut stale) = (Sample::default(), Sample::default(), Sample::default());
+        let (mut messages, mut regret, mut stale) =
+            (Sample::default(), Sample::default(), Sample::default());
         let mut alarms = 0;
         for _ in 0..samples {
             let outcome = one_change(&mut dice, factor);
@@ -77,12 +85,30 @@ pub(crate) fn sudden_change(report: &mut Report, seed: u64, samples: usize) {
             alarms += outcome.false_alarms;
         }
         let name = |what| format!("stage {factor} x slower: {what}");
-        report.push(Line::at_most(&name("messages until replanned, max"), messages.max(), 32.0, "messages"));
-        report.push(Line::info(&name("messages until replanned, mean"), messages.mean(), "messages"));
-        report.push(Line::at_most(&name("regret after 32 messages, p95"), regret.quantile(0.95), 2.0, "%"));
+        report.push(Line::at_most(
+            &name("messages until replanned, max"),
+            messages.max(),
+            32.0,
+            "messages",
+        ));
+        report.push(Line::info(
+            &name("messages until replanned, mean"),
+            messages.mean(),
+            "messages",
+        ));
+        report.push(Line::at_most(
+            &name("regret after 32 messages, p95"),
+            regret.quantile(0.95),
+            2.0,
+            "%",
+        ));
         report.push(Line::info(&name("regret after 32 messages, mean"), regret.mean(), "%"));
         report.push(Line::info(&name("regret of the old plan, p95"), stale.quantile(0.95), "%"));
-        report.push(Line::info(&name("alarms before the change, in 200 messages each"), f64::from(alarms), "alarms"));
+        report.push(Line::info(
+            &name("alarms before the change, in 200 messages each"),
+            f64::from(alarms),
+            "alarms",
+        ));
     }
 }
 
@@ -100,12 +126,14 @@ fn one_change(dice: &mut Dice, factor: f64) -> Outcome {
     let slow = dice.whole(0, n - 1);
     let mut stages = old.stages().to_vec();
     let stage = stages[slow];
-    stages[slow] = Stage::new(stage.overhead().get() * factor, stage.per_byte().get() * factor).expect("a cost times four");
+    stages[slow] = Stage::new(stage.overhead().get() * factor, stage.per_byte().get() * factor)
+        .expect("a cost times four");
     let new = Pipeline::new(stages).expect("n is at least 2");
     let mut monitor = Monitor::new(&old);
     let plan_for = |monitor: &Monitor| {
         let chain = monitor.pipeline();
-        let plan = if monitor.is_risky() { fixed(&chain, &request) } else { ramp(&chain, &request) };
+        let plan =
+            if monitor.is_risky() { fixed(&chain, &request) } else { ramp(&chain, &request) };
         plan.expect("random chains have overheads").fragments().to_vec()
     };
     let first = plan_for(&monitor);
@@ -165,10 +193,24 @@ pub(crate) fn cache(report: &mut Report, seed: u64) {
         at += 1;
     }
     let empty = reading_cost();
-    report.push(Line::at_most("cached plan, p50 of batches of 64", cached.value_at_quantile(0.5) as f64 / 10.0, 20.0, "ns"));
-    report.push(Line::info("cached plan, p99 of batches of 64", cached.value_at_quantile(0.99) as f64 / 10.0, "ns"));
+    report.push(Line::at_most(
+        "cached plan, p50 of batches of 64",
+        cached.value_at_quantile(0.5) as f64 / 10.0,
+        20.0,
+        "ns",
+    ));
+    report.push(Line::info(
+        "cached plan, p99 of batches of 64",
+        cached.value_at_quantile(0.99) as f64 / 10.0,
+        "ns",
+    ));
     let single = (single.value_at_quantile(0.99) as f64 - empty).max(0.0);
-    report.push(Line::at_most("cached plan, p99 of single calls less the clock's median", single, 100.0, "ns"));
+    report.push(Line::at_most(
+        "cached plan, p99 of single calls less the clock's median",
+        single,
+        100.0,
+        "ns",
+    ));
     fixed_cold(report, &mut dice, &sizes);
 }
 
@@ -201,6 +243,15 @@ fn fixed_cold(report: &mut Report, dice: &mut Dice, sizes: &[u64]) {
         }
         build.push(start.elapsed().as_nanos() as f64 / chains.len() as f64);
     }
-    report.push(Line::at_most("fixed plan, cold (size not seen before), median", plan.quantile(0.5), 50.0, "ns"));
-    report.push(Line::info("fixed planner's table, once for each chain, median", build.quantile(0.5), "ns"));
+    report.push(Line::at_most(
+        "fixed plan, cold (size not seen before), median",
+        plan.quantile(0.5),
+        50.0,
+        "ns",
+    ));
+    report.push(Line::info(
+        "fixed planner's table, once for each chain, median",
+        build.quantile(0.5),
+        "ns",
+    ));
 }

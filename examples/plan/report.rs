@@ -31,7 +31,13 @@ impl Line {
     }
 
     /// A number that the paper prints, and how far from it a reproduction may be, in the same unit.
-    pub(crate) fn near(name: &str, value: f64, paper: f64, tolerance: f64, unit: &'static str) -> Self {
+    pub(crate) fn near(
+        name: &str,
+        value: f64,
+        paper: f64,
+        tolerance: f64,
+        unit: &'static str,
+    ) -> Self {
         Self { name: name.into(), value, unit, aim: Aim::Near { paper, tolerance } }
     }
 
@@ -97,10 +103,16 @@ impl Report {
             let aim = match line.aim {
                 Aim::None => String::new(),
                 Aim::AtMost(bound) => format!("at most {bound}"),
-                Aim::Near { paper, .. } => format!("paper {paper}, deviation {:+.3}", line.value - paper),
+                Aim::Near { paper, .. } => {
+                    format!("paper {paper}, deviation {:+.3}", line.value - paper)
+                }
             };
             let mark = if line.holds() { ' ' } else { '!' };
-            let value = if line.value != 0.0 && line.value.abs() < 1e-3 { format!("{:.2e}", line.value) } else { format!("{:.4}", line.value) };
+            let value = if line.value != 0.0 && line.value.abs() < 1e-3 {
+                format!("{:.2e}", line.value)
+            } else {
+                format!("{:.4}", line.value)
+            };
             println!("{mark} {:<62} {value:>12} {:<9} {aim}", line.name, line.unit);
         }
     }

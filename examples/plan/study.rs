@@ -46,7 +46,12 @@ fn fixed_against_brute_force(report: &mut Report, seed: u64, samples: usize) {
             wrong += 1;
         }
     }
-    report.push(Line::at_most("fixed: chains where brute force over all k is better", f64::from(wrong), 0.0, "chains"));
+    report.push(Line::at_most(
+        "fixed: chains where brute force over all k is better",
+        f64::from(wrong),
+        0.0,
+        "chains",
+    ));
     report.push(Line::info("fixed: chains tried", samples as f64, "chains"));
 }
 
@@ -69,7 +74,8 @@ fn ramp_against_optimum(report: &mut Report, seed: u64, samples: usize) {
         }
         let request = Request::new(bytes);
         let Ok(best) = optimum(&chain, &request) else { continue };
-        let (plan, us) = micros_of(|| ramp(&chain, &request).expect("random chains have overheads"));
+        let (plan, us) =
+            micros_of(|| ramp(&chain, &request).expect("random chains have overheads"));
         let fixed = fixed(&chain, &request).expect("random chains have overheads");
         let best = best.latency().get();
         gap.push(100.0 * (plan.latency().get() / best - 1.0));
@@ -107,7 +113,12 @@ fn special_chains(report: &mut Report, seed: u64, samples: usize) {
             let plan = ramp(&chain, &request).expect("random chains have overheads");
             worst.push(plan.latency().get() / best.latency().get() - 1.0);
         }
-        report.push(Line::at_most(&format!("ramp over the LP optimum, {name}, max"), worst.max(), 1e-9, "relative"));
+        report.push(Line::at_most(
+            &format!("ramp over the LP optimum, {name}, max"),
+            worst.max(),
+            1e-9,
+            "relative",
+        ));
     }
 }
 
@@ -120,7 +131,9 @@ fn auto_on_slow_stages(report: &mut Report, seed: u64, samples: usize) {
         let n = dice.whole(3, 8);
         let chain = dice.slow_chain(n);
         let request = Request::new(dice.between(16_000.0, 256_000.0));
-        let (plan, us) = micros_of(|| auto(&chain, &request, None, Refragment::WhereItHelps).expect("overheads"));
+        let (plan, us) = micros_of(|| {
+            auto(&chain, &request, None, Refragment::WhereItHelps).expect("overheads")
+        });
         let families = best_known(&chain, &request);
         let best = families.iter().copied().fold(plan.latency().get(), f64::min);
         let single = families[0].min(families[1]).min(families[2]);
@@ -162,7 +175,9 @@ fn best_known(chain: &Pipeline, request: &Request) -> Vec<f64> {
             }
         }
         let groups = Grouping::new(n, &groups).expect("covers all stages in order");
-        for (top, inside) in [(Base::Fixed, Base::Fixed), (Base::Ramp, Base::Fixed), (Base::Ramp, Base::Ramp)] {
+        for (top, inside) in
+            [(Base::Fixed, Base::Fixed), (Base::Ramp, Base::Fixed), (Base::Ramp, Base::Ramp)]
+        {
             if let Ok(plan) = hierarchical::with_bases(chain, request, &groups, top, inside) {
                 known.push(plan.latency().get());
             }

@@ -22,7 +22,18 @@ const FILE: usize = 16 << 20;
 const MESSAGES: [u64; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 
 /// Fixed sizes compared: powers of two from 4 KiB.
-const FIXED: [u64; 10] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20];
+const FIXED: [u64; 10] = [
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    128 << 10,
+    256 << 10,
+    512 << 10,
+    1 << 20,
+    2 << 20,
+];
 
 /// The message that is drawn.
 const DRAWN: u64 = 1 << 20;
@@ -62,7 +73,7 @@ struct Real<'a> {
 }
 
 impl Real<'_> {
-    fn time(&mut self, sizes: &[u64]) -> Result<Outcome, Fault> {
+    fn time(&self, sizes: &[u64]) -> Result<Outcome, Fault> {
         self.runtime.block_on(async {
             tokio::select! {
                 outcome = send(self.hand, self.file, sizes) => outcome.map_err(Fault::lost("the receiver")),
@@ -146,12 +157,14 @@ fn planned(message: u64, seen: &BlackBox) -> Vec<u64> {
     let limits = Limits::new().align((PAGE as f64).min(message as f64));
     let size = message as f64 / seen.count(message as f64) as f64;
     let request = Request::new(message as f64).limits(limits);
-    fixed(&seen.two_stages(size), &request).map_or_else(|_| vec![message], |plan| plan.whole_bytes())
+    fixed(&seen.two_stages(size), &request)
+        .map_or_else(|_| vec![message], |plan| plan.whole_bytes())
 }
 
 /// The ways for one message: whole, by plan, and in every fixed size below it.
 fn ways(message: u64, seen: &BlackBox) -> Vec<Way> {
-    let mut ways = vec![("whole".to_owned(), vec![message]), ("planned".to_owned(), planned(message, seen))];
+    let mut ways =
+        vec![("whole".to_owned(), vec![message]), ("planned".to_owned(), planned(message, seen))];
     for size in FIXED.into_iter().filter(|&size| size < message) {
         ways.push((format!("{} KiB", size >> 10), vec![size; (message / size) as usize]));
     }
@@ -160,10 +173,16 @@ fn ways(message: u64, seen: &BlackBox) -> Vec<Way> {
 
 /// Everything, from the first observation to the report; whether all held.
 #[expect(clippy::disallowed_methods, reason = "an example measures real time")]
-pub(crate) fn run(runtime: &Runtime, arguments: &Arguments, hand: &Hand, file: &FilePath) -> Result<bool, Fault> {
+pub(crate) fn run(
+    runtime: &Runtime,
+    arguments: &Arguments,
+    hand: &Hand,
+    file: &FilePath,
+) -> Result<bool, Fault> {
     let mut real = Real { runtime, hand, file, message: 0.0, failed: None };
     let bar = ProgressBar::new(u64::from(arguments.rounds)).with_style(
-        ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} rounds, {eta} left").unwrap_or_else(|_| ProgressStyle::default_bar()),
+        ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} rounds, {eta} left")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
     bar.set_message("observing");
     bar.tick();
@@ -193,11 +212,11 @@ pub(crate) fn run(runtime: &Runtime, arguments: &Arguments, hand: &Hand, file: &
         }
     }
     bar.finish_and_clear();
-    let results: Vec<Compared> = all.iter().map(|(message, seen, ways)| Compared::new(*message, ways, seen)).collect();
-    if let Some(plot) = &arguments.plot {
-        if let Some((message, seen, _)) = all.iter().find(|(message, ..)| *message == DRAWN) {
-            draw(&mut real, plot, *message, seen)?;
-        }
+    let results: Vec<Compared> =
+        all.iter().map(|(message, seen, ways)| Compared::new(*message, ways, seen)).collect();
+    let drawn = all.iter().find(|(message, ..)| *message == DRAWN);
+    if let (Some(plot), Some((message, seen, _))) = (&arguments.plot, drawn) {
+        draw(&real, plot, *message, seen)?;
     }
     Ok(report(arguments, &results))
 }
@@ -223,7 +242,8 @@ impl Compared {
         let fixed = || ways.iter().filter(|way| way.name != "planned");
         let best = fixed().min_by(|a, b| a.median().total_cmp(&b.median())).unwrap_or(whole);
         let at_64 = fixed().find(|way| way.name == "64 KiB").unwrap_or(whole);
-        let mut ratios: Vec<f64> = planned.times.iter().zip(&best.times).map(|(ours, theirs)| ours / theirs).collect();
+        let mut ratios: Vec<f64> =
+            planned.times.iter().zip(&best.times).map(|(ours, theirs)| ours / theirs).collect();
         Self {
             bytes,
             fragments: planned.sizes.len(),
@@ -243,7 +263,8 @@ impl Compared {
 }
 
 fn report(arguments: &Arguments, results: &[Compared]) -> bool {
-    let mean = |f: &dyn Fn(&Compared) -> f64| results.iter().map(f).sum::<f64>() / results.len() as f64;
+    let mean =
+        |f: &dyn Fn(&Compared) -> f64| results.iter().map(f).sum::<f64>() / results.len() as f64;
     let error = mean(&Compared::error);
     let worst = results.iter().map(|result| result.ratio).fold(0.0, f64::max);
     // Where one fragment is the plan, the two are the same and differ by noise alone.
@@ -265,21 +286,35 @@ fn report(arguments: &Arguments, results: &[Compared]) -> bool {
         );
         return holds;
     }
-    println!("   bytes  cuts  planned us  promised   error   whole us  64 KiB us  best fixed us       planned/best");
+    println!(
+        "   bytes  cuts  planned us  promised   error   whole us  64 KiB us  best fixed us       planned/best"
+    );
     for r in results {
         println!(
             "{:>8} {:>5} {:>11.1} {:>9.1} {:>6.1}% {:>10.1} {:>10.1} {:>13.1} {:<9} {:>6.3}",
-            r.bytes, r.fragments, r.planned, r.predicted, 100.0 * r.error(), r.whole, r.fixed_64, r.best, r.best_name, r.ratio
+            r.bytes,
+            r.fragments,
+            r.planned,
+            r.predicted,
+            100.0 * r.error(),
+            r.whole,
+            r.fixed_64,
+            r.best,
+            r.best_name,
+            r.ratio
         );
     }
-    println!("mean prediction error {:.1} % (below 5.9), worst planned/best fixed {worst:.3} (at most 1.02)", 100.0 * error);
+    println!(
+        "mean prediction error {:.1} % (below 5.9), worst planned/best fixed {worst:.3} (at most 1.02)",
+        100.0 * error
+    );
     println!("planned beats the whole file: {beats_whole}; all hold: {holds}");
     holds
 }
 
 /// A planned 1 MiB message as it went, above what was promised of it. The receiver's clock is set so that its first
 /// fragment has come when the sender's first was sent.
-fn draw(real: &mut Real<'_>, plot: &FilePath, message: u64, seen: &BlackBox) -> Result<(), Fault> {
+fn draw(real: &Real<'_>, plot: &FilePath, message: u64, seen: &BlackBox) -> Result<(), Fault> {
     let sizes = planned(message, seen);
     let outcome = real.time(&sizes)?;
     let mut rows = outcome.sender;
@@ -293,7 +328,14 @@ fn draw(real: &mut Real<'_>, plot: &FilePath, message: u64, seen: &BlackBox) -> 
     }
     let exact: Vec<f64> = sizes.iter().map(|&size| size as f64).collect();
     let promised = seen.two_stages(exact[0]).rows(&exact, None);
-    let charts: [(&str, &[Row]); 2] = [("measured", &rows), ("promised, as seen from outside: stage 0 all but the bottleneck, stage 1 the bottleneck", &promised)];
+    let charts: [(&str, &[Row]); 2] = [
+        ("measured", &rows),
+        (
+            "promised, as seen from outside: stage 0 all but the bottleneck, stage 1 the bottleneck",
+            &promised,
+        ),
+    ];
     let names = ["read", "send", "receive", "write"];
-    gantt::write(plot, &charts, &names).map_err(|problem| Fault::Input(format!("--plot {}: {problem}", plot.display())))
+    gantt::write(plot, &charts, &names)
+        .map_err(|problem| Fault::Input(format!("--plot {}: {problem}", plot.display())))
 }

@@ -41,7 +41,10 @@ impl Temporary {
     fn new(arguments: &Arguments, role: &str) -> Result<Self, Fault> {
         let directory = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
         if !directory.is_dir() {
-            return Err(Fault::Input(format!("--directory {}: not a directory", directory.display())));
+            return Err(Fault::Input(format!(
+                "--directory {}: not a directory",
+                directory.display()
+            )));
         }
         Ok(Self(directory.join(format!("midplane-transfer-{}-{role}", std::process::id()))))
     }
@@ -67,7 +70,9 @@ pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<bool, Faul
             }
         }
         _ => {
-            let (child, address) = runtime.block_on(start_child(arguments)).map_err(Fault::lost("starting the receiver"))?;
+            let (child, address) = runtime
+                .block_on(start_child(arguments))
+                .map_err(Fault::lost("starting the receiver"))?;
             let outcome = send(runtime, arguments, &address);
             runtime.block_on(end_child(child));
             outcome
@@ -76,9 +81,11 @@ pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<bool, Faul
 }
 
 fn addresses(file: &Path) -> Result<Vec<String>, Fault> {
-    let bad = |problem: &dyn Display| Fault::Input(format!("--peers {}: {problem}", file.display()));
+    let bad =
+        |problem: &dyn Display| Fault::Input(format!("--peers {}: {problem}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|problem| bad(&problem))?;
-    let lines: Vec<String> = text.lines().map(str::trim).filter(|line| !line.is_empty()).map(Into::into).collect();
+    let lines: Vec<String> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(Into::into).collect();
     if lines.len() != 2 {
         return Err(bad(&format!("must name two host:port, not {}", lines.len())));
     }
@@ -99,7 +106,8 @@ async fn start_child(arguments: &Arguments) -> io::Result<(Child, String)> {
     }
     let mut child = command.spawn()?;
     let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-    let address = BufReader::new(stdout).lines().next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let address =
+        BufReader::new(stdout).lines().next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
     Ok((child, address))
 }
 

@@ -109,7 +109,11 @@ pub(crate) async fn serve(stream: TcpStream, file: &Path, sync: bool) -> io::Res
 pub(crate) struct Disk(pub(crate) File);
 
 impl AsyncRead for Disk {
-    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let count = self.0.read(buf.initialize_unfilled())?;
         buf.advance(count);
         Poll::Ready(Ok(()))
@@ -117,7 +121,11 @@ impl AsyncRead for Disk {
 }
 
 impl AsyncWrite for Disk {
-    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Poll::Ready(self.0.write(bytes))
     }
 
@@ -135,7 +143,11 @@ impl AsyncWrite for Disk {
 pub(crate) struct Hand(pub(crate) Arc<TcpStream>);
 
 impl AsyncRead for Hand {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         loop {
             ready!(self.0.poll_read_ready(cx))?;
             match self.0.try_read(buf.initialize_unfilled()) {
@@ -151,7 +163,11 @@ impl AsyncRead for Hand {
 }
 
 impl AsyncWrite for Hand {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.0.poll_write_ready(cx))?;
             match self.0.try_write(bytes) {

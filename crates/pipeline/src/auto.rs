@@ -27,7 +27,12 @@ pub enum Refragment {
 /// # Errors
 ///
 /// See [`PlanError`].
-pub fn auto(pipeline: &Pipeline, request: &Request, groups: Option<&Grouping>, refragment: Refragment) -> Result<Plan, PlanError> {
+pub fn auto(
+    pipeline: &Pipeline,
+    request: &Request,
+    groups: Option<&Grouping>,
+    refragment: Refragment,
+) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
     let signature = Signature::new(pipeline);
     let mut best = problem.plan(Family::Fixed, fixed::sizes(&problem, &signature));

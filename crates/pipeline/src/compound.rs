@@ -76,7 +76,12 @@ impl Grouping {
 
     /// Groups that end with the stages for which `border` holds, and with the last one.
     pub(crate) fn at(stages: usize, border: impl Fn(usize) -> bool) -> Self {
-        Self { ends: (0..stages).filter(|&stage| stage + 1 == stages || border(stage)).map(|stage| stage + 1).collect() }
+        Self {
+            ends: (0..stages)
+                .filter(|&stage| stage + 1 == stages || border(stage))
+                .map(|stage| stage + 1)
+                .collect(),
+        }
     }
 
     /// The groups as ranges of stages.
@@ -116,11 +121,15 @@ pub(crate) fn latency(
     mut rows: Option<&mut Vec<Row>>,
 ) -> f64 {
     let count = levels.first().map_or(0, |level| level.fragments.len());
-    let mut groups: Vec<Recurrence<'_>> =
-        levels.iter().map(|level| Recurrence::new(&pipeline.stages()[level.stages.clone()], None)).collect();
+    let mut groups: Vec<Recurrence<'_>> = levels
+        .iter()
+        .map(|level| Recurrence::new(&pipeline.stages()[level.stages.clone()], None))
+        .collect();
     let mut exits = vec![0.0; count];
     for fragment in 0..count {
-        let mut at = credits.filter(|&credits| fragment >= credits).map_or(0.0, |credits| exits[fragment - credits]);
+        let mut at = credits
+            .filter(|&credits| fragment >= credits)
+            .map_or(0.0, |credits| exits[fragment - credits]);
         for (level, clock) in levels.iter().zip(&mut groups) {
             let arrival = at;
             for (piece, &bytes) in level.fragments[fragment].iter().enumerate() {
@@ -150,7 +159,12 @@ impl crate::plan::Plan {
             return pipeline.rows(&self.fragments, max_in_flight);
         }
         let mut rows = Vec::new();
-        latency(pipeline, &self.levels, max_in_flight.map(|credits| credits.max(1)), Some(&mut rows));
+        latency(
+            pipeline,
+            &self.levels,
+            max_in_flight.map(|credits| credits.max(1)),
+            Some(&mut rows),
+        );
         rows
     }
 }

@@ -20,6 +20,7 @@ use crate::stage::{Pipeline, Stage};
 ///
 /// As [`fit`], for the first stage that cannot be fitted.
 pub fn instrumented<S: AsRef<[(f64, f64)]>>(stages: &[S]) -> Result<Pipeline, FitError> {
-    let fitted: Result<Vec<Stage>, FitError> = stages.iter().map(|timings| Ok(fit(timings.as_ref())?.stage())).collect();
+    let fitted: Result<Vec<Stage>, FitError> =
+        stages.iter().map(|timings| Ok(fit(timings.as_ref())?.stage())).collect();
     Pipeline::new(fitted?).map_err(|_| FitError::TooFew(0))
 }

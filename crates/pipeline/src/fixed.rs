@@ -52,7 +52,13 @@ impl Signature {
         lines.sort_by(|a, b| b.c().total_cmp(&a.c()).then(b.g().total_cmp(&a.g())));
         let mut hull: Vec<Line> = Vec::with_capacity(lines.len());
         for stage in lines {
-            let line = Line { g: stage.g(), c: stage.c(), others: (per_byte - stage.c()).max(0.0), from: 0.0, per_from: f64::INFINITY };
+            let line = Line {
+                g: stage.g(),
+                c: stage.c(),
+                others: (per_byte - stage.c()).max(0.0),
+                from: 0.0,
+                per_from: f64::INFINITY,
+            };
             if hull.last().is_some_and(|top| line.g <= top.g) {
                 continue;
             }

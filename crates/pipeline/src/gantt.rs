@@ -24,8 +24,10 @@ pub struct Chart<'a> {
 /// Draws charts above one another on one time axis. `names` are the stages'; a stage without one is numbered.
 #[must_use]
 pub fn svg(charts: &[Chart<'_>], names: &[&str]) -> String {
-    let stages = charts.iter().flat_map(|chart| chart.rows).map(|row| row.stage + 1).max().unwrap_or(1);
-    let end = charts.iter().flat_map(|chart| chart.rows).map(|row| row.end.get()).fold(0.0, f64::max);
+    let stages =
+        charts.iter().flat_map(|chart| chart.rows).map(|row| row.stage + 1).max().unwrap_or(1);
+    let end =
+        charts.iter().flat_map(|chart| chart.rows).map(|row| row.end.get()).fold(0.0, f64::max);
     let scale = if end > 0.0 { (WIDTH - LEFT - 20.0) / end } else { 1.0 };
     let height = TOP + stages as f64 * (BAR + 4.0) + 10.0;
     let whole = height * charts.len() as f64 + 30.0;
@@ -41,7 +43,12 @@ pub fn svg(charts: &[Chart<'_>], names: &[&str]) -> String {
     out
 }
 
-fn draw(out: &mut String, chart: &Chart<'_>, names: &[&str], (stages, top, scale): (usize, f64, f64)) {
+fn draw(
+    out: &mut String,
+    chart: &Chart<'_>,
+    names: &[&str],
+    (stages, top, scale): (usize, f64, f64),
+) {
     let last = chart.rows.iter().map(|row| row.end.get()).fold(0.0, f64::max);
     text(out, 8.0, top + 20.0, &format!("{}: {last:.1} us", escape(chart.title)));
     for stage in 0..stages {
@@ -91,9 +98,12 @@ pub fn chrome_trace(charts: &[Chart<'_>], names: &[&str]) -> String {
         events.push(format!("{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{process},\"args\":{{\"name\":{title}}}}}"));
         let stages = chart.rows.iter().map(|row| row.stage + 1).max().unwrap_or(0);
         for stage in 0..stages {
-            let name = names.get(stage).map_or_else(|| format!("\"stage {stage}\""), |name| quote(name));
+            let name =
+                names.get(stage).map_or_else(|| format!("\"stage {stage}\""), |name| quote(name));
             let ids = format!("\"pid\":{process},\"tid\":{stage}");
-            events.push(format!("{{\"ph\":\"M\",\"name\":\"thread_name\",{ids},\"args\":{{\"name\":{name}}}}}"));
+            events.push(format!(
+                "{{\"ph\":\"M\",\"name\":\"thread_name\",{ids},\"args\":{{\"name\":{name}}}}}"
+            ));
         }
         for row in chart.rows {
             events.push(format!(

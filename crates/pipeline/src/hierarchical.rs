@@ -78,7 +78,13 @@ impl Compound {
 /// # Errors
 ///
 /// Groups that do not cover the stages; a [`Base`] that does not fit the number of groups; else see [`PlanError`].
-pub fn with_bases(pipeline: &Pipeline, request: &Request, groups: &Grouping, top: Base, inside: Base) -> Result<Plan, PlanError> {
+pub fn with_bases(
+    pipeline: &Pipeline,
+    request: &Request,
+    groups: &Grouping,
+    top: Base,
+    inside: Base,
+) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
     check(pipeline, groups)?;
     best_of(&problem, groups, top, inside)
@@ -90,7 +96,11 @@ pub fn with_bases(pipeline: &Pipeline, request: &Request, groups: &Grouping, top
 /// # Errors
 ///
 /// Groups that do not cover the stages; else see [`PlanError`].
-pub fn hierarchical(pipeline: &Pipeline, request: &Request, groups: Option<&Grouping>) -> Result<Plan, PlanError> {
+pub fn hierarchical(
+    pipeline: &Pipeline,
+    request: &Request,
+    groups: Option<&Grouping>,
+) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
     let groupings = match groups {
         Some(groups) => {
@@ -121,7 +131,8 @@ pub(crate) fn plan(problem: &Problem<'_>, groupings: &[Grouping]) -> Result<Plan
         offer(plan);
         offer(best_of(problem, groups, Base::Fixed, Base::Fixed)?);
         let ramped = best_of(problem, groups, Base::Ramp, Base::Fixed)?;
-        let compound = Compound::new(problem.pipeline, groups, SMALLEST.min(problem.bytes), problem.bytes);
+        let compound =
+            Compound::new(problem.pipeline, groups, SMALLEST.min(problem.bytes), problem.bytes);
         offer(cut_inside(problem, &compound, ramped.fragments.clone(), Base::Ramp)?);
         offer(ramped);
     }
@@ -134,8 +145,10 @@ pub(crate) fn natural_groupings(problem: &Problem<'_>) -> Vec<Grouping> {
     let n = problem.pipeline.stages().len();
     if n <= SHORT_CHAIN {
         let few = (1_u32..1 << (n - 1)).filter(|borders| borders.count_ones() < MOST_GROUPS);
-        let mut groupings: Vec<Grouping> =
-            few.map(|borders| Grouping::at(n, |stage| borders >> stage & 1 == 1)).filter(|g| !g.is_flat()).collect();
+        let mut groupings: Vec<Grouping> = few
+            .map(|borders| Grouping::at(n, |stage| borders >> stage & 1 == 1))
+            .filter(|g| !g.is_flat())
+            .collect();
         if groupings.is_empty() {
             groupings.push(Grouping::at(n, |_| true));
         }
@@ -147,7 +160,9 @@ pub(crate) fn natural_groupings(problem: &Problem<'_>) -> Vec<Grouping> {
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|&a, &b| stages[b].us(bytes).total_cmp(&stages[a].us(bytes)));
         for &slow in order.iter().take(2) {
-            for (from, to) in [(slow, slow), (slow.saturating_sub(1), slow), (slow, (slow + 1).min(n - 1))] {
+            for (from, to) in
+                [(slow, slow), (slow.saturating_sub(1), slow), (slow, (slow + 1).min(n - 1))]
+            {
                 let groups = Grouping::at(n, |stage| stage + 1 == from || stage == to);
                 if !groupings.contains(&groups) {
                     groupings.push(groups);
@@ -159,9 +174,14 @@ pub(crate) fn natural_groupings(problem: &Problem<'_>) -> Vec<Grouping> {
 }
 
 /// The plan whose top level is given; each group cuts by the fixed planner.
-pub(crate) fn given(problem: &Problem<'_>, groups: &Grouping, vector: &[f64]) -> Result<Plan, PlanError> {
+pub(crate) fn given(
+    problem: &Problem<'_>,
+    groups: &Grouping,
+    vector: &[f64],
+) -> Result<Plan, PlanError> {
     check(problem.pipeline, groups)?;
-    let compound = Compound::new(problem.pipeline, groups, SMALLEST.min(problem.bytes), problem.bytes);
+    let compound =
+        Compound::new(problem.pipeline, groups, SMALLEST.min(problem.bytes), problem.bytes);
     let plan = cut_inside(problem, &compound, vector.to_vec(), Base::Fixed)?;
     Ok(Plan { family: Family::Given, ..plan })
 }
@@ -169,10 +189,19 @@ pub(crate) fn given(problem: &Problem<'_>, groups: &Grouping, vector: &[f64]) ->
 fn check(pipeline: &Pipeline, groups: &Grouping) -> Result<(), PlanError> {
     let stages = pipeline.stages().len();
     let covered = groups.ranges().map(|range| range.len()).sum();
-    if groups.covers(stages) { Ok(()) } else { Err(GroupingError::Uncovered { covered, stages }.into()) }
+    if groups.covers(stages) {
+        Ok(())
+    } else {
+        Err(GroupingError::Uncovered { covered, stages }.into())
+    }
 }
 
-fn best_of(problem: &Problem<'_>, groups: &Grouping, top: Base, inside: Base) -> Result<Plan, PlanError> {
+fn best_of(
+    problem: &Problem<'_>,
+    groups: &Grouping,
+    top: Base,
+    inside: Base,
+) -> Result<Plan, PlanError> {
     let (compound, sizes) = approximated(problem, groups, top)?;
     let count = sizes.len();
     let mut best = cut_inside(problem, &compound, sizes, inside)?;
@@ -183,7 +212,12 @@ fn best_of(problem: &Problem<'_>, groups: &Grouping, top: Base, inside: Base) ->
             if near < fewest || near > most {
                 break;
             }
-            let plan = cut_inside(problem, &compound, top_sizes(problem, &compound, top, Some(near))?, inside)?;
+            let plan = cut_inside(
+                problem,
+                &compound,
+                top_sizes(problem, &compound, top, Some(near))?,
+                inside,
+            )?;
             if plan.latency() >= best.latency() {
                 break;
             }
@@ -194,7 +228,11 @@ fn best_of(problem: &Problem<'_>, groups: &Grouping, top: Base, inside: Base) ->
 }
 
 /// Plans the top level on the approximation, fits again over the sizes in use, and plans again.
-pub(crate) fn approximated(problem: &Problem<'_>, groups: &Grouping, top: Base) -> Result<(Compound, Vec<f64>), PlanError> {
+pub(crate) fn approximated(
+    problem: &Problem<'_>,
+    groups: &Grouping,
+    top: Base,
+) -> Result<(Compound, Vec<f64>), PlanError> {
     let (mut low, mut high) = (SMALLEST.min(problem.bytes), problem.bytes);
     let mut round = 0;
     loop {
@@ -215,15 +253,25 @@ pub(crate) fn in_use(sizes: &[f64]) -> (f64, f64) {
     if high > low * 1.01 { (low, high) } else { (low * 0.99, high * 1.01) }
 }
 
-fn top_sizes(problem: &Problem<'_>, compound: &Compound, base: Base, count: Option<usize>) -> Result<Vec<f64>, PlanError> {
+fn top_sizes(
+    problem: &Problem<'_>,
+    compound: &Compound,
+    base: Base,
+    count: Option<usize>,
+) -> Result<Vec<f64>, PlanError> {
     let mut cut = problem.cut;
     if let Some(count) = count {
         cut.counts = (count, count);
     }
-    if compound.top.is_free_to_cut() && count.is_none() && !problem.limits.bounds_count() && cut.counts.0 != cut.counts.1 {
+    if compound.top.is_free_to_cut()
+        && count.is_none()
+        && !problem.limits.bounds_count()
+        && cut.counts.0 != cut.counts.1
+    {
         cut.counts = (1, 1);
     }
-    let upper = Problem { pipeline: &compound.top, bytes: problem.bytes, cut, limits: problem.limits };
+    let upper =
+        Problem { pipeline: &compound.top, bytes: problem.bytes, cut, limits: problem.limits };
     cut_with(&upper, base)
 }
 
@@ -237,7 +285,12 @@ fn cut_with(problem: &Problem<'_>, base: Base) -> Result<Vec<f64>, PlanError> {
 }
 
 /// Cuts every top-level fragment inside every group, and times the whole exactly.
-fn cut_inside(problem: &Problem<'_>, compound: &Compound, sizes: Vec<f64>, base: Base) -> Result<Plan, PlanError> {
+fn cut_inside(
+    problem: &Problem<'_>,
+    compound: &Compound,
+    sizes: Vec<f64>,
+    base: Base,
+) -> Result<Plan, PlanError> {
     let mut levels = Vec::with_capacity(compound.insides.len());
     for (range, inside) in compound.groups.ranges().zip(&compound.insides) {
         let signature = Signature::new(inside);
@@ -259,7 +312,13 @@ fn cut_inside(problem: &Problem<'_>, compound: &Compound, sizes: Vec<f64>, base:
 }
 
 /// One fragment's pieces inside one group; the fragment itself where a limit or a free chain leaves no better cut.
-fn pieces(problem: &Problem<'_>, inside: &Pipeline, signature: &Signature, (size, of): (f64, usize), base: Base) -> Vec<f64> {
+fn pieces(
+    problem: &Problem<'_>,
+    inside: &Pipeline,
+    signature: &Signature,
+    (size, of): (f64, usize),
+    base: Base,
+) -> Vec<f64> {
     let limits = Limits { max_in_flight: None, max_fragments: None, ..problem.limits };
     if inside.stages().len() == 1 || (inside.is_free_to_cut() && !limits.bounds_count()) {
         return vec![size];
@@ -290,7 +349,12 @@ pub struct LinearModel {
 /// # Errors
 ///
 /// As [`with_bases`].
-pub fn linear_model(pipeline: &Pipeline, request: &Request, groups: &Grouping, top: Base) -> Result<LinearModel, PlanError> {
+pub fn linear_model(
+    pipeline: &Pipeline,
+    request: &Request,
+    groups: &Grouping,
+    top: Base,
+) -> Result<LinearModel, PlanError> {
     let problem = request.problem(pipeline)?;
     check(pipeline, groups)?;
     let (compound, fragments) = approximated(&problem, groups, top)?;

@@ -4,7 +4,7 @@
 //! same time; large ones pay fewer overheads. This crate finds the cut in between. It does no I/O, save in `conveyor`,
 //! and reads no clock.
 //!
-//! - [`stage`] - start here: what a chain is made of, [`unit`] - microseconds
+//! - [`stage`] - start here: what a chain is made of, [`mod@unit`] - microseconds
 //! - [`plan`] - what is asked of a planner and what it promises, [`limits`] - what real systems demand of a cut
 //! - [`mod@fixed`], [`mod@ramp`], [`mod@ramp_up`], [`mod@ramp_up_down`], [`mod@hierarchical`] - the algorithms
 //! - [`mod@auto`] - the fastest of them

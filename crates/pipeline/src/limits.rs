@@ -77,18 +77,25 @@ impl Limits {
 
     /// Whether any limit constrains sizes beyond their sum.
     pub(crate) const fn shapes(&self) -> bool {
-        self.align.is_some() || self.mtu.is_some() || self.min_fragment.is_some() || self.equal_but_last
+        self.align.is_some()
+            || self.mtu.is_some()
+            || self.min_fragment.is_some()
+            || self.equal_but_last
     }
 
     pub(crate) fn check(&self, bytes: f64) -> Result<(), PlanError> {
         let positive = |field, value: Option<f64>| match value {
-            Some(value) if !(value.is_finite() && value > 0.0) => Err(PlanError::NotPositive { field, value }),
+            Some(value) if !(value.is_finite() && value > 0.0) => {
+                Err(PlanError::NotPositive { field, value })
+            }
             _ => Ok(()),
         };
         positive("mtu", self.mtu)?;
         positive("align", self.align)?;
         positive("min_fragment", self.min_fragment)?;
-        let nonzero = |field, count| if count == Some(0) { Err(PlanError::ZeroCount { field }) } else { Ok(()) };
+        let nonzero = |field, count| {
+            if count == Some(0) { Err(PlanError::ZeroCount { field }) } else { Ok(()) }
+        };
         nonzero("max_fragments", self.max_fragments)?;
         nonzero("max_in_flight", self.max_in_flight)?;
         if let Some(align) = self.align.filter(|&align| align < 1.0) {
@@ -218,7 +225,8 @@ impl Cut {
             let (low, high) = self.band(index, count);
             (sizes[index] * factor).clamp(low, high.max(low))
         };
-        let sum_at = |sizes: &[f64], factor: f64| (0..count).map(|i| inside(sizes, factor, i)).sum::<f64>();
+        let sum_at =
+            |sizes: &[f64], factor: f64| (0..count).map(|i| inside(sizes, factor, i)).sum::<f64>();
         let floor = self.total / count as f64 * 1e-9;
         sizes.iter_mut().for_each(|size| *size = size.max(floor));
         let (mut low, mut high) = (0.0, 1.0);

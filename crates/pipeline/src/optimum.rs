@@ -2,7 +2,9 @@
 //!
 //! Behind the feature `lp`, for tests and studies: it takes milliseconds where the ramp takes microseconds.
 
-use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem as Program, SolveOutcome, Variable};
+use microlp::{
+    ComparisonOp, LinearExpr, OptimizationDirection, Problem as Program, SolveOutcome, Variable,
+};
 
 use crate::fixed::Signature;
 use crate::plan::{Family, Plan, PlanError, Problem, Request};
@@ -24,7 +26,11 @@ pub fn optimum(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError
     let problem = request.problem(pipeline)?;
     let stages = pipeline.stages().len();
     if problem.limits.shapes() || problem.credits().is_some() {
-        return Err(PlanError::NotApplicable { planner: "lp", needs: "a pipeline without limits on sizes or flight", stages });
+        return Err(PlanError::NotApplicable {
+            planner: "lp",
+            needs: "a pipeline without limits on sizes or flight",
+            stages,
+        });
     }
     let (fewest, most) = problem.cut.counts;
     let start = ramp::sizes(&problem, &Signature::new(pipeline)).len();
@@ -63,15 +69,18 @@ fn solve(problem: &Problem<'_>, count: usize) -> Result<Plan, PlanError> {
     program.add_constraint(all.as_slice(), ComparisonOp::Eq, 1.0);
     let mut before: Vec<Variable> = Vec::new();
     for (index, &size) in sizes.iter().enumerate() {
-        before = passage(&mut program, problem, scale, (index + 1 == count, index == 0), size, &before);
+        before =
+            passage(&mut program, problem, scale, (index + 1 == count, index == 0), size, &before);
     }
     let Ok(SolveOutcome::Solution(solution)) = program.solve() else { return Err(failed) };
-    let fragments: Vec<f64> = sizes.iter().map(|&size| solution[size].max(0.0) * problem.bytes).collect();
+    let fragments: Vec<f64> =
+        sizes.iter().map(|&size| solution[size].max(0.0) * problem.bytes).collect();
     let sum: f64 = fragments.iter().sum();
     if sum.is_nan() || (sum - problem.bytes).abs() > 1e-6 * problem.bytes {
         return Err(failed);
     }
-    let mut plan = problem.plan(Family::Optimum, fragments.iter().map(|size| size * (problem.bytes / sum)).collect());
+    let mut plan = problem
+        .plan(Family::Optimum, fragments.iter().map(|size| size * (problem.bytes / sum)).collect());
     // A fragment of no bytes still costs its overhead; whoever sends the plan leaves it out.
     if plan.fragments.contains(&0.0) && count > problem.cut.counts.0 {
         let fewer: Vec<f64> = plan.fragments.iter().copied().filter(|&size| size > 0.0).collect();

@@ -74,7 +74,9 @@ pub enum PlanError {
         most: usize,
     },
     /// No finite number of fragments is best: no stage has an overhead, so cutting finer always helps.
-    #[error("no finite number of fragments is best: overhead_us of the bottleneck is 0; set fragments, min_fragment or align")]
+    #[error(
+        "no finite number of fragments is best: overhead_us of the bottleneck is 0; set fragments, min_fragment or align"
+    )]
     Unbounded,
     /// The algorithm is made for other chains.
     #[error("planner {planner} needs {needs}, this pipeline has {stages} at its top level")]
@@ -331,7 +333,12 @@ impl<'p> Problem<'p> {
 /// # Errors
 ///
 /// A vector that is empty, holds what is no size, or does not sum to the message within one part in a million.
-pub fn time(pipeline: &Pipeline, request: &Request, vector: &[f64], groups: Option<&Grouping>) -> Result<Plan, PlanError> {
+pub fn time(
+    pipeline: &Pipeline,
+    request: &Request,
+    vector: &[f64],
+    groups: Option<&Grouping>,
+) -> Result<Plan, PlanError> {
     request.check_bytes()?;
     request.limits.check(request.bytes)?;
     let (fewest, most) = (1, MAX_FRAGMENTS);

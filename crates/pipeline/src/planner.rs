@@ -60,10 +60,16 @@ impl Pieces<'_> {
             return self.bytes;
         }
         let at = match self.shape {
-            Shape::Equal(count) => (self.bytes as u128 * (index as u128 + 1) / count as u128) as u64,
+            Shape::Equal(count) => {
+                (self.bytes as u128 * (index as u128 + 1) / count as u128) as u64
+            }
             Shape::Ends(ends) => (ends[index] * self.bytes as f64) as u64,
         };
-        if self.unit > 1 { (at.saturating_add(self.unit / 2) / self.unit * self.unit).min(self.bytes) } else { at }
+        if self.unit > 1 {
+            (at.saturating_add(self.unit / 2) / self.unit * self.unit).min(self.bytes)
+        } else {
+            at
+        }
     }
 }
 
@@ -151,7 +157,11 @@ impl Planner {
         let needs = "limits without equal_but_last and max_in_flight, a whole align";
         let stages = pipeline.stages().len();
         let unit = limits.align.unwrap_or(1.0);
-        if limits.equal_but_last || limits.max_in_flight.is_some() || unit.fract() != 0.0 || unit > MAX_BYTES {
+        if limits.equal_but_last
+            || limits.max_in_flight.is_some()
+            || unit.fract() != 0.0
+            || unit > MAX_BYTES
+        {
             return Err(PlanError::NotApplicable { planner: "cache", needs, stages });
         }
         limits.check(unit.max(1.0))?;
@@ -243,7 +253,12 @@ impl Planner {
         }
         limits = limits.max_fragments(self.most);
         let request = Request::new(largest).limits(limits);
-        Some(Wanted { class, generation: self.generation, pipeline: self.pipeline.clone(), request })
+        Some(Wanted {
+            class,
+            generation: self.generation,
+            pipeline: self.pipeline.clone(),
+            request,
+        })
     }
 
     /// Puts a computed ramp into the cache; `false` if the chain has been replaced since, or if the ramp does not
@@ -261,9 +276,15 @@ impl Planner {
             return true;
         }
         [smallest_of(computed.class), largest_of(computed.class)].into_iter().all(|bytes| {
-            let Ok(cut) = Cut::new(bytes, &Limits { align: None, ..self.limits }) else { return false };
+            let Ok(cut) = Cut::new(bytes, &Limits { align: None, ..self.limits }) else {
+                return false;
+            };
             let mut before = 0.0;
-            let sizes: Vec<f64> = computed.ends.iter().map(|end| (end - std::mem::replace(&mut before, *end)) * bytes).collect();
+            let sizes: Vec<f64> = computed
+                .ends
+                .iter()
+                .map(|end| (end - std::mem::replace(&mut before, *end)) * bytes)
+                .collect();
             cut.allows(&sizes)
         })
     }
@@ -290,7 +311,9 @@ fn smallest_of(class: usize) -> f64 {
 
 fn largest_of(class: usize) -> f64 {
     let (octave, mantissa) = (class / CLASSES, class % CLASSES);
-    ((1.0 + (mantissa + 1) as f64 / CLASSES as f64) * (octave as f64).exp2() - 1.0).ceil().clamp(1.0, MAX_BYTES)
+    ((1.0 + (mantissa + 1) as f64 / CLASSES as f64) * (octave as f64).exp2() - 1.0)
+        .ceil()
+        .clamp(1.0, MAX_BYTES)
 }
 
 #[cfg(test)]
@@ -303,14 +326,20 @@ mod tests {
             let class = class_of(bytes);
             assert!(class < OCTAVES * CLASSES);
             if (1..1 << 49).contains(&bytes) {
-                assert!(smallest_of(class) <= bytes as f64 && bytes as f64 <= largest_of(class), "{bytes}");
+                assert!(
+                    smallest_of(class) <= bytes as f64 && bytes as f64 <= largest_of(class),
+                    "{bytes}"
+                );
             }
         }
     }
 
     #[test]
     fn a_ramp_of_an_old_chain_is_turned_away() {
-        let chain = |g| Pipeline::new(vec![Stage::new(g, 0.01).unwrap(), Stage::new(2.0 * g, 0.02).unwrap()]).unwrap();
+        let chain = |g| {
+            Pipeline::new(vec![Stage::new(g, 0.01).unwrap(), Stage::new(2.0 * g, 0.02).unwrap()])
+                .unwrap()
+        };
         use crate::stage::Stage;
         let mut planner = Planner::new(chain(5.0), Limits::new()).unwrap();
         assert!(!planner.plan(5000).is_cached());

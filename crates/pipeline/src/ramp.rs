@@ -49,8 +49,10 @@ pub(crate) fn sizes(problem: &Problem<'_>, signature: &Signature) -> Vec<f64> {
     best.offer(equal);
     let stages = problem.pipeline.stages();
     if stages.len() > 1 && count <= MOST_FRAGMENTS && !problem.limits.equal_but_last {
-        let mut climbers: Vec<Climber<'_, '_>> =
-            bottlenecks(stages, count, problem.bytes).into_iter().map(|at| Climber::new(problem, at, count)).collect();
+        let mut climbers: Vec<Climber<'_, '_>> = bottlenecks(stages, count, problem.bytes)
+            .into_iter()
+            .map(|at| Climber::new(problem, at, count))
+            .collect();
         for climber in &mut climbers {
             climber.climb(&mut best);
         }
@@ -66,7 +68,8 @@ pub(crate) fn sizes(problem: &Problem<'_>, signature: &Signature) -> Vec<f64> {
 
 /// The stages that are busy longest when `count` equal fragments cross them.
 fn bottlenecks(stages: &[Stage], count: usize, bytes: f64) -> Vec<usize> {
-    let busy = |index: &usize| (count as f64).mul_add(stages[*index].g(), bytes * stages[*index].c());
+    let busy =
+        |index: &usize| (count as f64).mul_add(stages[*index].g(), bytes * stages[*index].c());
     let mut order: Vec<usize> = (0..stages.len()).collect();
     order.sort_by(|a, b| busy(b).total_cmp(&busy(a)));
     order.truncate(BOTTLENECKS);
@@ -88,7 +91,9 @@ struct Climber<'a, 'p> {
 impl<'a, 'p> Climber<'a, 'p> {
     fn new(problem: &'a Problem<'p>, bottleneck: usize, count: usize) -> Self {
         let stages = problem.pipeline.stages();
-        let base = problem.bytes.mul_add(stages[bottleneck].c(), stages.iter().map(Stage::least_overhead).sum());
+        let base = problem
+            .bytes
+            .mul_add(stages[bottleneck].c(), stages.iter().map(Stage::least_overhead).sum());
         let (fewest, most) = problem.cut.counts;
         Self {
             problem,
@@ -133,7 +138,8 @@ impl<'a, 'p> Climber<'a, 'p> {
     fn walk(&mut self, stride: usize, up: bool, best: &mut BestCut<'_, '_>) -> bool {
         let mut moved = false;
         loop {
-            let next = if up { self.count + stride } else { self.count.saturating_sub(stride).max(1) };
+            let next =
+                if up { self.count + stride } else { self.count.saturating_sub(stride).max(1) };
             let latency = self.attempt(next, best, Precision::Rough);
             if latency >= self.latency {
                 return moved;
@@ -153,7 +159,11 @@ impl<'a, 'p> Climber<'a, 'p> {
             let mut next = from;
             loop {
                 next = if up { next + 1 } else { next - 1 };
-                let latency = if next == 0 { f64::INFINITY } else { self.attempt(next, best, Precision::Exact) };
+                let latency = if next == 0 {
+                    f64::INFINITY
+                } else {
+                    self.attempt(next, best, Precision::Exact)
+                };
                 if latency >= self.latency {
                     break;
                 }

@@ -23,12 +23,14 @@ impl Recurrent {
 
     /// The sizes from `first` on.
     pub(crate) fn sizes(self, first: f64, count: usize) -> impl Iterator<Item = f64> {
-        std::iter::successors(Some(first), move |size| Some(self.a.mul_add(*size, self.b))).take(count)
+        std::iter::successors(Some(first), move |size| Some(self.a.mul_add(*size, self.b)))
+            .take(count)
     }
 
     /// The `n`th size as `slope x0 + offset` (equation 17).
     pub(crate) fn nth(self, n: usize) -> (f64, f64) {
-        (0..n).fold((1.0, 0.0), |(slope, offset), _| (slope * self.a, self.a.mul_add(offset, self.b)))
+        (0..n)
+            .fold((1.0, 0.0), |(slope, offset), _| (slope * self.a, self.a.mul_add(offset, self.b)))
     }
 
     /// The sum of `count` sizes as `slope x0 + offset` (equation 18).
@@ -77,7 +79,11 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
         if slowest.0.mul_add((count - 1) as f64, slowest.1) > best.latency() {
             break;
         }
-        let sizes = if count == 1 { Some(vec![problem.bytes]) } else { recurrent.and_then(|r| bubble_free(r, problem.bytes, count)) };
+        let sizes = if count == 1 {
+            Some(vec![problem.bytes])
+        } else {
+            recurrent.and_then(|r| bubble_free(r, problem.bytes, count))
+        };
         let Some(mut sizes) = sizes else { continue };
         if reversed {
             sizes.reverse();

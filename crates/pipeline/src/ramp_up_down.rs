@@ -27,7 +27,11 @@ pub fn ramp_up_down(pipeline: &Pipeline, request: &Request) -> Result<Plan, Plan
 pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
     let &[first, slow, last] = problem.pipeline.stages() else {
         let stages = problem.pipeline.stages().len();
-        return Err(PlanError::NotApplicable { planner: "ramp-up-down", needs: "three stages", stages });
+        return Err(PlanError::NotApplicable {
+            planner: "ramp-up-down",
+            needs: "three stages",
+            stages,
+        });
     };
     if problem.limits.equal_but_last {
         return Ok(fixed::sizes(problem, &Signature::new(problem.pipeline)));
@@ -43,7 +47,11 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
             break;
         }
         for rising in 1..=count {
-            let sizes = if count == 1 { Some(vec![problem.bytes]) } else { shape(up, down, problem.bytes, rising, count) };
+            let sizes = if count == 1 {
+                Some(vec![problem.bytes])
+            } else {
+                shape(up, down, problem.bytes, rising, count)
+            };
             let Some(mut sizes) = sizes else { continue };
             if !problem.limits.shapes() || problem.cut.fit(&mut sizes) {
                 best.offer(sizes);
@@ -54,9 +62,16 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
 }
 
 /// The unique sizes of `rising` fragments up to the largest and the others down from it.
-fn shape(up: Option<Recurrent>, down: Option<Recurrent>, bytes: f64, rising: usize, count: usize) -> Option<Vec<f64>> {
+fn shape(
+    up: Option<Recurrent>,
+    down: Option<Recurrent>,
+    bytes: f64,
+    rising: usize,
+    count: usize,
+) -> Option<Vec<f64>> {
     let falling = count - rising + 1;
-    let (sum_up, nth) = if rising == 1 { ((1.0, 0.0), (1.0, 0.0)) } else { (up?.sum(rising), up?.nth(rising - 1)) };
+    let (sum_up, nth) =
+        if rising == 1 { ((1.0, 0.0), (1.0, 0.0)) } else { (up?.sum(rising), up?.nth(rising - 1)) };
     let sum_down = if falling == 1 { (1.0, 0.0) } else { down?.sum(falling) };
     // Sum = up(x0) + down(xc) - xc, with xc = slope x0 + offset.
     let slope = sum_up.0 + (sum_down.0 - 1.0) * nth.0;

@@ -227,7 +227,11 @@ impl Pipeline {
         })
     }
 
-    fn replaced(&self, range: Range<usize>, by: impl Fn(&[Stage]) -> Stage) -> Result<Self, PipelineError> {
+    fn replaced(
+        &self,
+        range: Range<usize>,
+        by: impl Fn(&[Stage]) -> Stage,
+    ) -> Result<Self, PipelineError> {
         if range.start >= range.end || range.end > self.stages.len() {
             let stages = self.stages.len();
             return Err(PipelineError::BadMerge { start: range.start, end: range.end, stages });
@@ -249,7 +253,9 @@ impl Pipeline {
     /// The stage that is busy longest when `count` fragments carry `bytes` in all; the first of equals.
     #[must_use]
     pub fn bottleneck(&self, count: usize, bytes: f64) -> usize {
-        let busy = |stage: &Stage| bytes.mul_add(stage.c(), (count.max(1) - 1) as f64 * stage.g() + stage.first);
+        let busy = |stage: &Stage| {
+            bytes.mul_add(stage.c(), (count.max(1) - 1) as f64 * stage.g() + stage.first)
+        };
         let mut best = 0;
         for (index, stage) in self.stages.iter().enumerate() {
             if busy(stage) > busy(&self.stages[best]) {

@@ -25,7 +25,13 @@ impl Row {
     #[must_use]
     pub fn new(stage: usize, fragment: usize, bytes: f64, stay: Range<f64>) -> Option<Self> {
         let good = stay.start >= 0.0 && stay.end >= stay.start && stay.end.is_finite();
-        good.then_some(Self { stage, fragment, bytes, start: Micros::of(stay.start), end: Micros::of(stay.end) })
+        good.then_some(Self {
+            stage,
+            fragment,
+            bytes,
+            start: Micros::of(stay.start),
+            end: Micros::of(stay.end),
+        })
     }
 }
 
@@ -57,7 +63,12 @@ pub(crate) struct Recurrence<'p> {
 
 impl<'p> Recurrence<'p> {
     pub(crate) fn new(stages: &'p [Stage], credits: Option<usize>) -> Self {
-        Self { stages, free: vec![0.0; stages.len()], exits: vec![0.0; credits.unwrap_or(0)], sent: 0 }
+        Self {
+            stages,
+            free: vec![0.0; stages.len()],
+            exits: vec![0.0; credits.unwrap_or(0)],
+            sent: 0,
+        }
     }
 
     /// Sends one fragment that is there from `arrival` on; tells when it leaves the last stage.
@@ -144,8 +155,11 @@ impl Pipeline {
             return Parts { bottleneck, first: zero, busy: zero, last: zero, idle: zero };
         };
         let tail = there.next_back().unwrap_or(head);
-        let at_work: f64 =
-            rows.iter().filter(|row| row.stage == bottleneck).map(|row| row.end.get() - row.start.get()).sum();
+        let at_work: f64 = rows
+            .iter()
+            .filter(|row| row.stage == bottleneck)
+            .map(|row| row.end.get() - row.start.get())
+            .sum();
         let busy = tail.end.get() - head.start.get();
         Parts {
             bottleneck,

@@ -18,7 +18,8 @@ impl Station for Broken {
 
 fn sizes(bytes: f64) -> Vec<u64> {
     let stages = [(7.2, 0.0072), (5.2, 0.0249), (7.4, 0.0079)];
-    let chain = Pipeline::new(stages.iter().map(|&(g, c)| Stage::new(g, c).unwrap()).collect()).unwrap();
+    let chain =
+        Pipeline::new(stages.iter().map(|&(g, c)| Stage::new(g, c).unwrap()).collect()).unwrap();
     fixed(&chain, &Request::new(bytes)).unwrap().whole_bytes()
 }
 
@@ -27,7 +28,9 @@ async fn bytes_cross_memory_and_a_pipe_unchanged() {
     let message: Vec<u8> = (0..100_003_u32).map(|i| (i * 31 % 251) as u8).collect();
     let (near, mut far) = tokio::io::duplex(4096);
     let sizes = sizes(message.len() as f64);
-    let conveyor = Conveyor::source(io::Cursor::new(message.clone()), sizes.clone()).stage(Copy).stage(Write(near));
+    let conveyor = Conveyor::source(io::Cursor::new(message.clone()), sizes.clone())
+        .stage(Copy)
+        .stage(Write(near));
     let reader = tokio::spawn(async move {
         let mut all = Vec::new();
         far.read_to_end(&mut all).await.map(|_| all)
@@ -48,6 +51,10 @@ async fn bytes_cross_memory_and_a_pipe_unchanged() {
 async fn a_source_that_ends_early_and_a_broken_stage_are_named() {
     let short = Conveyor::source(io::Cursor::new(vec![0; 10]), vec![8, 8]).stage(Copy).run().await;
     assert!(matches!(short, Err(CarryError::Io { stage: 0, .. })), "{short:?}");
-    let broken = Conveyor::source(io::Cursor::new(vec![0; 10]), vec![5, 5]).stage(Copy).stage(Broken).run().await;
+    let broken = Conveyor::source(io::Cursor::new(vec![0; 10]), vec![5, 5])
+        .stage(Copy)
+        .stage(Broken)
+        .run()
+        .await;
     assert!(matches!(broken, Err(CarryError::Io { stage: 2, .. })), "{broken:?}");
 }

@@ -1,20 +1,44 @@
 //! Whatever comes in: a plan that keeps every limit, or a typed error; never a NaN, a panic or an endless loop.
 
 use midplane_pipeline::auto::Refragment;
-use midplane_pipeline::{Grouping, Limits, Pipeline, Plan, PlanError, Planner, Request, Stage, auto, fixed, hierarchical, plan, ramp};
+use midplane_pipeline::{
+    Grouping, Limits, Pipeline, Plan, PlanError, Planner, Request, Stage, auto, fixed,
+    hierarchical, plan, ramp,
+};
 use midplane_pipeline::{ramp_up, ramp_up_down};
 use proptest::prelude::*;
 
 fn wild() -> impl Strategy<Value = f64> {
     prop_oneof![
-        Just(0.0), Just(-0.0), Just(-1.0), Just(f64::NAN), Just(f64::INFINITY), Just(f64::MIN_POSITIVE), Just(5e-324), Just(1e12),
-        Just(1e13), Just(f64::MAX), Just(1.0), Just(1e-300), 0.0_f64..1000.0, 0.0_f64..1e9, any::<f64>(),
+        Just(0.0),
+        Just(-0.0),
+        Just(-1.0),
+        Just(f64::NAN),
+        Just(f64::INFINITY),
+        Just(f64::MIN_POSITIVE),
+        Just(5e-324),
+        Just(1e12),
+        Just(1e13),
+        Just(f64::MAX),
+        Just(1.0),
+        Just(1e-300),
+        0.0_f64..1000.0,
+        0.0_f64..1e9,
+        any::<f64>(),
     ]
 }
 
 /// Costs that are allowed, however odd.
 fn odd() -> impl Strategy<Value = f64> {
-    prop_oneof![Just(0.0), Just(5e-324), Just(1e-300), Just(1e-9), Just(1e12), 0.0_f64..500.0, 0.0_f64..0.1]
+    prop_oneof![
+        Just(0.0),
+        Just(5e-324),
+        Just(1e-300),
+        Just(1e-9),
+        Just(1e12),
+        0.0_f64..500.0,
+        0.0_f64..0.1
+    ]
 }
 
 fn odd_chain() -> impl Strategy<Value = Pipeline> {
@@ -38,8 +62,16 @@ fn every_planner(chain: &Pipeline, request: &Request) -> Vec<Result<Plan, PlanEr
 fn is_sound(plan: &Plan, bytes: f64) -> Result<(), TestCaseError> {
     let sum: f64 = plan.fragments().iter().sum();
     prop_assert!((sum - bytes).abs() <= 1e-9 * bytes, "{sum} against {bytes}");
-    prop_assert!(plan.fragments().iter().all(|size| size.is_finite() && *size > 0.0), "{:?}", plan.fragments());
-    prop_assert!(plan.latency().get().is_finite() && plan.lower_bound().get().is_finite() && plan.gap().is_finite());
+    prop_assert!(
+        plan.fragments().iter().all(|size| size.is_finite() && *size > 0.0),
+        "{:?}",
+        plan.fragments()
+    );
+    prop_assert!(
+        plan.latency().get().is_finite()
+            && plan.lower_bound().get().is_finite()
+            && plan.gap().is_finite()
+    );
     Ok(())
 }
 

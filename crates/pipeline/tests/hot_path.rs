@@ -5,7 +5,8 @@ use midplane_pipeline::{Limits, Pipeline, Planner, Stage};
 #[test]
 fn planning_a_message_allocates_nothing() {
     let stages = [(7.2, 0.0072), (5.2, 0.0249), (7.5, 0.0249), (7.4, 0.0079)];
-    let chain = Pipeline::new(stages.iter().map(|&(g, c)| Stage::new(g, c).unwrap()).collect()).unwrap();
+    let chain =
+        Pipeline::new(stages.iter().map(|&(g, c)| Stage::new(g, c).unwrap()).collect()).unwrap();
     let mut planner = Planner::new(chain, Limits::new().mtu(9000.0)).unwrap();
     for cached in [false, true] {
         let used = allocation_counter::measure(|| {

@@ -3,7 +3,8 @@
 use midplane_pipeline::auto::Refragment;
 use midplane_pipeline::fixed::Signature;
 use midplane_pipeline::{
-    Grouping, Limits, Pipeline, Plan, Request, Stage, auto, fixed, hierarchical, optimum, ramp, ramp_up, ramp_up_down,
+    Grouping, Limits, Pipeline, Plan, Request, Stage, auto, fixed, hierarchical, optimum, ramp,
+    ramp_up, ramp_up_down,
 };
 use proptest::prelude::*;
 

@@ -1,6 +1,8 @@
 //! Stages found again from timings.
 
-use midplane_pipeline::estimate::{BlackBoxError, FitError, HopPath, Monitor, Path, Verdict, fit, hops, instrumented, observe};
+use midplane_pipeline::estimate::{
+    BlackBoxError, FitError, HopPath, Monitor, Path, Verdict, fit, hops, instrumented, observe,
+};
 use midplane_pipeline::fixed::Signature;
 use midplane_pipeline::{Pipeline, Stage};
 use proptest::prelude::*;
@@ -23,7 +25,8 @@ impl Path for Exact {
 impl HopPath for Exact {
     fn probe(&mut self, bytes: f64, hops: usize) -> Option<f64> {
         // The second hop does not answer.
-        (hops != 2).then(|| self.0.stages()[..hops].iter().map(|stage| stage.time(bytes).get()).sum())
+        (hops != 2)
+            .then(|| self.0.stages()[..hops].iter().map(|stage| stage.time(bytes).get()).sum())
     }
 }
 
@@ -45,7 +48,10 @@ fn hops_that_do_not_answer_are_merged() {
         (stage.overhead().get() - g).abs() < 1e-6 && (stage.per_byte().get() - c).abs() < 1e-9
     };
     assert_eq!(found.stages().len(), 2);
-    assert!(near(&found.stages()[0], 2.0, 0.01) && near(&found.stages()[1], 94.0, 0.08), "{found:?}");
+    assert!(
+        near(&found.stages()[0], 2.0, 0.01) && near(&found.stages()[1], 94.0, 0.08),
+        "{found:?}"
+    );
 }
 
 #[test]
@@ -63,7 +69,14 @@ fn a_doubled_stage_is_replanned_within_32_messages() {
     let mut monitor = Monitor::new(&old);
     for message in 0..100 {
         for stage in 0..4 {
-            assert_eq!(monitor.handle_timing(stage, 800.0 + f64::from(message), old.stages()[stage].time(800.0 + f64::from(message)).get()), Verdict::Steady);
+            assert_eq!(
+                monitor.handle_timing(
+                    stage,
+                    800.0 + f64::from(message),
+                    old.stages()[stage].time(800.0 + f64::from(message)).get()
+                ),
+                Verdict::Steady
+            );
         }
     }
     let mut verdicts = Vec::new();
@@ -82,7 +95,10 @@ fn one_outlier_is_no_alarm() {
     let mut monitor = Monitor::new(&old);
     for turn in 0..200 {
         let slow = if turn % 20 == 0 { 50.0 } else { 1.0 };
-        assert_eq!(monitor.handle_timing(0, 500.0, slow * old.stages()[0].time(500.0).get()), Verdict::Steady);
+        assert_eq!(
+            monitor.handle_timing(0, 500.0, slow * old.stages()[0].time(500.0).get()),
+            Verdict::Steady
+        );
     }
 }
 

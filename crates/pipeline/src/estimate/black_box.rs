@@ -97,7 +97,8 @@ pub fn observe(path: &mut impl Path, low: f64, high: f64) -> Result<BlackBox, Bl
     if !(low.is_finite() && high.is_finite() && low > 0.0 && high > low) {
         return Err(BlackBoxError::Range { low, high });
     }
-    let alone: Vec<(f64, f64)> = sizes(low, high, TIMINGS).map(|bytes| (bytes, path.latency(bytes))).collect();
+    let alone: Vec<(f64, f64)> =
+        sizes(low, high, TIMINGS).map(|bytes| (bytes, path.latency(bytes))).collect();
     let sum = fit(&alone)?;
     let mut pieces = Vec::new();
     search(path, (low, high), HALVINGS, &mut pieces)?;
@@ -125,8 +126,14 @@ struct Piece {
 }
 
 /// Times a range; where two lines explain it better than one, each part is timed by itself.
-fn search(path: &mut impl Path, (low, high): (f64, f64), halvings: usize, pieces: &mut Vec<Piece>) -> Result<(), BlackBoxError> {
-    let timings: Vec<(f64, f64)> = sizes(low, high, TIMINGS).map(|bytes| (bytes, path.interval(bytes))).collect();
+fn search(
+    path: &mut impl Path,
+    (low, high): (f64, f64),
+    halvings: usize,
+    pieces: &mut Vec<Piece>,
+) -> Result<(), BlackBoxError> {
+    let timings: Vec<(f64, f64)> =
+        sizes(low, high, TIMINGS).map(|bytes| (bytes, path.interval(bytes))).collect();
     let line = fit(&timings)?;
     match transition(&timings, &line).filter(|_| halvings > 0) {
         None => {
@@ -150,7 +157,9 @@ fn transition(timings: &[(f64, f64)], line: &Line) -> Option<f64> {
     };
     let mut best = (loss(&|x| line.at(x)) - WORTH, None);
     for split in (EDGE..=timings.len() - EDGE).step_by(2) {
-        let (Ok(left), Ok(right)) = (fit(&timings[..split]), fit(&timings[split..])) else { continue };
+        let (Ok(left), Ok(right)) = (fit(&timings[..split]), fit(&timings[split..])) else {
+            continue;
+        };
         if left.us_per_byte >= right.us_per_byte || left.overhead_us <= right.overhead_us {
             continue;
         }
@@ -170,12 +179,14 @@ fn in_order(pieces: Vec<Piece>) -> Result<Vec<Line>, BlackBoxError> {
     let mut hull: Vec<Piece> = Vec::with_capacity(pieces.len());
     for mut piece in pieces {
         while let Some(before) = hull.pop() {
-            let rises = before.line.us_per_byte < piece.line.us_per_byte && before.line.overhead_us > piece.line.overhead_us;
+            let rises = before.line.us_per_byte < piece.line.us_per_byte
+                && before.line.overhead_us > piece.line.overhead_us;
             if rises {
                 hull.push(before);
                 break;
             }
-            let timings: Vec<(f64, f64)> = before.timings.into_iter().chain(piece.timings).collect();
+            let timings: Vec<(f64, f64)> =
+                before.timings.into_iter().chain(piece.timings).collect();
             piece = Piece { line: fit(&timings)?, timings };
         }
         hull.push(piece);

@@ -19,7 +19,12 @@ pub trait HopPath {
 /// # Errors
 ///
 /// No hop answers, or the sizes do not span a range; see [`FitError`].
-pub fn hops(path: &mut impl HopPath, count: usize, (low, high): (f64, f64), repeats: usize) -> Result<Pipeline, FitError> {
+pub fn hops(
+    path: &mut impl HopPath,
+    count: usize,
+    (low, high): (f64, f64),
+    repeats: usize,
+) -> Result<Pipeline, FitError> {
     const SIZES: usize = 16;
     let mut stages: Vec<Stage> = Vec::new();
     let mut before = (0.0, 0.0);

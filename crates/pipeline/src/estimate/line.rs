@@ -59,7 +59,9 @@ pub fn fit(timings: &[(f64, f64)]) -> Result<Line, FitError> {
     if timings.len() < 2 {
         return Err(FitError::TooFew(timings.len()));
     }
-    let good = |&(bytes, us): &(f64, f64)| bytes.is_finite() && us.is_finite() && bytes >= 0.0 && us >= 0.0;
+    let good = |&(bytes, us): &(f64, f64)| {
+        bytes.is_finite() && us.is_finite() && bytes >= 0.0 && us >= 0.0
+    };
     if let Some(index) = timings.iter().position(|timing| !good(timing)) {
         return Err(FitError::BadTiming(index));
     }
@@ -81,7 +83,8 @@ impl Line {
     }
 
     fn scale(&self, timings: &[(f64, f64)]) -> f64 {
-        let mut errors: Vec<(f64, f64)> = timings.iter().map(|&timing| (self.residual(timing).abs(), 1.0)).collect();
+        let mut errors: Vec<(f64, f64)> =
+            timings.iter().map(|&timing| (self.residual(timing).abs(), 1.0)).collect();
         weighted_median(&mut errors)
     }
 }
@@ -101,7 +104,8 @@ fn medians(timings: &[(f64, f64)]) -> Result<Line, FitError> {
         return Err(FitError::OneSize(timings[0].0));
     }
     let slope = weighted_median(&mut slopes).max(0.0);
-    let mut bases: Vec<(f64, f64)> = timings.iter().map(|(x, y)| (y - slope * x, 1.0 / y.max(1e-9))).collect();
+    let mut bases: Vec<(f64, f64)> =
+        timings.iter().map(|(x, y)| (y - slope * x, 1.0 / y.max(1e-9))).collect();
     let base = weighted_median(&mut bases).max(0.0);
     Ok(Line { overhead_us: base, us_per_byte: slope, error: 0.0 })
 }

@@ -69,9 +69,11 @@ impl Monitor {
     pub fn handle_timing(&mut self, stage: usize, bytes: f64, us: f64) -> Verdict {
         let good = bytes.is_finite() && us.is_finite() && bytes > 0.0 && us >= 0.0;
         match self.stages.get_mut(stage) {
-            Some(watched) if good => watched.handle_timing(bytes, us).map_or(Verdict::Steady, |replan| {
-                if replan { Verdict::Replan } else { Verdict::Suspect(stage) }
-            }),
+            Some(watched) if good => {
+                watched.handle_timing(bytes, us).map_or(Verdict::Steady, |replan| {
+                    if replan { Verdict::Replan } else { Verdict::Suspect(stage) }
+                })
+            }
             _ => Verdict::Steady,
         }
     }
@@ -97,7 +99,15 @@ impl Monitor {
 
 impl Watched {
     fn new(believed: Stage) -> Self {
-        Self { believed, window: VecDeque::with_capacity(WINDOW), rise: 0.0, fall: 0.0, suspect: false, error: 0.0, since_fit: 0 }
+        Self {
+            believed,
+            window: VecDeque::with_capacity(WINDOW),
+            rise: 0.0,
+            fall: 0.0,
+            suspect: false,
+            error: 0.0,
+            since_fit: 0,
+        }
     }
 
     /// `None`: nothing new; `false`: under suspicion from now on; `true`: believed anew.
@@ -137,7 +147,8 @@ impl Watched {
     /// Fits the stage anew. Where sizes do not tell overhead from bytes, the old stage is scaled as a whole.
     fn believe(&mut self) {
         let timings: Vec<(f64, f64)> = self.window.iter().copied().collect();
-        let (low, high) = timings.iter().fold((f64::INFINITY, 0.0_f64), |(l, h), (x, _)| (l.min(*x), h.max(*x)));
+        let (low, high) =
+            timings.iter().fold((f64::INFINITY, 0.0_f64), |(l, h), (x, _)| (l.min(*x), h.max(*x)));
         let mut ratios: Vec<(f64, f64)> =
             timings.iter().map(|(x, y)| (y / self.believed.us(*x).max(1e-9), 1.0)).collect();
         let ratio = super::line::weighted_median(&mut ratios);
@@ -146,7 +157,11 @@ impl Watched {
             us_per_byte: self.believed.c() * ratio,
             error: spread_around(&ratios, ratio),
         };
-        let fitted = if high > low * SPREAD && timings.len() >= WINDOW / 2 { fit(&timings).ok() } else { None };
+        let fitted = if high > low * SPREAD && timings.len() >= WINDOW / 2 {
+            fit(&timings).ok()
+        } else {
+            None
+        };
         // Few timings cannot tell a better line from luck: scaling has one parameter, a fit two.
         let line = fitted.filter(|fitted| fitted.error < scaled.error * 0.9).unwrap_or(scaled);
         self.believed = line.stage();
@@ -156,6 +171,7 @@ impl Watched {
 }
 
 fn spread_around(ratios: &[(f64, f64)], middle: f64) -> f64 {
-    let mut errors: Vec<(f64, f64)> = ratios.iter().map(|(ratio, _)| ((ratio / middle.max(1e-9) - 1.0).abs(), 1.0)).collect();
+    let mut errors: Vec<(f64, f64)> =
+        ratios.iter().map(|(ratio, _)| ((ratio / middle.max(1e-9) - 1.0).abs(), 1.0)).collect();
     super::line::weighted_median(&mut errors)
 }

@@ -74,7 +74,17 @@ impl Ramp {
         let after = Pass::new(stages[bottleneck..].iter().rev().copied(), false);
         let has_before = before.per_byte > 0.0;
         let has_after = after.per_byte > 0.0;
-        Self { before, after, bytes, has_before, has_after, sizes: Vec::new(), caps: Vec::new(), start: START, precision: Precision::Exact }
+        Self {
+            before,
+            after,
+            bytes,
+            has_before,
+            has_after,
+            sizes: Vec::new(),
+            caps: Vec::new(),
+            start: START,
+            precision: Precision::Exact,
+        }
     }
 
     /// The ramp of so many fragments, or `None` if there is none with every fragment above zero.
@@ -107,7 +117,8 @@ impl Ramp {
         }
         let sum: f64 = self.sizes.iter().map(|size| size.value).sum();
         let scale = self.bytes / sum;
-        let good = (scale - 1.0).abs() < 1e-6 && self.sizes.iter().all(|size| size.value > self.bytes * 1e-12);
+        let good = (scale - 1.0).abs() < 1e-6
+            && self.sizes.iter().all(|size| size.value > self.bytes * 1e-12);
         good.then(|| self.sizes.iter().map(|size| size.value * scale).collect())
     }
 
@@ -223,7 +234,11 @@ fn meet(left: Point, right: Point) -> f64 {
 
 /// The cost at that place: no point between can be below it.
 fn floor(left: Point, right: Point) -> f64 {
-    if left.slope.is_finite() { (meet(left, right) - left.last).mul_add(left.slope, left.cost) } else { f64::NEG_INFINITY }
+    if left.slope.is_finite() {
+        (meet(left, right) - left.last).mul_add(left.slope, left.cost)
+    } else {
+        f64::NEG_INFINITY
+    }
 }
 
 /// Why no argument fits: the function is above the target even at zero, or below it even at the target.
@@ -234,7 +249,11 @@ enum Miss {
 }
 
 /// The argument at which a growing function reaches `target`; the function gives its value and its slope.
-fn newton((target, exact): (f64, f64), guess: f64, mut sum_at: impl FnMut(f64) -> (Dual, f64)) -> Result<(f64, Dual), Miss> {
+fn newton(
+    (target, exact): (f64, f64),
+    guess: f64,
+    mut sum_at: impl FnMut(f64) -> (Dual, f64),
+) -> Result<(f64, Dual), Miss> {
     let (mut low, mut high) = (0.0, target);
     let mut at = if guess > low && guess < high { guess } else { 0.5 * high };
     let mut last = None;

@@ -64,17 +64,27 @@ pub(super) struct Pass {
 impl Pass {
     pub(super) fn new(stages: impl ExactSizeIterator<Item = Stage>, use_first: bool) -> Self {
         let stages: Vec<Stage> = stages.collect();
-        let (slowest, before) = stages.split_last().expect("a bottleneck is one of at least one stages");
+        let (slowest, before) =
+            stages.split_last().expect("a bottleneck is one of at least one stages");
         let mut ahead: Vec<Ahead> = Vec::with_capacity(before.len());
         let (mut g, mut c) = (0.0, 0.0);
         for stage in before.iter().rev() {
             g += stage.g();
             c += stage.c();
             let per_us = if c > 0.0 { 1.0 / c } else { 0.0 };
-            ahead.push(Ahead { g: stage.g(), c: stage.c(), to_go_g: g, per_us, free: Dual::UNBOUND });
+            ahead.push(Ahead {
+                g: stage.g(),
+                c: stage.c(),
+                to_go_g: g,
+                per_us,
+                free: Dual::UNBOUND,
+            });
         }
         ahead.reverse();
-        let first = before.iter().map(|s| if use_first { s.first_overhead().get() } else { s.g() }).collect();
+        let first = before
+            .iter()
+            .map(|s| if use_first { s.first_overhead().get() } else { s.g() })
+            .collect();
         Self { ahead, first, bottleneck: (slowest.g(), slowest.c()), per_byte: c }
     }
 
