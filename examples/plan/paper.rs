@@ -101,7 +101,13 @@ fn gam(report: &mut Report) {
     report.push(Line::info("GAM, 4 KB + 64 B: gain over static 4 KB", gain(4064.0), "%"));
     let fm = signature.latency(4000.0, 32.0).get();
     report.push(Line::near("FM, 4 KB in 32 fragments (computed elsewhere)", fm, 364.4, 0.05, "us"));
-    report.push(Line::near("GAM, 4 KB in one fragment (computed elsewhere)", whole, 286.9, 0.1, "us"));
+    report.push(Line::near(
+        "GAM, 4 KB in one fragment (computed elsewhere)",
+        whole,
+        286.9,
+        0.1,
+        "us",
+    ));
     report.push(Line::near(
         "GAM, 4 KB in five fragments (computed elsewhere)",
         plan.latency().get(),

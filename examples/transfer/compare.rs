@@ -45,6 +45,9 @@ const PAGE: u64 = 4096;
 /// more memory, and the caches make a byte of it dearer.
 const SHORTEST: usize = 4;
 
+/// Messages sent before anything is observed: the first ones find cold caches and sleeping processors.
+const WARM_UP: usize = 50;
+
 /// Each observation is the median of so many.
 const REPEATS: usize = 3;
 
@@ -106,6 +109,9 @@ impl Real<'_> {
     fn observe(&mut self, message: u64) -> Result<BlackBox, Fault> {
         let high = message as f64;
         self.message = high;
+        for _ in 0..WARM_UP {
+            self.time(&[message])?;
+        }
         let seen = observe(self, (high / FINEST.0).max(FINEST.1), high);
         if let Some(problem) = self.failed.take() {
             return Err(Fault::Lost(problem.to_string()));
