@@ -190,32 +190,30 @@ pub(crate) fn run(
         ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} rounds, {eta} left")
             .unwrap_or_else(|_| ProgressStyle::default_bar()),
     );
-    bar.set_message("observing");
-    bar.tick();
     let mut all: Vec<(u64, BlackBox, Vec<Way>)> = Vec::new();
+    let share = Duration::from_secs(arguments.seconds) / MESSAGES.len() as u32;
     for message in MESSAGES {
+        bar.set_message(format!("{} KiB", message >> 10));
+        bar.set_position(0);
         let seen = real.observe(message)?;
-        let ways = ways(message, &seen);
-        all.push((message, seen, ways));
-        bar.tick();
-    }
-    bar.set_message("comparing");
-    let end = Instant::now() + Duration::from_secs(arguments.seconds);
-    for round in 0..arguments.rounds {
-        for (_, _, ways) in &mut all {
+        let mut ways = ways(message, &seen);
+        // Compared at once: what is observed now need not hold in a minute on a machine that others use.
+        let end = Instant::now() + share;
+        for round in 0..arguments.rounds as usize {
             // In turns, from another start each round, so that no way always follows the same one.
             let count = ways.len();
             for turn in 0..count {
-                let way = &mut ways[(turn + round as usize) % count];
+                let way = &mut ways[(turn + round) % count];
                 // Once unmeasured, so that every way finds the caches as it leaves them itself.
                 real.time(&way.sizes)?;
                 way.times.push(real.time(&way.sizes)?.us);
             }
+            bar.inc(1);
+            if Instant::now() > end {
+                break;
+            }
         }
-        bar.inc(1);
-        if Instant::now() > end {
-            break;
-        }
+        all.push((message, seen, ways));
     }
     bar.finish_and_clear();
     let results: Vec<Compared> =
