@@ -8,8 +8,10 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::time::{Instant, LineRate, nanos};
 
 use super::config::{Hold, Uncontrolled};
-use super::{Coordination, LeadEstimator};
+use super::lead::{LeadEstimator, SteeredLead};
+use super::Coordination;
 use crate::context::Context;
+use crate::control::RoundTrip;
 use crate::extension::TimeoutId;
 use crate::timeout::Service;
 use crate::transmit::BacklogLimit;
@@ -37,6 +39,8 @@ pub(super) struct Route {
     pub(super) links: Vec<usize>,
     pub(super) state: State,
     lead: Box<dyn LeadEstimator>,
+    /// What hand-overs cost, which says how many are worth it.
+    usual: SteeredLead,
     /// Until then the links are used up by what was let through, the reserve included.
     paced_until: Instant,
     /// When the last token came that had been away.
@@ -62,6 +66,7 @@ impl Route {
             links,
             state: State::Idle,
             lead,
+            usual: SteeredLead::default(),
             paced_until: Instant::ZERO,
             granted: None,
             start_latency_ns: 0,
@@ -98,6 +103,20 @@ impl Route {
     }
 }
 
+/// How long a grant takes to a peer.
+fn usual_way(trip: RoundTrip, rate: LineRate) -> Duration {
+    (trip.smoothed + Duration::from_nanos(rate.nanos_for(trip.longer.into()))) / 2
+}
+
+/// How long a grant takes to a peer at least: what comes later leaves a gap, what comes earlier a
+/// queue. Nothing is sure while round trips differ much, as after the first, which may have waited.
+fn least_way(trip: RoundTrip, rate: LineRate) -> Duration {
+    if trip.variation * 4 > trip.smoothed {
+        return Duration::ZERO;
+    }
+    usual_way(trip, rate).saturating_sub(trip.variation / 4)
+}
+
 impl Coordination {
     /// A message waits for the gate.
     pub(super) fn on_held(&mut self, nic: &mut Context<'_>, at: usize) {
@@ -124,7 +143,7 @@ impl Coordination {
         let bytes = match self.config.hold {
             Hold::Message => 1,
             Hold::Bytes(bytes) => bytes,
-            Hold::Auto => rate.bytes_in(nanos(route.lead.handover() * HANDOVERS_PER_HOLD)),
+            Hold::Auto => rate.bytes_in(nanos(route.usual.handover() * HANDOVERS_PER_HOLD)),
         };
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
         let links = route.links.clone();
@@ -298,11 +317,9 @@ impl Coordination {
             {
                 let route = &mut self.routes[at];
                 let latency = Duration::from_nanos(route.start_latency_ns);
-                // The fast half of the ways there: what comes later than it leaves a gap, no queue.
-                let there = nic.line_rate().nanos_for(trip.longer.into());
-                let both = trip.smoothed + Duration::from_nanos(there);
-                let way = both.saturating_sub(trip.variation / 2) / 2;
-                route.lead.on_handover(way + latency);
+                let rate = nic.line_rate();
+                route.usual.on_handover(usual_way(trip, rate) + latency);
+                route.lead.on_handover(least_way(trip, rate) + latency);
             }
         }
         if more {

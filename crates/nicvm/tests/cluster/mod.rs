@@ -31,6 +31,8 @@ pub(crate) struct Load {
     pub(crate) time: Duration,
     /// Messages under way at each sender.
     pub(crate) burst: usize,
+    /// Senders that send; the others only could.
+    pub(crate) active: u16,
     /// Buffers that the receiver posts.
     pub(crate) buffers: usize,
     /// How long the receiver keeps a message before it posts its buffer again.
@@ -44,6 +46,7 @@ impl Default for Load {
             coordinated: true,
             time: Duration::from_millis(500),
             burst: 100,
+            active: u16::MAX,
             buffers: 64,
             keeps: Duration::ZERO,
         }
@@ -161,7 +164,7 @@ impl Cluster {
             ..Outcome::default()
         }));
         world.spawn(RECEIVER, receive(world.host(RECEIVER), load, Arc::clone(&outcome)));
-        for sender in 1..=self.senders {
+        for sender in 1..=self.senders.min(load.active) {
             let host = world.host(NodeId(sender));
             world.spawn(NodeId(sender), send(host, load, Arc::clone(&outcome)));
         }
