@@ -40,10 +40,8 @@ fn more_senders_than_a_grant_names_all_have_their_turn() {
     for senders in [64, 127] {
         let load = Load { burst: 4, time: Duration::from_secs(1), ..Load::default() };
         let outcome = Cluster::ethernet(senders).run(load);
-        println!("{:?} {} lost {}", outcome.counters, outcome.peak, outcome.lost());
         assert_eq!(outcome.lost(), 0, "{outcome:?}");
         let least = outcome.in_time.iter().min();
-        println!("{:?} {}", outcome.counters, outcome.peak);
         println!("{senders} senders: Jain {:.4}, least {least:?}", outcome.jain());
         assert!(least > Some(&0), "{senders} senders: {outcome:?}");
         assert!(outcome.jain() > 0.9, "{senders} senders: {outcome:?}");

@@ -121,18 +121,21 @@ impl Coordination {
     /// A message waits for the gate.
     pub(super) fn on_held(&mut self, nic: &mut Context<'_>, at: usize) {
         match self.routes[at].state {
-            State::Idle => {
-                self.routes[at].state = State::Acquiring;
-                if self.config.ahead > 0 {
-                    let bytes = u64::from(self.config.ahead) + HEADER_BYTES as u64;
-                    nic.allow(self.routes[at].destination, bytes);
-                }
-                self.advance(nic, at);
-            }
+            State::Idle => self.begin(nic, at),
             State::Acquiring => self.advance(nic, at),
             State::Leaving { .. } => self.evaluate(nic, at),
             State::Sending => {}
         }
+    }
+
+    /// Begins to acquire the tokens; what may go ahead of them goes.
+    fn begin(&mut self, nic: &mut Context<'_>, at: usize) {
+        self.routes[at].state = State::Acquiring;
+        if self.config.ahead > 0 {
+            let bytes = u64::from(self.config.ahead) + HEADER_BYTES as u64;
+            nic.allow(self.routes[at].destination, bytes);
+        }
+        self.advance(nic, at);
     }
 
     /// What may be let through at once: the hold's quantum, what a lease allows, what the receiver
@@ -323,8 +326,7 @@ impl Coordination {
             }
         }
         if more {
-            self.routes[at].state = State::Acquiring;
-            self.advance(nic, at);
+            self.begin(nic, at);
         }
         self.wake_others(nic, at);
     }
