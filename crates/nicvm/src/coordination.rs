@@ -175,18 +175,17 @@ impl Coordination {
             });
         }
         for (destination, links) in &config.routes {
-            let place = |number| self.places.iter().position(|at| at.config.number == number);
+            let is_ours = |at: &Place, number| at.config.number == number && at.link.is_some();
+            let place = |number| self.places.iter().position(|at| is_ours(at, number));
             let links = links.iter().filter_map(|number| place(*number)).collect();
             self.routes.push(Route::new(*destination, links, config.lead.build()));
         }
     }
 
-    /// The route to `destination`, where this node is a sender of all its links.
+    /// The route to `destination`, where this node is a sender of one of its links.
     fn route(&self, destination: NodeId) -> Option<usize> {
-        let at = self.routes.iter().position(|route| route.destination == destination)?;
-        let links = &self.routes[at].links;
-        let member = |link: &usize| self.places[*link].link.is_some();
-        (!links.is_empty() && links.iter().all(member)).then_some(at)
+        let is_it = |route: &Route| route.destination == destination && !route.links.is_empty();
+        self.routes.iter().position(is_it)
     }
 
     fn send_message(&mut self, nic: &mut Context<'_>, command: &Command) {

@@ -314,7 +314,9 @@ impl Coordination {
             place.user = None;
             let Some(state) = &mut place.link else { continue };
             let before = state.next_in_line();
-            if !state.release(now, more)
+            // Links are asked for in order: a token that waits for one before it is in the way.
+            let asks = more && self.routes[at].links.first() == Some(&link);
+            if !state.release(now, asks)
                 && let Some(next) = before.and_then(|party| place.node(party))
                 && let Some(trip) = nic.round_trip(next)
             {
