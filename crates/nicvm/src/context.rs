@@ -130,6 +130,12 @@ impl Context<'_> {
         self.hw.line_rate()
     }
 
+    /// When the last data frame that was handed to the line leaves it.
+    #[must_use]
+    pub const fn line_free_at(&self) -> Instant {
+        self.lent.transmit.line_free_at()
+    }
+
     /// Most bytes of one frame, with its header.
     #[must_use]
     pub fn mtu_bytes(&self) -> u64 {

@@ -124,6 +124,8 @@ pub struct Coordination {
     config: CoordinationConfig,
     places: Vec<Place>,
     routes: Vec<Route>,
+    /// The route whose turn it is, where several wait for one link.
+    next_route: usize,
     receiver: Messages,
     /// When the links want to be looked at.
     alarm: Option<Instant>,
@@ -140,6 +142,7 @@ impl Coordination {
             config,
             places: Vec::new(),
             routes: Vec::new(),
+            next_route: 0,
             receiver: Messages::new(),
             alarm: None,
         })
@@ -308,7 +311,7 @@ impl Coordination {
 
     /// Looks at every route that may go on.
     fn settle(&mut self, nic: &mut Context<'_>) {
-        for at in 0..self.routes.len() {
+        for at in self.in_turn() {
             match self.routes[at].state {
                 State::Acquiring => self.advance(nic, at),
                 State::Leaving { .. } => self.evaluate(nic, at),

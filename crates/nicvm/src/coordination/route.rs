@@ -189,7 +189,7 @@ impl Coordination {
         let cap = nic.line_rate().bytes_in(quarter);
         let until = now.plus_nanos(quarter);
         for link in self.routes[at].links.clone() {
-            if !self.acquire(now, at, link, until) {
+            if !self.acquire(nic, at, link, until) {
                 return;
             }
         }
@@ -197,7 +197,8 @@ impl Coordination {
     }
 
     /// Whether the route has the link's token, valid until `until`; asks for what it takes if not.
-    fn acquire(&mut self, now: Instant, at: usize, link: usize, until: Instant) -> bool {
+    fn acquire(&mut self, nic: &Context<'_>, at: usize, link: usize, until: Instant) -> bool {
+        let now = nic.now();
         let place = &mut self.places[link];
         let Some(state) = &mut place.link else { return false };
         match place.user {
@@ -211,7 +212,9 @@ impl Coordination {
             return false;
         }
         // A start that had to wait for something else tells nothing of hand-overs.
-        self.routes[at].granted = state.granted_at().filter(|granted| *granted == now);
+        let line_is_free = nic.line_free_at() <= now;
+        self.routes[at].granted =
+            state.granted_at().filter(|granted| *granted == now && line_is_free);
         state.start();
         place.user = Some(at);
         true
@@ -233,6 +236,7 @@ impl Coordination {
             link.consume(backlog.messages);
         }
         nic.allow(destination, bytes);
+        self.next_route = at + 1;
         let route = &mut self.routes[at];
         let most = i64::try_from(bytes).unwrap_or(i64::MAX);
         route.overdraft = (most - route.quantum).clamp(0, route.quantum.max(0) * 4);
@@ -327,19 +331,25 @@ impl Coordination {
                 route.lead.on_handover(least_way(trip, rate) + latency);
             }
         }
+        self.wake_others(nic, at);
         if more {
             self.begin(nic, at);
         }
-        self.wake_others(nic, at);
     }
 
     /// Routes that waited for a link that this one used may go on.
     fn wake_others(&mut self, nic: &mut Context<'_>, at: usize) {
-        for other in 0..self.routes.len() {
+        for other in self.in_turn() {
             if other != at && self.routes[other].state == State::Acquiring {
                 self.advance(nic, other);
             }
         }
+    }
+
+    /// All routes, the one after the last that sent first: each has its turn at a link of several.
+    pub(super) fn in_turn(&self) -> impl Iterator<Item = usize> + use<> {
+        let (next, routes) = (self.next_route, self.routes.len());
+        (0..routes).map(move |step| (next + step) % routes)
     }
 
     /// There is nothing to send any more, whatever was asked for.
