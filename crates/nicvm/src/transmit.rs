@@ -369,7 +369,7 @@ impl Transmit {
         let next = queue.messages.front().map(|next| next.next_length(hw.mtu() as u32));
         let allowance = self.gate.allowance(destination);
         if next.is_none_or(|next| u64::from(next) + HEADER_BYTES as u64 > allowance) {
-            let (begins, leaves) = queue.on_line.take().unwrap_or((hw.now(), hw.now()));
+            let (begins, leaves) = queue.on_line.take().unwrap_or_else(|| (hw.now(), hw.now()));
             queue.told = false;
             self.news.push_back(TransmitNews::Drained { destination, begins, leaves });
         }

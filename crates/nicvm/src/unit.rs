@@ -201,9 +201,8 @@ impl Unit {
         lent.timeouts.cancel_all(number);
         // Nobody opens the gate any more for what waits there.
         let steered = lent.steersman == Some(number);
-        let which = |message: &Message| {
-            message.extension == number || (steered && message.controlled)
-        };
+        let which =
+            |message: &Message| message.extension == number || (steered && message.controlled);
         lent.transmit.withdraw(hw, Status::ExtensionDown, which);
         if steered {
             lent.steersman = None;

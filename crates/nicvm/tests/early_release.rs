@@ -63,7 +63,11 @@ fn a_lead_that_is_too_long_loses_and_the_steered_one_does_not() {
     assert_eq!(steered.lost(), 0, "{steered:?}");
     for cells in (0..=60).step_by(10) {
         let outcome = two_senders(fixed(cells), 10_240, 32);
-        println!("{cells:2} cells: {:6.2} Mb/s, loss {:.4}", outcome.goodput_mbps(), outcome.loss());
+        println!(
+            "{cells:2} cells: {:6.2} Mb/s, loss {:.4}",
+            outcome.goodput_mbps(),
+            outcome.loss()
+        );
         if cells >= 20 {
             assert!(outcome.loss() > 0.1, "{cells} cells: {outcome:?}");
         }

@@ -32,7 +32,9 @@ fn world(hosts: u16, mtu: usize, seed: u64) -> World<Unit> {
 /// The bytes of message `number` of `sender` to `port`: no two alike.
 fn pattern(sender: u16, port: u16, number: u32, length: usize) -> Vec<u8> {
     let seed = u64::from(sender) << 48 | u64::from(port) << 32 | u64::from(number);
-    (0..length as u64).map(|at| ((seed ^ at).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
+    (0..length as u64)
+        .map(|at| ((seed ^ at).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
+        .collect()
 }
 
 /// Sends one message of `sent` bytes to a buffer of `room`; the completion and the buffer.

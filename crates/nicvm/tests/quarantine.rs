@@ -153,10 +153,13 @@ fn a_handler_that_panics_leaves_no_trace() {
     desk.post(PORT, command(MINE, TRAP));
     // Nothing but the end of the command itself.
     let done = desk.take();
-    assert!(matches!(
-        &done[..],
-        [Effect::Completed(PORT, Completion { status: Status::ExtensionDown, cookie: 2, .. })]
-    ), "{done:?}");
+    assert!(
+        matches!(
+            &done[..],
+            [Effect::Completed(PORT, Completion { status: Status::ExtensionDown, cookie: 2, .. })]
+        ),
+        "{done:?}"
+    );
     desk.pass(5_000_000_000);
     assert_eq!(desk.take(), []);
     assert_eq!(*log.lock().unwrap(), ["command 2"]);
@@ -172,12 +175,8 @@ fn a_quarantined_extensions_commands_complete_at_once() {
     desk.post(PORT, command(MINE, ALL));
     desk.post(PORT, command(ExtensionId(99), 1));
     assert_eq!(statuses(&mut desk), [Status::ExtensionDown, Status::Invalid]);
-    let header = Header {
-        extension: MINE,
-        source: NodeId(2),
-        destination: NodeId(1),
-        ..Header::default()
-    };
+    let header =
+        Header { extension: MINE, source: NodeId(2), destination: NodeId(1), ..Header::default() };
     desk.frame(header, b"more");
     assert_eq!(log.lock().unwrap().len(), 1);
     assert_eq!(desk.unit.counters().without_extension, 3);

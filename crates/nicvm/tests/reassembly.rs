@@ -27,10 +27,7 @@ fn desk(buffers: u64) -> Desk {
 
 /// Part `part` of message `message` of three parts.
 fn part(message: u32, part: u32) -> (Header, [u8; PART as usize]) {
-    let words = [
-        u64::from(message) | u64::from(part * PART) << 32,
-        u64::from(3 * PART),
-    ];
+    let words = [u64::from(message) | u64::from(part * PART) << 32, u64::from(3 * PART)];
     let header = Header {
         extension: MESSAGES,
         source: NodeId(2),

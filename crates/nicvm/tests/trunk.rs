@@ -105,8 +105,7 @@ fn run(cluster: &Cluster) -> [[[u64; 2]; 2]; 8] {
     }
     world.run_until(end + Duration::from_secs(10));
     assert_eq!(world.tasks(), RECEIVERS.len(), "every sender came to its end");
-    let counts = *counts.lock().unwrap();
-    counts
+    *counts.lock().unwrap()
 }
 
 #[test]

@@ -7,9 +7,9 @@ use midplane_simhw::frame::HEADER_BYTES;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::{Instant, LineRate, nanos};
 
+use super::Coordination;
 use super::config::{Hold, Uncontrolled};
 use super::lead::{LeadEstimator, SteeredLead};
-use super::Coordination;
 use crate::context::Context;
 use crate::control::RoundTrip;
 use crate::extension::TimeoutId;
@@ -204,7 +204,9 @@ impl Coordination {
         match place.user {
             Some(user) if user != at => return false,
             // It came while another token was missing, and may have lapsed since.
-            Some(_) if state.holds() => return state.validity().is_some_and(|(_, end)| end >= until),
+            Some(_) if state.holds() => {
+                return state.validity().is_some_and(|(_, end)| end >= until);
+            }
             _ => place.user = None,
         }
         state.want(now);

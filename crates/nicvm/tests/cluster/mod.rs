@@ -222,7 +222,8 @@ async fn send(host: SimHost, load: Load, outcome: Arc<Mutex<Outcome>>) {
 
 async fn receive(host: SimHost, load: Load, outcome: Arc<Mutex<Outcome>>) {
     let mut port = host.open_port().unwrap();
-    let regions: Vec<_> = (0..load.buffers).map(|_| port.register(load.message_bytes).unwrap()).collect();
+    let regions: Vec<_> =
+        (0..load.buffers).map(|_| port.register(load.message_bytes).unwrap()).collect();
     let lend = |at: usize| {
         let region = regions[at].whole();
         if load.coordinated {

@@ -58,7 +58,11 @@ impl Hardware for Paper {
 
     fn charge(&mut self, _: u64) {}
 
-    fn transmit(&mut self, header: &Header, source: Source<'_>) -> Result<Instant, TransmitRefused> {
+    fn transmit(
+        &mut self,
+        header: &Header,
+        source: Source<'_>,
+    ) -> Result<Instant, TransmitRefused> {
         if let Source::Region(at) = source
             && at.generation == 0
         {
@@ -183,7 +187,7 @@ pub(crate) fn hush() {
     ONCE.call_once(|| {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            if info.payload_as_str() != Some("on purpose") {
+            if info.payload().downcast_ref::<&str>() != Some(&"on purpose") {
                 usual(info);
             }
         }));
