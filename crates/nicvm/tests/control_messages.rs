@@ -99,7 +99,14 @@ fn control_messages_arrive_once_and_in_order_under_all_faults() {
         let heard = Arc::default();
         let mut world = world(seed, &heard);
         let delay = Duration::from_micros(200);
-        let faults = Faults { loss: 0.1, duplicate: 0.1, corrupt: 0.05, reorder: 0.2, delay };
+        let faults = Faults {
+            loss: 0.1,
+            duplicate: 0.1,
+            corrupt: 0.05,
+            reorder: 0.2,
+            delay,
+            ..Faults::NONE
+        };
         world.set_faults(faults);
         world.run_until(seconds(5));
         let heard = heard.lock().unwrap();

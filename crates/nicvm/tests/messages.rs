@@ -191,7 +191,14 @@ fn interleaved_senders_and_ports_get_all_messages_without_faults() {
 fn faults_never_mix_messages_or_deliver_one_twice() {
     for seed in 0..12 {
         let delay = Duration::from_micros(10 << (seed % 4));
-        let faults = Faults { loss: 0.02, duplicate: 0.2, corrupt: 0.01, reorder: 0.2, delay };
+        let faults = Faults {
+            loss: 0.02,
+            duplicate: 0.2,
+            corrupt: 0.01,
+            reorder: 0.2,
+            delay,
+            ..Faults::NONE
+        };
         let arrived = storm(faults, seed);
         assert_eq!(arrived.wrong, Vec::<String>::new(), "seed {seed}");
         let share = arrived.messages.len() as f64 / f64::from(u32::from(SENDERS * PORTS) * NUMBERS);

@@ -9,15 +9,17 @@ use midplane_simhw::time::{Instant, LineRate, nanos};
 
 use super::Coordination;
 use super::config::{Hold, Uncontrolled};
-use super::lead::{LeadEstimator, SteeredLead};
+use super::lead::LeadEstimator;
 use crate::context::Context;
-use crate::control::RoundTrip;
 use crate::extension::TimeoutId;
 use crate::timeout::Service;
 use crate::transmit::BacklogLimit;
 
 /// Hand-overs' time that a sender keeps the token for, with [`Hold::Auto`].
 const HANDOVERS_PER_HOLD: u32 = 32;
+
+/// Bytes of a grant with a few in line. What answers it has none: the way there takes longer.
+const GRANT_BYTES: usize = 70;
 
 /// Where a route is in its round.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,8 +41,6 @@ pub(super) struct Route {
     pub(super) links: Vec<usize>,
     pub(super) state: State,
     lead: Box<dyn LeadEstimator>,
-    /// What hand-overs cost, which says how many are worth it.
-    usual: SteeredLead,
     /// Until then the links are used up by what was let through, the reserve included.
     paced_until: Instant,
     /// When the last token came that had been away.
@@ -53,6 +53,8 @@ pub(super) struct Route {
     /// What this turn may send, and what the last one sent beyond it, in bytes.
     quantum: i64,
     overdraft: i64,
+    /// What the timeout is set to.
+    alarm: Option<Instant>,
 }
 
 impl Route {
@@ -66,7 +68,6 @@ impl Route {
             links,
             state: State::Idle,
             lead,
-            usual: SteeredLead::default(),
             paced_until: Instant::ZERO,
             granted: None,
             start_latency_ns: 0,
@@ -74,6 +75,7 @@ impl Route {
             debt_at: Instant::ZERO,
             quantum: 0,
             overdraft: 0,
+            alarm: None,
         }
     }
 
@@ -101,20 +103,6 @@ impl Route {
     const fn timeout(at: usize) -> TimeoutId {
         TimeoutId(1 + at as u32)
     }
-}
-
-/// How long a grant takes to a peer.
-fn usual_way(trip: RoundTrip, rate: LineRate) -> Duration {
-    (trip.smoothed + Duration::from_nanos(rate.nanos_for(trip.longer.into()))) / 2
-}
-
-/// How long a grant takes to a peer at least: what comes later leaves a gap, what comes earlier a
-/// queue. Nothing is sure while round trips differ much, as after the first, which may have waited.
-fn least_way(trip: RoundTrip, rate: LineRate) -> Duration {
-    if trip.variation * 4 > trip.smoothed {
-        return Duration::ZERO;
-    }
-    usual_way(trip, rate).saturating_sub(trip.variation / 4)
 }
 
 impl Coordination {
@@ -146,7 +134,7 @@ impl Coordination {
         let bytes = match self.config.hold {
             Hold::Message => 1,
             Hold::Bytes(bytes) => bytes,
-            Hold::Auto => rate.bytes_in(nanos(route.usual.handover() * HANDOVERS_PER_HOLD)),
+            Hold::Auto => rate.bytes_in(nanos(route.lead.handover() * HANDOVERS_PER_HOLD)),
         };
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
         let links = route.links.clone();
@@ -302,16 +290,19 @@ impl Coordination {
         } else {
             route.lead.lead()
         };
-        let due = ends - early;
+        let due = ends + nic.line_lag() - early;
         if due <= now {
-            self.give_back(nic, at, more);
+            // A timer that is late delays the hand-over as a long way does.
+            let late = self.routes[at].alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
+            self.give_back(nic, at, more, late);
         } else {
+            self.routes[at].alarm = Some(due);
             nic.set_timeout_at(Route::timeout(at), Service::Exact, due);
         }
     }
 
     /// Gives the tokens back, and begins anew if there is more to send.
-    fn give_back(&mut self, nic: &mut Context<'_>, at: usize, more: bool) {
+    fn give_back(&mut self, nic: &mut Context<'_>, at: usize, more: bool, late_ns: u64) {
         let now = nic.now();
         nic.cancel_timeout(Route::timeout(at));
         self.routes[at].state = State::Idle;
@@ -327,10 +318,13 @@ impl Coordination {
                 && let Some(trip) = nic.round_trip(next)
             {
                 let route = &mut self.routes[at];
-                let latency = Duration::from_nanos(route.start_latency_ns);
-                let rate = nic.line_rate();
-                route.usual.on_handover(usual_way(trip, rate) + latency);
-                route.lead.on_handover(least_way(trip, rate) + latency);
+                let latency = Duration::from_nanos(route.start_latency_ns + late_ns);
+                let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
+                let way = (trip.smoothed + Duration::from_nanos(longer)) / 2;
+                // The first round trip may have waited for much else: it alone tells nothing.
+                if trip.variation * 2 < trip.smoothed {
+                    route.lead.on_handover(way + latency);
+                }
             }
         }
         self.wake_others(nic, at);

@@ -56,6 +56,10 @@ impl Hardware for Paper {
         (HEADER_BYTES + payload) as u32
     }
 
+    fn line_lag(&self) -> u64 {
+        0
+    }
+
     fn charge(&mut self, _: u64) {}
 
     fn transmit(

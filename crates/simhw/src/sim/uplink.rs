@@ -14,6 +14,8 @@ struct Reserved {
     /// Its first bit leaves, or its first since an urgent frame passed it.
     begins: Instant,
     leaves: Instant,
+    /// When it was to leave before urgent ones passed it.
+    promised: Instant,
     piece_ns: u64,
 }
 
@@ -37,6 +39,8 @@ pub(super) struct Uplink {
     thefts: VecDeque<(Instant, u64)>,
     /// Thefts that are forgotten.
     forgotten: u64,
+    /// When the last piece reaches the link's end.
+    last_arrival: Instant,
 }
 
 impl Uplink {
@@ -48,6 +52,7 @@ impl Uplink {
             urgent_free: Instant::ZERO,
             thefts: VecDeque::new(),
             forgotten: 0,
+            last_arrival: Instant::ZERO,
         }
     }
 
@@ -62,6 +67,11 @@ impl Uplink {
             self.gone += 1;
         }
         (self.reserved.len(), self.reserved.front().map_or(now, |frame| frame.leaves))
+    }
+
+    /// Nanoseconds by which the last frame leaves later than was said.
+    pub(super) fn lag(&self) -> u64 {
+        self.reserved.back().map_or(0, |frame| frame.leaves.nanos_since(frame.promised))
     }
 
     pub(super) fn checkpoint(&self) -> Checkpoint {
@@ -87,7 +97,7 @@ impl Uplink {
         let begins = ready.max(before.free_at());
         let leaves = self.line.send(ready, bytes);
         let piece_ns = self.line.rate().nanos_for(u64::from(piece)).max(1);
-        self.reserved.push_back(Reserved { begins, leaves, piece_ns });
+        self.reserved.push_back(Reserved { begins, leaves, promised: leaves, piece_ns });
         (before, ready, leaves)
     }
 
@@ -127,6 +137,12 @@ impl Uplink {
         }
         self.thefts.push_back((begins, delay));
         begins
+    }
+
+    /// A piece reaches the link's end at `at`, or later if one before it does.
+    pub(super) fn arrive(&mut self, at: Instant) -> Instant {
+        self.last_arrival = self.last_arrival.max(at);
+        self.last_arrival
     }
 
     /// How often urgent frames have taken the line.

@@ -1,0 +1,224 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Parser, ValueEnum};
+use midplane::simhw::link::CELL_BYTES;
+
+use crate::setting::{Discard, EtrLead, Fabric, Mode, Setting};
+
+/// Sizes that a comparison goes through: up to 10 KB, as in the paper's figures.
+const SIZES: [u32; 6] = [64, 256, 600, 1_500, 4_096, 10_240];
+/// Numbers of senders that it goes through.
+const SENDERS: [u16; 3] = [1, 2, 3];
+/// Most senders that can take turns on one link.
+const MAX_SENDERS: u64 = 127;
+/// Largest message: a hundred of them are posted at each sender.
+const MAX_MESSAGE: u64 = 1 << 20;
+
+const EXAMPLES: &str = "\
+Examples:
+  # Every mode, 1 to 3 senders, messages up to 10 KB, as processes on this host; a table and a plot
+  incast --plot incast.svg
+
+  # One run in virtual time, the same to the last bit each time: 16 senders through 256 cells
+  incast --fabric sim --mode token-etr --senders 16 --message-bytes 10240 --buffer-cells 256 --json
+
+  # On three hosts, with peers.txt holding one host:port a line; rank 0 receives
+  incast --fabric udp --rank 0 --peers peers.txt --wait 60 --mode token --message-bytes 10240
+  incast --fabric udp --rank 1 --peers peers.txt --wait 60 --mode token --message-bytes 10240
+  incast --fabric udp --rank 2 --peers peers.txt --wait 60 --mode token --message-bytes 10240
+
+Exit code: 0 it ran; 1 a peer was lost on the way; 2 bad input, with one line that says which.";
+
+/// Many senders, one receiver, and a switch whose buffer is too small for them: the collapse, and
+/// what coordinating the senders does about it.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "incast", version, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// What joins the nodes: virtual time, real sockets, or real sockets through a switch in
+    /// software
+    #[arg(long, value_enum, default_value = "switch")]
+    pub(crate) fabric: Fabric,
+
+    /// Who decides when a sender may send; every mode in turn unless given
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+
+    /// Senders, from 1 to 127; 1, 2 and 3 in turn unless given, or as many as the peers are
+    #[arg(long, value_name = "COUNT", value_parser = RangedU64ValueParser::<u16>::new().range(1..=MAX_SENDERS))]
+    senders: Option<u16>,
+
+    /// Bytes of each message, from 1 to 1048576; sizes up to 10 KB in turn unless given
+    #[arg(long, value_name = "BYTES", value_parser = RangedU64ValueParser::<u32>::new().range(1..=MAX_MESSAGE))]
+    message_bytes: Option<u32>,
+
+    /// Rate of every link, in 10^6 bit/s, from 1 to 100000
+    #[arg(long, value_name = "MBPS", default_value_t = 100, value_parser = RangedU64ValueParser::<u32>::new().range(1..=100_000))]
+    link_mbps: u32,
+
+    /// Bytes that each port of the switch holds, from 256 to 2^30
+    #[arg(long, value_name = "BYTES", default_value_t = 32_768, value_parser = RangedU64ValueParser::<u32>::new().range(256..=1 << 30))]
+    buffer_bytes: u32,
+
+    /// ATM cells that it holds instead; links then carry cells
+    #[arg(long, value_name = "CELLS", conflicts_with = "buffer_bytes", value_parser = RangedU64ValueParser::<u32>::new().range(8..=1 << 24))]
+    buffer_cells: Option<u32>,
+
+    /// What a full buffer drops: what does not fit, the rest of the message too, or whole messages
+    /// early
+    #[arg(long, value_enum, default_value = "tail")]
+    discard: Discard,
+
+    /// How early mode token-etr releases a token: so many cells, or as hand-overs tell
+    #[arg(long, value_name = "CELLS|auto", default_value = "auto")]
+    etr_lead: EtrLead,
+
+    /// Ordinary traffic of one more node to the receiver, coordinated with nobody, in 10^6 bit/s
+    #[arg(long, value_name = "MBPS", default_value_t = 0, value_parser = RangedU64ValueParser::<u32>::new().range(0..=100_000))]
+    background: u32,
+
+    /// Seconds of the measured part of each run, from 0.01 to 3600
+    #[arg(long, default_value_t = 0.8, value_parser = seconds)]
+    seconds: f64,
+
+    /// What everything random is drawn from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// Prints one JSON document, at rank 0, and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Writes a picture of goodput over message size
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+
+    /// This process is one node: this one of the list of peers; rank 0 receives
+    #[arg(long, requires = "peers")]
+    pub(crate) rank: Option<u16>,
+
+    /// One host:port a line, in the order of ranks: receiver, senders, then the node of
+    /// --background; "-" reads them from standard input, up to an empty line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) peers: Option<PathBuf>,
+
+    /// Where the switch is, as host:port: with --fabric switch and --rank
+    #[arg(long, value_name = "HOST:PORT", requires = "rank")]
+    pub(crate) switch: Option<String>,
+
+    /// Seconds to wait for peers that are not there yet
+    #[arg(long, default_value_t = 4.0, value_parser = seconds)]
+    wait: f64,
+
+    /// Ends with its standard input
+    #[arg(long, hide = true)]
+    pub(crate) child: bool,
+
+    /// Is the switch, at the first of the peers
+    #[arg(long, hide = true, requires = "peers", conflicts_with = "rank")]
+    pub(crate) serve_switch: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("it is a number from 0.01 to 3600".into()),
+    }
+}
+
+impl Arguments {
+    /// How long to wait for peers.
+    pub(crate) fn wait(&self) -> Duration {
+        Duration::from_secs_f64(self.wait)
+    }
+
+    /// Whether several runs are compared.
+    pub(crate) fn is_comparison(&self) -> bool {
+        self.mode.is_none() || self.message_bytes.is_none()
+    }
+
+    /// The runs that are asked for; `senders` are those that the peers are, where there are any.
+    pub(crate) fn settings(&self, senders: Option<u16>) -> Vec<Setting> {
+        let modes = self
+            .mode
+            .map_or_else(|| vec![Mode::None, Mode::Token, Mode::TokenEtr], |mode| vec![mode]);
+        let counts =
+            self.senders.or(senders).map_or_else(|| SENDERS.to_vec(), |senders| vec![senders]);
+        let sizes = self.message_bytes.map_or_else(|| SIZES.to_vec(), |size| vec![size]);
+        let mut settings = Vec::new();
+        for mode in modes {
+            for &senders in &counts {
+                for &message_bytes in &sizes {
+                    settings.push(self.setting(mode, senders, message_bytes));
+                }
+            }
+        }
+        settings
+    }
+
+    fn setting(&self, mode: Mode, senders: u16, message_bytes: u32) -> Setting {
+        let cells = self.buffer_cells;
+        Setting {
+            fabric: self.fabric,
+            mode,
+            senders,
+            message_bytes,
+            link_mbps: self.link_mbps,
+            buffer_bytes: cells.map_or(self.buffer_bytes, |n| n.saturating_mul(CELL_BYTES)),
+            buffer_cells: cells,
+            discard: self.discard,
+            etr_lead: self.etr_lead,
+            background_mbps: self.background,
+            seconds: self.seconds,
+            seed: self.seed,
+        }
+    }
+
+    /// How many senders `peers` nodes are.
+    ///
+    /// # Errors
+    /// One line, if they are none, or fewer than asked for.
+    pub(crate) fn senders_among(&self, peers: usize) -> Result<u16, String> {
+        let others = 1 + usize::from(self.background > 0);
+        let most = peers.saturating_sub(others).min(MAX_SENDERS as usize);
+        let wanted = self.senders.map_or(most, usize::from);
+        match u16::try_from(wanted) {
+            Ok(0) => Err(format!("--peers: {peers} peers are no receiver and a sender")),
+            Ok(senders) if wanted <= most => Ok(senders),
+            _ => Err(format!(
+                "--senders: {wanted} senders need {} peers, not {peers}",
+                wanted + others
+            )),
+        }
+    }
+
+    /// What a process that plays one part of `setting` is told.
+    pub(crate) fn for_child(&self, setting: &Setting) -> Vec<String> {
+        let mut words = vec!["--child".to_owned(), "--json".into(), "--peers".into(), "-".into()];
+        let mut add = |flag: &str, value: String| words.extend([flag.to_owned(), value]);
+        add("--fabric", name_of(&setting.fabric));
+        add("--mode", name_of(&setting.mode));
+        add("--discard", name_of(&setting.discard));
+        add("--senders", setting.senders.to_string());
+        add("--message-bytes", setting.message_bytes.to_string());
+        add("--link-mbps", setting.link_mbps.to_string());
+        match setting.buffer_cells {
+            Some(cells) => add("--buffer-cells", cells.to_string()),
+            None => add("--buffer-bytes", setting.buffer_bytes.to_string()),
+        }
+        add("--etr-lead", setting.etr_lead.to_string());
+        add("--background", setting.background_mbps.to_string());
+        add("--seconds", setting.seconds.to_string());
+        add("--seed", setting.seed.to_string());
+        add("--wait", self.wait.to_string());
+        words
+    }
+}
+
+/// The word by which the command line calls a value.
+fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|known| known.get_name().to_owned()).unwrap_or_default()
+}

@@ -1,0 +1,195 @@
+//! Many senders, one receiver: the collapse at a small switch, and its cure.
+//!
+//! ```text
+//! cargo run --release --example incast
+//! cargo run --release --example incast -- --fabric sim --mode none --senders 3 --json
+//! ```
+//!
+//! Run alone it starts a switch, senders and a receiver as processes on this host, for every mode,
+//! 1 to 3 senders and messages of up to 10 KB, and prints goodput, loss and fairness of each. The
+//! figures are those of the DVCM paper's section 4.
+
+mod arguments;
+mod children;
+mod fabrics;
+mod mailbox;
+mod run;
+mod scenario;
+mod setting;
+mod table;
+
+#[path = "../common/launch.rs"]
+mod launch;
+#[path = "../common/plot.rs"]
+mod plot;
+#[path = "../common/report.rs"]
+mod report;
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use midplane::simhw::udp::{SoftSwitch, SwitchConfig, resolve_peers};
+use serde::Serialize;
+
+use arguments::Arguments;
+use fabrics::Place;
+use report::{BAD_INPUT, DID_NOT_HOLD};
+use run::Run;
+use scenario::Failure;
+use setting::{Fabric, Setting};
+
+fn main() -> ExitCode {
+    let arguments = match report::parse::<Arguments>(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    match conduct(&arguments) {
+        Ok(runs) => finish(&arguments, &runs),
+        Err(failure) => {
+            let bad_input = matches!(
+                failure,
+                Failure::Input(_) | Failure::Unreachable(_) | Failure::Mismatch(_)
+            );
+            report::fail(&failure.to_string(), if bad_input { BAD_INPUT } else { DID_NOT_HOLD })
+        }
+    }
+}
+
+/// Does what is asked for; only the receiver has anything to report.
+fn conduct(arguments: &Arguments) -> Result<Vec<Run>, Failure> {
+    if let Some(path) = &arguments.plot
+        && !path.parent().is_none_or(|folder| folder == Path::new("") || folder.is_dir())
+    {
+        return Err(Failure::Input(format!("--plot {}: there is no such folder", path.display())));
+    }
+    let Some(path) = &arguments.peers else { return compare(arguments) };
+    let peers = launch::read_peers(path).map_err(Failure::Input)?;
+    match arguments.rank {
+        Some(rank) => take_part(arguments, rank, peers),
+        None if arguments.serve_switch => serve(arguments, peers).map(|()| Vec::new()),
+        None => {
+            Err(Failure::Input("--peers: say with --rank which of them this process is".into()))
+        }
+    }
+}
+
+/// All runs that are asked for, carried out from here.
+fn compare(arguments: &Arguments) -> Result<Vec<Run>, Failure> {
+    let settings = arguments.settings(None);
+    // Drawn on a terminal only.
+    let bar = ProgressBar::new(settings.len() as u64);
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} {eta}");
+    bar.set_style(style.expect("a constant"));
+    let mut runs = Vec::new();
+    for setting in settings {
+        bar.set_message(format!("{} senders, {} bytes", setting.senders, setting.message_bytes));
+        runs.push(match setting.fabric {
+            Fabric::Sim => fabrics::simulate(&setting)?,
+            Fabric::Udp | Fabric::Switch => children::run(arguments, &setting)?,
+        });
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(runs)
+}
+
+/// All runs that are asked for, as one of their nodes.
+fn take_part(
+    arguments: &Arguments,
+    rank: u16,
+    peers: Vec<SocketAddr>,
+) -> Result<Vec<Run>, Failure> {
+    if arguments.child {
+        launch::end_with_parent();
+    }
+    let input = |what: String| Err(Failure::Input(what));
+    let senders = arguments.senders_among(peers.len()).map_err(Failure::Input)?;
+    let settings = arguments.settings(Some(senders));
+    let nodes = settings.first().map_or(0, Setting::nodes);
+    if rank >= nodes {
+        return input(format!(
+            "--rank {rank}: outside the list of {nodes} peers; ranks count from 0"
+        ));
+    }
+    let switch = match (arguments.fabric, &arguments.switch) {
+        (Fabric::Sim, _) => return input("--rank: --fabric sim is one process".into()),
+        (Fabric::Udp, Some(_)) => return input("--switch: --fabric udp has none".into()),
+        (Fabric::Udp, None) => None,
+        (Fabric::Switch, None) => {
+            return input("--switch: say where it is, or use --fabric udp".into());
+        }
+        (Fabric::Switch, Some(at)) => {
+            let found = resolve_peers(std::slice::from_ref(at));
+            let found = found.map_err(|_| Failure::Input(format!("--switch {at}: is unknown")))?;
+            Some(found[0])
+        }
+    };
+    let place = Place { rank, peers, switch };
+    let runtime = runtime()?;
+    let mut runs = Vec::new();
+    for (round, setting) in (0..).zip(&settings) {
+        let part = fabrics::take_part(setting, &place, round, arguments.wait());
+        runs.extend(runtime.block_on(part)?);
+    }
+    Ok(runs)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::stopped)
+}
+
+/// Is the switch until standard input ends; prints what it has lost.
+fn serve(arguments: &Arguments, mut peers: Vec<SocketAddr>) -> Result<(), Failure> {
+    let setting = arguments.settings(None).remove(0);
+    let bind = peers.remove(0);
+    let config = SwitchConfig::new(bind, peers)
+        .link(setting.link())
+        .profile(setting.switch())
+        .seed(setting.seed);
+    let switch = SoftSwitch::start(config).map_err(|error| Failure::Input(error.to_string()))?;
+    // However it ends, nobody needs the switch any more.
+    let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
+    let counters = runtime()?.block_on(switch.shutdown());
+    let drops: BTreeMap<&str, u64> =
+        counters.frame_drops.iter().map(|(cause, count)| (cause.name(), count)).collect();
+    report::print_json(&drops);
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    runs: &'a [Run],
+}
+
+/// Reports, and says how the process is to end.
+fn finish(arguments: &Arguments, runs: &[Run]) -> ExitCode {
+    if runs.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    if arguments.json {
+        report::print_json(&Document { runs });
+    } else {
+        report::say(&table::table(runs));
+    }
+    let picture = arguments.is_comparison() && !arguments.json && arguments.rank.is_none();
+    let path = arguments.plot.clone().or_else(|| picture.then(|| "incast.svg".into()));
+    if let Some(path) = path {
+        if let Err(what) = table::plot(&path, runs) {
+            return report::fail(&what, BAD_INPUT);
+        }
+        if !arguments.json {
+            report::say(&format!("The picture is in {}\n", path.display()));
+        }
+    }
+    let mut lost: Vec<u16> = runs.iter().flat_map(|run| run.lost_ranks.iter().copied()).collect();
+    lost.sort_unstable();
+    lost.dedup();
+    if lost.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    report::fail(&format!("rank {lost:?} was lost on the way"), DID_NOT_HOLD)
+}

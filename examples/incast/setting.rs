@@ -1,0 +1,180 @@
+//! What one run is: the parameters that every result repeats.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use midplane::nicvm::coordination::Lead;
+use midplane::simhw::link::{CELL_BYTES, LinkProfile};
+use midplane::simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
+use midplane::simhw::time::LineRate;
+use serde::{Deserialize, Serialize};
+
+/// What the nodes are joined by.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Fabric {
+    /// NICs, links and a switch in virtual time.
+    Sim,
+    /// Real sockets, straight from process to process.
+    Udp,
+    /// Real sockets, through a switch in software.
+    Switch,
+}
+
+/// Who decides when a sender may send.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Mode {
+    /// Nobody.
+    None,
+    /// Who holds the link's token, until its last bit has left.
+    Token,
+    /// The same, the token released early (ETR).
+    TokenEtr,
+}
+
+/// What a full buffer does.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Discard {
+    /// Drops what does not fit.
+    Tail,
+    /// ... and the rest of its message (partial packet discard).
+    Ppd,
+    /// Refuses whole messages from four fifths on (early packet discard).
+    Epd,
+}
+
+/// How early a token is released.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum EtrLead {
+    /// As the hand-overs that were seen tell.
+    Auto,
+    /// So many cells before the end.
+    Cells(u32),
+}
+
+impl FromStr for EtrLead {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            _ => match text.parse() {
+                Ok(cells @ 0..=100_000) => Ok(Self::Cells(cells)),
+                _ => Err("it is \"auto\" or a number of cells from 0 to 100000".into()),
+            },
+        }
+    }
+}
+
+impl fmt::Display for EtrLead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cells(cells) => cells.fmt(f),
+        }
+    }
+}
+
+impl Serialize for EtrLead {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for EtrLead {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// The parameters of one run.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Setting {
+    /// What the nodes are joined by.
+    pub(crate) fabric: Fabric,
+    /// Who decides when a sender may send.
+    pub(crate) mode: Mode,
+    /// How many send to node 0.
+    pub(crate) senders: u16,
+    /// Bytes of each message.
+    pub(crate) message_bytes: u32,
+    /// Rate of every link, in 10^6 bit/s.
+    pub(crate) link_mbps: u32,
+    /// Bytes that each port of the switch holds.
+    pub(crate) buffer_bytes: u32,
+    /// Cells that it holds, where links carry cells.
+    pub(crate) buffer_cells: Option<u32>,
+    /// What it does when it is full.
+    pub(crate) discard: Discard,
+    /// How early tokens are released in mode `token-etr`.
+    pub(crate) etr_lead: EtrLead,
+    /// Traffic of one more node that takes part in nothing, in 10^6 bit/s.
+    pub(crate) background_mbps: u32,
+    /// Seconds of the measured part.
+    pub(crate) seconds: f64,
+    /// What everything random is drawn from.
+    pub(crate) seed: u64,
+}
+
+impl Setting {
+    /// Every link's model: cells where the buffer counts cells, else Ethernet.
+    pub(crate) fn link(&self) -> LinkProfile {
+        let (rate, propagation) = (self.rate(), Duration::from_micros(1));
+        match self.buffer_cells {
+            Some(_) => LinkProfile::atm(rate, propagation),
+            None => LinkProfile::ethernet(rate, propagation),
+        }
+    }
+
+    /// The switch's model.
+    pub(crate) fn switch(&self) -> SwitchProfile {
+        let buffer = self.buffer_cells.map_or(Buffer::Bytes(self.buffer_bytes), Buffer::Cells);
+        let discard = match self.discard {
+            Discard::Tail => DiscardPolicy::Tail,
+            Discard::Ppd => DiscardPolicy::Partial,
+            Discard::Epd => DiscardPolicy::EARLY,
+        };
+        SwitchProfile { discard, ..SwitchProfile::new(buffer) }
+    }
+
+    /// How early the firmware releases tokens; `None` where there are none.
+    pub(crate) fn lead(&self) -> Option<Lead> {
+        match (self.mode, self.etr_lead) {
+            (Mode::None, _) => None,
+            (Mode::Token, _) => Some(Lead::Off),
+            (Mode::TokenEtr, EtrLead::Auto) => Some(Lead::Steered),
+            (Mode::TokenEtr, EtrLead::Cells(cells)) => {
+                let nanos = self.rate().nanos_for(u64::from(cells) * u64::from(CELL_BYTES));
+                Some(Lead::Fixed(Duration::from_nanos(nanos)))
+            }
+        }
+    }
+
+    /// The rate of every link.
+    pub(crate) const fn rate(&self) -> LineRate {
+        LineRate::mbps(self.link_mbps as u64)
+    }
+
+    /// Nodes that take part: the receiver, the senders, and who makes the background.
+    pub(crate) fn nodes(&self) -> u16 {
+        1 + self.senders + u16::from(self.background_mbps > 0)
+    }
+
+    /// Nanoseconds that one message of `bytes` takes on a link.
+    pub(crate) fn message_nanos(&self, bytes: u32) -> u64 {
+        let link = self.link();
+        link.rate.nanos_for(u64::from(link.framing.wire_bytes(bytes)))
+    }
+
+    /// A number by which nodes tell whether they were started for the same run.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let text = serde_json::to_string(self).expect("plain data");
+        text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+}
