@@ -290,7 +290,9 @@ impl Coordination {
         } else {
             route.lead.lead()
         };
-        let due = ends + nic.line_lag() - early;
+        // A control message or two that passed leave a hole behind, which what is queued fills.
+        let passed = Duration::from_nanos(nic.frame_nanos(GRANT_BYTES) * 2);
+        let due = ends + nic.line_lag().saturating_sub(passed) - early;
         if due <= now {
             // A timer that is late delays the hand-over as a long way does.
             let late = self.routes[at].alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
@@ -321,8 +323,8 @@ impl Coordination {
                 let latency = Duration::from_nanos(route.start_latency_ns + late_ns);
                 let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
                 let way = (trip.smoothed + Duration::from_nanos(longer)) / 2;
-                // The first round trip may have waited for much else: it alone tells nothing.
-                if trip.variation * 2 < trip.smoothed {
+                // The first round trips may have waited for much else: they tell nothing alone.
+                if trip.variation * 4 < trip.smoothed {
                     route.lead.on_handover(way + latency);
                 }
             }
