@@ -130,6 +130,12 @@ impl Context<'_> {
         self.hw.line_rate()
     }
 
+    /// When the last data frame that was handed to the line leaves it.
+    #[must_use]
+    pub const fn line_free_at(&self) -> Instant {
+        self.lent.transmit.line_free_at()
+    }
+
     /// Nanoseconds that a frame with `payload` bytes takes on the NIC's line, with its framing.
     #[must_use]
     pub fn frame_nanos(&self, payload: usize) -> u64 {
