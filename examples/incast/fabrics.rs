@@ -18,6 +18,9 @@ use crate::run::Run;
 use crate::scenario::{Failure, Part, RECEIVER, receive, send};
 use crate::setting::Setting;
 
+/// Commands that may be under way on a port: at 100 Mb/s, 4,096 messages of 64 bytes are some 50 ms.
+const PORT_DEPTH: usize = 4_096;
+
 /// The firmware of every NIC of a run.
 fn firmware(setting: &Setting, genesis: bool) -> Result<Unit, Failure> {
     let mut unit = Unit::default();
@@ -92,7 +95,10 @@ pub(crate) async fn take_part(
 ) -> Result<Option<Run>, Failure> {
     let node = NodeId(place.rank);
     let peers = place.peers[..usize::from(setting.nodes())].to_vec();
-    let mut config = UdpConfig::new(node, peers).line(setting.link()).seed(setting.seed);
+    let mut config = UdpConfig::new(node, peers)
+        .line(setting.link())
+        .seed(setting.seed)
+        .port_depth(PORT_DEPTH);
     if let Some(switch) = place.switch {
         config = config.via(switch);
     }
