@@ -212,6 +212,7 @@ impl Link {
     }
 
     /// The epoch, and until when its token is valid here, if it is here.
+    #[cfg(test)]
     pub(crate) fn validity(&self) -> Option<(Epoch, Instant)> {
         self.token.as_ref().map(|_| (self.epoch, self.lease.valid_until(self.epoch)))
     }

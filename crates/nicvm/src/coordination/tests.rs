@@ -1,1 +1,519 @@
+//! Links and their witness over channels like those of control messages: in order and reliable,
+//! until a peer restarts or is declared dead. Every node has a clock of its own.
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use midplane_simhw::id::Incarnation;
+use midplane_simhw::rng::Rng;
+use midplane_simhw::time::Instant;
+
+use super::link::{Link, LinkSetup};
+use super::member::Party;
+use super::message::{Body, Epoch};
+use super::witness::Witness;
+
+const LEASE_NS: u64 = 10_000_000;
+const PATIENCE_NS: u64 = 20_000_000;
+const DEAD_NS: u64 = 6_000_000;
+const HOLD_NS: u64 = 200_000;
+const STEP_NS: u64 = 25_000;
+
+/// A node's clock: `offset` ahead of true time, and faster by millionths.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    offset: u64,
+    ppm: u64,
+}
+
+impl Clock {
+    fn at(self, t: u64) -> Instant {
+        Instant::from_nanos(self.offset + t + t / 1_000_000 * self.ppm)
+    }
+}
+
+#[derive(Debug)]
+enum Role {
+    Sender(Box<Link>),
+    Witness(Witness),
+    Down,
+}
+
+#[derive(Debug)]
+struct Node {
+    party: Party,
+    role: Role,
+    clock: Clock,
+    life: u32,
+    /// Sends until then, in true time.
+    sending: Option<u64>,
+    /// Turns that it still wants.
+    wanted: u32,
+    turns: u32,
+    waiting_since: Option<u64>,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    at: u64,
+    sent: u64,
+    lives: (u32, u32),
+    clock: u64,
+    body: Body,
+}
+
+struct Net {
+    nodes: Vec<Node>,
+    channels: BTreeMap<(usize, usize), VecDeque<InFlight>>,
+    cuts: BTreeSet<(usize, usize)>,
+    t: u64,
+    rng: Rng,
+    seed: u64,
+    genesis: bool,
+    slowest_ns: u64,
+    messages: u64,
+    to_witness: u64,
+}
+
+impl Net {
+    fn new(seed: u64, senders: usize, genesis: bool) -> Self {
+        let mut rng = Rng::new(seed, "net");
+        let nodes = (0..=senders).map(|at| {
+            let party = if at == senders { Party::WITNESS } else { Party(at as u8) };
+            let clock = Clock { offset: rng.below(1 << 40), ppm: rng.below(100) };
+            Node {
+                party,
+                role: Role::Down,
+                clock,
+                life: 1,
+                sending: None,
+                wanted: 0,
+                turns: 0,
+                waiting_since: None,
+            }
+        });
+        let nodes: Vec<Node> = nodes.collect();
+        let mut net = Self {
+            nodes,
+            channels: BTreeMap::new(),
+            cuts: BTreeSet::new(),
+            t: 0,
+            rng,
+            seed,
+            genesis,
+            slowest_ns: 60_000,
+            messages: 0,
+            to_witness: 0,
+        };
+        for at in 0..=senders {
+            net.boot(at);
+        }
+        net
+    }
+
+    fn senders(&self) -> usize {
+        self.nodes.len() - 1
+    }
+
+    fn boot(&mut self, at: usize) {
+        let senders = self.senders();
+        let node = &mut self.nodes[at];
+        let now = node.clock.at(self.t);
+        let genesis = self.genesis && node.life == 1;
+        let quiet_until = if genesis { now } else { now.plus_nanos(LEASE_NS) };
+        node.role = if node.party == Party::WITNESS {
+            let incarnation = Incarnation(node.life);
+            Role::Witness(Witness::new(senders, LEASE_NS, incarnation, genesis, quiet_until))
+        } else {
+            Role::Sender(Box::new(Link::new(LinkSetup {
+                me: node.party,
+                senders,
+                lease_ns: LEASE_NS,
+                patience_ns: PATIENCE_NS,
+                genesis,
+                quiet_until,
+            })))
+        };
+    }
+
+    fn crash(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        node.role = Role::Down;
+        node.sending = None;
+        node.waiting_since = None;
+    }
+
+    fn restart(&mut self, at: usize) {
+        if !matches!(self.nodes[at].role, Role::Down) {
+            return;
+        }
+        self.nodes[at].life += 1;
+        self.boot(at);
+        // Who had something under way to the former life hears of the new one.
+        let told: Vec<usize> = (0..self.nodes.len())
+            .filter(|from| *from != at && !self.is_cut(*from, at))
+            .filter(|from| self.channels.get(&(*from, at)).is_some_and(|queue| !queue.is_empty()))
+            .collect();
+        for from in told {
+            self.channels.remove(&(from, at));
+            self.lose(from, at, true);
+        }
+    }
+
+    fn is_cut(&self, a: usize, b: usize) -> bool {
+        self.cuts.contains(&(a.min(b), a.max(b)))
+    }
+
+    fn lose(&mut self, node: usize, peer: usize, restarted: bool) {
+        let party = self.nodes[peer].party;
+        let now = self.nodes[node].clock.at(self.t);
+        if let Role::Sender(link) = &mut self.nodes[node].role {
+            link.on_lost(now, party, restarted);
+        }
+    }
+
+    fn place(&self, party: Party) -> usize {
+        if party == Party::WITNESS { self.senders() } else { usize::from(party.0) }
+    }
+
+    /// Takes what the nodes have to say.
+    fn collect(&mut self) {
+        for from in 0..self.nodes.len() {
+            loop {
+                let out = match &mut self.nodes[from].role {
+                    Role::Sender(link) => link.poll_send(),
+                    Role::Witness(witness) => witness.poll_send(),
+                    Role::Down => None,
+                };
+                let Some((party, body)) = out else { break };
+                let to = self.place(party);
+                self.messages += 1;
+                self.to_witness += u64::from(party == Party::WITNESS || from == self.senders());
+                let delay = self.rng.between(5_000, self.slowest_ns);
+                let clock = self.nodes[from].clock.at(self.t).as_nanos();
+                let lives = (self.nodes[from].life, self.nodes[to].life);
+                let queue = self.channels.entry((from, to)).or_default();
+                let at = queue.back().map_or(0, |last| last.at).max(self.t + delay);
+                queue.push_back(InFlight { at, sent: self.t, lives, clock, body });
+            }
+        }
+    }
+
+    fn deliver(&mut self) {
+        let pairs: Vec<(usize, usize)> = self.channels.keys().copied().collect();
+        for (from, to) in pairs {
+            loop {
+                let blocked = self.is_cut(from, to) || matches!(self.nodes[to].role, Role::Down);
+                let queue = self.channels.get_mut(&(from, to)).expect("just listed");
+                let Some(first) = queue.front() else { break };
+                if blocked {
+                    if self.t >= first.sent + DEAD_NS {
+                        queue.clear();
+                        if !matches!(self.nodes[from].role, Role::Down) {
+                            self.lose(from, to, false);
+                        }
+                    }
+                    break;
+                }
+                if first.at > self.t {
+                    break;
+                }
+                let message = queue.pop_front().expect("looked at");
+                if message.lives != (self.nodes[from].life, self.nodes[to].life) {
+                    continue;
+                }
+                self.handle(from, to, message);
+            }
+        }
+    }
+
+    fn handle(&mut self, from: usize, to: usize, message: InFlight) {
+        let party = self.nodes[from].party;
+        let now = self.nodes[to].clock.at(self.t);
+        match &mut self.nodes[to].role {
+            Role::Sender(link) => link.handle(now, party, message.clock, message.body),
+            Role::Witness(witness) => witness.handle(now, party, message.body),
+            Role::Down => {}
+        }
+        self.check();
+        self.collect();
+    }
+
+    /// One step of time: alarms, messages, and what applications do.
+    fn step(&mut self) {
+        self.t += STEP_NS;
+        for node in &mut self.nodes {
+            let now = node.clock.at(self.t);
+            match &mut node.role {
+                Role::Sender(link) => {
+                    if link.poll_timeout(now).is_some_and(|at| at <= now) {
+                        link.handle_timeout(now);
+                    }
+                }
+                Role::Witness(witness) => {
+                    if witness.poll_timeout().is_some_and(|at| at <= now) {
+                        witness.handle_timeout(now);
+                    }
+                }
+                Role::Down => {}
+            }
+        }
+        self.collect();
+        self.deliver();
+        for at in 0..self.senders() {
+            self.apply(at);
+        }
+        self.check();
+        self.collect();
+    }
+
+    fn apply(&mut self, at: usize) {
+        let t = self.t;
+        let node = &mut self.nodes[at];
+        let now = node.clock.at(t);
+        let Role::Sender(link) = &mut node.role else { return };
+        if let Some(until) = node.sending {
+            if t >= until {
+                node.sending = None;
+                node.turns += 1;
+                node.wanted -= 1;
+                node.waiting_since = (node.wanted > 0).then_some(t);
+                link.release(now, node.wanted > 0);
+            }
+            return;
+        }
+        if node.wanted > 0 {
+            node.waiting_since.get_or_insert(t);
+            link.want(now);
+            if link.is_ready(now, now.plus_nanos(HOLD_NS * 2)) {
+                link.start();
+                node.sending = Some(t + HOLD_NS);
+            }
+        }
+    }
+
+    fn check(&self) {
+        let mut valid = Vec::new();
+        let mut epochs: BTreeMap<Epoch, Vec<Party>> = BTreeMap::new();
+        for node in &self.nodes {
+            let Role::Sender(link) = &node.role else { continue };
+            let Some((epoch, until)) = link.validity() else { continue };
+            epochs.entry(epoch).or_default().push(node.party);
+            if until > node.clock.at(self.t) {
+                valid.push((node.party, epoch));
+            }
+        }
+        let (seed, t) = (self.seed, self.t);
+        assert!(valid.len() <= 1, "seed {seed} at {t}: two valid holders {valid:?}");
+        for (epoch, holders) in epochs {
+            assert!(holders.len() <= 1, "seed {seed} at {t}: {holders:?} hold {epoch:?}");
+        }
+        let sending = self.nodes.iter().filter(|node| node.sending.is_some()).count();
+        assert!(sending <= 1, "seed {seed} at {t}: {sending} send at once");
+    }
+
+    fn run_for(&mut self, nanos: u64) {
+        for _ in 0..nanos / STEP_NS {
+            self.step();
+        }
+    }
+
+    fn heal(&mut self) {
+        self.cuts.clear();
+        for at in 0..self.nodes.len() {
+            self.restart(at);
+        }
+    }
+
+    /// Everybody wants a turn and gets it within so many leases.
+    fn all_get_a_turn(&mut self, leases: u64) {
+        let before: Vec<u32> = self.nodes.iter().map(|node| node.turns).collect();
+        let senders = self.senders();
+        for node in &mut self.nodes[..senders] {
+            node.wanted += 1;
+        }
+        for _ in 0..leases {
+            self.run_for(LEASE_NS);
+            let done = |(node, before): (&Node, &u32)| node.turns > *before;
+            if self.nodes[..senders].iter().zip(&before).all(done) {
+                return;
+            }
+        }
+        let turns: Vec<u32> = self.nodes.iter().map(|node| node.turns).collect();
+        panic!("seed {}: some never got a turn: {before:?} -> {turns:?}", self.seed);
+    }
+}
+
+#[test]
+fn without_faults_turns_are_fair_and_the_witness_hears_nothing() {
+    let mut net = Net::new(1, 5, true);
+    for node in &mut net.nodes[..5] {
+        node.wanted = 1_000_000;
+    }
+    net.run_for(40 * LEASE_NS);
+    let turns: Vec<u32> = net.nodes[..5].iter().map(|node| node.turns).collect();
+    let (least, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
+    assert!(*least > 100 && most - least <= 3, "{turns:?}");
+    assert_eq!(net.to_witness, 0);
+}
+
+#[test]
+fn a_lone_sender_needs_no_message_to_send_again() {
+    let mut net = Net::new(2, 3, true);
+    net.nodes[1].wanted = 1;
+    net.run_for(LEASE_NS / 4);
+    assert_eq!(net.nodes[1].turns, 1);
+    let messages = net.messages;
+    net.nodes[1].wanted = 1;
+    net.run_for(LEASE_NS / 8);
+    assert_eq!(net.nodes[1].turns, 2);
+    assert_eq!(net.messages, messages);
+}
+
+#[test]
+fn a_crashed_holder_is_survived_within_two_leases_and_its_detection() {
+    let mut net = Net::new(3, 3, true);
+    net.nodes[0].wanted = 1_000;
+    net.run_for(LEASE_NS);
+    net.crash(0);
+    let t = net.t;
+    net.nodes[1].wanted = 1;
+    while net.nodes[1].turns == 0 {
+        net.step();
+        assert!(net.t - t < DEAD_NS + 2 * LEASE_NS, "not within the bound");
+    }
+}
+
+#[test]
+fn a_holder_that_is_cut_off_stops_before_another_starts() {
+    let mut net = Net::new(4, 2, true);
+    net.nodes[0].wanted = 1_000_000;
+    net.run_for(LEASE_NS);
+    net.cuts.insert((0, 1));
+    net.nodes[1].wanted = 1_000_000;
+    let before = net.nodes[1].turns;
+    net.run_for(20 * LEASE_NS);
+    assert!(net.nodes[1].turns > before || net.nodes[0].turns > 0);
+    net.heal();
+    net.all_get_a_turn(200);
+}
+
+impl Net {
+    fn holder(&self) -> Option<usize> {
+        let holds = |node: &Node| match &node.role {
+            Role::Sender(link) => link.holds(),
+            _ => false,
+        };
+        self.nodes.iter().position(holds)
+    }
+
+    fn cut(&mut self, a: usize, b: usize) {
+        if a != b {
+            self.cuts.insert((a.min(b), a.max(b)));
+        }
+    }
+
+    /// Something goes wrong: crashes and restarts at once or for long, cuts, most of them around
+    /// the holder and the witness, where they hurt.
+    fn mishap(&mut self, rng: &mut Rng) {
+        let any = rng.below(self.nodes.len() as u64) as usize;
+        let holder = self.holder().unwrap_or(any);
+        let witness = self.senders();
+        match rng.below(12) {
+            0 => self.crash(any),
+            1 => self.crash(holder),
+            2 => self.restart(any),
+            3 | 4 => {
+                let at = [any, holder, witness][rng.below(3) as usize];
+                self.crash(at);
+                self.run_for(rng.below(LEASE_NS / 4));
+                self.restart(at);
+            }
+            5 => self.cut(any, rng.below(witness as u64 + 1) as usize),
+            6 | 7 => self.cut(holder, any),
+            8 => self.cut(holder, witness),
+            9 => self.cuts.clear(),
+            10 => {
+                let cuts: Vec<_> = self.cuts.iter().copied().collect();
+                if let Some(cut) = cuts.get(rng.below(cuts.len() as u64) as usize) {
+                    self.cuts.remove(cut);
+                }
+            }
+            _ => self.slowest_ns = rng.between(10_000, 5_000_000),
+        }
+    }
+}
+
+/// Everybody wants to send, and mishaps follow one another, all from one seed.
+fn scenario(seed: u64) {
+    let mut rng = Rng::new(seed, "scenario");
+    let senders = rng.between(1, 5) as usize;
+    let mut net = Net::new(seed, senders, rng.chance(0.7));
+    for node in &mut net.nodes[..senders] {
+        node.wanted = if rng.chance(0.8) { 1_000_000 } else { 1 };
+    }
+    net.run_for(rng.below(3 * LEASE_NS));
+    for _ in 0..rng.between(3, 20) {
+        net.mishap(&mut rng);
+        let pause = if rng.chance(0.6) { LEASE_NS / 2 } else { 4 * LEASE_NS };
+        net.run_for(rng.below(pause));
+    }
+    net.heal();
+    net.slowest_ns = 60_000;
+    net.run_for(2 * LEASE_NS);
+    net.all_get_a_turn(400);
+}
+
+#[test]
+fn a_thousand_random_scenarios_keep_one_holder_and_everybody_gets_a_turn() {
+    for seed in 0..1_000 {
+        scenario(seed);
+    }
+}
+
+fn lone_link(quiet_until: u64) -> Link {
+    Link::new(LinkSetup {
+        me: Party(1),
+        senders: 3,
+        lease_ns: LEASE_NS,
+        patience_ns: PATIENCE_NS,
+        genesis: true,
+        quiet_until: Instant::from_nanos(quiet_until),
+    })
+}
+
+fn supports(link: &mut Link, at: u64, epoch: Epoch) -> bool {
+    let now = Instant::from_nanos(at);
+    link.handle(now, Party(0), at, Body::AskSupport { epoch, round: 1 });
+    let said: Vec<_> = std::iter::from_fn(|| link.poll_send()).collect();
+    said.contains(&(Party(0), Body::Support { epoch, round: 1 }))
+}
+
+#[test]
+fn who_gave_an_epoch_up_supports_it_no_more() {
+    let mut link = lone_link(0);
+    assert!(supports(&mut link, 1, Epoch::GENESIS));
+    link.want(Instant::from_nanos(2));
+    link.on_lost(Instant::from_nanos(3), Party(0), false);
+    assert!(!supports(&mut link, 4, Epoch::GENESIS));
+    assert!(supports(&mut link, 5, Epoch(1 << 32 | 1)));
+}
+
+#[test]
+fn who_has_restarted_supports_nobody_for_a_lease() {
+    let mut link = lone_link(1_000);
+    assert!(!supports(&mut link, 999, Epoch::GENESIS));
+    assert!(supports(&mut link, 1_000, Epoch::GENESIS));
+}
+
+#[test]
+fn a_witness_in_a_new_life_has_all_former_tokens_given_up_first() {
+    let mut witness = Witness::new(2, LEASE_NS, Incarnation(2), true, Instant::ZERO);
+    let recover = |epoch| Body::RecoverLink { epoch, suspect: None, gave_up: true };
+    let now = Instant::from_nanos(5);
+    witness.handle(now, Party(0), recover(Epoch(1 << 32 | 7)));
+    let base = Epoch(2 << 32);
+    assert_eq!(witness.poll_send(), Some((Party(0), Body::GiveUp { epoch: base })));
+    assert_eq!((witness.poll_send(), witness.poll_timeout()), (None, None));
+    witness.handle(now, Party(0), recover(base));
+    assert!(witness.poll_timeout().is_some_and(|due| due > now.plus_nanos(LEASE_NS)));
+}

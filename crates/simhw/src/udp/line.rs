@@ -22,6 +22,9 @@ pub(super) struct Line {
     /// Ordered by when they begin; those from `committed_frames` on are staged.
     frames: VecDeque<Departing>,
     committed_frames: usize,
+    /// Urgent ones: they pass all others.
+    urgent: VecDeque<Departing>,
+    committed_urgent: usize,
     depth: usize,
     catch_up: u64,
     /// Buffers of frames that have left.
@@ -44,6 +47,8 @@ impl Line {
             staged: line,
             frames: VecDeque::new(),
             committed_frames: 0,
+            urgent: VecDeque::new(),
+            committed_urgent: 0,
             depth: depth.max(1),
             catch_up: nanos(catch_up),
             spare: Vec::new(),
@@ -85,7 +90,24 @@ impl Line {
         ends.max(now)
     }
 
+    /// Puts an urgent frame on the line, before all others; what comes after gives it the time.
+    pub(super) fn put_urgent(
+        &mut self,
+        now: Instant,
+        wire_bytes: u32,
+        to: SocketAddr,
+        bytes: Vec<u8>,
+    ) -> Instant {
+        let takes = self.staged.rate().nanos_for(u64::from(wire_bytes));
+        if self.staged.free_at() > now {
+            self.staged.delay(takes);
+        }
+        self.urgent.push_back(Departing { begins: now, to, bytes });
+        now.plus_nanos(takes)
+    }
+
     pub(super) fn commit(&mut self) {
+        self.committed_urgent = self.urgent.len();
         self.committed = self.staged;
         self.committed_frames = self.frames.len();
     }
@@ -93,20 +115,24 @@ impl Line {
     pub(super) fn abort(&mut self) {
         self.staged = self.committed;
         self.frames.truncate(self.committed_frames);
+        self.urgent.truncate(self.committed_urgent);
     }
 
     /// Frames whose first bit may leave by `now`, in order. Nothing may be staged.
     pub(super) fn due(&self, now: Instant) -> impl Iterator<Item = (SocketAddr, &[u8])> + Clone {
-        self.frames
+        self.urgent
             .iter()
-            .take_while(move |frame| frame.begins <= now)
+            .chain(self.frames.iter().take_while(move |frame| frame.begins <= now))
             .map(|frame| (frame.to, &frame.bytes[..]))
     }
 
     /// The first `count` frames have left; returns their bytes, headers counted.
     pub(super) fn left(&mut self, count: usize) -> u64 {
         let mut total = 0;
-        for frame in self.frames.drain(..count) {
+        let urgent = count.min(self.urgent.len());
+        let count = count - urgent;
+        self.committed_urgent -= urgent;
+        for frame in self.urgent.drain(..urgent).chain(self.frames.drain(..count)) {
             total += frame.bytes.len() as u64;
             if self.spare.len() < SPARES {
                 let mut bytes = frame.bytes;
@@ -120,11 +146,12 @@ impl Line {
 
     /// When the next frame may leave; far in the future if there is none.
     pub(super) fn next_due(&self) -> Instant {
-        self.frames.front().map_or(Instant::FAR_FUTURE, |frame| frame.begins)
+        let first = self.urgent.front().or_else(|| self.frames.front());
+        first.map_or(Instant::FAR_FUTURE, |frame| frame.begins)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.frames.is_empty()
+        self.frames.is_empty() && self.urgent.is_empty()
     }
 
     pub(super) const fn rate(&self) -> LineRate {
@@ -169,6 +196,24 @@ mod tests {
         // One has begun, two wait.
         assert_eq!(line.busy_until(now), Some(now.plus_nanos(80_000)));
         assert_eq!(line.busy_until(now.plus_nanos(80_000)), None);
+    }
+
+    #[test]
+    fn an_urgent_frame_passes_those_that_wait_and_takes_its_time_of_the_line() {
+        let mut line = line(8, 0);
+        let now = Instant::from_nanos(1_000_000);
+        line.put(now, 1_000, TO, vec![1]);
+        line.put(now, 1_000, TO, vec![2]);
+        line.put_urgent(now, 100, TO, vec![3]);
+        let ends = line.put(now, 1_000, TO, vec![4]);
+        assert_eq!(ends, now.plus_nanos(3 * 80_000 + 8_000));
+        line.commit();
+        let due: Vec<_> = line.due(now).map(|(_, bytes)| bytes[0]).collect();
+        assert_eq!(due, [3, 1]);
+        line.left(2);
+        line.put_urgent(now, 100, TO, vec![5]);
+        line.abort();
+        assert_eq!(line.next_due(), now.plus_nanos(80_000));
     }
 
     proptest! {

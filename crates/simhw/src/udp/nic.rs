@@ -1,6 +1,6 @@
 //! What firmware may ask of a NIC over UDP: staged in a turn, applied at its commit.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,8 +36,8 @@ pub(super) struct Nic {
     pub(super) line: Line,
     pub(super) counters: UdpCounters,
     ports: Ports,
-    /// Ports of which the application's end is gone, with commands still to be carried out.
-    closing: Vec<PortId>,
+    /// Ports that are open, and those that are closing.
+    open: BTreeSet<PortId>,
     timers: [Instant; TIMERS],
     /// Frames to this node, whole.
     looped: VecDeque<Vec<u8>>,
@@ -85,7 +85,7 @@ impl Nic {
             line: Line::new(config.line.rate, config.transmit_depth, config.catch_up),
             counters: UdpCounters::default(),
             ports: Ports::default(),
-            closing: Vec::new(),
+            open: BTreeSet::new(),
             timers: [Instant::FAR_FUTURE; TIMERS],
             looped: VecDeque::new(),
             dma_done: VecDeque::new(),
@@ -106,6 +106,7 @@ impl Nic {
 
     pub(super) fn open_port(&mut self, id: PortId, port: NicPort) {
         self.ports.insert(id, port);
+        self.open.insert(id);
     }
 
     /// Takes note of what changed on a port, before the firmware looks at it.
@@ -118,22 +119,11 @@ impl Nic {
     /// After the firmware has looked at a port: a port that was dropped is forgotten once its last
     /// command is taken, and its number is free.
     pub(super) fn settle_port(&mut self, id: PortId, desk: &Arc<Desk>) {
-        self.closing.push(id);
-        let ports = &mut self.ports;
-        self.closing.retain(|id| {
-            let Some(port) = ports.at(*id) else {
-                return false;
-            };
-            if port.sync() {
-                return false;
-            }
-            ports.sync(*id);
-            let gone = ports.at(*id).is_none();
-            if gone {
-                desk.release(*id);
-            }
-            !gone
-        });
+        self.ports.sync(id);
+        // A bell may still ring for a port that is gone, and whose number may be another's by now.
+        if self.ports.at(id).is_none() && self.open.remove(&id) {
+            desk.release(id);
+        }
     }
 
     /// An alarm that has gone off; it is off from then on.
@@ -241,7 +231,8 @@ impl Hardware for Nic {
         if header.destination == self.node {
             return self.transmit_looped(header, source);
         }
-        if let Some(until) = self.line.busy_until(self.now) {
+        let until = self.line.busy_until(self.now);
+        if let Some(until) = until.filter(|_| !header.is_urgent()) {
             return Err(TransmitRefused::Busy { until });
         }
         let frame = self.gather(header, source)?;
@@ -251,7 +242,11 @@ impl Hardware for Nic {
         };
         let to = self.via.unwrap_or(*peer);
         let wire_bytes = self.wire_bytes(usize::from(header.length));
-        Ok(self.line.put(self.now, wire_bytes, to, frame))
+        Ok(if header.is_urgent() {
+            self.line.put_urgent(self.now, wire_bytes, to, frame)
+        } else {
+            self.line.put(self.now, wire_bytes, to, frame)
+        })
     }
 
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {

@@ -8,6 +8,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use crate::drops::{DropCause, Drops};
+use crate::frame::Header;
 use crate::link::{Framing, LinkProfile};
 use crate::rng::Rng;
 use crate::switch::{Departure, Forwarding, Output, Piece, SwitchProfile};
@@ -29,13 +30,30 @@ enum Event {
 struct Ingress {
     line: Serializer,
     /// On the line and before it, the first partly taken in.
-    frames: VecDeque<u32>,
-    /// The next piece of the first.
-    piece: u32,
+    frames: Waiting,
+    /// Urgent ones, which pass between two pieces of others.
+    urgent: Waiting,
+    /// Whether the piece on the line is an urgent frame's.
+    urgent_on_line: bool,
     /// Bytes of all of them.
     held: usize,
     /// When the piece before reached its output.
     arrived: Instant,
+}
+
+/// Frames before a line.
+#[derive(Debug, Default)]
+struct Waiting {
+    frames: VecDeque<u32>,
+    /// The next piece of the first.
+    piece: u32,
+}
+
+impl Ingress {
+    /// The frames of which the piece on the line is.
+    const fn on_line(&mut self) -> &mut Waiting {
+        if self.urgent_on_line { &mut self.urgent } else { &mut self.frames }
+    }
 }
 
 /// One host's line out of the switch.
@@ -108,8 +126,9 @@ impl Model {
     ) -> Self {
         let ingress = || Ingress {
             line: Serializer::new(link.rate),
-            frames: VecDeque::new(),
-            piece: 0,
+            frames: Waiting::default(),
+            urgent: Waiting::default(),
+            urgent_on_line: false,
             held: 0,
             arrived: Instant::ZERO,
         };
@@ -144,6 +163,7 @@ impl Model {
         }
         ingress.held += bytes.len();
         let length = u32::try_from(bytes.len()).expect("a datagram");
+        let urgent = Header::parse(&bytes).is_ok_and(|(header, _)| header.is_urgent());
         let frame = InFlight {
             bytes,
             source,
@@ -158,8 +178,9 @@ impl Model {
         };
         let slot = self.store(frame);
         let ingress = &mut self.ingresses[usize::from(source)];
-        ingress.frames.push_back(slot);
-        if ingress.frames.len() == 1 {
+        let waiting = if urgent { &mut ingress.urgent } else { &mut ingress.frames };
+        waiting.frames.push_back(slot);
+        if ingress.urgent.frames.len() + ingress.frames.frames.len() == 1 {
             self.begin_piece(source);
         }
     }
@@ -234,10 +255,13 @@ impl Model {
     /// Puts the next piece of an ingress on its line, where there is one.
     fn begin_piece(&mut self, source: u16) {
         let ingress = &mut self.ingresses[usize::from(source)];
-        let Some(slot) = ingress.frames.front() else { return };
+        ingress.urgent_on_line = !ingress.urgent.frames.is_empty();
+        let waiting = ingress.on_line();
+        let Some(slot) = waiting.frames.front() else { return };
+        let index = waiting.piece;
         let frame = self.frames[*slot as usize].as_ref().expect("not yet taken in");
         let length = u32::try_from(frame.bytes.len()).expect("a datagram");
-        let bytes = self.link.framing.piece_bytes(length, ingress.piece);
+        let bytes = self.link.framing.piece_bytes(length, index);
         let begins = ingress.line.free_at().max(frame.ready);
         let ends = ingress.line.send(frame.ready, bytes);
         let known = match self.profile.forwarding {
@@ -256,8 +280,9 @@ impl Model {
 
     fn on_arrived(&mut self, now: Instant, source: u16) {
         let ingress = &mut self.ingresses[usize::from(source)];
-        let slot = *ingress.frames.front().expect("a piece of it has arrived");
-        let index = ingress.piece;
+        let waiting = ingress.on_line();
+        let slot = *waiting.frames.front().expect("a piece of it has arrived");
+        let index = waiting.piece;
         let frame = self.frames[slot as usize].as_mut().expect("a piece of it has arrived");
         let length = frame.bytes.len();
         let piece = Piece {
@@ -267,11 +292,11 @@ impl Model {
             bytes: self.link.framing.piece_bytes(u32::try_from(length).expect("a datagram"), index),
         };
         if piece.last {
-            ingress.frames.pop_front();
-            ingress.piece = 0;
+            waiting.frames.pop_front();
+            waiting.piece = 0;
             ingress.held -= length;
         } else {
-            ingress.piece += 1;
+            waiting.piece += 1;
         }
         self.tally.pieces += 1;
         let port = frame.destination;
