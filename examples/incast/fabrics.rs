@@ -95,10 +95,8 @@ pub(crate) async fn take_part(
 ) -> Result<Option<Run>, Failure> {
     let node = NodeId(place.rank);
     let peers = place.peers[..usize::from(setting.nodes())].to_vec();
-    let mut config = UdpConfig::new(node, peers)
-        .line(setting.link())
-        .seed(setting.seed)
-        .port_depth(PORT_DEPTH);
+    let mut config =
+        UdpConfig::new(node, peers).line(setting.link()).seed(setting.seed).port_depth(PORT_DEPTH);
     if let Some(switch) = place.switch {
         config = config.via(switch);
     }
