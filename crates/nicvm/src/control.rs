@@ -1,529 +1,292 @@
-//! Reliable control messages between units: small, in order, exactly once (DVCM paper, section 2).
+//! Reliable control messages between execution units: small, in order, exactly once.
 //!
-//! A sliding window between any pair of units. Each direction is a stream of its own: it is named by
-//! the sender's incarnation and a number, opened by a handshake, and given up when the peer restarts
-//! or is declared dead; what is left of a former stream is nobody's. An idle pair sends nothing.
+//! After the reliable messaging layer of the Distributed Virtual Communication Machine (Rosu and
+//! Schwan, "Sender Coordination in the Distributed Virtual Communication Machine", section 2): a
+//! sliding window between any pair of units. Nothing here does I/O, reads a clock or draws a random
+//! number; [`Control`] says how it is driven and what it promises.
+//!
+//! Fields of the header that are ours, beside the usual ones:
+//!
+//! | field | hello | welcome | acknowledge | control |
+//! |---|---|---|---|---|
+//! | `destination_incarnation` | 0 | the peer's | the peer's | the peer's |
+//! | `sequence` | 0 | 0 | 0 | of the message, from 0 in each connection |
+//! | `acknowledgement` | 0 | 0 | first number not received | first number not received |
+//! | `words[0]`, low half | 0 | 0 | bit i: `acknowledgement` + 1 + i was received | likewise |
+//! | `words[0]`, high half | 0 | 0 | ns since the highest number came | likewise |
+//! | `words[1]`, low half | sender's connection number | likewise | likewise | likewise |
+//! | `words[1]`, high half | 0 | the peer's connection number | likewise | likewise |
 
+mod alarms;
 mod config;
-mod receive;
+mod message;
+mod peer;
+mod resend;
 mod round_trip;
-mod send;
-#[cfg(test)]
-mod tests;
+mod window;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
-use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, Header, Kind};
+use midplane_simhw::frame::{Header, Kind};
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId};
 use midplane_simhw::time::Instant;
-use thiserror::Error;
 
-pub use config::ControlConfig;
-use receive::Receiver;
-pub use round_trip::RoundTrip;
-use send::{Acknowledgement, Sender};
+pub use self::config::{
+    ControlConfig, DEFAULT_ACKNOWLEDGEMENT_DELAY, DEFAULT_DEAD_AFTER, DEFAULT_INITIAL_TIMEOUT,
+    DEFAULT_LEAST_TIMEOUT, DEFAULT_QUEUE, DEFAULT_WINDOW,
+};
+pub use self::message::{Body, Counters, Event, MAX_MESSAGE, SendError, Transmit};
+pub use self::round_trip::RoundTrip;
 
-/// Most bytes of one control message (DVCM paper, section 2: "less than 100 bytes").
-pub const MAX_MESSAGE: usize = 100;
+use self::alarms::Alarms;
+use self::peer::{Peer, Words};
 
-/// Flag of a [`Kind::Welcome`] that answers a frame for a former life.
-const STALE: u8 = 1;
-/// Flag of a [`Kind::Control`] that acknowledges, too.
-const ACKNOWLEDGES: u8 = 2;
+/// Events that may wait to be taken before messages are refused; their senders send them again.
+const EVENT_ROOM: usize = 1_024;
 
-/// The bytes of one control message.
-#[derive(Clone, Copy, Eq, PartialEq)]
-pub struct Body {
-    bytes: [u8; MAX_MESSAGE],
-    length: u8,
-}
-
-impl Body {
-    fn new(message: &[u8]) -> Option<Self> {
-        let mut bytes = [0; MAX_MESSAGE];
-        bytes.get_mut(..message.len())?.copy_from_slice(message);
-        Some(Self { bytes, length: message.len() as u8 })
-    }
-}
-
-impl std::ops::Deref for Body {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.length)]
-    }
-}
-
-impl std::fmt::Debug for Body {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Body({} bytes)", self.length)
-    }
-}
-
-/// Why a message was not taken.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[non_exhaustive]
-pub enum SendError {
-    /// A control message is small by design.
-    #[error("a control message has at most {MAX_MESSAGE} bytes, not {0}")]
-    TooLong(usize),
-    /// The peer is slow, or gone and not declared dead yet.
-    #[error("{limit} messages to the peer wait already")]
-    QueueFull {
-        /// Messages that may wait.
-        limit: usize,
-    },
-}
-
-/// What has happened.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Event {
-    /// A message, the next of its stream.
-    Message {
-        /// Who sent it.
-        from: NodeId,
-        /// The extension that it is for.
-        extension: ExtensionId,
-        /// Its bytes.
-        body: Body,
-    },
-    /// A peer answered for the first time, or for the first time since it was declared dead.
-    PeerUp {
-        /// Which one.
-        node: NodeId,
-        /// Its life.
-        incarnation: Incarnation,
-    },
-    /// A peer has restarted; what was under way to its former life is lost.
-    PeerRestarted {
-        /// Which one.
-        node: NodeId,
-        /// Its new life.
-        incarnation: Incarnation,
-    },
-    /// A peer has not answered for too long; what was under way to it may be lost.
-    PeerDown {
-        /// Which one.
-        node: NodeId,
-    },
-}
-
-/// What a unit's control messages have seen.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Messages put on the line for the first time.
-    pub sent: u64,
-    /// Messages put on the line again.
-    pub resent: u64,
-    /// Acknowledgements that went alone.
-    pub acknowledgements: u64,
-    /// Messages handed over.
-    pub delivered: u64,
-    /// Messages that had come before.
-    pub duplicates: u64,
-    /// Messages that came before their turn and were kept.
-    pub out_of_order: u64,
-    /// Frames of former lives or streams, or beyond the window.
-    pub stale: u64,
-    /// Frames that make no sense.
-    pub malformed: u64,
-    /// Messages that were given up with a peer's life or stream.
-    pub abandoned: u64,
-}
-
-/// A frame to put on the line.
-#[derive(Debug)]
-pub struct Transmit<'a> {
-    /// Its header, filled in.
-    pub header: Header,
-    /// Its payload.
-    pub body: &'a [u8],
-}
-
-#[derive(Debug)]
-struct Peer {
-    /// The newest life that it was heard in.
-    incarnation: Incarnation,
-    up: bool,
-    heard: Instant,
-    sender: Sender,
-    receiver: Receiver,
-    /// A welcome that is owed: to which life and stream, and whether for a stale frame.
-    welcome: Option<(Incarnation, u32, bool)>,
-    alarm: Option<Instant>,
-}
-
-/// The control messages of one unit, to and from all others.
-///
-/// After any call that takes `&mut self`: drain [`Control::poll_transmit`], then
-/// [`Control::poll_event`], then read [`Control::poll_timeout`] again. `now` never goes back. An
-/// early [`Control::handle_timeout`] does nothing.
-#[derive(Debug)]
-pub struct Control {
+/// Who we are.
+#[derive(Clone, Copy, Debug)]
+struct Setting {
     node: NodeId,
     incarnation: Incarnation,
     config: ControlConfig,
-    peers: BTreeMap<NodeId, Peer>,
-    /// Peers that may have something to send.
-    dirty: BTreeSet<NodeId>,
-    alarms: BTreeSet<(Instant, NodeId)>,
+}
+
+/// What the application will read.
+#[derive(Clone, Debug, Default)]
+struct Reports {
     events: VecDeque<Event>,
     counters: Counters,
-    body: Body,
+}
+
+impl Reports {
+    fn deliver(&mut self, from: NodeId, extension: ExtensionId, body: Body) {
+        self.counters.delivered += 1;
+        self.events.push_back(Event::Message { from, extension, body });
+    }
+}
+
+/// The control messages of one unit, with all its peers.
+///
+/// # Driving it
+/// After any `&mut self` call: drain [`poll_transmit`](Self::poll_transmit), then
+/// [`poll_event`](Self::poll_event), then re-read [`poll_timeout`](Self::poll_timeout). `now` never
+/// goes back. An early [`handle_timeout`](Self::handle_timeout) does nothing. `poll_timeout() ==
+/// None` means that only a frame or a send can wake us. A frame that `poll_transmit` returned
+/// counts as sent: ask only when the wire has room. While [`Event`]s are left lying in their
+/// hundreds, messages are refused and sent again by their senders.
+///
+/// # What it promises
+/// *Connections.* A pair of units speaks over one connection at a time, named by both
+/// [`Incarnation`]s and by a number that each end chose for it; an end never uses a number twice in
+/// one incarnation. A connection stands for an end once a frame arrives that names that end's own
+/// present number, which no frame sent before that number was chosen can do. So frames of former
+/// lives and former connections, however late and however often they come, neither make a
+/// connection nor pass for part of one. Where incarnations or numbers pass half their 32-bit range
+/// between a frame's sending and its arrival, this no longer holds.
+///
+/// *Order.* Within a connection messages are delivered exactly once and in the order of
+/// [`send`](Self::send). What was accepted but not acknowledged when it ends is dropped at the
+/// sender and never sent over another: what arrived is a prefix of what was sent.
+///
+/// *Beginning.* The first message to a peer starts the handshake: [`Kind::Hello`] with our number
+/// until [`Kind::Welcome`] names it. Messages wait meanwhile, and go to whichever life answers. Two
+/// hellos that cross make one connection. [`Event::PeerUp`] comes before any message.
+///
+/// *Ending.* A peer that owes acknowledgements (or a welcome) and sends no new one for the
+/// configured time, [`ControlConfig::dead_after`], is reported [`Event::PeerDown`] at that time,
+/// not before; if it lives, it learns at its next frame or ours that its connection is gone, and
+/// reports us down as well, then up. A later send begins anew.
+///
+/// *Restarts.* Any frame of a newer incarnation ends the connection with the former one:
+/// [`Event::PeerRestarted`] tells of it, and all that was sent before that event is dropped, never
+/// delivered to the new life. A frame for a former incarnation or connection of ours is answered
+/// by a welcome, at most one a peer and [`ControlConfig::least_timeout`], if we have no connection
+/// with its sender; frames of former incarnations of the sender are counted.
+///
+/// *Cost.* Acknowledgements ride on messages; one leaves alone after a delay, on every second
+/// message, and at once while something is missing. It names each message of the window, so one
+/// loss resends one message: after three later ones have arrived, or after a time-out that doubles
+/// up to an eighth of `dead_after`. Messages that come too early are kept. Peers that owe each
+/// other nothing exchange nothing. Queues grow to the most that they ever held; after that nothing
+/// is allocated.
+///
+/// Frames are not authenticated: a forged one may end or stall a connection, but never panics.
+#[derive(Clone, Debug)]
+pub struct Control {
+    setting: Setting,
+    reports: Reports,
+    peers: Vec<Peer>,
+    slots: BTreeMap<NodeId, u32>,
+    alarms: Alarms,
+    /// Peers that have something to transmit, each once.
+    ready: VecDeque<u32>,
+    is_ready: Vec<bool>,
 }
 
 impl Control {
-    /// The control messages of `node` in this life.
+    /// The control messages of `node` in this life of it.
+    ///
+    /// # Panics
+    /// If the incarnation is [`Incarnation::UNKNOWN`], which is no life.
     #[must_use]
     pub fn new(node: NodeId, incarnation: Incarnation, config: ControlConfig) -> Self {
+        assert!(incarnation != Incarnation::UNKNOWN, "a unit knows which life it is in");
         Self {
-            node,
-            incarnation,
-            config,
-            peers: BTreeMap::new(),
-            dirty: BTreeSet::new(),
-            alarms: BTreeSet::new(),
-            events: VecDeque::new(),
-            counters: Counters::default(),
-            body: Body { bytes: [0; MAX_MESSAGE], length: 0 },
+            setting: Setting { node, incarnation, config },
+            reports: Reports::default(),
+            peers: Vec::new(),
+            slots: BTreeMap::new(),
+            alarms: Alarms::default(),
+            ready: VecDeque::new(),
+            is_ready: Vec::new(),
         }
     }
 
-    /// Sends a message; to the own node it is an event at once.
+    /// Takes a message of up to [`MAX_MESSAGE`] bytes for an extension of another unit.
     ///
     /// # Errors
-    /// [`SendError`] says which limit was passed; nothing is sent then.
+    /// [`SendError`]; nothing was taken then.
     pub fn send(
         &mut self,
         now: Instant,
         to: NodeId,
         extension: ExtensionId,
-        message: &[u8],
+        body: &[u8],
     ) -> Result<(), SendError> {
-        let body = Body::new(message).ok_or(SendError::TooLong(message.len()))?;
-        if to == self.node {
-            self.events.push_back(Event::Message { from: to, extension, body });
-            return Ok(());
+        if to == self.setting.node {
+            return Err(SendError::ToItself);
         }
-        let limit = self.config.queue;
-        let peer = self.peer(now, to);
-        if peer.sender.len() >= limit {
+        let body = Body::new(body).ok_or(SendError::TooLong { length: body.len() })?;
+        let slot = self.slot(to);
+        let limit = self.setting.config.limit();
+        let peer = &mut self.peers[slot];
+        if peer.sending().len() >= limit {
             return Err(SendError::QueueFull { limit });
         }
-        peer.sender.push(now, extension, body);
-        self.touch(to);
+        peer.send(now, &self.setting, extension, body);
+        self.settle(slot);
         Ok(())
     }
 
-    /// Takes in a frame of any kind but data. Whatever its bytes, it is used or counted.
+    /// A frame has arrived. What is not for this node, not of the control protocol, or contradicts
+    /// itself, is counted as refused.
     pub fn handle_frame(&mut self, now: Instant, header: &Header, body: &[u8]) {
-        let from = header.source;
-        if header.destination != self.node || from == self.node || header.kind == Kind::Data {
-            self.counters.malformed += 1;
+        let Some(body) = self.check(header, body) else {
+            self.reports.counters.refused += 1;
             return;
-        }
-        if header.incarnation == Incarnation::UNKNOWN {
-            self.counters.malformed += 1;
-            return;
-        }
-        match header.kind {
-            Kind::Hello => self.on_hello(now, header),
-            Kind::Welcome => self.on_welcome(now, header),
-            Kind::Control => self.on_control(now, header, body),
-            Kind::Acknowledge => {
-                if self.is_current(now, header) {
-                    self.on_acknowledgement(now, header);
-                }
-            }
-            Kind::Data => unreachable!("refused above"),
-        }
-        self.touch(from);
+        };
+        let slot = self.slot(header.source);
+        self.peers[slot].handle_frame(now, &self.setting, &mut self.reports, header, &body);
+        self.settle(slot);
     }
 
-    /// Does what is due.
+    /// The time is `now`: resends what was not acknowledged, declares peers dead.
     pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some(&(at, node)) = self.alarms.first()
-            && at <= now
-        {
-            self.alarms.pop_first();
-            let Some(peer) = self.peers.get_mut(&node) else { continue };
-            peer.alarm = None;
-            if peer.sender.is_dead(now, peer.heard, &self.config) {
-                self.declare_down(node);
-            } else {
-                peer.sender.handle_timeout(now);
+        while let Some((at, slot)) = self.alarms.first() {
+            if at > now {
+                return;
             }
-            // What is due now leaves, and then the next alarm is set.
-            self.dirty.insert(node);
+            self.peers[slot].handle_timeout(now, &mut self.reports);
+            self.settle(slot);
         }
     }
 
-    /// The next frame to put on the line, if there is one; it counts as sent.
+    /// The next frame to put on the wire. Peers take turns. `None` comes after at most a window and
+    /// three frames a peer.
     #[must_use]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
-        while let Some(&node) = self.dirty.first() {
-            let header = self.next_frame(now, node);
-            if header.is_none() {
-                self.dirty.remove(&node);
+        let (slot, chosen) = loop {
+            let slot = self.ready.pop_front()? as usize;
+            self.is_ready[slot] = false;
+            let counters = &mut self.reports.counters;
+            let chosen = self.peers[slot].poll_transmit(now, &self.setting, counters);
+            self.settle(slot);
+            if let Some(chosen) = chosen {
+                break (slot, chosen);
             }
-            self.set_alarm(node);
-            if let Some(header) = header {
-                let body = &self.body.bytes[..usize::from(header.length)];
-                return Some(Transmit { header, body });
-            }
-        }
-        None
+        };
+        let body = chosen.message.map_or(&[][..], |index| self.peers[slot].sending().body(index));
+        Some(Transmit { header: chosen.header, body })
     }
 
-    /// The next thing that has happened.
+    /// What has happened, oldest first.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        self.reports.events.pop_front()
     }
 
-    /// When to call [`Control::handle_timeout`]; `None`: only a frame or a message can wake us.
+    /// When to call [`Control::handle_timeout`] next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.alarms.first().map(|(at, _)| *at)
+        self.alarms.first().map(|(at, _)| at)
     }
 
-    /// How long frames take to a peer and back; `None` before the first came back.
+    /// How long `peer` takes to answer; `None` until it has been measured.
     #[must_use]
     pub fn round_trip(&self, peer: NodeId) -> Option<RoundTrip> {
-        self.peers.get(&peer)?.sender.round_trip()
+        self.peer(peer)?.estimate().read()
     }
 
-    /// What was seen.
+    /// Which life of `peer` the events have told of; `None` if it was never up, or is down.
+    #[must_use]
+    pub fn peer_incarnation(&self, peer: NodeId) -> Option<Incarnation> {
+        self.peer(peer)?.reported()
+    }
+
+    /// Messages to `peer` that are under way or wait.
+    #[must_use]
+    pub fn pending(&self, peer: NodeId) -> usize {
+        self.peer(peer).map_or(0, |peer| peer.sending().len())
+    }
+
+    /// What this unit's control messages have done since it started.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
-        &self.counters
+        &self.reports.counters
     }
 
-    fn peer(&mut self, now: Instant, node: NodeId) -> &mut Peer {
-        self.peers.entry(node).or_insert_with(|| Peer {
-            incarnation: Incarnation::UNKNOWN,
-            up: false,
-            heard: now,
-            sender: Sender::default(),
-            receiver: Receiver::default(),
-            welcome: None,
-            alarm: None,
-        })
-    }
-
-    fn touch(&mut self, node: NodeId) {
-        if self.peers.contains_key(&node) {
-            self.dirty.insert(node);
-            self.set_alarm(node);
-        }
-    }
-
-    fn set_alarm(&mut self, node: NodeId) {
-        let Some(peer) = self.peers.get_mut(&node) else { return };
-        let due =
-            [peer.sender.poll_timeout(peer.heard, &self.config), peer.receiver.acknowledge_at()];
-        let next = due.into_iter().flatten().min();
-        if peer.alarm != next {
-            if let Some(old) = peer.alarm {
-                self.alarms.remove(&(old, node));
-            }
-            if let Some(at) = next {
-                self.alarms.insert((at, node));
-            }
-            peer.alarm = next;
-        }
-    }
-
-    // ---- what arrives ----
-
-    /// Takes note of the life that a frame came from; `false` if it is a former one.
-    fn meet(&mut self, now: Instant, from: NodeId, incarnation: Incarnation) -> bool {
-        let peer = self.peer(now, from);
-        let known = peer.incarnation;
-        if known != incarnation && !incarnation.is_newer_than(known) {
-            self.counters.stale += 1;
-            return false;
-        }
-        peer.heard = now;
-        if known == incarnation {
-            if !std::mem::replace(&mut peer.up, true) {
-                self.events.push_back(Event::PeerUp { node: from, incarnation });
-            }
-            return true;
-        }
-        peer.incarnation = incarnation;
-        peer.up = true;
-        peer.receiver = Receiver::default();
-        if known == Incarnation::UNKNOWN {
-            self.events.push_back(Event::PeerUp { node: from, incarnation });
-        } else {
-            self.counters.abandoned += peer.sender.restart();
-            self.events.push_back(Event::PeerRestarted { node: from, incarnation });
-        }
-        true
-    }
-
-    fn on_hello(&mut self, now: Instant, header: &Header) {
-        if !self.meet(now, header.source, header.incarnation) {
-            return;
-        }
-        let stream = low(header.words[0]);
-        let peer = self.peer(now, header.source);
-        if peer.receiver.open(stream) {
-            peer.welcome = Some((header.incarnation, stream, false));
-        } else {
-            self.counters.stale += 1;
-        }
-    }
-
-    fn on_welcome(&mut self, now: Instant, header: &Header) {
-        if header.destination_incarnation != self.incarnation {
-            self.counters.stale += 1;
-            return;
-        }
-        if !self.meet(now, header.source, header.incarnation) {
-            return;
-        }
-        if header.flags & STALE == 0 {
-            let stream = low(header.words[0]);
-            self.peer(now, header.source).sender.on_welcome(stream);
-        }
-    }
-
-    /// Whether a frame is between this life and the sender's present one.
-    fn is_current(&mut self, now: Instant, header: &Header) -> bool {
-        let known = self.peers.get(&header.source).map(|peer| peer.incarnation);
-        if header.destination_incarnation != self.incarnation {
-            self.counters.stale += 1;
-            // It takes us for our former self: it is told, unless it is a former self, too.
-            if known.is_none_or(|known| !known.is_newer_than(header.incarnation)) {
-                let peer = self.peer(now, header.source);
-                peer.welcome = Some((header.incarnation, low(header.words[0]), true));
-            }
-            return false;
-        }
-        if known != Some(header.incarnation) {
-            self.counters.stale += 1;
-            return false;
-        }
-        self.meet(now, header.source, header.incarnation)
-    }
-
-    fn on_control(&mut self, now: Instant, header: &Header, message: &[u8]) {
-        let Some(body) = Body::new(message) else {
-            self.counters.malformed += 1;
-            return;
+    /// The frame's body, if it is one of the control protocol and for us.
+    fn check(&self, header: &Header, body: &[u8]) -> Option<Body> {
+        let setting = &self.setting;
+        let words = Words::read(header);
+        let known = header.destination_incarnation != Incarnation::UNKNOWN && words.echo != 0;
+        let sound = match header.kind {
+            Kind::Control => known && self.reports.events.len() < EVENT_ROOM,
+            Kind::Acknowledge | Kind::Welcome => known && body.is_empty(),
+            Kind::Hello => body.is_empty(),
+            Kind::Data => false,
         };
-        if !self.is_current(now, header) {
-            return;
-        }
-        if header.flags & ACKNOWLEDGES != 0 {
-            self.on_acknowledgement(now, header);
-        }
-        let acknowledge = now + self.config.acknowledge_after;
-        let peer = self.peers.get_mut(&header.source).expect("met above");
-        let taken = peer.receiver.take(
-            low(header.words[0]),
-            header.sequence,
-            (header.extension, body),
-            (now, acknowledge),
-        );
-        match taken {
-            receive::Taken::Stale => self.counters.stale += 1,
-            receive::Taken::Duplicate => self.counters.duplicates += 1,
-            receive::Taken::Kept => self.counters.out_of_order += 1,
-            receive::Taken::Next => {}
-        }
-        while let Some((extension, body)) = peer.receiver.next() {
-            self.counters.delivered += 1;
-            self.events.push_back(Event::Message { from: header.source, extension, body });
-        }
+        let ours = header.destination == setting.node && header.source != setting.node;
+        let named = header.incarnation != Incarnation::UNKNOWN && words.number != 0;
+        // Of a life of ours that has not begun.
+        let early = header.destination_incarnation.is_newer_than(setting.incarnation);
+        let whole = usize::from(header.length) == body.len();
+        if sound && ours && named && !early && whole { Body::new(body) } else { None }
     }
 
-    fn on_acknowledgement(&mut self, now: Instant, header: &Header) {
-        let Some(peer) = self.peers.get_mut(&header.source) else { return };
-        let acknowledgement = Acknowledgement {
-            stream: high(header.words[0]),
-            next: header.acknowledgement,
-            bitmap: header.words[1] >> 16,
-            delay_ns: (header.words[1] & 0xFFFF) * 1000,
-        };
-        peer.sender.on_acknowledgement(now, acknowledgement, &self.config);
+    fn peer(&self, node: NodeId) -> Option<&Peer> {
+        self.slots.get(&node).map(|&slot| &self.peers[slot as usize])
     }
 
-    fn declare_down(&mut self, node: NodeId) {
-        let Some(peer) = self.peers.get_mut(&node) else { return };
-        self.counters.abandoned += peer.sender.restart();
-        peer.up = false;
-        self.events.push_back(Event::PeerDown { node });
+    fn slot(&mut self, node: NodeId) -> usize {
+        let slot = *self.slots.entry(node).or_insert_with(|| {
+            self.peers.push(Peer::new(node));
+            self.alarms.add();
+            self.is_ready.push(false);
+            self.ready.reserve(self.peers.len() - self.ready.len());
+            self.peers.len() as u32 - 1
+        });
+        slot as usize
     }
 
-    // ---- what leaves ----
-
-    fn next_frame(&mut self, now: Instant, node: NodeId) -> Option<Header> {
-        let base = Header {
-            source: self.node,
-            destination: node,
-            incarnation: self.incarnation,
-            hop_limit: DEFAULT_HOP_LIMIT,
-            ..Header::default()
-        };
-        let peer = self.peers.get_mut(&node)?;
-        if let Some((incarnation, stream, stale)) = peer.welcome.take() {
-            return Some(Header {
-                kind: Kind::Welcome,
-                destination_incarnation: incarnation,
-                flags: if stale { STALE } else { 0 },
-                words: [u64::from(stream), 0],
-                ..base
-            });
+    /// After any change of a peer: its alarm, and its turn to transmit.
+    fn settle(&mut self, slot: usize) {
+        let peer = &self.peers[slot];
+        self.alarms.set(slot, peer.timers().next());
+        if !self.is_ready[slot] && peer.wants_to_transmit(&self.setting.config) {
+            self.is_ready[slot] = true;
+            self.ready.push_back(slot as u32);
         }
-        if let Some(stream) = peer.sender.poll_hello(now, &self.config) {
-            return Some(Header { kind: Kind::Hello, words: [u64::from(stream), 0], ..base });
-        }
-        let base = Header { destination_incarnation: peer.incarnation, ..base };
-        if let Some((sequence, extension, body, again)) =
-            peer.sender.poll_message(now, &self.config)
-        {
-            self.body = body;
-            self.counters.sent += u64::from(!again);
-            self.counters.resent += u64::from(again);
-            let acknowledges = peer.receiver.stream().is_some();
-            let header = Header {
-                kind: Kind::Control,
-                extension,
-                sequence,
-                length: u16::from(body.length),
-                flags: if acknowledges { ACKNOWLEDGES } else { 0 },
-                ..base
-            };
-            return Some(acknowledge(header, now, peer));
-        }
-        if peer.receiver.acknowledge_at().is_some_and(|at| at <= now) {
-            self.counters.acknowledgements += 1;
-            return Some(acknowledge(Header { kind: Kind::Acknowledge, ..base }, now, peer));
-        }
-        None
     }
-}
-
-/// Puts the acknowledgement of what the peer has sent into a frame to it.
-fn acknowledge(header: Header, now: Instant, peer: &mut Peer) -> Header {
-    let (stream, next, bitmap, delay_ns) = peer.receiver.acknowledge(now);
-    let delay_us = (delay_ns / 1000).min(0xFFFF);
-    Header {
-        acknowledgement: next,
-        words: [u64::from(peer.sender.stream()) | u64::from(stream) << 32, bitmap << 16 | delay_us],
-        ..header
-    }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "takes a word apart")]
-const fn low(word: u64) -> u32 {
-    word as u32
-}
-
-const fn high(word: u64) -> u32 {
-    (word >> 32) as u32
 }

@@ -360,7 +360,7 @@ impl Unit {
 
 impl Firmware for Unit {
     fn on_start(&mut self, hw: &mut impl Hardware) {
-        let control = Control::new(hw.node(), hw.incarnation(), self.config.clone());
+        let control = Control::new(hw.node(), hw.incarnation(), self.config);
         let mut transmit = Transmit::default();
         transmit.admissions.append(&mut self.admissions);
         self.lent = Some(Lent {

@@ -16,12 +16,22 @@ pub struct Faults {
     pub reorder: f64,
     /// Most that a frame is delayed by.
     pub delay: Duration,
+    /// Most that each piece is late at the end of its NIC's link, in order. Without any, senders
+    /// whose clocks are exact keep in step, and one of them wins every free place of a full buffer;
+    /// no real ones do. A piece's own time on the line is a lifelike value.
+    pub jitter: Duration,
 }
 
 impl Faults {
     /// A network without faults.
-    pub const NONE: Self =
-        Self { loss: 0.0, duplicate: 0.0, corrupt: 0.0, reorder: 0.0, delay: Duration::ZERO };
+    pub const NONE: Self = Self {
+        loss: 0.0,
+        duplicate: 0.0,
+        corrupt: 0.0,
+        reorder: 0.0,
+        delay: Duration::ZERO,
+        jitter: Duration::ZERO,
+    };
 
     pub(crate) fn is_none(&self) -> bool {
         *self == Self::NONE

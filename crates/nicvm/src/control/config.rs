@@ -1,70 +1,121 @@
-//! How control messages are sent.
+//! What may be set, and why it is what it is otherwise.
 
 use std::time::Duration;
 
-/// How control messages are sent. All units of a cluster may differ.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ControlConfig {
-    pub(super) window: u32,
-    pub(super) queue: usize,
-    pub(super) first_timeout: Duration,
-    pub(super) least_timeout: Duration,
-    pub(super) dead_after: Duration,
-    pub(super) acknowledge_after: Duration,
-}
+use midplane_simhw::time::nanos;
 
-/// Most messages that may be under way to a peer: what an acknowledgement's bitmap covers.
-pub(super) const MAX_WINDOW: u32 = 48;
+use super::window::MAX_WINDOW;
+
+/// As many as one acknowledgement can tell apart: a burst of that size never waits for the window.
+pub const DEFAULT_WINDOW: u16 = MAX_WINDOW;
+/// Longer than a round trip between live hosts whose processes wait to be scheduled, so that first
+/// contact is not doubled; short against the time after which a peer is dead.
+pub const DEFAULT_INITIAL_TIMEOUT: Duration = Duration::from_millis(10);
+/// A hundred small round trips: a host that is late by a scheduler's tick costs no resend.
+pub const DEFAULT_LEAST_TIMEOUT: Duration = Duration::from_millis(1);
+/// Many times the longest pause of a busy host, and a person does not yet notice it.
+pub const DEFAULT_DEAD_AFTER: Duration = Duration::from_millis(500);
+/// Long enough that an answer computed by a handler carries the acknowledgement with it.
+pub const DEFAULT_ACKNOWLEDGEMENT_DELAY: Duration = Duration::from_micros(200);
+/// Eight windows: a burst to a peer that is not yet known fits, and its memory stays near 40 KB.
+pub const DEFAULT_QUEUE: usize = 256;
+
+/// Attempts that fit into the time after which a peer is dead, once the resend time has grown to
+/// its cap.
+const CAPPED_ATTEMPTS: u64 = 8;
+
+/// Settings of [`Control`](super::Control); the two ends may differ.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ControlConfig {
+    window: u16,
+    initial_timeout: u64,
+    least_timeout: u64,
+    dead_after: u64,
+    acknowledgement_delay: u64,
+    queue: usize,
+}
 
 impl Default for ControlConfig {
     fn default() -> Self {
         Self {
-            // A round trip of 20 us carries more than a million messages a second.
-            window: 32,
-            // A burst to every extension; beyond it the peer is gone, and soon said to be.
-            queue: 1024,
-            // Before anything is known: longer than a round trip on any local network.
-            first_timeout: Duration::from_millis(10),
-            // Two turns of a busy operating system's scheduler.
-            least_timeout: Duration::from_millis(4),
-            // Longer than a stopped process or a lost cable that comes back, to a user.
-            dead_after: Duration::from_millis(500),
-            // Well below the least timeout, and often enough time for a message the other way.
-            acknowledge_after: Duration::from_micros(500),
+            window: DEFAULT_WINDOW,
+            initial_timeout: nanos(DEFAULT_INITIAL_TIMEOUT),
+            least_timeout: nanos(DEFAULT_LEAST_TIMEOUT),
+            dead_after: nanos(DEFAULT_DEAD_AFTER),
+            acknowledgement_delay: nanos(DEFAULT_ACKNOWLEDGEMENT_DELAY),
+            queue: DEFAULT_QUEUE,
         }
     }
 }
 
 impl ControlConfig {
-    /// Messages that may be under way to one peer: 1 to 48; 32 unless set.
-    pub fn window(&mut self, messages: u32) -> &mut Self {
+    /// Messages under way to one peer, from 1 to 32; others are brought into that range.
+    pub fn window(&mut self, messages: u16) -> &mut Self {
         self.window = messages.clamp(1, MAX_WINDOW);
         self
     }
 
-    /// Messages that may wait for one peer, with those under way; 1024 unless set.
+    /// Time until a first resend, while no round trip has been measured; 1 ns and more.
+    pub fn initial_timeout(&mut self, time: Duration) -> &mut Self {
+        self.initial_timeout = nanos(time).max(1);
+        self
+    }
+
+    /// Least time until a resend, however short round trips are; 1 ns and more. Too short a time
+    /// costs resends of what was only late.
+    pub fn least_timeout(&mut self, time: Duration) -> &mut Self {
+        self.least_timeout = nanos(time).max(1);
+        self
+    }
+
+    /// Time without any new acknowledgement after which a peer that owes one is declared down;
+    /// 8 ns and more. Waits between resends grow to an eighth of it at most.
+    pub fn dead_after(&mut self, time: Duration) -> &mut Self {
+        self.dead_after = nanos(time).max(CAPPED_ATTEMPTS);
+        self
+    }
+
+    /// Time that an acknowledgement may wait for a message to ride on; zero sends each at once.
+    /// Resends wait that much longer, so peers should agree on it.
+    pub fn acknowledgement_delay(&mut self, time: Duration) -> &mut Self {
+        self.acknowledgement_delay = nanos(time);
+        self
+    }
+
+    /// Messages that may wait for one peer behind the window; those under way are not counted.
+    /// Memory: about 150 bytes for each that was ever there at once.
     pub fn queue(&mut self, messages: usize) -> &mut Self {
-        self.queue = messages.max(1);
+        self.queue = messages;
         self
     }
 
-    /// Time after which a message is sent again before a round trip was measured, and the least
-    /// later on; 10 ms and 4 ms unless set.
-    pub fn timeouts(&mut self, first: Duration, least: Duration) -> &mut Self {
-        self.least_timeout = least.max(Duration::from_micros(10));
-        self.first_timeout = first.max(self.least_timeout);
-        self
+    pub(super) const fn window_messages(&self) -> usize {
+        self.window as usize
     }
 
-    /// Silence after which a peer that owes an answer is declared dead; 500 ms unless set.
-    pub fn dead_after(&mut self, silence: Duration) -> &mut Self {
-        self.dead_after = silence.max(Duration::from_micros(100));
-        self
+    /// Messages of one peer, under way or waiting.
+    pub(super) const fn limit(&self) -> usize {
+        self.queue.saturating_add(self.window as usize)
     }
 
-    /// Time that an acknowledgement waits for a message to ride on; 500 us unless set.
-    pub fn acknowledge_after(&mut self, delay: Duration) -> &mut Self {
-        self.acknowledge_after = delay.min(Duration::from_millis(60));
-        self
+    pub(super) const fn initial_timeout_nanos(&self) -> u64 {
+        self.initial_timeout
+    }
+
+    pub(super) const fn least_timeout_nanos(&self) -> u64 {
+        self.least_timeout
+    }
+
+    pub(super) const fn dead_after_nanos(&self) -> u64 {
+        self.dead_after
+    }
+
+    pub(super) const fn acknowledgement_delay_nanos(&self) -> u64 {
+        self.acknowledgement_delay
+    }
+
+    /// Longest wait between two attempts.
+    pub(super) const fn timeout_cap_nanos(&self) -> u64 {
+        self.dead_after / CAPPED_ATTEMPTS
     }
 }

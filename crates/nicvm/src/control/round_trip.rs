@@ -1,37 +1,98 @@
-//! How long frames take to a peer and back.
+//! How long a peer takes to answer.
 
 use std::time::Duration;
 
-/// How long frames take to a peer and back, the peer's own delay taken out.
+use super::config::ControlConfig;
+
+/// Samples over which the least is remembered; the last such period and the present one count.
+const PERIOD: u32 = 64;
+
+/// Round-trip times of one peer, without the time that acknowledgements waited there.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RoundTrip {
-    /// The least that was seen.
+    /// Smallest of the last 64 to 128 samples (of all, while they are fewer).
     pub least: Duration,
-    /// Smoothed: Jacobson and Karels, "Congestion avoidance and control" (1988), gain 1/8.
+    /// Mean, each sample weighing 1/8.
     pub smoothed: Duration,
-    /// Smoothed deviation from it, gain 1/4.
+    /// Mean deviation, each sample weighing 1/4.
     pub variation: Duration,
 }
 
-impl RoundTrip {
-    /// After the first sample.
-    pub(super) fn first(sample: Duration) -> Self {
-        Self { least: sample, smoothed: sample, variation: sample / 2 }
-    }
+/// Mean and deviation after Jacobson and Karels, "Congestion Avoidance and Control" (SIGCOMM 1988),
+/// with the constants of RFC 6298; which samples count, after Karn and Partridge, "Improving
+/// Round-Trip Time Estimates in Reliable Transport Protocols" (SIGCOMM 1987): a message sent twice
+/// gives none, and the wait that has grown by doubling stays until one sent once gives one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Estimate {
+    smoothed: u64,
+    variation: u64,
+    least: u64,
+    former_least: u64,
+    samples: u32,
+    doublings: u32,
+}
 
-    /// After one more sample.
-    pub(super) fn with(self, sample: Duration) -> Self {
-        let error = self.smoothed.abs_diff(sample);
-        Self {
-            least: self.least.min(sample),
-            smoothed: (self.smoothed * 7 + sample) / 8,
-            variation: (self.variation * 3 + error) / 4,
+impl Estimate {
+    /// A message sent once was acknowledged `nanos` later.
+    pub(super) fn on_sample(&mut self, nanos: u64) {
+        let nanos = nanos.max(1);
+        if self.smoothed == 0 {
+            *self = Self { doublings: self.doublings, ..Self::first(nanos) };
+            return;
         }
+        let deviation = self.smoothed.abs_diff(nanos);
+        self.variation = self.variation - self.variation / 4 + deviation / 4;
+        self.smoothed = (self.smoothed - self.smoothed / 8 + nanos / 8).max(1);
+        self.samples += 1;
+        if self.samples == PERIOD {
+            self.samples = 0;
+            self.former_least = self.least;
+            self.least = nanos;
+        }
+        self.least = self.least.min(nanos);
     }
 
-    /// Time after which an answer is overdue.
-    pub(super) fn timeout(self) -> Duration {
-        self.smoothed + self.variation * 4
+    /// What was waited for did not come.
+    pub(super) const fn on_timeout(&mut self) {
+        self.doublings = self.doublings.saturating_add(1);
+    }
+
+    /// The wait starts from its estimate again.
+    pub(super) const fn forget_doublings(&mut self) {
+        self.doublings = 0;
+    }
+
+    /// Nanoseconds to wait for an acknowledgement before sending again.
+    pub(super) fn timeout(&self, config: &ControlConfig) -> u64 {
+        let once = if self.smoothed == 0 {
+            config.initial_timeout_nanos()
+        } else {
+            self.smoothed
+                .saturating_add(self.variation.saturating_mul(4))
+                .saturating_add(config.acknowledgement_delay_nanos())
+        };
+        let once = once.max(config.least_timeout_nanos());
+        let factor = 1_u64 << self.doublings.min(32);
+        once.saturating_mul(factor).min(config.timeout_cap_nanos()).max(1)
+    }
+
+    pub(super) fn read(&self) -> Option<RoundTrip> {
+        (self.smoothed != 0).then(|| RoundTrip {
+            least: Duration::from_nanos(self.least.min(self.former_least)),
+            smoothed: Duration::from_nanos(self.smoothed),
+            variation: Duration::from_nanos(self.variation),
+        })
+    }
+
+    const fn first(nanos: u64) -> Self {
+        Self {
+            smoothed: nanos,
+            variation: nanos / 2,
+            least: nanos,
+            former_least: nanos,
+            samples: 1,
+            doublings: 0,
+        }
     }
 }
 
@@ -40,15 +101,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_steady_round_trip_has_a_tight_timeout() {
-        let sample = Duration::from_micros(100);
-        let mut trip = RoundTrip::first(sample);
-        for _ in 0..100 {
-            trip = trip.with(sample);
+    fn steady_round_trips_converge_and_an_old_least_is_forgotten() {
+        let mut estimate = Estimate::default();
+        assert_eq!(estimate.read(), None);
+        estimate.on_sample(10_000);
+        for _ in 0..3 * PERIOD {
+            estimate.on_sample(50_000);
         }
-        assert!(trip.timeout() < Duration::from_micros(110));
-        let trip = trip.with(Duration::from_micros(900));
-        assert!(trip.timeout() > Duration::from_micros(800));
-        assert_eq!(trip.least, sample);
+        let trip = estimate.read().unwrap();
+        assert_eq!(trip.least, Duration::from_micros(50));
+        assert!(trip.smoothed.abs_diff(Duration::from_micros(50)) < Duration::from_micros(1));
+        assert!(trip.variation < Duration::from_micros(1));
+    }
+
+    #[test]
+    fn waits_double_up_to_an_eighth_of_the_time_to_death() {
+        let config = ControlConfig::default();
+        let mut estimate = Estimate::default();
+        let mut waits = Vec::new();
+        for _ in 0..5 {
+            waits.push(estimate.timeout(&config) / 1_000);
+            estimate.on_timeout();
+        }
+        assert_eq!(waits, [10_000, 20_000, 40_000, 62_500, 62_500]);
+        for _ in 0..100 {
+            estimate.on_timeout();
+        }
+        assert_eq!(estimate.timeout(&config), 62_500_000);
+        estimate.forget_doublings();
+        assert_eq!(estimate.timeout(&config), 10_000_000);
     }
 }

@@ -192,7 +192,13 @@ impl Network {
             leaves = leaves.plus_nanos(late);
         }
         frame.leaves = leaves;
-        let at = self.arrival(uplink, destination, leaves, bytes).plus_nanos(delay);
+        let origin = frame.origin;
+        let mut at = self.arrival(uplink, destination, leaves, bytes);
+        if !self.faults.jitter.is_zero() {
+            let late = self.rng.between(0, nanos(self.faults.jitter));
+            at = self.uplinks[origin.index()].arrive(at.plus_nanos(late));
+        }
+        at = at.plus_nanos(delay);
         queue.schedule(at, Event::Piece { link: uplink, frame: key, index });
     }
 

@@ -107,7 +107,14 @@ fn any_incident() -> impl Strategy<Value = Incident> {
         (chance(), chance(), chance(), chance(), 0_u64..500_000).prop_map(
             |(loss, duplicate, corrupt, reorder, delay)| {
                 let delay = Duration::from_nanos(delay);
-                Incident::Faults(Faults { loss, duplicate, corrupt, reorder, delay })
+                Incident::Faults(Faults {
+                    loss,
+                    duplicate,
+                    corrupt,
+                    reorder,
+                    delay,
+                    ..Faults::NONE
+                })
             }
         ),
     ]

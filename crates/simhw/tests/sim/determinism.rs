@@ -29,7 +29,14 @@ fn run(seed: u64, trace: Option<Log<TraceEvent>>) -> (u64, u64) {
         world.set_tracer(move |event| trace.add(event));
     }
     let delay = Duration::from_micros(300);
-    world.set_faults(Faults { loss: 0.05, duplicate: 0.05, corrupt: 0.05, reorder: 0.1, delay });
+    world.set_faults(Faults {
+        loss: 0.05,
+        duplicate: 0.05,
+        corrupt: 0.05,
+        reorder: 0.1,
+        delay,
+        ..Faults::NONE
+    });
     let host = world.host(A);
     world.spawn(A, async move {
         let mut rng = host.rng("naps");

@@ -1,0 +1,144 @@
+//! Messages, and what is told about them.
+
+use std::fmt;
+use std::ops::Deref;
+
+use midplane_simhw::frame::Header;
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId};
+use thiserror::Error;
+
+/// Most bytes of one control message.
+pub const MAX_MESSAGE: usize = 100;
+
+/// The bytes of one message, held in place: up to [`MAX_MESSAGE`]. Reads as a slice.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub struct Body {
+    length: u8,
+    bytes: [u8; MAX_MESSAGE],
+}
+
+impl Body {
+    /// A copy of `bytes`; `None` if they are more than [`MAX_MESSAGE`].
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let length = u8::try_from(bytes.len()).ok()?;
+        let mut body = Self { length, bytes: [0; MAX_MESSAGE] };
+        body.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(body)
+    }
+}
+
+impl Deref for Body {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum SendError {
+    /// More than [`MAX_MESSAGE`] bytes.
+    #[error("a control message has at most {MAX_MESSAGE} bytes, not {length}")]
+    TooLong {
+        /// Bytes that were given.
+        length: usize,
+    },
+    /// As many messages as may wait for that peer are waiting; try again after an acknowledgement,
+    /// or after its [`Event::PeerDown`].
+    #[error("{limit} messages are under way to the peer or wait for it")]
+    QueueFull {
+        /// Messages under way or waiting, at most.
+        limit: usize,
+    },
+    /// The destination is this unit: call the handler, there is no wire between.
+    #[error("a unit sends no control messages to itself")]
+    ToItself,
+}
+
+/// What has happened; take them with [`Control::poll_event`](super::Control::poll_event).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The next message of a peer.
+    Message {
+        /// Who sent it.
+        from: NodeId,
+        /// The extension that it is for.
+        extension: ExtensionId,
+        /// Its bytes.
+        body: Body,
+    },
+    /// A connection stands with a peer of which nothing was known, or that was down.
+    PeerUp {
+        /// The peer.
+        node: NodeId,
+        /// Which life of it answered.
+        incarnation: Incarnation,
+    },
+    /// A peer that was up has begun another life. What had been sent to the former one, and was
+    /// not acknowledged, is dropped: it may or may not have arrived there, and never will here.
+    PeerRestarted {
+        /// The peer.
+        node: NodeId,
+        /// The newest life known to have begun.
+        incarnation: Incarnation,
+    },
+    /// A peer did not acknowledge in time, or says that it has given us up. What had been sent to
+    /// it and was not acknowledged is dropped: it may or may not have arrived.
+    PeerDown {
+        /// The peer.
+        node: NodeId,
+    },
+}
+
+/// One frame to put on the wire now.
+#[derive(Clone, Copy, Debug)]
+pub struct Transmit<'a> {
+    /// Complete; `length` is that of `body`.
+    pub header: Header,
+    /// What follows the header.
+    pub body: &'a [u8],
+}
+
+/// What one unit's control messages have done since it started.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Messages put on the wire for the first time.
+    pub sent: u64,
+    /// Messages put on the wire again.
+    pub resent: u64,
+    /// Messages handed over as [`Event::Message`].
+    pub delivered: u64,
+    /// Messages that were acknowledged.
+    pub acknowledged: u64,
+    /// Messages dropped because their peer restarted or went down.
+    pub dropped: u64,
+    /// Messages that had arrived before.
+    pub duplicates: u64,
+    /// Messages that arrived before an earlier one, and were kept.
+    pub out_of_order: u64,
+    /// Acknowledgements sent without a message.
+    pub acknowledgements: u64,
+    /// Hellos sent.
+    pub hellos: u64,
+    /// Welcomes sent.
+    pub welcomes: u64,
+    /// Frames from, or for, a former incarnation.
+    pub stale_incarnation: u64,
+    /// Frames of a former connection between the same incarnations.
+    pub stale_connection: u64,
+    /// Frames that no correct peer sends, or for which there was no room.
+    pub refused: u64,
+    /// Peers declared down.
+    pub peers_down: u64,
+}

@@ -1,0 +1,450 @@
+//! One peer: who it is now, and the connection with it.
+//!
+//! ```text
+//!            send: hello until welcomed            proof: a frame that names our number
+//!   Closed ------------------------------> Closed --------------------------------> Up
+//!     ^                                                                             |
+//!     +---- no news in time, or the peer has moved on: number + 1, queue dropped ---+
+//! ```
+
+use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, Header, Kind};
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId};
+use midplane_simhw::time::Instant;
+
+use super::alarms::{Timer, Timers};
+use super::config::ControlConfig;
+use super::message::{Body, Counters, Event};
+use super::resend::SendWindow;
+use super::round_trip::Estimate;
+use super::window::{Acknowledgement, Arrival, ReceiveWindow};
+use super::{Reports, Setting};
+
+/// One connection attempt of one life of a node: later ones are newer, none comes twice.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Life {
+    pub(super) incarnation: Incarnation,
+    /// From 1, growing within the incarnation with wrap-around; 0 is none.
+    pub(super) number: u32,
+}
+
+impl Life {
+    fn is_newer_than(self, other: Self) -> bool {
+        if self.incarnation == other.incarnation {
+            return self.number.wrapping_sub(other.number) as i32 > 0;
+        }
+        self.incarnation.is_newer_than(other.incarnation)
+    }
+}
+
+/// What a peer's header says beside its kind.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words {
+    pub(super) number: u32,
+    pub(super) echo: u32,
+    said: Acknowledgement,
+}
+
+impl Words {
+    pub(super) const fn read(header: &Header) -> Self {
+        let [said, numbers] = header.words;
+        Self {
+            number: numbers as u32,
+            echo: (numbers >> 32) as u32,
+            said: Acknowledgement {
+                expected: header.acknowledgement,
+                beyond: said as u32,
+                delay: (said >> 32) as u32,
+            },
+        }
+    }
+
+    fn write(self) -> [u64; 2] {
+        let said = u64::from(self.said.beyond) | u64::from(self.said.delay) << 32;
+        [said, u64::from(self.number) | u64::from(self.echo) << 32]
+    }
+}
+
+/// A frame chosen to leave; the body is that of a message of the window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chosen {
+    pub(super) header: Header,
+    pub(super) message: Option<usize>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    node: NodeId,
+    /// Our number towards this peer: of the connection if up, else of the next one.
+    own: u32,
+    /// The newest life of the peer known to have begun.
+    latest: Life,
+    up: bool,
+    /// Which life the application was told of last, unless it was told that the peer is down.
+    reported: Option<Incarnation>,
+    sending: SendWindow,
+    receiving: ReceiveWindow,
+    estimate: Estimate,
+    timers: Timers,
+    hello_due: bool,
+    hellos: u32,
+    hello_sent_at: Instant,
+    welcome_due: bool,
+    /// Before this, frames that match nothing are not answered.
+    next_answer_at: Instant,
+}
+
+impl Peer {
+    pub(super) fn new(node: NodeId) -> Self {
+        Self {
+            node,
+            own: 1,
+            latest: Life::default(),
+            up: false,
+            reported: None,
+            sending: SendWindow::default(),
+            receiving: ReceiveWindow::default(),
+            estimate: Estimate::default(),
+            timers: Timers::default(),
+            hello_due: false,
+            hellos: 0,
+            hello_sent_at: Instant::ZERO,
+            welcome_due: false,
+            next_answer_at: Instant::ZERO,
+        }
+    }
+
+    /// One more message; the caller has checked that there is room.
+    pub(super) fn send(
+        &mut self,
+        now: Instant,
+        setting: &Setting,
+        extension: ExtensionId,
+        body: Body,
+    ) {
+        self.sending.push(extension, body);
+        self.timers.set_if_off(Timer::Death, now.plus_nanos(setting.config.dead_after_nanos()));
+        // A first hello: a later one waits for its timer.
+        self.hello_due |= !self.up && self.hellos == 0;
+    }
+
+    /// A frame of the control protocol, from this peer and for this node; `body` is checked.
+    pub(super) fn handle_frame(
+        &mut self,
+        now: Instant,
+        setting: &Setting,
+        reports: &mut Reports,
+        header: &Header,
+        body: &Body,
+    ) {
+        let words = Words::read(header);
+        let life = Life { incarnation: header.incarnation, number: words.number };
+        if self.latest.is_newer_than(life) {
+            if life.incarnation == self.latest.incarnation {
+                reports.counters.stale_connection += 1;
+            } else {
+                reports.counters.stale_incarnation += 1;
+            }
+            return;
+        }
+        if life.is_newer_than(self.latest) {
+            self.on_newer_life(life, reports);
+        }
+        if header.kind == Kind::Hello {
+            self.welcome_due = true;
+            return;
+        }
+        if header.destination_incarnation != setting.incarnation || words.echo != self.own {
+            self.on_mismatch(now, setting, reports, header);
+            return;
+        }
+        if !self.up {
+            self.on_proof(now, setting, reports, header.kind);
+        }
+        match header.kind {
+            Kind::Control => {
+                self.on_said(now, setting, reports, &words.said);
+                self.on_message(now, setting, reports, header, body);
+            }
+            Kind::Acknowledge => self.on_said(now, setting, reports, &words.said),
+            _ => {}
+        }
+    }
+
+    /// Timers that have gone off by `now` do what they are for.
+    pub(super) fn handle_timeout(&mut self, now: Instant, reports: &mut Reports) {
+        if self.timers.take_expired(Timer::Death, now) {
+            reports.counters.peers_down += 1;
+            self.report_down(reports);
+            return;
+        }
+        if self.timers.take_expired(Timer::Resend, now) {
+            self.estimate.on_timeout();
+            if self.up {
+                self.sending.on_timeout();
+            } else {
+                self.hello_due = true;
+            }
+        }
+        if self.timers.take_expired(Timer::Acknowledge, now) {
+            self.receiving.on_delay_over();
+        }
+    }
+
+    /// The next frame to this peer, if one is to leave now.
+    pub(super) fn poll_transmit(
+        &mut self,
+        now: Instant,
+        setting: &Setting,
+        counters: &mut Counters,
+    ) -> Option<Chosen> {
+        self.transmit_welcome(setting, counters)
+            .or_else(|| self.transmit_hello(now, setting, counters))
+            .or_else(|| self.transmit_message(now, setting, counters))
+            .or_else(|| self.transmit_acknowledgement(now, setting, counters))
+    }
+
+    /// Whether [`Peer::poll_transmit`] has something.
+    pub(super) fn wants_to_transmit(&self, config: &ControlConfig) -> bool {
+        self.welcome_due
+            || self.hello_due
+            || (self.up
+                && (self.receiving.is_due() || self.sending.has_next(config.window_messages())))
+    }
+
+    pub(super) const fn timers(&self) -> &Timers {
+        &self.timers
+    }
+
+    pub(super) const fn estimate(&self) -> &Estimate {
+        &self.estimate
+    }
+
+    pub(super) const fn sending(&self) -> &SendWindow {
+        &self.sending
+    }
+
+    pub(super) const fn reported(&self) -> Option<Incarnation> {
+        self.reported
+    }
+
+    /// The peer has begun another life, or has given up the connection that it had.
+    fn on_newer_life(&mut self, life: Life, reports: &mut Reports) {
+        let another = life.incarnation != self.latest.incarnation;
+        self.latest = life;
+        if another && self.reported.is_some() {
+            self.close(reports);
+            self.reported = Some(life.incarnation);
+            let event = Event::PeerRestarted { node: self.node, incarnation: life.incarnation };
+            reports.events.push_back(event);
+        } else if self.up {
+            self.report_down(reports);
+        }
+    }
+
+    /// Not of a connection that we know. If we have none, the peer must learn that.
+    fn on_mismatch(
+        &mut self,
+        now: Instant,
+        setting: &Setting,
+        reports: &mut Reports,
+        header: &Header,
+    ) {
+        if header.destination_incarnation == setting.incarnation {
+            reports.counters.stale_connection += 1;
+        } else {
+            reports.counters.stale_incarnation += 1;
+        }
+        // A welcome is never answered, so that two units cannot answer each other for ever.
+        if !self.up && header.kind != Kind::Welcome && now >= self.next_answer_at {
+            self.next_answer_at = now.plus_nanos(setting.config.least_timeout_nanos());
+            self.welcome_due = true;
+        }
+    }
+
+    /// The peer's present life has named our present number: it is alive, and both ends are new.
+    fn on_proof(&mut self, now: Instant, setting: &Setting, reports: &mut Reports, kind: Kind) {
+        self.up = true;
+        // Other frames may answer a welcome of ours that left before the hello.
+        if self.hellos == 1 && kind == Kind::Welcome {
+            self.estimate.on_sample(now.nanos_since(self.hello_sent_at));
+            self.estimate.forget_doublings();
+        }
+        self.hello_due = false;
+        self.hellos = 0;
+        self.timers.stop(Timer::Resend);
+        self.restart_death(now, setting);
+        if self.reported != Some(self.latest.incarnation) {
+            let incarnation = self.latest.incarnation;
+            self.reported = Some(incarnation);
+            reports.events.push_back(Event::PeerUp { node: self.node, incarnation });
+        }
+    }
+
+    fn on_said(
+        &mut self,
+        now: Instant,
+        setting: &Setting,
+        reports: &mut Reports,
+        said: &Acknowledgement,
+    ) {
+        let Some(news) = self.sending.on_acknowledgement(now, said) else {
+            reports.counters.refused += 1;
+            return;
+        };
+        if news.arrived == 0 {
+            return;
+        }
+        reports.counters.acknowledged += news.arrived;
+        if let Some(sample) = news.sample {
+            self.estimate.on_sample(sample);
+        }
+        if news.sent_once {
+            self.estimate.forget_doublings();
+        }
+        self.restart_death(now, setting);
+        self.timers.stop(Timer::Resend);
+        if self.sending.is_under_way() {
+            self.start_resend(now, setting);
+        }
+    }
+
+    fn on_message(
+        &mut self,
+        now: Instant,
+        setting: &Setting,
+        reports: &mut Reports,
+        header: &Header,
+        body: &Body,
+    ) {
+        match self.receiving.on_arrival(now, header.sequence, header.extension, body) {
+            Arrival::InOrder => {
+                reports.deliver(self.node, header.extension, *body);
+                while let Some((extension, body)) = self.receiving.next_kept() {
+                    reports.deliver(self.node, extension, body);
+                }
+            }
+            Arrival::Kept => reports.counters.out_of_order += 1,
+            Arrival::Duplicate => reports.counters.duplicates += 1,
+            Arrival::Beyond => reports.counters.refused += 1,
+        }
+        if self.receiving.is_owed() {
+            let delay = setting.config.acknowledgement_delay_nanos();
+            self.timers.set_if_off(Timer::Acknowledge, now.plus_nanos(delay));
+        }
+    }
+
+    fn report_down(&mut self, reports: &mut Reports) {
+        self.close(reports);
+        self.reported = None;
+        reports.events.push_back(Event::PeerDown { node: self.node });
+    }
+
+    /// Drops the connection, or the attempt at one: its number never comes again.
+    fn close(&mut self, reports: &mut Reports) {
+        reports.counters.dropped += self.sending.reset() as u64;
+        self.receiving.reset();
+        self.up = false;
+        self.own = self.own.wrapping_add(1).max(1);
+        self.hello_due = false;
+        self.hellos = 0;
+        self.timers = Timers::default();
+        self.estimate.forget_doublings();
+    }
+
+    fn restart_death(&mut self, now: Instant, setting: &Setting) {
+        if self.sending.len() > 0 {
+            self.timers.set(Timer::Death, now.plus_nanos(setting.config.dead_after_nanos()));
+        } else {
+            self.timers.stop(Timer::Death);
+        }
+    }
+
+    fn start_resend(&mut self, now: Instant, setting: &Setting) {
+        let wait = self.estimate.timeout(&setting.config);
+        self.timers.set_if_off(Timer::Resend, now.plus_nanos(wait));
+    }
+
+    fn transmit_welcome(&mut self, setting: &Setting, counters: &mut Counters) -> Option<Chosen> {
+        if !std::mem::take(&mut self.welcome_due) {
+            return None;
+        }
+        counters.welcomes += 1;
+        Some(self.bare(setting, Kind::Welcome, Acknowledgement::default()))
+    }
+
+    fn transmit_hello(
+        &mut self,
+        now: Instant,
+        setting: &Setting,
+        counters: &mut Counters,
+    ) -> Option<Chosen> {
+        if !std::mem::take(&mut self.hello_due) {
+            return None;
+        }
+        counters.hellos += 1;
+        self.hellos = self.hellos.saturating_add(1);
+        self.hello_sent_at = now;
+        self.start_resend(now, setting);
+        let mut chosen = self.bare(setting, Kind::Hello, Acknowledgement::default());
+        chosen.header.destination_incarnation = Incarnation::UNKNOWN;
+        chosen.header.words = Words { echo: 0, ..Words::read(&chosen.header) }.write();
+        Some(chosen)
+    }
+
+    fn transmit_message(
+        &mut self,
+        now: Instant,
+        setting: &Setting,
+        counters: &mut Counters,
+    ) -> Option<Chosen> {
+        if !self.up {
+            return None;
+        }
+        let outbound = self.sending.on_transmit(now, setting.config.window_messages())?;
+        if outbound.again {
+            counters.resent += 1;
+        } else {
+            counters.sent += 1;
+        }
+        self.start_resend(now, setting);
+        self.timers.stop(Timer::Acknowledge);
+        let said = self.receiving.on_transmit(now);
+        let mut chosen = self.bare(setting, Kind::Control, said);
+        chosen.header.extension = outbound.extension;
+        chosen.header.sequence = outbound.sequence;
+        chosen.header.length = self.sending.body(outbound.index).len() as u16;
+        chosen.message = Some(outbound.index);
+        Some(chosen)
+    }
+
+    fn transmit_acknowledgement(
+        &mut self,
+        now: Instant,
+        setting: &Setting,
+        counters: &mut Counters,
+    ) -> Option<Chosen> {
+        if !self.up || !self.receiving.is_due() {
+            return None;
+        }
+        counters.acknowledgements += 1;
+        self.timers.stop(Timer::Acknowledge);
+        let said = self.receiving.on_transmit(now);
+        Some(self.bare(setting, Kind::Acknowledge, said))
+    }
+
+    fn bare(&self, setting: &Setting, kind: Kind, said: Acknowledgement) -> Chosen {
+        let words = Words { number: self.own, echo: self.latest.number, said };
+        let header = Header {
+            kind,
+            source: setting.node,
+            destination: self.node,
+            incarnation: setting.incarnation,
+            destination_incarnation: self.latest.incarnation,
+            acknowledgement: said.expected,
+            hop_limit: DEFAULT_HOP_LIMIT,
+            words: words.write(),
+            ..Header::default()
+        };
+        Chosen { header, message: None }
+    }
+}

@@ -1,0 +1,284 @@
+//! What is under way to one peer or waits for it: numbers, losses, resends.
+
+use std::collections::VecDeque;
+
+use midplane_simhw::id::ExtensionId;
+use midplane_simhw::time::Instant;
+
+use super::message::Body;
+use super::window::{Acknowledgement, MAX_WINDOW};
+
+/// Acknowledged messages, sent later than one that is not, that show it to be lost (RFC 6675).
+const PASSED_BY: u8 = 3;
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Fate {
+    Waiting,
+    UnderWay,
+    Lost,
+    Arrived,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Outgoing {
+    extension: ExtensionId,
+    body: Body,
+    fate: Fate,
+    /// Place of its last transmission among all of this window.
+    order: u64,
+    sent_at: Instant,
+    transmissions: u32,
+    /// Acknowledged messages that were sent after it.
+    passed: u8,
+    timed_out: bool,
+}
+
+/// One message to put on the wire.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outbound {
+    pub(super) index: usize,
+    pub(super) sequence: u32,
+    pub(super) extension: ExtensionId,
+    pub(super) again: bool,
+}
+
+/// What an acknowledgement told.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct News {
+    /// Messages acknowledged for the first time.
+    pub(super) arrived: u64,
+    /// Round trip of the highest, if it was sent once and is news.
+    pub(super) sample: Option<u64>,
+    /// Whether any that was sent once is among the news.
+    pub(super) sent_once: bool,
+}
+
+/// The sending end of a connection.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SendWindow {
+    /// The oldest is first; those of the window, then those behind it.
+    queue: VecDeque<Outgoing>,
+    /// Number of the oldest.
+    first: u32,
+    /// How many at the front have been on the wire.
+    begun: usize,
+    orders: u64,
+}
+
+impl SendWindow {
+    /// Forgets all messages; returns how many. The next is number 0; memory stays.
+    pub(super) fn reset(&mut self) -> usize {
+        let dropped = self.queue.len();
+        self.queue.clear();
+        self.first = 0;
+        self.begun = 0;
+        dropped
+    }
+
+    /// One more message, behind all others.
+    pub(super) fn push(&mut self, extension: ExtensionId, body: Body) {
+        self.queue.push_back(Outgoing {
+            extension,
+            body,
+            fate: Fate::Waiting,
+            order: 0,
+            sent_at: Instant::ZERO,
+            transmissions: 0,
+            passed: 0,
+            timed_out: false,
+        });
+    }
+
+    /// Takes note that the next message leaves now: the oldest lost one, else the first that has
+    /// not been on the wire, if it is in the window.
+    pub(super) fn on_transmit(&mut self, now: Instant, window: usize) -> Option<Outbound> {
+        let index = self.next(window)?;
+        let message = &mut self.queue[index];
+        self.orders += 1;
+        message.order = self.orders;
+        message.fate = Fate::UnderWay;
+        message.sent_at = now;
+        message.passed = 0;
+        message.transmissions = message.transmissions.saturating_add(1);
+        self.begun = self.begun.max(index + 1);
+        Some(Outbound {
+            index,
+            sequence: self.first.wrapping_add(index as u32),
+            extension: message.extension,
+            again: message.transmissions > 1,
+        })
+    }
+
+    /// The peer says what has arrived. `None` if it names messages that were never sent.
+    pub(super) fn on_acknowledgement(
+        &mut self,
+        now: Instant,
+        said: &Acknowledgement,
+    ) -> Option<News> {
+        let before = said.expected.wrapping_sub(self.first);
+        if (before as i32) < 0 {
+            return Some(News::default()); // overtaken by a later one
+        }
+        let before = before as usize;
+        let beyond = (u32::BITS - said.beyond.leading_zeros()) as usize;
+        if before > self.begun || (beyond > 0 && before + 1 + beyond > self.begun) {
+            return None;
+        }
+        let mut orders = [0; 2 * MAX_WINDOW as usize];
+        let mut news = News::default();
+        for index in (0..before).chain(said.beyond_indices(before)) {
+            self.on_arrived(now, index, said.delay, &mut news, &mut orders);
+        }
+        self.note_lost(&orders[..news.arrived as usize]);
+        while self.queue.front().is_some_and(|message| message.fate == Fate::Arrived) {
+            self.queue.pop_front();
+            self.first = self.first.wrapping_add(1);
+            self.begun -= 1;
+        }
+        Some(news)
+    }
+
+    /// No acknowledgement came in time: the oldest message counts as lost.
+    pub(super) fn on_timeout(&mut self) {
+        if let Some(oldest) = self.queue.front_mut().filter(|oldest| oldest.transmissions > 0) {
+            oldest.fate = Fate::Lost;
+            oldest.timed_out = true;
+        }
+    }
+
+    /// Whether a message may leave now.
+    pub(super) fn has_next(&self, window: usize) -> bool {
+        self.next(window).is_some()
+    }
+
+    /// The bytes of what [`SendWindow::on_transmit`] chose.
+    pub(super) fn body(&self, index: usize) -> &[u8] {
+        &self.queue[index].body
+    }
+
+    /// Messages under way or waiting.
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether any message has been on the wire and is not acknowledged.
+    pub(super) const fn is_under_way(&self) -> bool {
+        self.begun > 0
+    }
+
+    fn next(&self, window: usize) -> Option<usize> {
+        let lost = self.queue.iter().take(self.begun).position(|m| m.fate == Fate::Lost);
+        lost.or_else(|| (self.begun < window.min(self.queue.len())).then_some(self.begun))
+    }
+
+    fn on_arrived(
+        &mut self,
+        now: Instant,
+        index: usize,
+        delay: u32,
+        news: &mut News,
+        orders: &mut [u64],
+    ) {
+        let message = &mut self.queue[index];
+        news.sample = None; // only the highest number's arrival goes with the delay
+        if message.fate == Fate::Arrived {
+            return;
+        }
+        message.fate = Fate::Arrived;
+        orders[news.arrived as usize] = message.order;
+        news.arrived += 1;
+        if message.transmissions == 1 {
+            news.sent_once = true;
+            let trip = now.nanos_since(message.sent_at);
+            news.sample = (delay < u32::MAX).then(|| trip.saturating_sub(u64::from(delay)));
+        }
+    }
+
+    /// Messages that later ones have passed are lost; so is all that was sent before a message
+    /// whose resend after a timeout has now been answered.
+    fn note_lost(&mut self, arrived: &[u64]) {
+        let window = self.queue.iter().take(self.begun);
+        let answered = window.filter(|m| m.timed_out && arrived.contains(&m.order));
+        let resent = answered.map(|m| m.order).max().unwrap_or(0);
+        for message in self.queue.iter_mut().take(self.begun) {
+            if message.fate != Fate::UnderWay {
+                continue;
+            }
+            let later = arrived.iter().filter(|&&order| order > message.order).count() as u8;
+            message.passed = message.passed.saturating_add(later);
+            if message.passed >= PASSED_BY || message.order < resent {
+                message.fate = Fate::Lost;
+                message.timed_out = false;
+            }
+        }
+    }
+}
+
+impl Acknowledgement {
+    /// Places, from the oldest unacknowledged message, of those that arrived out of order;
+    /// `before` is the place of `expected`.
+    fn beyond_indices(&self, before: usize) -> impl Iterator<Item = usize> + use<> {
+        let beyond = self.beyond;
+        (0..u32::BITS as usize)
+            .filter(move |bit| beyond & (1 << bit) != 0)
+            .map(move |bit| before + 1 + bit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window_of(messages: u8) -> SendWindow {
+        let mut window = SendWindow::default();
+        for number in 0..messages {
+            window.push(ExtensionId(0), Body::new(&[number]).unwrap());
+        }
+        window
+    }
+
+    fn transmit_all(window: &mut SendWindow) -> Vec<u32> {
+        std::iter::from_fn(|| window.on_transmit(Instant::ZERO, 32)).map(|m| m.sequence).collect()
+    }
+
+    fn said(expected: u32, beyond: u32) -> Acknowledgement {
+        Acknowledgement { expected, beyond, delay: 0 }
+    }
+
+    #[test]
+    fn three_later_arrivals_resend_the_one_that_is_missing() {
+        let mut window = window_of(6);
+        assert_eq!(transmit_all(&mut window), [0, 1, 2, 3, 4, 5]);
+        window.on_acknowledgement(Instant::ZERO, &said(1, 0b1)).unwrap();
+        window.on_acknowledgement(Instant::ZERO, &said(1, 0b11)).unwrap();
+        assert_eq!(transmit_all(&mut window), []);
+        window.on_acknowledgement(Instant::ZERO, &said(1, 0b111)).unwrap();
+        assert_eq!(transmit_all(&mut window), [1]);
+        window.on_acknowledgement(Instant::ZERO, &said(1, 0b1111)).unwrap();
+        assert_eq!(transmit_all(&mut window), [], "nothing was sent after the resend");
+    }
+
+    #[test]
+    fn a_timeout_resends_one_and_its_answer_shows_what_else_was_lost() {
+        let mut window = window_of(4);
+        transmit_all(&mut window);
+        window.on_timeout();
+        assert_eq!(transmit_all(&mut window), [0]);
+        let news = window.on_acknowledgement(Instant::ZERO, &said(1, 0)).unwrap();
+        assert_eq!(news, News { arrived: 1, sample: None, sent_once: false });
+        assert_eq!(transmit_all(&mut window), [1, 2, 3]);
+    }
+
+    #[test]
+    fn acknowledgements_of_what_was_never_sent_are_refused() {
+        let mut window = window_of(3);
+        assert_eq!(window.on_acknowledgement(Instant::ZERO, &said(1, 0)), None);
+        transmit_all(&mut window);
+        assert_eq!(window.on_acknowledgement(Instant::ZERO, &said(4, 0)), None);
+        assert_eq!(window.on_acknowledgement(Instant::ZERO, &said(0, 0b100)), None);
+        assert_eq!(window.on_acknowledgement(Instant::ZERO, &said(2, u32::MAX)), None);
+        assert!(window.on_acknowledgement(Instant::ZERO, &said(3, 0)).is_some());
+        let old = window.on_acknowledgement(Instant::ZERO, &said(1, 0)).unwrap();
+        assert_eq!((old.arrived, window.len()), (0, 0));
+    }
+}

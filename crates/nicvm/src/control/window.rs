@@ -1,0 +1,209 @@
+//! What has arrived from one peer: order, duplicates, acknowledgements.
+
+use midplane_simhw::id::ExtensionId;
+use midplane_simhw::time::Instant;
+
+use super::message::Body;
+
+/// Messages that one acknowledgement tells apart, and so the most that may be under way.
+pub(super) const MAX_WINDOW: u16 = 32;
+
+/// Messages after which an acknowledgement waits no longer.
+const ACKNOWLEDGE_EVERY: u32 = 2;
+
+/// What a receiver says of a sender's messages.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Acknowledgement {
+    /// Number of the first message that has not arrived.
+    pub(super) expected: u32,
+    /// Bit i: message `expected + 1 + i` has arrived.
+    pub(super) beyond: u32,
+    /// Nanoseconds between the arrival of the highest number and this acknowledgement;
+    /// `u32::MAX` for longer.
+    pub(super) delay: u32,
+}
+
+/// What a message was when it arrived.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Arrival {
+    /// The next one: hand it over, then what [`ReceiveWindow::next_kept`] returns.
+    InOrder,
+    /// Too early, and kept.
+    Kept,
+    /// It had arrived before.
+    Duplicate,
+    /// Further ahead than any sender may be.
+    Beyond,
+}
+
+/// The receiving end of a connection.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReceiveWindow {
+    expected: u32,
+    beyond: u32,
+    /// By number modulo its length; empty until a first message comes too early.
+    kept: Vec<Option<(ExtensionId, Body)>>,
+    highest: Option<(u32, Instant)>,
+    /// Messages that arrived since the last acknowledgement left.
+    unacknowledged: u32,
+    due: bool,
+}
+
+impl ReceiveWindow {
+    /// Everything starts from message 0; memory stays.
+    pub(super) fn reset(&mut self) {
+        self.kept.fill(None);
+        let kept = std::mem::take(&mut self.kept);
+        *self = Self { kept, ..Self::default() };
+    }
+
+    /// Message `sequence` has arrived.
+    pub(super) fn on_arrival(
+        &mut self,
+        now: Instant,
+        sequence: u32,
+        extension: ExtensionId,
+        body: &Body,
+    ) -> Arrival {
+        let ahead = sequence.wrapping_sub(self.expected);
+        if ahead as i32 >= i32::from(MAX_WINDOW) {
+            return Arrival::Beyond;
+        }
+        if (ahead as i32) < 0 || (ahead > 0 && self.beyond & (1 << (ahead - 1)) != 0) {
+            // Its sender has missed our acknowledgement.
+            self.due = true;
+            return Arrival::Duplicate;
+        }
+        self.note_highest(now, sequence);
+        // An early message shows a gap, and one that fills a gap ends it: both are news.
+        self.unacknowledged += 1;
+        self.due |= self.beyond != 0 || ahead > 0 || self.unacknowledged >= ACKNOWLEDGE_EVERY;
+        if ahead == 0 {
+            self.expected = self.expected.wrapping_add(1);
+            return Arrival::InOrder;
+        }
+        self.beyond |= 1 << (ahead - 1);
+        self.keep(sequence, extension, body);
+        Arrival::Kept
+    }
+
+    /// After [`Arrival::InOrder`], until `None`: the next of those that came too early.
+    pub(super) fn next_kept(&mut self) -> Option<(ExtensionId, Body)> {
+        let here = self.beyond & 1 != 0;
+        self.beyond >>= 1;
+        if !here {
+            return None;
+        }
+        let place = place(self.expected);
+        self.expected = self.expected.wrapping_add(1);
+        self.kept[place].take()
+    }
+
+    /// The time to wait for a message to ride on is over.
+    pub(super) const fn on_delay_over(&mut self) {
+        self.due = self.due || self.unacknowledged > 0;
+    }
+
+    /// An acknowledgement leaves now.
+    pub(super) fn on_transmit(&mut self, now: Instant) -> Acknowledgement {
+        self.due = false;
+        self.unacknowledged = 0;
+        let delay = self.highest.map_or(0, |(_, at)| now.nanos_since(at));
+        Acknowledgement {
+            expected: self.expected,
+            beyond: self.beyond,
+            delay: u32::try_from(delay).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Whether an acknowledgement must leave now.
+    pub(super) const fn is_due(&self) -> bool {
+        self.due
+    }
+
+    /// Whether something has not been acknowledged.
+    pub(super) const fn is_owed(&self) -> bool {
+        self.due || self.unacknowledged > 0
+    }
+
+    fn note_highest(&mut self, now: Instant, sequence: u32) {
+        if self.highest.is_none_or(|(highest, _)| (sequence.wrapping_sub(highest) as i32) > 0) {
+            self.highest = Some((sequence, now));
+        }
+    }
+
+    fn keep(&mut self, sequence: u32, extension: ExtensionId, body: &Body) {
+        if self.kept.is_empty() {
+            self.kept = vec![None; usize::from(MAX_WINDOW)];
+        }
+        self.kept[place(sequence)] = Some((extension, *body));
+    }
+}
+
+const fn place(sequence: u32) -> usize {
+    (sequence % MAX_WINDOW as u32) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn arrive(window: &mut ReceiveWindow, sequence: u32, delivered: &mut Vec<u32>) -> Arrival {
+        let body = Body::new(&sequence.to_le_bytes()).unwrap();
+        let arrival = window.on_arrival(Instant::ZERO, sequence, ExtensionId(0), &body);
+        if arrival == Arrival::InOrder {
+            delivered.push(sequence);
+            while let Some((_, body)) = window.next_kept() {
+                delivered.push(u32::from_le_bytes(body[..].try_into().unwrap()));
+            }
+        }
+        arrival
+    }
+
+    proptest! {
+        #[test]
+        fn any_arrivals_deliver_each_number_once_and_in_order(
+            start: u32,
+            offsets in proptest::collection::vec(0_u32..40, 0..200),
+        ) {
+            let mut window = ReceiveWindow { expected: start, ..ReceiveWindow::default() };
+            let (mut delivered, mut arrived) = (Vec::new(), std::collections::BTreeSet::new());
+            for offset in offsets {
+                let before = delivered.len() as u32;
+                let arrival = arrive(&mut window, start.wrapping_add(offset), &mut delivered);
+                let beyond = offset >= before + u32::from(MAX_WINDOW);
+                prop_assert_eq!(arrival == Arrival::Beyond, beyond);
+                if !beyond {
+                    prop_assert_eq!(arrival == Arrival::Duplicate, !arrived.insert(offset));
+                }
+                let next = (0..).find(|offset| !arrived.contains(offset)).unwrap();
+                let expected: Vec<u32> = (0..next).map(|offset| start.wrapping_add(offset)).collect();
+                prop_assert_eq!(&delivered, &expected);
+                let said = window.on_transmit(Instant::ZERO);
+                prop_assert_eq!(said.expected, start.wrapping_add(next));
+                for bit in 0..32 {
+                    prop_assert_eq!(said.beyond & (1 << bit) != 0, arrived.contains(&(next + 1 + bit)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_second_message_and_every_gap_is_acknowledged_at_once() {
+        let (mut window, mut delivered) = (ReceiveWindow::default(), Vec::new());
+        arrive(&mut window, 0, &mut delivered);
+        assert!(!window.is_due() && window.is_owed());
+        arrive(&mut window, 1, &mut delivered);
+        assert!(window.is_due());
+        let _ = window.on_transmit(Instant::ZERO);
+        arrive(&mut window, 3, &mut delivered);
+        assert!(window.is_due(), "a gap");
+        let _ = window.on_transmit(Instant::ZERO);
+        arrive(&mut window, 2, &mut delivered);
+        assert!(window.is_due(), "the gap is filled");
+        let _ = window.on_transmit(Instant::ZERO);
+        arrive(&mut window, 2, &mut delivered);
+        assert!(window.is_due(), "a duplicate");
+    }
+}
