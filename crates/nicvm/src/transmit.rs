@@ -123,6 +123,8 @@ struct Queue {
     told: bool,
     /// When the first frame since the gate was opened leaves.
     begins: Option<Instant>,
+    /// Nanoseconds of the line that it has taken since.
+    on_line: u64,
 }
 
 /// What waits to leave a unit.
@@ -329,11 +331,16 @@ impl Transmit {
         let on_line = hw.line_rate().nanos_for(hw.wire_bytes(usize::from(header.length)).into());
         let first = Instant::from_nanos(leaves.as_nanos().saturating_sub(on_line));
         let begins = *queue.begins.get_or_insert(first);
+        // A line that catches up with the past says that all of this leaves now: on a line that it
+        // shares with others it takes its time.
+        queue.on_line += on_line;
+        let leaves = leaves.max(begins.plus_nanos(queue.on_line));
         let next = queue.messages.front().map(|next| next.next_length(hw.mtu() as u32));
         let allowance = self.gate.allowance(key.0);
         if next.is_none_or(|next| u64::from(next) + HEADER_BYTES as u64 > allowance) {
             queue.told = false;
             queue.begins = None;
+            queue.on_line = 0;
             self.news.push_back(TransmitNews::Drained { destination: key.0, begins, leaves });
         }
     }

@@ -227,8 +227,12 @@ impl Coordination {
         let shared = self.routes[at].links.iter().any(|l| self.places[*l].config.senders.len() > 1);
         let reserve = if shared { u64::from(self.config.reserve) } else { 0 };
         let route = &mut self.routes[at];
+        let mut begins = begins;
         if let Some(granted) = route.granted.take() {
             let latency = begins.nanos_since(granted);
+            // A line that makes up for time that it was idle does so at its own cost: before the
+            // token came, the link was another's.
+            begins = begins.max(granted);
             route.start_latency_ns = match route.start_latency_ns {
                 0 => latency,
                 known => (known * 7 + latency) / 8,
