@@ -30,11 +30,15 @@ done
 FOLDER=$(mktemp -d)
 
 # Ends what runs in our namespaces, and then the namespaces.
-clean_up() {
+remove_network() {
     for space in $(ip netns list 2>/dev/null | awk -v tag="$TAG-" 'index($1, tag) == 1 {print $1}'); do
         ip netns pids "$space" 2>/dev/null | xargs -r kill 2>/dev/null || true
         ip netns del "$space" 2>/dev/null || true
     done
+}
+
+clean_up() {
+    remove_network
     rm -rf "$FOLDER"
 }
 trap clean_up EXIT
@@ -59,10 +63,18 @@ build_network() {
     for host in 0 1 2 3; do add_host $host; done
     for sender in 1 2 3; do shape "$TAG-$sender" eth0 400000; done
     shape "$TAG-sw" port0 32768
-    sleep 1
+    # Addresses are found before anything is measured.
     for sender in 1 2 3; do
         ip netns exec "$TAG-$sender" ping -c 1 -W 1 "$NET.10" >/dev/null 2>&1 || true
     done
+}
+
+# Fragments of what was lost fill a host's memory for half a minute, and whatever comes then is lost
+# as well: each measurement has a network of its own.
+fresh() {
+    remove_network
+    build_network
+    "$@"
 }
 
 # value NAME FILE: a number or list of a JSON document of ours.
@@ -127,7 +139,7 @@ build_network 2>"$FOLDER/why" || skip "no network namespaces here: $(tail -1 "$F
 echo "Links of 100 Mb/s, 32 KiB at the receiver's port, messages of $MESSAGE bytes"
 row what senders "goodput Mb/s" "loss %" Jain
 for senders in 1 2 3; do
-    kernel udp $senders
-    kernel tcp $senders
-    for mode in none token token-etr; do ours $mode $senders; done
+    fresh kernel udp $senders
+    fresh kernel tcp $senders
+    for mode in none token token-etr; do fresh ours $mode $senders; done
 done
