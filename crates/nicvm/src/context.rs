@@ -130,6 +130,18 @@ impl Context<'_> {
         self.hw.line_rate()
     }
 
+    /// Nanoseconds that a frame with `payload` bytes takes on the NIC's line, with its framing.
+    #[must_use]
+    pub fn frame_nanos(&self, payload: usize) -> u64 {
+        self.hw.line_rate().nanos_for(self.hw.wire_bytes(payload).into())
+    }
+
+    /// How much later than was said what waits on the NIC's line leaves it.
+    #[must_use]
+    pub fn line_lag(&self) -> Duration {
+        Duration::from_nanos(self.hw.line_lag())
+    }
+
     /// Most bytes of one frame, with its header.
     #[must_use]
     pub fn mtu_bytes(&self) -> u64 {

@@ -60,6 +60,8 @@ pub const COUNTERS: u8 = 3;
 const CONTROL_INSTRUCTIONS: u64 = 80;
 /// The timeout of all links; those of routes follow.
 const LINKS: TimeoutId = TimeoutId(0);
+/// The timeout after which messages under way are lost, and take no buffer.
+const LENDING: TimeoutId = TimeoutId(u32::MAX);
 
 /// A command that sends `region` to `port` of `node`, coordinated with other senders.
 #[must_use]
@@ -83,8 +85,20 @@ struct Place {
     witness: Option<Witness>,
     /// The route that uses it.
     user: Option<usize>,
-    /// Who wants to hear of buffers, and how many messages it had seen sent.
-    wants_buffers: Option<(Party, u32)>,
+    /// Who waits for the receiver's buffers.
+    wants_buffers: Option<BufferRequest>,
+    /// Messages that had been sent, and those that had arrived, when buffers were last promised.
+    promised: (u32, u32),
+}
+
+/// A sender that waits for the receiver's buffers.
+#[derive(Clone, Copy, Debug)]
+struct BufferRequest {
+    from: Party,
+    /// Messages sent into buffers since the epoch began.
+    consumed: u32,
+    /// When it came.
+    since: Instant,
 }
 
 impl Place {
@@ -157,6 +171,7 @@ impl Coordination {
                 witness,
                 user: None,
                 wants_buffers: None,
+                promised: (0, 0),
             });
         }
         for (destination, links) in &config.routes {
@@ -180,7 +195,9 @@ impl Coordination {
         if let Some(at) = self.route(command.node) {
             let small = self.config.uncontrolled;
             let bytes = command.region.length + HEADER_BYTES as u32;
-            let free = command.region.length <= small.message
+            // A buffer in the token is promised to one message: none may go without it.
+            let free = !self.config.buffers
+                && command.region.length <= small.message
                 && self.routes[at].borrow_debt(
                     nic.now(),
                     bytes,
@@ -198,7 +215,6 @@ impl Coordination {
     fn flush(&mut self, nic: &mut Context<'_>) {
         let mut next: Option<Instant> = None;
         let now = nic.now();
-        let clock = now.as_nanos();
         for place in &mut self.places {
             let mut out = Outbox::new();
             if let Some(link) = &mut place.link {
@@ -210,11 +226,9 @@ impl Coordination {
                 next = [next, witness.poll_timeout()].into_iter().flatten().min();
             }
             for (party, body) in out {
-                let Some(node) = place.node(party) else { continue };
-                let mut buffer = [0; MAX_MESSAGE];
-                let length =
-                    LinkMessage { link: place.config.number, clock, body }.emit(&mut buffer);
-                nic.send_control(node, &buffer[..length]).expect("made to fit");
+                if let Some(node) = place.node(party) {
+                    say(nic, node, place.config.number, body);
+                }
             }
         }
         if next != self.alarm {
@@ -234,7 +248,7 @@ impl Coordination {
         };
         let Some(party) = place.party(from) else { return };
         if let Body::NeedBuffers { consumed } = message.body {
-            place.wants_buffers = Some((party, consumed));
+            place.wants_buffers = Some(BufferRequest { from: party, consumed, since: now });
             self.lend_buffers(nic);
             return;
         }
@@ -245,20 +259,27 @@ impl Coordination {
         }
     }
 
-    /// Answers a sender that waits for buffers, if there are any.
+    /// Answers senders that wait for buffers, if there are any. Messages under way are still to
+    /// take theirs: what has not come within a while is lost.
     fn lend_buffers(&mut self, nic: &mut Context<'_>) {
-        let free = self.receiver.free_buffers();
-        let clock = nic.now().as_nanos();
-        if free == 0 {
-            return;
-        }
+        let (free, arrived) = (self.receiver.free_buffers(), self.receiver.arrived());
+        let now = nic.now();
+        let patience_ns = nanos(self.config.lease) / 16;
         for place in &mut self.places {
-            let Some((party, consumed)) = place.wants_buffers.take() else { continue };
-            let Some(node) = place.node(party) else { continue };
-            let body = Body::AddBuffers { limit: consumed.saturating_add(free) };
-            let mut buffer = [0; MAX_MESSAGE];
-            let length = LinkMessage { link: place.config.number, clock, body }.emit(&mut buffer);
-            nic.send_control(node, &buffer[..length]).expect("made to fit");
+            let Some(request) = place.wants_buffers.filter(|_| free > 0) else { continue };
+            let (sent_then, arrived_then) = place.promised;
+            let all_here =
+                request.consumed.checked_sub(sent_then) == Some(arrived.wrapping_sub(arrived_then));
+            let lost_by = request.since.plus_nanos(patience_ns);
+            if !all_here && now < lost_by {
+                nic.set_timeout_at(LENDING, Service::Exact, lost_by);
+                continue;
+            }
+            place.wants_buffers = None;
+            place.promised = (request.consumed, arrived);
+            let Some(node) = place.node(request.from) else { continue };
+            let body = Body::AddBuffers { limit: request.consumed.saturating_add(free) };
+            say(nic, node, place.config.number, body);
         }
     }
 
@@ -299,6 +320,13 @@ impl Coordination {
     }
 }
 
+/// Sends a control message about a link.
+fn say(nic: &mut Context<'_>, to: NodeId, link: u16, body: Body) {
+    let mut buffer = [0; MAX_MESSAGE];
+    let length = LinkMessage { link, clock: nic.now().as_nanos(), body }.emit(&mut buffer);
+    nic.send_control(to, &buffer[..length]).expect("made to fit");
+}
+
 impl Extension for Coordination {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
         const _: () = assert!(TIMERS >= 1);
@@ -329,6 +357,9 @@ impl Extension for Coordination {
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         self.receiver.on_data(nic, from, frame);
+        if self.places.iter().any(|place| place.wants_buffers.is_some()) {
+            self.lend_buffers(nic);
+        }
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
@@ -343,6 +374,8 @@ impl Extension for Coordination {
                     witness.handle_timeout(now);
                 }
             }
+        } else if timeout == LENDING {
+            self.lend_buffers(nic);
         }
         self.settle(nic);
     }
@@ -359,7 +392,7 @@ impl Extension for Coordination {
             if let (Some(party), Some(link)) = (party, &mut place.link) {
                 link.on_lost(now, party, restarted);
             }
-            if place.wants_buffers.is_some_and(|(waits, _)| Some(waits) == party) {
+            if place.wants_buffers.is_some_and(|request| Some(request.from) == party) {
                 place.wants_buffers = None;
             }
         }

@@ -2,17 +2,22 @@
 //!
 //! A message goes from registered memory of one application into a posted buffer of another. Large
 //! ones are cut into frames; where one is lost the message is, and its buffer takes the next one.
+//! What the network doubles arrives once, unless 64 messages of its sender lie between.
+
+mod stream;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use midplane_simhw::frame::Frame;
+use midplane_simhw::frame::{Frame, Header};
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::RegionRef;
 
+use crate::admission::CONTROLLED;
 use crate::context::Context;
 use crate::extension::{Extension, InitError, TimeoutId};
 use crate::transmit::{Fragment, Message};
+use stream::{Assembly, Buffer, Place, Stream};
 
 /// The number of the default service.
 pub const MESSAGES: ExtensionId = ExtensionId(1);
@@ -59,21 +64,6 @@ pub(crate) fn outgoing(command: &Command) -> Message {
     }
 }
 
-/// A posted buffer.
-#[derive(Clone, Copy, Debug)]
-struct Buffer {
-    region: RegionRef,
-    cookie: u64,
-}
-
-/// A message that has begun to arrive.
-#[derive(Clone, Copy, Debug)]
-struct Assembly {
-    message: u32,
-    buffer: Buffer,
-    received: u32,
-}
-
 /// What the service has seen.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct MessageCounters {
@@ -83,14 +73,23 @@ pub struct MessageCounters {
     pub without_buffer: u64,
     /// Messages of which a part was lost.
     pub incomplete: u64,
+    /// Frames that had come before, or too late.
+    pub void_frames: u64,
+    /// Frames that contradict themselves or their message.
+    pub malformed: u64,
 }
+
+/// The port's messages of one sender that leave it in order: those under flow control, or the others.
+type StreamKey = (NodeId, PortId, bool);
 
 /// The default service.
 #[derive(Debug, Default)]
 pub struct Messages {
     buffers: BTreeMap<PortId, VecDeque<Buffer>>,
-    /// By source and port: one message of each arrives at a time.
-    assemblies: BTreeMap<(NodeId, PortId), Assembly>,
+    /// One message of each arrives at a time.
+    streams: BTreeMap<StreamKey, Stream>,
+    /// Messages under flow control that have begun to arrive, or found no buffer.
+    arrived: u32,
     counters: MessageCounters,
 }
 
@@ -106,36 +105,96 @@ impl Messages {
         self.buffers.values().map(|buffers| buffers.len() as u32).sum()
     }
 
+    /// Messages under flow control that have begun to arrive, or found no buffer.
+    pub(crate) const fn arrived(&self) -> u32 {
+        self.arrived
+    }
+
     /// What the service has seen.
     #[must_use]
     pub const fn counters(&self) -> MessageCounters {
         self.counters
     }
 
-    fn begin(&mut self, from: NodeId, port: PortId, fragment: Fragment) -> Option<Assembly> {
-        let buffer = match self.assemblies.remove(&(from, port)) {
+    fn take_buffer(&mut self, port: PortId) -> Option<Buffer> {
+        let buffer = self.buffers.get_mut(&port).and_then(VecDeque::pop_front);
+        self.counters.without_buffer += u64::from(buffer.is_none());
+        buffer
+    }
+
+    /// The message that a frame belongs to, if it still counts: it is no longer the stream's.
+    fn assembly(&mut self, header: &Header, fragment: Fragment, length: u32) -> Option<Assembly> {
+        let port = header.port;
+        let controlled = header.flags & CONTROLLED != 0;
+        if !self.buffers.contains_key(&port) {
+            // Nobody ever listened there: nothing is remembered of what comes.
+            self.counters.without_buffer += u64::from(fragment.offset == 0);
+            self.arrived = self.arrived.wrapping_add(controlled.into());
+            return None;
+        }
+        let (life, message) = (header.incarnation, fragment.message);
+        let stream = self.streams.entry((header.source, port, controlled));
+        let stream = stream.or_insert_with(|| Stream::new(life, message));
+        let former = stream.on_life(life, message);
+        let place = stream.place(life, fragment, length);
+        let open = match place {
+            Place::Open | Place::Newer => stream.open.take(),
+            Place::Overtaken | Place::Void => None,
+        };
+        if let Some(buffer) = former {
+            self.counters.incomplete += 1;
+            self.buffers.entry(port).or_default().push_front(buffer);
+        }
+        if place == Place::Void {
+            self.counters.void_frames += 1;
+            return None;
+        }
+        if place == Place::Open {
+            return open;
+        }
+        self.arrived = self.arrived.wrapping_add(controlled.into());
+        let buffer = match open {
             // The rest of the message before was lost: its buffer takes this one.
             Some(abandoned) => {
                 self.counters.incomplete += 1;
-                Some(abandoned.buffer)
+                abandoned.buffer
             }
-            None => self.buffers.get_mut(&port).and_then(VecDeque::pop_front),
+            None => self.take_buffer(port)?,
         };
-        let Some(buffer) = buffer else {
-            self.counters.without_buffer += 1;
-            return None;
-        };
-        Some(Assembly { message: fragment.message, buffer, received: 0 })
+        Some(Assembly::new(fragment, buffer))
     }
 
-    /// Where a frame's bytes go: into the message that it belongs to, or a new one.
-    fn assembly(&mut self, from: NodeId, port: PortId, fragment: Fragment) -> Option<Assembly> {
-        match self.assemblies.get(&(from, port)) {
-            Some(open) if open.message == fragment.message => self.assemblies.remove(&(from, port)),
-            _ if fragment.offset == 0 => self.begin(from, port, fragment),
-            // The middle of a message whose beginning was lost.
-            _ => None,
+    fn keep(&mut self, header: &Header, assembly: Assembly) {
+        let key = (header.source, header.port, header.flags & CONTROLLED != 0);
+        if let Some(stream) = self.streams.get_mut(&key) {
+            stream.open = Some(assembly);
         }
+    }
+}
+
+/// Writes a frame's bytes where they belong, as far as the buffer goes; `false` if the memory is gone.
+fn write(nic: &mut Context<'_>, frame: &Frame<'_>, offset: u32, buffer: Buffer) -> bool {
+    let room = buffer.region.length.saturating_sub(offset);
+    let length = room.min(frame.payload.len() as u32);
+    let to = buffer.region.part(offset.min(buffer.region.length), length);
+    let (Some(to), Some(payload)) = (to, frame.payload.slice(0..length as usize)) else {
+        return false;
+    };
+    length == 0 || nic.write(to, payload).is_ok()
+}
+
+/// The completion of the buffer that a message came into.
+fn received(from: NodeId, port: PortId, fragment: Fragment, buffer: Buffer) -> Completion {
+    let room = buffer.region.length;
+    Completion {
+        status: if fragment.total > room { Status::Truncated } else { Status::Done },
+        opcode: RECEIVE,
+        node: from,
+        port,
+        cookie: buffer.cookie,
+        length: u64::from(fragment.total.min(room)),
+        args: [u64::from(fragment.tag), u64::from(fragment.total), 0, 0],
+        ..Completion::default()
     }
 }
 
@@ -158,53 +217,49 @@ impl Extension for Messages {
     fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
-        let port = frame.header.port;
-        let fragment = Fragment::of(&frame.header);
-        let Some(mut assembly) = self.assembly(from, port, fragment) else { return };
-        let buffer = assembly.buffer;
-        let room = buffer.region.length.saturating_sub(fragment.offset);
-        let length = room.min(frame.payload.len() as u32);
-        let to = buffer.region.part(fragment.offset.min(buffer.region.length), length);
-        let payload = frame.payload.slice(0..length as usize);
-        let (Some(to), Some(payload)) = (to, payload) else { return };
-        let written = length == 0 || nic.write(to, payload).is_ok();
-        assembly.received += frame.payload.len() as u32;
-        if written && assembly.received < fragment.total {
-            self.assemblies.insert((from, port), assembly);
+        let header = &frame.header;
+        let fragment = Fragment::of(header);
+        let length = frame.payload.len() as u32;
+        if fragment.offset.checked_add(length).is_none_or(|end| end > fragment.total) {
+            self.counters.malformed += 1;
             return;
         }
-        self.counters.delivered += u64::from(written);
-        let truncated = fragment.total > buffer.region.length;
-        let completion = Completion {
-            status: match (written, truncated) {
-                (false, _) => Status::Region,
-                (true, true) => Status::Truncated,
-                (true, false) => Status::Done,
-            },
-            opcode: RECEIVE,
-            node: from,
-            port,
-            cookie: buffer.cookie,
-            length: u64::from(fragment.total.min(buffer.region.length)),
-            args: [u64::from(fragment.tag), u64::from(fragment.total), 0, 0],
-            ..Completion::default()
-        };
-        nic.complete(port, &completion);
+        let Some(mut assembly) = self.assembly(header, fragment, length) else { return };
+        if !assembly.take(fragment, length) {
+            self.counters.void_frames += 1;
+            self.keep(header, assembly);
+            return;
+        }
+        let buffer = assembly.buffer;
+        let completion = received(from, header.port, fragment, buffer);
+        if !write(nic, frame, fragment.offset, buffer) {
+            let status = Status::Region;
+            nic.complete(header.port, &Completion { status, length: 0, ..completion });
+        } else if assembly.is_whole() {
+            self.counters.delivered += 1;
+            nic.complete(header.port, &completion);
+        } else {
+            self.keep(header, assembly);
+        }
     }
 
     fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for (port, buffers) in std::mem::take(&mut self.buffers) {
-            for buffer in buffers {
-                let completion = Completion {
-                    status: Status::Cancelled,
-                    opcode: RECEIVE,
-                    cookie: buffer.cookie,
-                    ..Completion::default()
-                };
-                nic.complete(port, &completion);
-            }
+        let streams = std::mem::take(&mut self.streams);
+        let begun = streams.into_iter().filter_map(|((_, port, _), stream)| {
+            stream.open.map(|assembly| (port, assembly.buffer))
+        });
+        let posted = std::mem::take(&mut self.buffers).into_iter();
+        let posted = posted.flat_map(|(port, list)| list.into_iter().map(move |b| (port, b)));
+        for (port, buffer) in begun.chain(posted) {
+            let completion = Completion {
+                status: Status::Cancelled,
+                opcode: RECEIVE,
+                cookie: buffer.cookie,
+                ..Completion::default()
+            };
+            nic.complete(port, &completion);
         }
     }
 }

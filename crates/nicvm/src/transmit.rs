@@ -6,7 +6,7 @@ use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, HEADER_BYTES, Header, Kind};
 use midplane_simhw::hardware::{Hardware, Source, TransmitRefused};
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Completion, Status};
-use midplane_simhw::region::RegionRef;
+use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
 use crate::admission::{Admission, CONTROLLED, Gate, Verdict};
@@ -121,10 +121,8 @@ struct Queue {
     messages: VecDeque<Outgoing>,
     /// Whether the extension that steers the gate knows that something is held.
     told: bool,
-    /// When the first frame since the gate was opened leaves.
-    begins: Option<Instant>,
-    /// Nanoseconds of the line that it has taken since.
-    on_line: u64,
+    /// When the first and the last bit leave of what the gate has let through since it was opened.
+    on_line: Option<(Instant, Instant)>,
 }
 
 /// What waits to leave a unit.
@@ -199,13 +197,32 @@ impl Transmit {
 
     /// Takes all messages to `destination` out, completing them with `status`.
     pub(crate) fn give_up(&mut self, hw: &mut dyn Hardware, destination: NodeId, status: Status) {
-        for controlled in [false, true] {
-            let Some(queue) = self.queues.remove(&(destination, controlled)) else { continue };
-            for outgoing in queue.messages {
-                if let Some((port, completion)) = outgoing.message.completion {
+        self.withdraw(hw, status, |message| message.node == destination);
+    }
+
+    /// Takes out what `which` says, completing it with `status`.
+    pub(crate) fn withdraw(
+        &mut self,
+        hw: &mut dyn Hardware,
+        status: Status,
+        which: impl Fn(&Message) -> bool,
+    ) {
+        let mut stopped = Vec::new();
+        for (key, queue) in &mut self.queues {
+            let before = queue.messages.len();
+            queue.messages.retain(|outgoing| {
+                let goes = which(&outgoing.message);
+                if goes && let Some((port, completion)) = outgoing.message.completion {
                     hw.complete(port, &Completion { status, length: 0, ..completion });
                 }
+                !goes
+            });
+            if queue.messages.len() < before && self.gate.allowance(key.0) > 0 {
+                stopped.push(*key);
             }
+        }
+        for key in stopped {
+            self.tell_if_drained(hw, key);
         }
     }
 
@@ -269,7 +286,7 @@ impl Transmit {
             }
             Verdict::Hold => {
                 let queue = self.queues.get_mut(&key).expect("looked at above");
-                if !std::mem::replace(&mut queue.told, true) {
+                if key.1 && !std::mem::replace(&mut queue.told, true) {
                     self.news.push_back(TransmitNews::Held { destination: key.0 });
                 }
                 Attempt::Held
@@ -297,7 +314,10 @@ impl Transmit {
         let outgoing = queue.messages.front_mut().expect("looked at before");
         let part = outgoing.message.source.part(outgoing.sent, u32::from(header.length));
         let part = part.expect("frames are cut within their message");
-        match hw.transmit(header, Source::Region(part)) {
+        // A message without bytes needs no memory.
+        let nothing = Source::Bytes(Payload::from(&[][..]));
+        let source = if part.length == 0 { nothing } else { Source::Region(part) };
+        match hw.transmit(header, source) {
             Ok(leaves) => {
                 outgoing.sent += u32::from(header.length);
                 let whole = outgoing.sent == outgoing.message.source.length;
@@ -312,6 +332,7 @@ impl Transmit {
             Err(_) => {
                 let gone = queue.messages.pop_front().expect("looked at before");
                 complete(hw, &gone.message, Status::Region);
+                self.tell_if_drained(hw, key);
                 Attempt::Sent
             }
         }
@@ -324,24 +345,24 @@ impl Transmit {
         for admission in &mut self.admissions {
             admission.on_sent(now, header, leaves);
         }
-        if !key.1 {
-            return;
-        }
-        let queue = self.queues.get_mut(&key).expect("looked at before");
         let on_line = hw.line_rate().nanos_for(hw.wire_bytes(usize::from(header.length)).into());
         let first = Instant::from_nanos(leaves.as_nanos().saturating_sub(on_line));
-        let begins = *queue.begins.get_or_insert(first);
-        // A line that catches up with the past says that all of this leaves now: on a line that it
-        // shares with others it takes its time.
-        queue.on_line += on_line;
-        let leaves = leaves.max(begins.plus_nanos(queue.on_line));
+        let queue = self.queues.get_mut(&key).expect("looked at before");
+        let begins = queue.on_line.map_or(first, |(begins, _)| begins);
+        queue.on_line = Some((begins, leaves));
+        self.tell_if_drained(hw, key);
+    }
+
+    /// News for whoever steers the gate: nothing more passes it as it is.
+    fn tell_if_drained(&mut self, hw: &dyn Hardware, key: (NodeId, bool)) {
+        let (destination, controlled) = key;
+        let Some(queue) = self.queues.get_mut(&key).filter(|_| controlled) else { return };
         let next = queue.messages.front().map(|next| next.next_length(hw.mtu() as u32));
-        let allowance = self.gate.allowance(key.0);
+        let allowance = self.gate.allowance(destination);
         if next.is_none_or(|next| u64::from(next) + HEADER_BYTES as u64 > allowance) {
+            let (begins, leaves) = queue.on_line.take().unwrap_or_else(|| (hw.now(), hw.now()));
             queue.told = false;
-            queue.begins = None;
-            queue.on_line = 0;
-            self.news.push_back(TransmitNews::Drained { destination: key.0, begins, leaves });
+            self.news.push_back(TransmitNews::Drained { destination, begins, leaves });
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::context::{Context, Lent, failed};
 use crate::control::{self, Control, ControlConfig, MAX_MESSAGE};
 use crate::extension::{Extension, InitError, PeerEvent, TransmitNews};
 use crate::timeout::Timeouts;
-use crate::transmit::Transmit;
+use crate::transmit::{Message, Transmit};
 
 /// The one alarm that a unit uses.
 const ALARM: TimerId = TimerId(0);
@@ -47,7 +47,16 @@ pub struct UnitCounters {
 
 struct Slot {
     extension: Box<dyn Extension>,
-    quarantined: bool,
+    /// It failed, refused its configuration, or was deactivated.
+    is_down: bool,
+}
+
+/// Why a handler has not done what it was called for.
+enum Failure {
+    /// There is no such extension, or it is down.
+    Absent,
+    Refused(InitError),
+    Trapped,
 }
 
 /// An execution unit with its extensions.
@@ -112,7 +121,7 @@ impl Unit {
         if slot.is_some() {
             return Err(InitError::Occupied(number));
         }
-        *slot = Some(Slot { extension: Box::new(extension), quarantined: false });
+        *slot = Some(Slot { extension: Box::new(extension), is_down: false });
         Ok(())
     }
 
@@ -146,26 +155,60 @@ impl Unit {
         hw: &mut dyn Hardware,
         number: ExtensionId,
         handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>),
-    ) -> Result<(), ()> {
+    ) -> Result<(), Failure> {
+        self.attempt(hw, number, |extension, nic| {
+            handler(extension, nic);
+            Ok(())
+        })
+    }
+
+    /// Runs a handler that may refuse: what it asked for never happens then.
+    fn attempt(
+        &mut self,
+        hw: &mut dyn Hardware,
+        number: ExtensionId,
+        handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>) -> Result<(), InitError>,
+    ) -> Result<(), Failure> {
         let lent = self.lent.as_mut().expect("the unit has started");
         let slot = self.slots.get_mut(number.index()).and_then(Option::as_mut);
-        let Some(slot) = slot.filter(|slot| !slot.quarantined) else {
+        let Some(slot) = slot.filter(|slot| !slot.is_down) else {
             self.counters.without_extension += 1;
-            return Err(());
+            return Err(Failure::Absent);
         };
         hw.charge(DISPATCH_INSTRUCTIONS);
         let extension = &mut *slot.extension;
         let mut context = Context { hw: &mut *hw, lent, extension: number };
-        let outcome = catch_unwind(AssertUnwindSafe(|| handler(extension, &mut context)));
-        if outcome.is_ok() {
-            lent.commit(hw, number);
-            return Ok(());
-        }
+        let failure = match catch_unwind(AssertUnwindSafe(|| handler(extension, &mut context))) {
+            Ok(Ok(())) => {
+                lent.commit(hw, number);
+                return Ok(());
+            }
+            Ok(Err(refused)) => Failure::Refused(refused),
+            Err(_) => Failure::Trapped,
+        };
         lent.abort(hw);
-        slot.quarantined = true;
+        self.counters.traps += u64::from(matches!(failure, Failure::Trapped));
+        self.take_down(hw, number);
+        Err(failure)
+    }
+
+    /// An extension is there no more: whatever waits for it comes to an end.
+    fn take_down(&mut self, hw: &mut dyn Hardware, number: ExtensionId) {
+        if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
+            slot.is_down = true;
+        }
+        let lent = self.lent.as_mut().expect("the unit has started");
         lent.timeouts.cancel_all(number);
-        self.counters.traps += 1;
-        Err(())
+        // Nobody opens the gate any more for what waits there.
+        let steered = lent.steersman == Some(number);
+        let which =
+            |message: &Message| message.extension == number || (steered && message.controlled);
+        lent.transmit.withdraw(hw, Status::ExtensionDown, which);
+        if steered {
+            lent.steersman = None;
+            lent.transmit.news.clear();
+        }
+        hw.commit();
     }
 
     fn take_commands(&mut self, hw: &mut dyn Hardware, port: PortId) {
@@ -187,8 +230,8 @@ impl Unit {
             let number = command.extension;
             match self.run(hw, number, |extension, nic| extension.on_command(nic, command)) {
                 Ok(()) => return,
-                Err(()) if self.is_installed(number) => Status::ExtensionDown,
-                Err(()) => Status::Invalid,
+                Err(_) if self.is_installed(number) => Status::ExtensionDown,
+                Err(_) => Status::Invalid,
             }
         };
         hw.complete(port, &failed(&command, status));
@@ -241,7 +284,7 @@ impl Unit {
     }
 
     fn numbers(&self) -> Vec<ExtensionId> {
-        let live = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| !slot.quarantined);
+        let live = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| !slot.is_down);
         let numbers = (0_u8..=u8::MAX).zip(&self.slots).filter(|(_, slot)| live(slot));
         numbers.map(|(number, _)| ExtensionId(number)).collect()
     }
@@ -330,17 +373,12 @@ impl Unit {
     }
 
     fn init(&mut self, hw: &mut dyn Hardware, number: ExtensionId) {
-        let mut result = Ok(());
-        let trapped = self.run(hw, number, |extension, nic| result = extension.init(nic));
-        if trapped.is_err() {
-            result = Err(InitError::Trapped(number));
-        }
-        if let Err(failure) = result {
-            if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
-                slot.quarantined = true;
-            }
-            self.failure.get_or_insert(failure);
-        }
+        let failure = match self.attempt(hw, number, |extension, nic| extension.init(nic)) {
+            Ok(()) => return,
+            Err(Failure::Refused(refused)) => refused,
+            Err(Failure::Trapped | Failure::Absent) => InitError::Trapped(number),
+        };
+        self.failure.get_or_insert(failure);
     }
 
     /// Whether a data frame is for this life of this unit.
@@ -349,10 +387,12 @@ impl Unit {
         header.destination == node && (meant == Incarnation::UNKNOWN || meant == incarnation)
     }
 
-    /// Deactivates every extension and sends what they give back.
+    /// Deactivates every extension and sends what they give back. Their commands complete with
+    /// [`Status::ExtensionDown`] from then on, and those whose messages have not left at once.
     pub fn deactivate(&mut self, hw: &mut impl Hardware) {
         for number in self.numbers() {
             let _ = self.run(hw, number, |extension, nic| extension.deactivate(nic));
+            self.take_down(hw, number);
         }
         self.finish(hw);
     }

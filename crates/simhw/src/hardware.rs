@@ -96,6 +96,10 @@ pub trait Hardware {
     /// Bytes that a frame with `payload` bytes takes on the wire, with its framing.
     fn wire_bytes(&self, payload: usize) -> u32;
 
+    /// Nanoseconds by which what was given to the line leaves later than [`Hardware::transmit`] said:
+    /// urgent frames passed it, or the system was late.
+    fn line_lag(&self) -> u64;
+
     /// Counts instructions of the coprocessor: virtual time in `sim`, nothing on a live fabric.
     fn charge(&mut self, instructions: u64);
 

@@ -216,8 +216,8 @@ impl CoordinationConfig {
         self
     }
 
-    /// Whether tokens carry the receiver's buffers: a message is then sent only where one is lent to
-    /// it. Off unless set.
+    /// Whether tokens carry the receiver's buffers, those of all its ports together: a message is
+    /// then sent only where one is lent to it, and none without the token. Off unless set.
     pub fn buffers(&mut self, buffers: bool) -> &mut Self {
         self.buffers = buffers;
         self

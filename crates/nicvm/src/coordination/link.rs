@@ -172,10 +172,12 @@ impl Link {
     }
 
     /// Bytes that each holder sends while others wait: the most that one of them asks for, and a
-    /// little less with each that asks for less.
+    /// little less with each round of those that ask for less.
     pub(crate) fn agree_quantum(&mut self, wanted: u32) -> u32 {
         let Some(token) = &mut self.token else { return wanted };
-        token.quantum = wanted.max(token.quantum - token.quantum / 32);
+        // By the turn, not by the round, those behind the one that asks for most would get less.
+        let step = (token.quantum / (32 * self.setup.senders as u32)).max(1);
+        token.quantum = wanted.max(token.quantum.saturating_sub(step));
         token.quantum
     }
 
@@ -212,7 +214,6 @@ impl Link {
     }
 
     /// The epoch, and until when its token is valid here, if it is here.
-    #[cfg(test)]
     pub(crate) fn validity(&self) -> Option<(Epoch, Instant)> {
         self.token.as_ref().map(|_| (self.epoch, self.lease.valid_until(self.epoch)))
     }

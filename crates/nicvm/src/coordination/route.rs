@@ -15,7 +15,10 @@ use crate::timeout::Service;
 use crate::transmit::BacklogLimit;
 
 /// Hand-overs' time that a sender keeps the token for, with [`Hold::Auto`].
-const HANDOVERS_PER_HOLD: u32 = 16;
+const HANDOVERS_PER_HOLD: u32 = 32;
+
+/// Bytes of a grant with a few in line. What answers it has none: the way there takes longer.
+const GRANT_BYTES: usize = 70;
 
 /// Where a route is in its round.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,12 +46,14 @@ pub(super) struct Route {
     granted: Option<Instant>,
     /// Smoothed time from a token's arrival to the first bit.
     start_latency_ns: u64,
-    /// Bytes sent without a token that were not made up for yet.
+    /// Bytes sent without a token, or ahead of it, that were not made up for yet.
     debt: u64,
     debt_at: Instant,
     /// What this turn may send, and what the last one sent beyond it, in bytes.
     quantum: i64,
     overdraft: i64,
+    /// What the timeout is set to.
+    alarm: Option<Instant>,
 }
 
 impl Route {
@@ -69,6 +74,7 @@ impl Route {
             debt_at: Instant::ZERO,
             quantum: 0,
             overdraft: 0,
+            alarm: None,
         }
     }
 
@@ -133,12 +139,16 @@ impl Coordination {
         let route = &mut self.routes[at];
         route.quantum = i64::from(agreed.unwrap_or(wanted)) - route.overdraft;
         let bytes = u64::try_from(route.quantum).unwrap_or(0).max(1);
-        let messages = match (self.config.buffers, self.config.hold) {
-            (true, _) => links.iter().map(|link| self.buffers(*link)).min().unwrap_or(0),
-            (false, Hold::Message) => 1,
-            (false, _) => u32::MAX,
-        };
-        BacklogLimit { bytes, messages }
+        let messages = if self.config.hold == Hold::Message { 1 } else { u32::MAX };
+        let buffers = self.buffer_link(at).map_or(u32::MAX, |link| self.buffers(link));
+        BacklogLimit { bytes, messages: messages.min(buffers) }
+    }
+
+    /// The link whose token carries the receiver's buffers: the last on the way.
+    fn buffer_link(&self, at: usize) -> Option<usize> {
+        let Route { destination, links, .. } = &self.routes[at];
+        let last = |link: &&usize| self.places[**link].config.witness == *destination;
+        links.iter().find(last).copied().filter(|_| self.config.buffers)
     }
 
     fn agree_quantum(&mut self, link: usize, wanted: u32) -> u32 {
@@ -163,44 +173,50 @@ impl Coordination {
         let cap = nic.line_rate().bytes_in(quarter);
         let until = now.plus_nanos(quarter);
         for link in self.routes[at].links.clone() {
-            let place = &mut self.places[link];
-            if place.user.is_some_and(|user| user != at) {
+            if !self.acquire(now, at, link, until) {
                 return;
-            }
-            let Some(state) = &mut place.link else { return };
-            if place.user.is_none() {
-                state.want(now);
-                if !state.is_ready(now, until) {
-                    return;
-                }
-                // A start that had to wait for something else tells nothing of hand-overs.
-                self.routes[at].granted = state.granted_at().filter(|granted| *granted == now);
-                state.start();
-                place.user = Some(at);
             }
         }
         self.let_through(nic, at, cap);
     }
 
+    /// Whether the route has the link's token, valid until `until`; asks for what it takes if not.
+    fn acquire(&mut self, now: Instant, at: usize, link: usize, until: Instant) -> bool {
+        let place = &mut self.places[link];
+        let Some(state) = &mut place.link else { return false };
+        match place.user {
+            Some(user) if user != at => return false,
+            // It came while another token was missing, and may have lapsed since.
+            Some(_) if state.holds() => {
+                return state.validity().is_some_and(|(_, end)| end >= until);
+            }
+            _ => place.user = None,
+        }
+        state.want(now);
+        if !state.is_ready(now, until) {
+            return false;
+        }
+        // A start that had to wait for something else tells nothing of hand-overs.
+        self.routes[at].granted = state.granted_at().filter(|granted| *granted == now);
+        state.start();
+        place.user = Some(at);
+        true
+    }
+
     fn let_through(&mut self, nic: &mut Context<'_>, at: usize, cap: u64) {
         let limit = self.limit(nic, at);
         let destination = self.routes[at].destination;
+        let buffers = self.buffer_link(at).and_then(|link| self.places[link].link.as_mut());
         let Some(backlog) = nic.backlog(destination, limit) else {
-            // The tokens are here, but no buffer of the receiver: it is asked once.
-            for link in self.routes[at].links.clone() {
-                if let Some(state) = &mut self.places[link].link {
-                    state.ask_buffers();
-                }
+            // The tokens are here, but no buffer of the receiver.
+            if let Some(link) = buffers {
+                link.ask_buffers();
             }
             return;
         };
         let bytes = backlog.bytes.min(cap.max(nic.mtu_bytes()));
-        if self.config.buffers {
-            for link in self.routes[at].links.clone() {
-                if let Some(state) = &mut self.places[link].link {
-                    state.consume(backlog.messages);
-                }
-            }
+        if let Some(link) = buffers {
+            link.consume(backlog.messages);
         }
         nic.allow(destination, bytes);
         let route = &mut self.routes[at];
@@ -217,29 +233,30 @@ impl Coordination {
         begins: Instant,
         leaves: Instant,
     ) {
-        if self.routes[at].state != State::Sending {
-            return;
-        }
         let now = nic.now();
         let on_line = leaves.nanos_since(begins);
+        if self.routes[at].state != State::Sending {
+            // It went ahead of the token.
+            self.routes[at].debt += nic.line_rate().bytes_in(on_line);
+            return;
+        }
         let rate = self.config.rate.unwrap_or_else(|| nic.line_rate());
-        let debt_ns = rate.nanos_for(self.routes[at].debt);
+        let mut debt_ns = rate.nanos_for(self.routes[at].debt);
         let shared = self.routes[at].links.iter().any(|l| self.places[*l].config.senders.len() > 1);
         let reserve = if shared { u64::from(self.config.reserve) } else { 0 };
         let route = &mut self.routes[at];
-        let mut begins = begins;
         if let Some(granted) = route.granted.take() {
+            // What went ahead filled the gap that the hand-over left.
+            let gap = route.lead.handover().saturating_sub(route.lead.lead());
+            debt_ns = debt_ns.saturating_sub(nanos(gap));
             let latency = begins.nanos_since(granted);
-            // A line that makes up for time that it was idle does so at its own cost: before the
-            // token came, the link was another's.
-            begins = begins.max(granted);
             route.start_latency_ns = match route.start_latency_ns {
                 0 => latency,
                 known => (known * 7 + latency) / 8,
             };
         }
-        let slower = (nic.line_rate().bits_per_second() / rate.bits_per_second()).max(1);
-        let used = on_line * slower + on_line * slower * reserve / 1000 + debt_ns;
+        let on_link = rate.nanos_for(nic.line_rate().bytes_in(on_line)).max(on_line);
+        let used = on_link + on_link * reserve / 1000 + debt_ns;
         route.debt = 0;
         route.debt_at = now;
         route.paced_until = route.paced_until.max(begins).plus_nanos(used);
@@ -265,16 +282,19 @@ impl Coordination {
         } else {
             route.lead.lead()
         };
-        let due = ends - early;
+        let due = ends + nic.line_lag() - early;
         if due <= now {
-            self.give_back(nic, at, more);
+            // A timer that is late delays the hand-over as a long way does.
+            let late = self.routes[at].alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
+            self.give_back(nic, at, more, late);
         } else {
+            self.routes[at].alarm = Some(due);
             nic.set_timeout_at(Route::timeout(at), Service::Exact, due);
         }
     }
 
     /// Gives the tokens back, and begins anew if there is more to send.
-    fn give_back(&mut self, nic: &mut Context<'_>, at: usize, more: bool) {
+    fn give_back(&mut self, nic: &mut Context<'_>, at: usize, more: bool, late_ns: u64) {
         let now = nic.now();
         nic.cancel_timeout(Route::timeout(at));
         self.routes[at].state = State::Idle;
@@ -288,9 +308,10 @@ impl Coordination {
                 && let Some(trip) = nic.round_trip(next)
             {
                 let route = &mut self.routes[at];
-                let latency = Duration::from_nanos(route.start_latency_ns);
-                // The fast half of the ways there: what comes later than it leaves a gap, no queue.
-                let way = (trip.smoothed - (trip.variation / 2).min(trip.smoothed)) / 2;
+                let latency = Duration::from_nanos(route.start_latency_ns + late_ns);
+                let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
+                let both = trip.smoothed + Duration::from_nanos(longer);
+                let way = both / 2;
                 route.lead.on_handover(way + latency);
             }
         }

@@ -3,13 +3,17 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use midplane_nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
+use midplane_nicvm::control;
+use midplane_nicvm::coordination::{
+    self, COORDINATION, COUNTERS, Coordination, CoordinationConfig,
+};
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::unit::Unit;
+use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::link::LinkProfile;
-use midplane_simhw::port::Status;
+use midplane_simhw::port::{Command, Status};
 use midplane_simhw::profile::NicProfile;
 use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::switch::{Buffer, SwitchProfile};
@@ -27,6 +31,10 @@ pub(crate) struct Load {
     pub(crate) time: Duration,
     /// Messages under way at each sender.
     pub(crate) burst: usize,
+    /// Buffers that the receiver posts.
+    pub(crate) buffers: usize,
+    /// How long the receiver keeps a message before it posts its buffer again.
+    pub(crate) keeps: Duration,
 }
 
 impl Default for Load {
@@ -36,6 +44,8 @@ impl Default for Load {
             coordinated: true,
             time: Duration::from_millis(500),
             burst: 100,
+            buffers: 64,
+            keeps: Duration::ZERO,
         }
     }
 }
@@ -52,6 +62,10 @@ pub(crate) struct Outcome {
     pub(crate) drops: u64,
     /// The most that was ever in the buffer before the receiver's link.
     pub(crate) peak: u32,
+    /// Control messages of all links, those for leases among them, tokens received, tokens lost.
+    pub(crate) counters: [u64; 4],
+    /// What the receiver's unit has sent and received of control messages.
+    pub(crate) receiver: control::Counters,
 }
 
 impl Outcome {
@@ -75,6 +89,16 @@ impl Outcome {
             (shares.iter().sum::<f64>(), shares.iter().map(|x| x * x).sum::<f64>());
         sum * sum / (shares.len() as f64 * squares)
     }
+
+    fn note(&mut self, from: NodeId, in_time: bool) {
+        self.received[from.index() - 1] += 1;
+        self.in_time[from.index() - 1] += u64::from(in_time);
+    }
+
+    /// Control messages for each message sent, those for leases left out.
+    pub(crate) fn control_share(&self) -> f64 {
+        (self.counters[0] - self.counters[1]) as f64 / self.sent.iter().sum::<u64>() as f64
+    }
 }
 
 pub(crate) struct Cluster {
@@ -83,22 +107,34 @@ pub(crate) struct Cluster {
     pub(crate) profile: NicProfile,
     pub(crate) config: CoordinationConfig,
     pub(crate) seed: u64,
+    pub(crate) faults: Faults,
 }
 
 impl Cluster {
     /// 100 Mb/s Ethernet and a switch with 32 KiB a port.
     pub(crate) fn ethernet(senders: u16) -> Self {
         let link = LinkProfile::ethernet(LineRate::mbps(100), Duration::from_nanos(500));
-        let switch = SwitchProfile::new(Buffer::Bytes(32 << 10));
+        Self::star(senders, link, Buffer::Bytes(32 << 10), NicProfile::MODERN)
+    }
+
+    /// The paper's: ATM at 155.52 Mb/s, coprocessors of 25 MHz, a switch with `cells` a port.
+    pub(crate) fn atm(senders: u16, cells: u32) -> Self {
+        let rate = LineRate::new(149_760_000).unwrap();
+        let link = LinkProfile::atm(rate, Duration::from_nanos(500));
+        Self::star(senders, link, Buffer::Cells(cells), NicProfile::SBA_200E)
+    }
+
+    fn star(senders: u16, link: LinkProfile, buffer: Buffer, profile: NicProfile) -> Self {
         let nodes: Vec<NodeId> = (1..=senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &nodes);
         config.genesis(true);
         Self {
             senders,
-            topology: Topology::star(senders + 1, link, switch),
-            profile: NicProfile::MODERN,
+            topology: Topology::star(senders + 1, link, SwitchProfile::new(buffer)),
+            profile,
             config,
             seed: 1,
+            faults: Faults::NONE,
         }
     }
 
@@ -114,6 +150,7 @@ impl Cluster {
 
     pub(crate) fn run(&self, load: Load) -> Outcome {
         let mut world = self.world();
+        world.set_faults(self.faults);
         let senders = usize::from(self.senders);
         let outcome = Arc::new(Mutex::new(Outcome {
             sent: vec![0; senders],
@@ -132,6 +169,7 @@ impl Cluster {
         let mut outcome = outcome.lock().unwrap().clone();
         outcome.digest = world.digest();
         outcome.drops = world.traffic().drops.total();
+        outcome.receiver = *world.firmware(RECEIVER).control_counters().unwrap();
         outcome.peak = world.output(self.topology.downlink(RECEIVER)).unwrap().peak();
         outcome
     }
@@ -157,18 +195,24 @@ async fn send(host: SimHost, load: Load, outcome: Arc<Mutex<Outcome>>) {
         }
         port.ring();
         if under_way == 0 {
-            return;
+            break;
         }
         let completion = port.completion().await.unwrap();
         assert_eq!(completion.status, Status::Done);
         outcome.lock().unwrap().sent[host.node().index() - 1] += 1;
         under_way -= 1;
     }
+    port.submit(&Command { opcode: COUNTERS, ..coordination::receive(region.whole(), 0) }).unwrap();
+    let counted = port.completion().await.unwrap();
+    for (sum, count) in outcome.lock().unwrap().counters.iter_mut().zip(counted.args) {
+        *sum += count;
+    }
 }
 
 async fn receive(host: SimHost, load: Load, outcome: Arc<Mutex<Outcome>>) {
     let mut port = host.open_port().unwrap();
-    let regions: Vec<_> = (0..64).map(|_| port.register(load.message_bytes).unwrap()).collect();
+    let regions: Vec<_> =
+        (0..load.buffers).map(|_| port.register(load.message_bytes).unwrap()).collect();
     let lend = |at: usize| {
         let region = regions[at].whole();
         if load.coordinated {
@@ -184,10 +228,10 @@ async fn receive(host: SimHost, load: Load, outcome: Arc<Mutex<Outcome>>) {
     while let Ok(completion) = port.completion().await {
         let in_time =
             host.now() >= Instant::ZERO + WARM_UP && host.now() <= Instant::ZERO + load.time;
-        let mut outcome = outcome.lock().unwrap();
-        outcome.received[completion.node.index() - 1] += 1;
-        outcome.in_time[completion.node.index() - 1] += u64::from(in_time);
-        drop(outcome);
+        outcome.lock().unwrap().note(completion.node, in_time);
+        if load.keeps > Duration::ZERO {
+            host.sleep_until(host.now() + load.keeps).await;
+        }
         port.submit(&lend(completion.cookie as usize)).unwrap();
     }
 }

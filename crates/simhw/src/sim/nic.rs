@@ -345,6 +345,10 @@ impl Hardware for SimHardware<'_> {
         self.network.wire_bytes(payload)
     }
 
+    fn line_lag(&self) -> u64 {
+        self.network.uplinks[self.nic.node.index()].lag()
+    }
+
     fn charge(&mut self, instructions: u64) {
         self.cost_ps += instructions * u64::from(self.nic.profile.instruction_ps);
     }

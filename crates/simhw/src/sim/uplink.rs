@@ -14,6 +14,8 @@ struct Reserved {
     /// Its first bit leaves, or its first since an urgent frame passed it.
     begins: Instant,
     leaves: Instant,
+    /// When it was to leave before urgent ones passed it.
+    promised: Instant,
     piece_ns: u64,
 }
 
@@ -67,6 +69,11 @@ impl Uplink {
         (self.reserved.len(), self.reserved.front().map_or(now, |frame| frame.leaves))
     }
 
+    /// Nanoseconds by which the last frame leaves later than was said.
+    pub(super) fn lag(&self) -> u64 {
+        self.reserved.back().map_or(0, |frame| frame.leaves.nanos_since(frame.promised))
+    }
+
     pub(super) fn checkpoint(&self) -> Checkpoint {
         Checkpoint { line: self.line, given: self.gone + self.reserved.len() as u64 }
     }
@@ -90,7 +97,7 @@ impl Uplink {
         let begins = ready.max(before.free_at());
         let leaves = self.line.send(ready, bytes);
         let piece_ns = self.line.rate().nanos_for(u64::from(piece)).max(1);
-        self.reserved.push_back(Reserved { begins, leaves, piece_ns });
+        self.reserved.push_back(Reserved { begins, leaves, promised: leaves, piece_ns });
         (before, ready, leaves)
     }
 

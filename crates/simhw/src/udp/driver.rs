@@ -54,6 +54,8 @@ impl<F: Firmware> Driver<F> {
     pub(super) async fn run(mut self) {
         self.turn(|firmware, nic| firmware.on_start(nic));
         loop {
+            // What should have left goes before what this turn decides.
+            self.transmit();
             let received = self.wire.socket.receive(&mut self.inbox);
             // Bells first: what was posted before a frame arrived is there when it is handled.
             let ending = self.run_errands();
@@ -137,10 +139,10 @@ impl<F: Firmware> Driver<F> {
                 Sent::Taken(0) => break self.wire.blocked = false,
                 Sent::Taken(count) => {
                     self.nic.counters.frames_sent += count as u64;
-                    self.nic.counters.bytes_sent += self.nic.line.left(count);
+                    self.nic.counters.bytes_sent += self.nic.line.left(now, count);
                 }
                 Sent::Refused => {
-                    self.nic.line.left(1);
+                    self.nic.line.left(now, 1);
                     self.nic.counters.drops.add(DropCause::System);
                 }
                 Sent::Blocked => break self.wire.blocked = true,

@@ -10,6 +10,9 @@ use crate::time::{Instant, LineRate, Serializer, nanos};
 #[derive(Debug)]
 pub(super) struct Departing {
     pub(super) begins: Instant,
+    /// When its last bit was said to have left.
+    promised: Instant,
+    wire_bytes: u32,
     pub(super) to: SocketAddr,
     pub(super) bytes: Vec<u8>,
 }
@@ -25,6 +28,10 @@ pub(super) struct Line {
     /// Urgent ones: they pass all others.
     urgent: VecDeque<Departing>,
     committed_urgent: usize,
+    /// The line as what was really handed over fills it, however late.
+    actual: Serializer,
+    /// By how much the last frame left later than was said.
+    lag: u64,
     depth: usize,
     catch_up: u64,
     /// Buffers of frames that have left.
@@ -49,6 +56,8 @@ impl Line {
             committed_frames: 0,
             urgent: VecDeque::new(),
             committed_urgent: 0,
+            actual: line,
+            lag: 0,
             depth: depth.max(1),
             catch_up: nanos(catch_up),
             spare: Vec::new(),
@@ -85,9 +94,9 @@ impl Line {
         // A line that was idle may make up for some of it: who wakes late has not lost its time.
         let from = now - Duration::from_nanos(self.catch_up);
         let begins = self.staged.free_at().max(from);
-        let ends = self.staged.send(from, wire_bytes);
-        self.frames.push_back(Departing { begins, to, bytes });
-        ends.max(now)
+        let promised = self.staged.send(from, wire_bytes).max(now);
+        self.frames.push_back(Departing { begins, promised, wire_bytes, to, bytes });
+        promised
     }
 
     /// Puts an urgent frame on the line, before all others; what comes after gives it the time.
@@ -102,8 +111,9 @@ impl Line {
         if self.staged.free_at() > now {
             self.staged.delay(takes);
         }
-        self.urgent.push_back(Departing { begins: now, to, bytes });
-        now.plus_nanos(takes)
+        let promised = now.plus_nanos(takes);
+        self.urgent.push_back(Departing { begins: now, promised, wire_bytes, to, bytes });
+        promised
     }
 
     pub(super) fn commit(&mut self) {
@@ -118,35 +128,62 @@ impl Line {
         self.urgent.truncate(self.committed_urgent);
     }
 
-    /// Frames whose first bit may leave by `now`, in order. Nothing may be staged.
+    /// Frames whose first bit may leave by `now`, in order: an urgent one passes those that are not
+    /// due when it comes, not those that should have left. Nothing may be staged.
     pub(super) fn due(&self, now: Instant) -> impl Iterator<Item = (SocketAddr, &[u8])> + Clone {
-        self.urgent
-            .iter()
-            .chain(self.frames.iter().take_while(move |frame| frame.begins <= now))
-            .map(|frame| (frame.to, &frame.bytes[..]))
+        let (mut urgent, mut others) = (0, 0);
+        std::iter::from_fn(move || {
+            let frame = if self.is_urgent_next(urgent, others) {
+                urgent += 1;
+                &self.urgent[urgent - 1]
+            } else {
+                others += 1;
+                self.frames.get(others - 1).filter(|frame| frame.begins <= now)?
+            };
+            Some((frame.to, &frame.bytes[..]))
+        })
     }
 
-    /// The first `count` frames have left; returns their bytes, headers counted.
-    pub(super) fn left(&mut self, count: usize) -> u64 {
+    /// Whether an urgent frame is next after so many of them and of the others.
+    fn is_urgent_next(&self, urgent: usize, others: usize) -> bool {
+        let other = self.frames.get(others).map_or(Instant::FAR_FUTURE, |frame| frame.begins);
+        self.urgent.get(urgent).is_some_and(|frame| frame.begins < other)
+    }
+
+    /// The first `count` frames have left at `now`; returns their bytes, headers counted.
+    pub(super) fn left(&mut self, now: Instant, count: usize) -> u64 {
         let mut total = 0;
-        let urgent = count.min(self.urgent.len());
-        let count = count - urgent;
-        self.committed_urgent -= urgent;
-        for frame in self.urgent.drain(..urgent).chain(self.frames.drain(..count)) {
+        for _ in 0..count {
+            let urgent = self.is_urgent_next(0, 0);
+            let queue = if urgent { &mut self.urgent } else { &mut self.frames };
+            let Some(mut frame) = queue.pop_front() else { break };
+            if urgent {
+                self.committed_urgent -= 1;
+            } else {
+                self.committed_frames -= 1;
+                let ends = self.actual.send(now, frame.wire_bytes);
+                self.lag = ends.nanos_since(frame.promised);
+            }
             total += frame.bytes.len() as u64;
             if self.spare.len() < SPARES {
-                let mut bytes = frame.bytes;
-                bytes.clear();
-                self.spare.push(bytes);
+                frame.bytes.clear();
+                self.spare.push(frame.bytes);
             }
         }
-        self.committed_frames -= count;
         total
+    }
+
+    /// By how many nanoseconds what was put on the line leaves later than was said.
+    pub(super) fn lag(&self, now: Instant) -> u64 {
+        let overdue = self.frames.front().map_or(0, |frame| now.nanos_since(frame.begins));
+        let gone = self.frames.is_empty() && self.actual.free_at() <= now;
+        if gone { 0 } else { self.lag.max(overdue) }
     }
 
     /// When the next frame may leave; far in the future if there is none.
     pub(super) fn next_due(&self) -> Instant {
-        let first = self.urgent.front().or_else(|| self.frames.front());
+        let urgent = self.is_urgent_next(0, 0);
+        let first = if urgent { self.urgent.front() } else { self.frames.front() };
         first.map_or(Instant::FAR_FUTURE, |frame| frame.begins)
     }
 
@@ -209,11 +246,30 @@ mod tests {
         assert_eq!(ends, now.plus_nanos(3 * 80_000 + 8_000));
         line.commit();
         let due: Vec<_> = line.due(now).map(|(_, bytes)| bytes[0]).collect();
-        assert_eq!(due, [3, 1]);
-        line.left(2);
+        assert_eq!(due, [1, 3]);
+        line.left(now, 2);
         line.put_urgent(now, 100, TO, vec![5]);
         line.abort();
         assert_eq!(line.next_due(), now.plus_nanos(80_000));
+    }
+
+    #[test]
+    fn what_is_handed_over_late_leaves_late_and_the_line_says_so() {
+        let mut line = line(8, 0);
+        let now = Instant::from_nanos(1_000_000);
+        for _ in 0..3 {
+            line.put(now, 1_000, TO, vec![1]);
+        }
+        line.commit();
+        assert_eq!(line.lag(now), 0);
+        line.left(now, 1);
+        let late = now.plus_nanos(100_000);
+        assert_eq!(line.lag(late), 20_000);
+        line.left(late, 1);
+        assert_eq!(line.lag(late), 20_000);
+        line.left(late.plus_nanos(60_000), 1);
+        assert_eq!(line.lag(late.plus_nanos(80_000)), 20_000);
+        assert_eq!(line.lag(late.plus_nanos(160_000)), 0);
     }
 
     proptest! {

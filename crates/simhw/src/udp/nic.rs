@@ -221,6 +221,10 @@ impl Hardware for Nic {
         self.framing.wire_bytes(frame)
     }
 
+    fn line_lag(&self) -> u64 {
+        self.line.lag(self.now)
+    }
+
     fn charge(&mut self, _: u64) {}
 
     fn transmit(

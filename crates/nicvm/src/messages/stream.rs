@@ -1,0 +1,200 @@
+//! What arrives from one sender for one port: one message after another, each of its frames once.
+
+use midplane_simhw::id::Incarnation;
+use midplane_simhw::region::RegionRef;
+
+use crate::transmit::Fragment;
+
+/// Parts of one message that are kept ahead of what is missing before them: more than any path
+/// reorders, and a bound on what a broken peer makes us keep.
+const MAX_ISLANDS: usize = 64;
+
+/// A posted buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffer {
+    pub(super) region: RegionRef,
+    pub(super) cookie: u64,
+}
+
+/// A message that has begun to arrive.
+#[derive(Debug)]
+pub(super) struct Assembly {
+    message: u32,
+    total: u32,
+    pub(super) buffer: Buffer,
+    /// Everything before this byte is here.
+    prefix: u32,
+    /// What is here beyond it: first byte and the byte after the last.
+    islands: Vec<(u32, u32)>,
+}
+
+impl Assembly {
+    pub(super) const fn new(fragment: Fragment, buffer: Buffer) -> Self {
+        let Fragment { message, total, .. } = fragment;
+        Self { message, total, buffer, prefix: 0, islands: Vec::new() }
+    }
+
+    /// Whether `length` bytes of a frame belong here and have not been here before.
+    pub(super) fn take(&mut self, fragment: Fragment, length: u32) -> bool {
+        let (start, end) = (fragment.offset, fragment.offset.saturating_add(length));
+        if fragment.total != self.total || start < self.prefix || (length == 0 && self.total > 0) {
+            return false;
+        }
+        if start > self.prefix {
+            let known = self.islands.iter().any(|(first, _)| *first == start);
+            if known || self.islands.len() == MAX_ISLANDS {
+                return false;
+            }
+            self.islands.push((start, end));
+            return true;
+        }
+        self.prefix = end;
+        while let Some(at) = self.islands.iter().position(|(first, _)| *first == self.prefix) {
+            self.prefix = self.islands.swap_remove(at).1;
+        }
+        true
+    }
+
+    pub(super) const fn is_whole(&self) -> bool {
+        self.prefix == self.total
+    }
+}
+
+/// What a frame is to the stream of its sender.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Place {
+    /// Part of the message that is being assembled.
+    Open,
+    /// Of a message that is newer than all before it.
+    Newer,
+    /// All of a message that others have overtaken.
+    Overtaken,
+    /// Of a message that is done with, lost, or of a former life.
+    Void,
+}
+
+/// The messages of one sender for one port. Their sender numbers them upwards, with gaps.
+#[derive(Debug)]
+pub(super) struct Stream {
+    incarnation: Incarnation,
+    newest: u32,
+    /// Bit n: the message n before the newest has begun or is done with.
+    begun: u64,
+    pub(super) open: Option<Assembly>,
+}
+
+impl Stream {
+    /// A stream that begins with a frame of `message`.
+    pub(super) const fn new(incarnation: Incarnation, message: u32) -> Self {
+        Self { incarnation, newest: message, begun: 0, open: None }
+    }
+
+    /// Begins anew where the sender has; what was open of its former life is given back.
+    pub(super) fn on_life(&mut self, incarnation: Incarnation, message: u32) -> Option<Buffer> {
+        if !incarnation.is_newer_than(self.incarnation) {
+            return None;
+        }
+        let former = std::mem::replace(self, Self::new(incarnation, message));
+        former.open.map(|open| open.buffer)
+    }
+
+    /// Where a frame belongs; a message that it begins has begun from now on.
+    pub(super) fn place(
+        &mut self,
+        incarnation: Incarnation,
+        fragment: Fragment,
+        length: u32,
+    ) -> Place {
+        if incarnation != self.incarnation {
+            return Place::Void;
+        }
+        let message = fragment.message;
+        let ahead = message.wrapping_sub(self.newest);
+        if ahead != 0 && ahead < 1 << 31 {
+            self.newest = message;
+            self.begun = self.begun.checked_shl(ahead).unwrap_or(0) | 1;
+            return Place::Newer;
+        }
+        let age = self.newest.wrapping_sub(message);
+        if age >= u64::BITS {
+            return Place::Void;
+        }
+        if self.begun >> age & 1 == 1 {
+            let open = self.open.as_ref().is_some_and(|open| open.message == message);
+            return if open { Place::Open } else { Place::Void };
+        }
+        self.begun |= 1 << age;
+        match age {
+            0 => Place::Newer,
+            _ if length == fragment.total => Place::Overtaken,
+            _ => Place::Void,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIFE: Incarnation = Incarnation::FIRST;
+
+    fn fragment(message: u32, offset: u32, total: u32) -> Fragment {
+        Fragment { message, offset, total, tag: 0 }
+    }
+
+    #[test]
+    fn a_message_that_was_overtaken_arrives_once() {
+        let mut stream = Stream::new(LIFE, 5);
+        assert_eq!(stream.place(LIFE, fragment(5, 0, 9), 9), Place::Newer);
+        assert_eq!(stream.place(LIFE, fragment(3, 0, 9), 9), Place::Overtaken);
+        assert_eq!(stream.place(LIFE, fragment(3, 0, 9), 9), Place::Void);
+        assert_eq!(stream.place(LIFE, fragment(4, 0, 9), 8), Place::Void);
+        assert_eq!(stream.place(LIFE, fragment(105, 0, 9), 9), Place::Newer);
+        assert_eq!(stream.place(LIFE, fragment(6, 0, 9), 9), Place::Void);
+        assert_eq!(stream.place(LIFE.next(), fragment(106, 0, 9), 9), Place::Void);
+    }
+
+    #[test]
+    fn numbers_go_round() {
+        let mut stream = Stream::new(LIFE, u32::MAX);
+        for message in [u32::MAX, 0, 1] {
+            assert_eq!(stream.place(LIFE, fragment(message, 0, 9), 9), Place::Newer);
+        }
+        assert_eq!(stream.place(LIFE, fragment(u32::MAX, 0, 9), 9), Place::Void);
+    }
+
+    proptest! {
+        #[test]
+        fn a_message_is_whole_when_each_byte_has_been_here(
+            order in proptest::collection::vec(0_u32..12, 0..60),
+        ) {
+            let buffer = Buffer { region: RegionRef::default(), cookie: 0 };
+            let total = 12 * 7 - 3;
+            let mut assembly = Assembly::new(fragment(1, 0, total), buffer);
+            let mut seen = std::collections::BTreeSet::new();
+            for piece in order {
+                let length = (total - piece * 7).min(7);
+                let new = assembly.take(fragment(1, piece * 7, total), length);
+                prop_assert_eq!(new, seen.insert(piece));
+                prop_assert_eq!(assembly.is_whole(), seen.len() == 12);
+            }
+        }
+
+        #[test]
+        fn bytes_that_overlap_never_make_a_message_whole_too_early(
+            pieces in proptest::collection::vec((0_u32..40, 0_u32..40), 0..60),
+        ) {
+            let buffer = Buffer { region: RegionRef::default(), cookie: 0 };
+            let mut assembly = Assembly::new(fragment(1, 0, 40), buffer);
+            let mut seen = std::collections::BTreeSet::new();
+            for (start, length) in pieces {
+                let length = length.min(40 - start);
+                if assembly.take(fragment(1, start, 40), length) {
+                    seen.extend(start..start + length);
+                }
+                prop_assert!(!assembly.is_whole() || seen.len() == 40);
+            }
+        }
+    }
+}
