@@ -6,6 +6,7 @@ use std::time::Duration;
 use midplane::nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
+use midplane::simhw::fault::Faults;
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::NicProfile;
@@ -47,6 +48,8 @@ pub(crate) fn simulate(setting: &Setting) -> Result<Run, Failure> {
     let mut world = World::new(&topology, profile, setting.seed, move |_, _| {
         firmware(&for_nics, true).expect("it was checked")
     });
+    // No two real senders keep in step to the nanosecond.
+    world.set_faults(Faults { jitter: setting.piece_time(), ..Faults::NONE });
     let part = Part {
         setting: setting.clone(),
         round: 0,
