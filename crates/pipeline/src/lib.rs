@@ -1,4 +1,67 @@
-//! Fragmentation planners: messages cut so that they arrive soonest on any chain of stages.
+//! Fragmentation planners: messages cut so that they arrive soonest on any chain of store-and-forward stages.
 //!
-//! Nothing is here yet.
+//! Every stage costs an overhead for each fragment and a time for each byte. Small fragments let stages work at the
+//! same time; large ones pay fewer overheads. This crate finds the cut in between. It does no I/O, save in `conveyor`,
+//! and reads no clock.
+//!
+//! - [`stage`] - start here: what a chain is made of, [`mod@unit`] - microseconds
+//! - [`plan`] - what is asked of a planner and what it promises, [`limits`] - what real systems demand of a cut
+//! - [`mod@fixed`], [`mod@ramp`], [`mod@ramp_up`], [`mod@ramp_up_down`], [`mod@hierarchical`] - the algorithms
+//! - [`mod@auto`] - the fastest of them
+//! - [`planner`] - the hot path: plans from a cache, [`estimate`] - stages from measurements
+//! - [`gantt`] - charts as SVG and as a Chrome trace
+//! - `conveyor` - a plan applied to real I/O (feature `io`)
+//! - `optimum` - the linear program, for studies (feature `lp`)
+//! - [`timing`], [`compound`] - the exact recurrence, without and with refragmentation
+//!
+//! ```
+//! use midplane_pipeline::{Pipeline, Request, Stage, auto, fixed};
+//!
+//! // A 4 KB message through the four stages of Myrinet GAM: five fragments, 189 us instead of 287.
+//! let gam = [(7.2, 7.2), (5.2, 24.9), (7.5, 24.9), (7.4, 7.9)];
+//! let stages = gam.map(|(overhead_us, us_per_kb)| Stage::new(overhead_us, us_per_kb / 1000.0));
+//! let gam = Pipeline::new(stages.into_iter().collect::<Result<_, _>>()?)?;
+//! let plan = fixed(&gam, &Request::new(4000.0))?;
+//! assert_eq!(plan.fragments().len(), 5);
+//! assert!(plan.latency().get() < 191.0);
+//! let best = auto(&gam, &Request::new(4000.0), None, Default::default())?;
+//! assert!(best.latency() <= plan.latency());
+//! # Ok::<(), midplane_pipeline::PlanError>(())
+//! ```
 #![forbid(unsafe_code)]
+
+pub mod auto;
+pub mod compound;
+#[cfg(feature = "io")]
+pub mod conveyor;
+pub mod estimate;
+pub mod fixed;
+pub mod gantt;
+pub mod hierarchical;
+pub mod limits;
+#[cfg(feature = "lp")]
+pub mod optimum;
+pub mod plan;
+pub mod planner;
+pub mod ramp;
+pub mod ramp_up;
+pub mod ramp_up_down;
+pub mod stage;
+pub mod timing;
+pub mod unit;
+
+pub use auto::{Refragment, auto};
+pub use compound::Grouping;
+pub use fixed::fixed;
+pub use hierarchical::hierarchical;
+pub use limits::Limits;
+#[cfg(feature = "lp")]
+pub use optimum::optimum;
+pub use plan::{Family, Level, Plan, PlanError, Request};
+pub use planner::Planner;
+pub use ramp::ramp;
+pub use ramp_up::ramp_up;
+pub use ramp_up_down::ramp_up_down;
+pub use stage::{Pipeline, Stage};
+pub use timing::{Parts, Row};
+pub use unit::{Micros, MicrosPerByte};

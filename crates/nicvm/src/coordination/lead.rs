@@ -4,6 +4,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use midplane_simhw::time::nanos;
+
 /// Estimates how early a token can be released so that no two messages meet.
 ///
 /// A lead that is too long by one cell lets the queue at the link grow by one cell at every
@@ -27,7 +29,7 @@ pub enum Lead {
     Off,
     /// A fixed time before. The paper released ten cells before the end.
     Fixed(Duration),
-    /// As the hand-overs that were seen tell: their mean, less their jitter.
+    /// As the hand-overs that were seen tell: as early as all but the fastest of them took.
     Steered,
 }
 
@@ -64,47 +66,52 @@ impl LeadEstimator for FixedLead {
     }
 }
 
-/// Follows the hand-overs: a smoothed mean less a multiple of the smoothed deviation, as a
-/// retransmission timer is set (Jacobson and Karels, 1988), but from below.
+/// Follows the hand-overs: as early as all but the fastest fifth of the last ones took.
 ///
-/// The queue that a hand-over too early leaves behind drains in the gaps that others leave: with
-/// the mean lead a little short, it has a bound.
+/// The queue that a hand-over too early leaves behind drains only in the gaps that others leave, and
+/// a gap that finds no queue is lost. Where hand-overs are now and then very late, as on a busy host,
+/// their mean is therefore too long a lead: most would come too early by a little, and the few late
+/// ones would not make up for it. A quantile from below has a queue with a bound.
 #[derive(Debug, Default)]
 pub struct SteeredLead {
-    mean_ns: Option<f64>,
-    deviation_ns: f64,
+    /// The last hand-overs, in ns; the oldest is replaced next.
+    last: Vec<u64>,
+    next: usize,
+    sorted: Vec<u64>,
 }
 
 impl SteeredLead {
-    /// Weight of a new sample.
-    const GAIN: f64 = 1.0 / 8.0;
-    /// Deviations that the lead stays below the mean.
-    const MARGIN: f64 = 0.5;
-    /// The share of the mean that a steady hand-over may hide: a little less than all of it.
-    const SHARE: f64 = 0.97;
+    /// Hand-overs that are remembered.
+    const WINDOW: usize = 32;
+    /// One in so many of them is faster than the lead.
+    const FASTEST: usize = 5;
+    /// Hundredths of a steady hand-over that are hidden: a little less than all of it.
+    const SHARE: u64 = 97;
+
+    fn quantile(&self, of: usize) -> u64 {
+        self.sorted.get(self.sorted.len() / of).copied().unwrap_or(0)
+    }
 }
 
 impl LeadEstimator for SteeredLead {
     fn on_handover(&mut self, handover: Duration) {
-        let sample = handover.as_nanos() as f64;
-        match self.mean_ns {
-            None => self.mean_ns = Some(sample),
-            Some(mean) => {
-                let error = sample - mean;
-                self.mean_ns = Some(mean + Self::GAIN * error);
-                self.deviation_ns += Self::GAIN * (error.abs() - self.deviation_ns);
-            }
+        let sample = nanos(handover);
+        if self.last.len() < Self::WINDOW {
+            self.last.push(sample);
+        } else {
+            self.last[self.next] = sample;
+            self.next = (self.next + 1) % Self::WINDOW;
         }
+        self.sorted.clone_from(&self.last);
+        self.sorted.sort_unstable();
     }
 
     fn lead(&self) -> Duration {
-        let mean = self.mean_ns.unwrap_or(0.0);
-        let lead = mean * Self::SHARE - self.deviation_ns * Self::MARGIN;
-        Duration::from_nanos(lead.max(0.0) as u64)
+        Duration::from_nanos(self.quantile(Self::FASTEST) / 100 * Self::SHARE)
     }
 
     fn handover(&self) -> Duration {
-        Duration::from_nanos(self.mean_ns.unwrap_or(0.0) as u64)
+        Duration::from_nanos(self.quantile(2))
     }
 }
 

@@ -1,0 +1,76 @@
+//! How long does it take to get a plan: cached, cold and equal, ramped, chosen among all?
+
+#[path = "../examples/common/chains.rs"]
+#[expect(dead_code, reason = "studies use more of it")]
+mod chains;
+
+use std::hint::black_box;
+
+use chains::Dice;
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use midplane::pipeline::auto::Refragment;
+use midplane::pipeline::fixed::Signature;
+use midplane::pipeline::{Limits, Planner, Request, auto, ramp};
+
+fn cached(c: &mut Criterion) {
+    let mut dice = Dice::new(1);
+    let mut planner = Planner::new(dice.chain(4), Limits::new()).expect("no limits");
+    let sizes: Vec<u64> = (0..1024).map(|_| dice.between(64.0, 4e6) as u64).collect();
+    for &bytes in &sizes {
+        black_box(planner.plan(bytes));
+    }
+    while let Some(wanted) = planner.poll_wanted() {
+        planner.install(wanted.compute().expect("random chains have overheads"));
+    }
+    let mut turn = 0;
+    c.bench_function("pipeline/cached plan (at most 20 ns)", |b| {
+        b.iter(|| {
+            turn = (turn + 1) % sizes.len();
+            black_box(planner.plan(sizes[turn]).planned())
+        });
+    });
+}
+
+fn cold(c: &mut Criterion) {
+    let mut group = c.benchmark_group("pipeline/equal fragments, cold (at most 50 ns)");
+    for stages in [2, 4, 8] {
+        let mut dice = Dice::new(2);
+        let signatures: Vec<Signature> =
+            (0..256).map(|_| Signature::new(&dice.chain(stages))).collect();
+        let mut turn = 0;
+        group.bench_function(BenchmarkId::from_parameter(stages), |b| {
+            b.iter(|| {
+                turn = (turn + 1) % signatures.len();
+                black_box(signatures[turn].count(black_box(1000.0 + 97.0 * turn as f64), 1, 65_536))
+            });
+        });
+    }
+    group.finish();
+}
+
+fn computed(c: &mut Criterion) {
+    let mut group = c.benchmark_group("pipeline/ramp (at most 100 us) and auto");
+    for stages in [2, 4, 8] {
+        let mut dice = Dice::new(3);
+        let chains: Vec<_> = (0..64)
+            .map(|_| (dice.chain(stages), Request::new(dice.between(1000.0, 64_000.0))))
+            .collect();
+        let mut turn = 0;
+        group.bench_function(BenchmarkId::new("ramp", stages), |b| {
+            b.iter(|| {
+                turn = (turn + 1) % chains.len();
+                black_box(ramp(&chains[turn].0, &chains[turn].1))
+            });
+        });
+        group.bench_function(BenchmarkId::new("auto", stages), |b| {
+            b.iter(|| {
+                turn = (turn + 1) % chains.len();
+                black_box(auto(&chains[turn].0, &chains[turn].1, None, Refragment::WhereItHelps))
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, cached, cold, computed);
+criterion_main!(benches);

@@ -1,0 +1,258 @@
+//! A plan applied to real I/O: fragments of its sizes carried through stages that work at the same time.
+//!
+//! The only place of this crate that does I/O and reads a clock. A [`Conveyor`] starts at an `AsyncRead`, cut by
+//! [`Cut`] into fragments of the plan's sizes, and passes them through [`Station`]s, each a task of its own; the time
+//! that every fragment spends in every stage is kept, so that a chart of what happened can stand beside the predicted
+//! one (see [`gantt`](crate::gantt)).
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use futures_core::Stream;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::timing::Row;
+use crate::unit::Micros;
+
+/// Largest fragment that is read into memory: a gibibyte.
+pub const MAX_FRAGMENT: u64 = 1 << 30;
+
+/// Fragments that may wait between two stages.
+const QUEUE: usize = 1024;
+
+/// Why a message did not arrive.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CarryError {
+    /// Reading the source or a station's I/O failed.
+    #[error("stage {stage}: {source}")]
+    Io {
+        /// The stage, the source being 0.
+        stage: usize,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// A station panicked.
+    #[error("a station panicked")]
+    Panicked,
+}
+
+/// Cuts a byte source into fragments of given sizes: a stream of `Bytes`.
+///
+/// Ends after the last size; a source that ends earlier is an `UnexpectedEof`. A size of zero gives an empty
+/// fragment, one above [`MAX_FRAGMENT`] an `InvalidInput`.
+#[derive(Debug)]
+pub struct Cut<R> {
+    source: R,
+    sizes: std::vec::IntoIter<u64>,
+    buffer: BytesMut,
+    wanted: Option<usize>,
+}
+
+impl<R: AsyncRead + Unpin> Cut<R> {
+    /// Cuts `source` by `sizes`, for instance those of [`Plan::whole_bytes`](crate::plan::Plan::whole_bytes).
+    #[must_use]
+    pub fn new(source: R, sizes: Vec<u64>) -> Self {
+        Self { source, sizes: sizes.into_iter(), buffer: BytesMut::new(), wanted: None }
+    }
+}
+
+impl<R: AsyncRead + Unpin> Stream for Cut<R> {
+    type Item = io::Result<Bytes>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        let wanted = match this.wanted {
+            Some(wanted) => wanted,
+            None => {
+                let Some(size) = this.sizes.next() else { return Poll::Ready(None) };
+                if size > MAX_FRAGMENT {
+                    return Poll::Ready(Some(Err(io::ErrorKind::InvalidInput.into())));
+                }
+                let wanted = size as usize;
+                this.buffer = BytesMut::zeroed(wanted);
+                this.wanted = Some(0);
+                0
+            }
+        };
+        let mut filled = wanted;
+        while filled < this.buffer.len() {
+            let mut rest = ReadBuf::new(&mut this.buffer[filled..]);
+            match Pin::new(&mut this.source).poll_read(cx, &mut rest) {
+                Poll::Pending => {
+                    this.wanted = Some(filled);
+                    return Poll::Pending;
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
+                Poll::Ready(Ok(())) if rest.filled().is_empty() => {
+                    return Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into())));
+                }
+                Poll::Ready(Ok(())) => filled += rest.filled().len(),
+            }
+        }
+        this.wanted = None;
+        Poll::Ready(Some(Ok(std::mem::take(&mut this.buffer).freeze())))
+    }
+}
+
+/// A stage of real work: takes a fragment and hands it on.
+pub trait Station: Send + 'static {
+    /// Works on one fragment.
+    ///
+    /// # Cancel safety
+    ///
+    /// The conveyor never drops the future before it is done, except when the whole run is dropped or fails.
+    fn carry(&mut self, fragment: Bytes) -> impl Future<Output = io::Result<Bytes>> + Send;
+}
+
+/// A memory copy: the host's part in many protocols.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Copy;
+
+impl Station for Copy {
+    async fn carry(&mut self, fragment: Bytes) -> io::Result<Bytes> {
+        Ok(Bytes::copy_from_slice(&fragment))
+    }
+}
+
+/// Writes every fragment to a socket, a file or anything else, and flushes it.
+#[derive(Debug)]
+pub struct Write<W>(pub W);
+
+impl<W: AsyncWrite + Unpin + Send + 'static> Station for Write<W> {
+    async fn carry(&mut self, fragment: Bytes) -> io::Result<Bytes> {
+        self.0.write_all(&fragment).await?;
+        self.0.flush().await?;
+        Ok(fragment)
+    }
+}
+
+/// A chain of real stages, built from its source on.
+#[derive(Debug)]
+pub struct Conveyor {
+    start: Instant,
+    tasks: JoinSet<Result<Vec<Row>, CarryError>>,
+    stages: usize,
+    out: mpsc::Receiver<(usize, Bytes)>,
+}
+
+impl Conveyor {
+    /// Starts to read fragments of the given sizes; this is stage 0. Must be called within a tokio runtime.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    #[must_use]
+    pub fn source<R: AsyncRead + Unpin + Send + 'static>(source: R, sizes: Vec<u64>) -> Self {
+        let start = now();
+        let (send, out) = mpsc::channel(QUEUE);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(read(Cut::new(source, sizes), send, start));
+        Self { start, tasks, stages: 1, out }
+    }
+
+    /// Adds a stage behind the last one.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    #[must_use]
+    pub fn stage<S: Station>(mut self, station: S) -> Self {
+        let (send, out) = mpsc::channel(QUEUE);
+        let inlet = std::mem::replace(&mut self.out, out);
+        self.tasks.spawn(work(station, self.stages, inlet, send, self.start));
+        self.stages += 1;
+        self
+    }
+
+    /// When the first stage started; rows count from here.
+    #[must_use]
+    pub const fn started(&self) -> Instant {
+        self.start
+    }
+
+    /// Waits until the last fragment has left the last stage; every fragment's stay in every stage.
+    ///
+    /// # Errors
+    ///
+    /// The first stage that failed; the others are stopped.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future stops all stages; fragments that are under way are lost.
+    pub async fn run(mut self) -> Result<Vec<Row>, CarryError> {
+        while self.out.recv().await.is_some() {}
+        let mut rows = Vec::new();
+        let mut failed: Option<CarryError> = None;
+        while let Some(task) = self.tasks.join_next().await {
+            match task {
+                Ok(Ok(own)) => rows.extend(own),
+                Ok(Err(error)) => failed = failed.or(Some(error)),
+                Err(_) => failed = failed.or(Some(CarryError::Panicked)),
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None => {
+                rows.sort_by_key(|row| (row.fragment, row.stage));
+                Ok(rows)
+            }
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a driver of real I/O")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn since(start: Instant) -> Micros {
+    Micros::of(now().duration_since(start).as_nanos() as f64 / 1000.0)
+}
+
+async fn read<R: AsyncRead + Unpin>(
+    mut cut: Cut<R>,
+    send: mpsc::Sender<(usize, Bytes)>,
+    clock: Instant,
+) -> Result<Vec<Row>, CarryError> {
+    let mut rows = Vec::new();
+    for fragment in 0.. {
+        let start = since(clock);
+        let next = std::future::poll_fn(|cx| Pin::new(&mut cut).poll_next(cx)).await;
+        let Some(bytes) = next else { break };
+        let bytes = bytes.map_err(|source| CarryError::Io { stage: 0, source })?;
+        rows.push(Row { stage: 0, fragment, bytes: bytes.len() as f64, start, end: since(clock) });
+        if send.send((fragment, bytes)).await.is_err() {
+            break;
+        }
+        // Stages that share a thread take turns, the later ones first to be woken.
+        tokio::task::yield_now().await;
+    }
+    Ok(rows)
+}
+
+async fn work<S: Station>(
+    mut station: S,
+    stage: usize,
+    mut inlet: mpsc::Receiver<(usize, Bytes)>,
+    send: mpsc::Sender<(usize, Bytes)>,
+    clock: Instant,
+) -> Result<Vec<Row>, CarryError> {
+    let mut rows = Vec::new();
+    while let Some((fragment, bytes)) = inlet.recv().await {
+        let (start, size) = (since(clock), bytes.len() as f64);
+        let done = station.carry(bytes).await.map_err(|source| CarryError::Io { stage, source })?;
+        rows.push(Row { stage, fragment, bytes: size, start, end: since(clock) });
+        if send.send((fragment, done)).await.is_err() {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    Ok(rows)
+}

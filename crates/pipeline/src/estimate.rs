@@ -1,0 +1,26 @@
+//! Stages from measurements: instrumented, from outside, hop by hop, and while messages flow.
+//!
+//! No clock and no I/O here: whoever measures hands in sizes and times.
+
+mod black_box;
+mod hops;
+mod line;
+mod online;
+
+pub use black_box::{BlackBox, BlackBoxError, Path, observe};
+pub use hops::{HopPath, hops};
+pub use line::{FitError, Line, fit};
+pub use online::{Monitor, RISKY, Verdict};
+
+use crate::stage::{Pipeline, Stage};
+
+/// The stages of a chain from timings of each: `(bytes, us)` pairs of fragments that did not wait (section 5.3.1).
+///
+/// # Errors
+///
+/// As [`fit`], for the first stage that cannot be fitted.
+pub fn instrumented<S: AsRef<[(f64, f64)]>>(stages: &[S]) -> Result<Pipeline, FitError> {
+    let fitted: Result<Vec<Stage>, FitError> =
+        stages.iter().map(|timings| Ok(fit(timings.as_ref())?.stage())).collect();
+    Pipeline::new(fitted?).map_err(|_| FitError::TooFew(0))
+}

@@ -1,0 +1,195 @@
+//! A chain seen from outside (section 5.3.2): its sums, its bottlenecks, and where they change.
+
+use super::line::{FitError, Line, fit};
+use crate::fixed::Signature;
+use crate::limits::MAX_FRAGMENTS;
+use crate::stage::{Pipeline, Stage};
+use crate::unit::Micros;
+
+/// Timings of each kind; for streams, in every range of sizes with a bottleneck of its own. At 5 % noise they fix a line
+/// to about 1 %.
+const TIMINGS: usize = 80;
+
+/// Timings on either side of a transition, at least.
+const EDGE: usize = 8;
+
+/// How much better, in squared typical errors, two lines have to explain a range than one.
+const WORTH: f64 = 8.0;
+
+/// Times that a range of sizes is divided in search of bottlenecks; a chain has rarely more than four.
+const HALVINGS: usize = 3;
+
+/// Something that messages can be sent through and timed.
+pub trait Path {
+    /// Latency in microseconds of one message of `bytes` sent alone and whole.
+    fn latency(&mut self, bytes: f64) -> f64;
+
+    /// Microseconds between arrivals when messages of `bytes` are sent as fast as they are taken.
+    fn interval(&mut self, bytes: f64) -> f64;
+}
+
+/// Why nothing could be learned.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BlackBoxError {
+    /// The sizes do not span a range.
+    #[error("sizes must span a range above 0, not {low} to {high}")]
+    Range {
+        /// Smallest size in bytes.
+        low: f64,
+        /// Largest size in bytes.
+        high: f64,
+    },
+    /// The timings give no line.
+    #[error(transparent)]
+    Fit(#[from] FitError),
+}
+
+/// What was seen: enough to cut messages equally, and to promise how long that takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlackBox {
+    /// Sums over all stages.
+    pub sum: Line,
+    /// The bottlenecks that were told apart, each over the sizes where it was the slowest.
+    pub bottlenecks: Vec<Line>,
+    signature: Signature,
+}
+
+impl BlackBox {
+    /// The best number of equal fragments.
+    #[must_use]
+    pub fn count(&self, bytes: f64) -> usize {
+        self.signature.count(bytes, 1, MAX_FRAGMENTS.min((bytes as usize).max(1)))
+    }
+
+    /// The latency promised for so many equal fragments.
+    #[must_use]
+    pub fn latency(&self, bytes: f64, count: usize) -> Micros {
+        self.signature.latency(bytes, count.max(1) as f64)
+    }
+
+    /// The path as two stages, for fragments of that size: all that is not the bottleneck, then the bottleneck. Equal
+    /// fragments of that size take as long on it as is promised of the path.
+    #[must_use]
+    pub fn two_stages(&self, bytes: f64) -> Pipeline {
+        let slowest = self.bottlenecks.iter().max_by(|a, b| a.at(bytes).total_cmp(&b.at(bytes)));
+        let (g, c) = slowest.map_or((0.0, 0.0), |line| (line.overhead_us, line.us_per_byte));
+        let others = Stage::clamped(self.sum.overhead_us - g, self.sum.us_per_byte - c);
+        Pipeline::of(vec![others, Stage::clamped(g, c)])
+    }
+
+    /// Fragment sizes at which the bottleneck moves, in bytes, descending.
+    pub fn switches(&self) -> impl Iterator<Item = f64> + '_ {
+        self.signature.switches()
+    }
+}
+
+/// Observes a path with messages from `low` to `high` bytes.
+///
+/// Whole messages give the sums. Streams of messages give the bottleneck of their size; where two bottlenecks explain a
+/// range better than one, it is divided where they meet and each part is looked at again. The paper halves ranges
+/// whose ends disagree; dividing where the lines meet finds the transition with fewer measurements.
+///
+/// # Errors
+///
+/// See [`BlackBoxError`].
+pub fn observe(path: &mut impl Path, low: f64, high: f64) -> Result<BlackBox, BlackBoxError> {
+    if !(low.is_finite() && high.is_finite() && low > 0.0 && high > low) {
+        return Err(BlackBoxError::Range { low, high });
+    }
+    let alone: Vec<(f64, f64)> =
+        sizes(low, high, TIMINGS).map(|bytes| (bytes, path.latency(bytes))).collect();
+    let sum = fit(&alone)?;
+    let mut pieces = Vec::new();
+    search(path, (low, high), HALVINGS, &mut pieces)?;
+    let mut bottlenecks: Vec<Line> = in_order(pieces)?;
+    // A line that is steeper than the sum of all stages is noise; no stage is.
+    for line in &mut bottlenecks {
+        line.us_per_byte = line.us_per_byte.min(sum.us_per_byte);
+        line.overhead_us = line.overhead_us.min(sum.overhead_us);
+    }
+    let stages: Vec<Stage> = bottlenecks.iter().map(Line::stage).collect();
+    let signature = Signature::of_lines(sum.overhead_us, sum.us_per_byte, &stages);
+    Ok(BlackBox { sum, bottlenecks, signature })
+}
+
+/// Sizes that grow by one factor: small ones tell overheads, large ones costs per byte.
+fn sizes(low: f64, high: f64, count: usize) -> impl Iterator<Item = f64> {
+    (0..count).map(move |index| low * (high / low).powf(index as f64 / (count - 1) as f64))
+}
+
+/// A range of sizes with one bottleneck, and the timings that tell so.
+#[derive(Clone, Debug)]
+struct Piece {
+    line: Line,
+    timings: Vec<(f64, f64)>,
+}
+
+/// Times a range; where two lines explain it better than one, each part is timed by itself.
+fn search(
+    path: &mut impl Path,
+    (low, high): (f64, f64),
+    halvings: usize,
+    pieces: &mut Vec<Piece>,
+) -> Result<(), BlackBoxError> {
+    let timings: Vec<(f64, f64)> =
+        sizes(low, high, TIMINGS).map(|bytes| (bytes, path.interval(bytes))).collect();
+    let line = fit(&timings)?;
+    match transition(&timings, &line).filter(|_| halvings > 0) {
+        None => {
+            pieces.push(Piece { line, timings });
+            Ok(())
+        }
+        Some(bytes) => {
+            search(path, (low, bytes), halvings - 1, pieces)?;
+            search(path, (bytes, high), halvings - 1, pieces)
+        }
+    }
+}
+
+/// The size at which the slowest stage changes, if it does: where two lines meet that explain the timings so much better
+/// than one that two more parameters are worth it.
+fn transition(timings: &[(f64, f64)], line: &Line) -> Option<f64> {
+    let noise = (line.error * 1.5).max(1e-6);
+    let loss = |at: &dyn Fn(f64) -> f64| -> f64 {
+        let square = |&(x, y): &(f64, f64)| ((y / at(x).max(1e-9) - 1.0) / noise).powi(2).min(9.0);
+        timings.iter().map(square).sum()
+    };
+    let mut best = (loss(&|x| line.at(x)) - WORTH, None);
+    for split in (EDGE..=timings.len() - EDGE).step_by(2) {
+        let (Ok(left), Ok(right)) = (fit(&timings[..split]), fit(&timings[split..])) else {
+            continue;
+        };
+        if left.us_per_byte >= right.us_per_byte || left.overhead_us <= right.overhead_us {
+            continue;
+        }
+        let meet = (left.overhead_us - right.overhead_us) / (right.us_per_byte - left.us_per_byte);
+        let hull = loss(&|x| left.at(x).max(right.at(x)));
+        let inside = meet > timings[EDGE / 2].0 && meet < timings[timings.len() - EDGE / 2].0;
+        if hull < best.0 && inside {
+            best = (hull, Some(meet));
+        }
+    }
+    best.1
+}
+
+/// Lines must grow steeper and lower from small sizes to large, as an upper hull does; pieces that do not are noise, and
+/// are joined.
+fn in_order(pieces: Vec<Piece>) -> Result<Vec<Line>, BlackBoxError> {
+    let mut hull: Vec<Piece> = Vec::with_capacity(pieces.len());
+    for mut piece in pieces {
+        while let Some(before) = hull.pop() {
+            let rises = before.line.us_per_byte < piece.line.us_per_byte
+                && before.line.overhead_us > piece.line.overhead_us;
+            if rises {
+                hull.push(before);
+                break;
+            }
+            let timings: Vec<(f64, f64)> =
+                before.timings.into_iter().chain(piece.timings).collect();
+            piece = Piece { line: fit(&timings)?, timings };
+        }
+        hull.push(piece);
+    }
+    Ok(hull.into_iter().map(|piece| piece.line).collect())
+}

@@ -1,0 +1,260 @@
+//! Equal fragments (section 3): the Fixed-sized Theorem, with bottlenecks that shift.
+
+use crate::limits::MAX_FRAGMENTS;
+use crate::plan::{Family, Plan, PlanError, Problem, Request};
+use crate::stage::{Pipeline, Stage};
+use crate::unit::Micros;
+
+/// Fragments up to which the count is searched in full where limits break the closed form.
+const FULL_SEARCH: usize = 64;
+
+/// What a planner of equal fragments has to know of a chain, sorted so that a plan takes nanoseconds.
+///
+/// Equal fragments of size `x` take `sum(g) + x sum(G) + (k-1) max(g + G x)`. The maximum is the upper hull of the
+/// stages' lines (section 3.2), so the latency is the maximum of the stages' signature curves `c1 k + c2/k + c3`
+/// (equation 13). Each of them is convex in `k`, hence so is the latency: one local minimum, at a signature's minimum,
+/// at a switch between two stages, or at one fragment.
+///
+/// Building it sorts the stages and allocates once; [`Signature::count`] does neither.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Signature {
+    overheads: f64,
+    per_byte: f64,
+    /// Hull lines from the one that is highest for large fragments to the one for small.
+    hull: Vec<Line>,
+}
+
+/// One line of the hull: `g + G x` is the greatest from `from` bytes up, until the line before takes over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Line {
+    g: f64,
+    c: f64,
+    /// `sum(G) - G`: what the other stages pay for a byte.
+    others: f64,
+    from: f64,
+    /// One over `from`.
+    per_from: f64,
+}
+
+impl Signature {
+    /// The signature of a chain.
+    #[must_use]
+    pub fn new(pipeline: &Pipeline) -> Self {
+        let stages = pipeline.stages();
+        let overheads = stages.iter().map(|stage| stage.first_overhead().get()).sum();
+        Self::of_lines(overheads, stages.iter().map(Stage::c).sum(), stages)
+    }
+
+    /// The signature of a chain of which only the sums and the slowest stages are known: as much as can be seen
+    /// from outside (section 5.3.2).
+    pub(crate) fn of_lines(overheads: f64, per_byte: f64, slowest: &[Stage]) -> Self {
+        let mut lines: Vec<&Stage> = slowest.iter().collect();
+        lines.sort_by(|a, b| b.c().total_cmp(&a.c()).then(b.g().total_cmp(&a.g())));
+        let mut hull: Vec<Line> = Vec::with_capacity(lines.len());
+        for stage in lines {
+            let line = Line {
+                g: stage.g(),
+                c: stage.c(),
+                others: (per_byte - stage.c()).max(0.0),
+                from: 0.0,
+                per_from: f64::INFINITY,
+            };
+            if hull.last().is_some_and(|top| line.g <= top.g) {
+                continue;
+            }
+            while let Some(top) = hull.last_mut() {
+                let switch = (line.g - top.g) / (top.c - line.c);
+                let above = hull.len().checked_sub(2).map(|index| hull[index].from);
+                if above.is_some_and(|above| switch >= above) {
+                    hull.pop();
+                } else {
+                    let last = hull.len() - 1;
+                    hull[last].from = switch;
+                    hull[last].per_from = 1.0 / switch;
+                    break;
+                }
+            }
+            hull.push(line);
+        }
+        Self { overheads, per_byte, hull }
+    }
+
+    /// Latency in microseconds of `bytes` cut into `count` equal fragments, which may be fractional.
+    #[must_use]
+    pub fn latency(&self, bytes: f64, count: f64) -> Micros {
+        Micros::of(self.us(bytes, count))
+    }
+
+    fn us(&self, bytes: f64, count: f64) -> f64 {
+        let size = bytes / count;
+        let mut slowest = 0.0;
+        for line in &self.hull {
+            slowest = f64::max(slowest, line.c.mul_add(size, line.g));
+        }
+        (count - 1.0).mul_add(slowest, self.per_byte.mul_add(size, self.overheads))
+    }
+
+    /// The fragment sizes, in bytes and descending, at which the bottleneck moves to another stage (point A of the
+    /// paper's figure 2).
+    pub fn switches(&self) -> impl Iterator<Item = f64> + '_ {
+        let inner = self.hull.len().saturating_sub(1);
+        self.hull[..inner].iter().map(|line| line.from)
+    }
+
+    /// The real number of fragments at which the latency is least (equation 12 on the hull); infinite if cutting
+    /// finer always helps.
+    #[must_use]
+    pub fn best_real(&self, bytes: f64) -> f64 {
+        let mut fewest = 1.0;
+        for line in &self.hull {
+            let most = bytes * line.per_from;
+            if most < fewest {
+                continue;
+            }
+            // Squares are compared, so that one root is taken at most. If both sides are zero there is nothing to
+            // gain from cutting and nothing to pay for it.
+            let own = bytes * line.others;
+            if own <= fewest * fewest * line.g {
+                return fewest;
+            }
+            if own <= most * most * line.g || most.is_infinite() {
+                return (own / line.g).sqrt();
+            }
+            fewest = most;
+        }
+        fewest
+    }
+
+    /// The best whole number of fragments within `fewest..=most`. Equal to trying them all, because the latency is
+    /// convex in the count. No allocation.
+    #[must_use]
+    pub fn count(&self, bytes: f64, fewest: usize, most: usize) -> usize {
+        let real = self.best_real(bytes).clamp(fewest as f64, most as f64);
+        let below = real.floor();
+        let above = below + 1.0;
+        if real > below && above <= most as f64 && self.us(bytes, above) < self.us(bytes, below) {
+            above as usize
+        } else {
+            below as usize
+        }
+    }
+}
+
+/// Equal fragments whose number is the best there is: the paper's fixed-sized algorithm.
+///
+/// Where limits break the closed form (units, credits, a smaller last fragment), the counts around the closed form's
+/// are tried with the exact recurrence, all of them up to 64.
+///
+/// # Errors
+///
+/// See [`PlanError`].
+pub fn fixed(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError> {
+    let problem = request.problem(pipeline)?;
+    let sizes = sizes(&problem, &Signature::new(pipeline));
+    Ok(problem.plan(Family::Fixed, sizes))
+}
+
+/// The best equal cut of a checked problem.
+pub(crate) fn sizes(problem: &Problem<'_>, signature: &Signature) -> Vec<f64> {
+    let (fewest, most) = problem.cut.counts;
+    let count = signature.count(problem.bytes, fewest, most);
+    if !problem.limits.shapes() && problem.credits().is_none() {
+        return vec![problem.bytes / count as f64; count];
+    }
+    let mut best = BestCut::new(problem);
+    for count in counts_to_try(problem, count) {
+        if problem.limits.equal_but_last {
+            try_equal_but_last(problem, count, &mut best);
+        } else {
+            let mut sizes = vec![problem.bytes / count as f64; count];
+            if problem.cut.fit(&mut sizes) {
+                best.offer(sizes);
+            }
+        }
+    }
+    best.take().unwrap_or_else(|| fallback(problem))
+}
+
+/// A cut that keeps all limits when no candidate did: as many full fragments as fit and the rest, or the fewest.
+pub(crate) fn fallback(problem: &Problem<'_>) -> Vec<f64> {
+    let count = problem.cut.counts.0;
+    let mut sizes = vec![problem.bytes / count as f64; count];
+    problem.cut.fit(&mut sizes);
+    sizes
+}
+
+fn counts_to_try(problem: &Problem<'_>, near: usize) -> Vec<usize> {
+    let (fewest, most) = problem.cut.counts;
+    let all = most - fewest < FULL_SEARCH;
+    // Few credits may want far fewer fragments than the closed form, which knows of none.
+    let low = if all || problem.credits().is_some() { fewest } else { fewest.max(near / 2) };
+    let high = if all { most } else { most.min(near.saturating_mul(2).max(FULL_SEARCH)) };
+    let step = ((high.saturating_sub(low)) / 256).max(1);
+    let mut counts: Vec<usize> = (low..=high).step_by(step).collect();
+    counts.extend(near.saturating_sub(8).max(fewest)..=(near + 8).min(most));
+    counts.sort_unstable();
+    counts.dedup();
+    counts
+}
+
+/// For one count, the size of all but the last: the latency is convex in it, so a golden section finds it.
+fn try_equal_but_last(problem: &Problem<'_>, count: usize, best: &mut BestCut<'_, '_>) {
+    let bytes = problem.bytes;
+    let low = bytes / count as f64;
+    let high = if count == 1 { bytes } else { bytes / (count - 1) as f64 };
+    if let Some(unit) = problem.cut.unit() {
+        let (first, last) = ((low / unit).ceil(), (high / unit).ceil());
+        let step = ((last - first) / 32.0).ceil().max(1.0);
+        let mut units = first;
+        while units <= last {
+            best.offer_if(problem.cut.equal_but_last(count, units * unit));
+            units += step;
+        }
+        return;
+    }
+    let share = 0.5 * (5.0_f64.sqrt() - 1.0);
+    let (mut a, mut b) = (low, high);
+    best.offer_if(problem.cut.equal_but_last(count, low));
+    for _ in 0..40 {
+        let (left, right) = (b - share * (b - a), a + share * (b - a));
+        let at_left = best.offer_if(problem.cut.equal_but_last(count, left));
+        let at_right = best.offer_if(problem.cut.equal_but_last(count, right));
+        if at_left <= at_right { b = right } else { a = left }
+    }
+}
+
+/// Keeps the fastest of the cuts that it is offered, timed by the exact recurrence.
+pub(crate) struct BestCut<'a, 'p> {
+    clock: crate::timing::Recurrence<'p>,
+    best: Option<(f64, Vec<f64>)>,
+    problem: &'a Problem<'p>,
+}
+
+impl<'a, 'p> BestCut<'a, 'p> {
+    pub(crate) fn new(problem: &'a Problem<'p>) -> Self {
+        Self { clock: problem.recurrence(), best: None, problem }
+    }
+
+    /// Times a cut and keeps it if it is the fastest so far; its latency in microseconds.
+    pub(crate) fn offer(&mut self, sizes: Vec<f64>) -> f64 {
+        debug_assert!(sizes.len() <= MAX_FRAGMENTS && self.problem.bytes > 0.0);
+        let latency = self.clock.latency(&sizes);
+        if self.best.as_ref().is_none_or(|(best, _)| latency < *best) {
+            self.best = Some((latency, sizes));
+        }
+        latency
+    }
+
+    fn offer_if(&mut self, sizes: Option<Vec<f64>>) -> f64 {
+        sizes.map_or(f64::INFINITY, |sizes| self.offer(sizes))
+    }
+
+    /// The latency of the fastest in microseconds, infinite if there is none.
+    pub(crate) fn latency(&self) -> f64 {
+        self.best.as_ref().map_or(f64::INFINITY, |(latency, _)| *latency)
+    }
+
+    pub(crate) fn take(self) -> Option<Vec<f64>> {
+        self.best.map(|(_, sizes)| sizes)
+    }
+}

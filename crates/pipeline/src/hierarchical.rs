@@ -1,0 +1,372 @@
+//! Hierarchical fragmentation (section 4.3): compound stages that cut finer inside and reassemble at their borders.
+
+use crate::compound::{self, Approximation, Grouping, GroupingError};
+use crate::fixed::{self, Signature};
+use crate::limits::{Cut, Limits};
+use crate::plan::{Family, Level, Plan, PlanError, Problem, Request};
+use crate::ramp;
+use crate::ramp_up;
+use crate::ramp_up_down;
+use crate::stage::Pipeline;
+
+/// Fits of the compound stages, each over the sizes that the one before led to; a third changes nothing.
+const ROUNDS: usize = 2;
+
+/// Sizes that a compound stage is fitted to. 24 are within 0.1 % of the fit to a thousand.
+const POINTS: usize = 24;
+
+/// The smallest size of the first fit, in bytes.
+const SMALLEST: f64 = 64.0;
+
+/// Numbers of top-level fragments tried on either side of the approximation's best.
+const AROUND: usize = 4;
+
+/// Groupings that ramps are tried on; the best one is nearly always among the first four with equal fragments.
+const SHORTLIST: usize = 4;
+
+/// Stages up to which every division into groups is looked at: 63 of them for eight stages.
+const SHORT_CHAIN: usize = 8;
+
+/// Groups of a division; a fifth has not been seen to help.
+const MOST_GROUPS: u32 = 4;
+
+/// Pieces of all fragments in all groups together beyond which no more are cut: it bounds a plan's memory.
+const MOST_PIECES: usize = 1 << 12;
+
+/// The algorithm on the top level, or inside a group.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Base {
+    /// Equal fragments; with them on both levels this is the paper's algorithm B.
+    Fixed,
+    /// The two-stage ramp; on the top level the paper's algorithm C.
+    RampUp,
+    /// The three-stage ramp; on the top level the paper's algorithm C'.
+    RampUpDown,
+    /// The greedy ramp on any number of groups.
+    Ramp,
+}
+
+/// A compound pipeline: every group of stages replaced by the simple stage that approximates it.
+#[derive(Clone, Debug)]
+pub(crate) struct Compound {
+    pub(crate) groups: Grouping,
+    pub(crate) insides: Vec<Pipeline>,
+    pub(crate) top: Pipeline,
+}
+
+impl Compound {
+    pub(crate) fn new(pipeline: &Pipeline, groups: &Grouping, low: f64, high: f64) -> Self {
+        let insides: Vec<Pipeline> =
+            groups.ranges().map(|range| Pipeline::of(pipeline.stages()[range].to_vec())).collect();
+        let top = insides
+            .iter()
+            .map(|inside| match inside.stages() {
+                [stage] => *stage,
+                _ => compound::approximate(inside, low, high, POINTS).stage,
+            })
+            .collect();
+        Self { groups: groups.clone(), insides, top: Pipeline::of(top) }
+    }
+}
+
+/// The plan that refragments at the groups' borders with one algorithm on each level.
+///
+/// The top level is planned on the approximated compound pipeline, fitted twice; its latency and its number of
+/// fragments are then settled by the exact recurrence.
+///
+/// # Errors
+///
+/// Groups that do not cover the stages; a [`Base`] that does not fit the number of groups; else see [`PlanError`].
+pub fn with_bases(
+    pipeline: &Pipeline,
+    request: &Request,
+    groups: &Grouping,
+    top: Base,
+    inside: Base,
+) -> Result<Plan, PlanError> {
+    let problem = request.problem(pipeline)?;
+    check(pipeline, groups)?;
+    best_of(&problem, groups, top, inside)
+}
+
+/// The fastest refragmenting plan over all bases that apply, for the given groups, or else for every group around one
+/// stage.
+///
+/// # Errors
+///
+/// Groups that do not cover the stages; else see [`PlanError`].
+pub fn hierarchical(
+    pipeline: &Pipeline,
+    request: &Request,
+    groups: Option<&Grouping>,
+) -> Result<Plan, PlanError> {
+    let problem = request.problem(pipeline)?;
+    let groupings = match groups {
+        Some(groups) => {
+            check(pipeline, groups)?;
+            vec![groups.clone()]
+        }
+        None => natural_groupings(&problem),
+    };
+    plan(&problem, &groupings)
+}
+
+/// The fastest plan over some groupings of a checked problem: all are tried with equal fragments on both levels, the
+/// best of them with ramps.
+pub(crate) fn plan(problem: &Problem<'_>, groupings: &[Grouping]) -> Result<Plan, PlanError> {
+    let mut tried = Vec::with_capacity(groupings.len());
+    for groups in groupings {
+        let (compound, sizes) = approximated(problem, groups, Base::Fixed)?;
+        tried.push((groups, cut_inside(problem, &compound, sizes, Base::Fixed)?));
+    }
+    tried.sort_by(|a, b| a.1.latency().get().total_cmp(&b.1.latency().get()));
+    let mut best: Option<Plan> = None;
+    let mut offer = |plan: Plan| {
+        if best.as_ref().is_none_or(|best| plan.latency() < best.latency()) {
+            best = Some(plan);
+        }
+    };
+    for (groups, plan) in tried.into_iter().take(SHORTLIST) {
+        offer(plan);
+        offer(best_of(problem, groups, Base::Fixed, Base::Fixed)?);
+        let ramped = best_of(problem, groups, Base::Ramp, Base::Fixed)?;
+        let compound =
+            Compound::new(problem.pipeline, groups, SMALLEST.min(problem.bytes), problem.bytes);
+        offer(cut_inside(problem, &compound, ramped.fragments.clone(), Base::Ramp)?);
+        offer(ramped);
+    }
+    best.ok_or(PlanError::Groups(GroupingError::Empty(0)))
+}
+
+/// The divisions worth trying: all into two to four groups on short chains; on long ones the groups around each of
+/// the slowest stages, for small and for large fragments, alone and with either neighbour.
+pub(crate) fn natural_groupings(problem: &Problem<'_>) -> Vec<Grouping> {
+    let n = problem.pipeline.stages().len();
+    if n <= SHORT_CHAIN {
+        let few = (1_u32..1 << (n - 1)).filter(|borders| borders.count_ones() < MOST_GROUPS);
+        let mut groupings: Vec<Grouping> = few
+            .map(|borders| Grouping::at(n, |stage| borders >> stage & 1 == 1))
+            .filter(|g| !g.is_flat())
+            .collect();
+        if groupings.is_empty() {
+            groupings.push(Grouping::at(n, |_| true));
+        }
+        return groupings;
+    }
+    let stages = problem.pipeline.stages();
+    let mut groupings: Vec<Grouping> = Vec::new();
+    for bytes in [0.0, problem.bytes / 16.0, problem.bytes] {
+        let mut order: Vec<usize> = (0..n).collect();
+        order.sort_by(|&a, &b| stages[b].us(bytes).total_cmp(&stages[a].us(bytes)));
+        for &slow in order.iter().take(2) {
+            for (from, to) in
+                [(slow, slow), (slow.saturating_sub(1), slow), (slow, (slow + 1).min(n - 1))]
+            {
+                let groups = Grouping::at(n, |stage| stage + 1 == from || stage == to);
+                if !groupings.contains(&groups) {
+                    groupings.push(groups);
+                }
+            }
+        }
+    }
+    groupings
+}
+
+/// The plan whose top level is given; each group cuts by the fixed planner.
+pub(crate) fn given(
+    problem: &Problem<'_>,
+    groups: &Grouping,
+    vector: &[f64],
+) -> Result<Plan, PlanError> {
+    check(problem.pipeline, groups)?;
+    let compound =
+        Compound::new(problem.pipeline, groups, SMALLEST.min(problem.bytes), problem.bytes);
+    let plan = cut_inside(problem, &compound, vector.to_vec(), Base::Fixed)?;
+    Ok(Plan { family: Family::Given, ..plan })
+}
+
+fn check(pipeline: &Pipeline, groups: &Grouping) -> Result<(), PlanError> {
+    let stages = pipeline.stages().len();
+    let covered = groups.ranges().map(|range| range.len()).sum();
+    if groups.covers(stages) {
+        Ok(())
+    } else {
+        Err(GroupingError::Uncovered { covered, stages }.into())
+    }
+}
+
+fn best_of(
+    problem: &Problem<'_>,
+    groups: &Grouping,
+    top: Base,
+    inside: Base,
+) -> Result<Plan, PlanError> {
+    let (compound, sizes) = approximated(problem, groups, top)?;
+    let count = sizes.len();
+    let mut best = cut_inside(problem, &compound, sizes, inside)?;
+    let (fewest, most) = problem.cut.counts;
+    for up in [true, false] {
+        for step in 1..=AROUND {
+            let near = if up { count + step } else { count.saturating_sub(step) };
+            if near < fewest || near > most {
+                break;
+            }
+            let plan = cut_inside(
+                problem,
+                &compound,
+                top_sizes(problem, &compound, top, Some(near))?,
+                inside,
+            )?;
+            if plan.latency() >= best.latency() {
+                break;
+            }
+            best = plan;
+        }
+    }
+    Ok(best)
+}
+
+/// Plans the top level on the approximation, fits again over the sizes in use, and plans again.
+pub(crate) fn approximated(
+    problem: &Problem<'_>,
+    groups: &Grouping,
+    top: Base,
+) -> Result<(Compound, Vec<f64>), PlanError> {
+    let (mut low, mut high) = (SMALLEST.min(problem.bytes), problem.bytes);
+    let mut round = 0;
+    loop {
+        let compound = Compound::new(problem.pipeline, groups, low, high);
+        let sizes = top_sizes(problem, &compound, top, None)?;
+        round += 1;
+        if round == ROUNDS {
+            return Ok((compound, sizes));
+        }
+        (low, high) = in_use(&sizes);
+    }
+}
+
+/// The smallest and the largest size of a plan, a hair apart where they are equal, so that the fit is exact there.
+pub(crate) fn in_use(sizes: &[f64]) -> (f64, f64) {
+    let low = sizes.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = sizes.iter().copied().fold(0.0, f64::max);
+    if high > low * 1.01 { (low, high) } else { (low * 0.99, high * 1.01) }
+}
+
+fn top_sizes(
+    problem: &Problem<'_>,
+    compound: &Compound,
+    base: Base,
+    count: Option<usize>,
+) -> Result<Vec<f64>, PlanError> {
+    let mut cut = problem.cut;
+    if let Some(count) = count {
+        cut.counts = (count, count);
+    }
+    if compound.top.is_free_to_cut()
+        && count.is_none()
+        && !problem.limits.bounds_count()
+        && cut.counts.0 != cut.counts.1
+    {
+        cut.counts = (1, 1);
+    }
+    let upper =
+        Problem { pipeline: &compound.top, bytes: problem.bytes, cut, limits: problem.limits };
+    cut_with(&upper, base)
+}
+
+fn cut_with(problem: &Problem<'_>, base: Base) -> Result<Vec<f64>, PlanError> {
+    Ok(match base {
+        Base::Fixed => fixed::sizes(problem, &Signature::new(problem.pipeline)),
+        Base::Ramp => ramp::sizes(problem, &Signature::new(problem.pipeline)),
+        Base::RampUp => ramp_up::sizes(problem)?,
+        Base::RampUpDown => ramp_up_down::sizes(problem)?,
+    })
+}
+
+/// Cuts every top-level fragment inside every group, and times the whole exactly.
+fn cut_inside(
+    problem: &Problem<'_>,
+    compound: &Compound,
+    sizes: Vec<f64>,
+    base: Base,
+) -> Result<Plan, PlanError> {
+    let mut levels = Vec::with_capacity(compound.insides.len());
+    for (range, inside) in compound.groups.ranges().zip(&compound.insides) {
+        let signature = Signature::new(inside);
+        let mut fragments: Vec<Vec<f64>> = Vec::with_capacity(sizes.len());
+        for (index, &size) in sizes.iter().enumerate() {
+            let same = index.checked_sub(1).filter(|&before| sizes[before] == size);
+            fragments.push(match same {
+                Some(before) => fragments[before].clone(),
+                None => pieces(problem, inside, &signature, (size, sizes.len()), base),
+            });
+        }
+        levels.push(Level { stages: range, fragments });
+    }
+    let latency = compound::latency(problem.pipeline, &levels, problem.credits(), None);
+    let mut plan = problem.plan(Family::Hierarchical, sizes);
+    plan.latency = crate::unit::Micros::of(latency);
+    plan.levels = levels;
+    Ok(plan)
+}
+
+/// One fragment's pieces inside one group; the fragment itself where a limit or a free chain leaves no better cut.
+fn pieces(
+    problem: &Problem<'_>,
+    inside: &Pipeline,
+    signature: &Signature,
+    (size, of): (f64, usize),
+    base: Base,
+) -> Vec<f64> {
+    let limits = Limits { max_in_flight: None, max_fragments: None, ..problem.limits };
+    if inside.stages().len() == 1 || (inside.is_free_to_cut() && !limits.bounds_count()) {
+        return vec![size];
+    }
+    let Ok(mut cut) = Cut::new(size, &limits) else { return vec![size] };
+    cut.counts.1 = cut.counts.1.min((MOST_PIECES / of).max(cut.counts.0));
+    let lower = Problem { pipeline: inside, bytes: size, cut, limits };
+    match base {
+        Base::Ramp => ramp::sizes(&lower, signature),
+        _ => fixed::sizes(&lower, signature),
+    }
+}
+
+/// A plan made and promised as in the paper: in the linear model of the compound stages.
+#[derive(Clone, Debug)]
+pub struct LinearModel {
+    /// The compound pipeline of the last fit.
+    pub top: Pipeline,
+    /// The top level's sizes in bytes.
+    pub fragments: Vec<f64>,
+    /// Its latency on the compound pipeline, in microseconds.
+    pub latency: f64,
+}
+
+/// Algorithms B, C and C' in the paper's own terms: planned, and timed, on the approximation (section 5.5). The
+/// exact time of the same plan is [`with_bases`]'s affair; the two differ by a few percent.
+///
+/// # Errors
+///
+/// As [`with_bases`].
+pub fn linear_model(
+    pipeline: &Pipeline,
+    request: &Request,
+    groups: &Grouping,
+    top: Base,
+) -> Result<LinearModel, PlanError> {
+    let problem = request.problem(pipeline)?;
+    check(pipeline, groups)?;
+    let (compound, fragments) = approximated(&problem, groups, top)?;
+    let latency = compound.top.latency(&fragments, None).get();
+    Ok(LinearModel { top: compound.top, fragments, latency })
+}
+
+impl Approximation {
+    /// The standard deviation as a fraction of the mean.
+    #[must_use]
+    pub fn relative_deviation(&self) -> f64 {
+        let mean = self.mean.get();
+        if mean > 0.0 { self.deviation.get() / mean } else { 0.0 }
+    }
+}

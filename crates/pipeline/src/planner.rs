@@ -1,0 +1,356 @@
+//! A plan for every message on the hot path: cached by size class, never computed there, nothing allocated.
+//!
+//! Message sizes fall into eight classes an octave; a plan scaled from its class's largest size costs 0.1 % on
+//! average. A class seen for the first time is answered with equal fragments at once, in tens of nanoseconds, and noted
+//! as [`Wanted`]; whoever has time computes its ramp with [`Wanted::compute`], on any thread, and brings it back with
+//! [`Planner::install`].
+
+use crate::fixed::Signature;
+use crate::limits::{Cut, Limits, MAX_FRAGMENTS};
+use crate::plan::{MAX_BYTES, Plan, PlanError, Request};
+use crate::ramp::ramp;
+use crate::stage::Pipeline;
+
+/// Classes an octave: three bits of the mantissa. Four would cost 0.25 % on average, one 1 %.
+const CLASSES: usize = 8;
+
+/// Octaves of `1..=MAX_BYTES`.
+const OCTAVES: usize = 51;
+
+const WORDS: usize = (OCTAVES * CLASSES).div_ceil(64);
+
+/// The sizes of one message on the hot path: whole bytes, in order, summing to the message.
+///
+/// An iterator; it borrows the planner's cache and allocates nothing.
+#[derive(Clone, Debug)]
+pub struct Pieces<'a> {
+    shape: Shape<'a>,
+    bytes: u64,
+    unit: u64,
+    index: usize,
+    cut: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Shape<'a> {
+    Equal(usize),
+    /// Where each fragment ends, as a fraction of the message.
+    Ends(&'a [f64]),
+}
+
+impl Pieces<'_> {
+    /// Number of fragments planned for; rounding to units may leave fewer.
+    #[must_use]
+    pub const fn planned(&self) -> usize {
+        match self.shape {
+            Shape::Equal(count) => count,
+            Shape::Ends(ends) => ends.len(),
+        }
+    }
+
+    /// Whether the plan came from the cache; else it is the equal fragments of a first message.
+    #[must_use]
+    pub const fn is_cached(&self) -> bool {
+        matches!(self.shape, Shape::Ends(_))
+    }
+
+    fn end(&self, index: usize) -> u64 {
+        let planned = self.planned();
+        if index + 1 >= planned {
+            return self.bytes;
+        }
+        let at = match self.shape {
+            Shape::Equal(count) => {
+                (self.bytes as u128 * (index as u128 + 1) / count as u128) as u64
+            }
+            Shape::Ends(ends) => (ends[index] * self.bytes as f64) as u64,
+        };
+        if self.unit > 1 {
+            (at.saturating_add(self.unit / 2) / self.unit * self.unit).min(self.bytes)
+        } else {
+            at
+        }
+    }
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        while self.cut < self.bytes {
+            let end = self.end(self.index);
+            self.index += 1;
+            if end > self.cut {
+                let size = end - self.cut;
+                self.cut = end;
+                return Some(size);
+            }
+        }
+        None
+    }
+}
+
+/// A size class that was planned for without a ramp.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Wanted {
+    class: usize,
+    generation: u64,
+    pipeline: Pipeline,
+    request: Request,
+}
+
+/// A computed ramp on its way back to the planner.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Computed {
+    class: usize,
+    generation: u64,
+    ends: Box<[f64]>,
+}
+
+impl Wanted {
+    /// Computes the ramp: some ten to some hundred microseconds, off the hot path.
+    ///
+    /// # Errors
+    ///
+    /// None that the planner has not ruled out when it was made, except limits that single classes cannot keep; such
+    /// a class stays with equal fragments.
+    pub fn compute(&self) -> Result<Computed, PlanError> {
+        let plan: Plan = ramp(&self.pipeline, &self.request)?;
+        let mut at = 0.0;
+        let bytes = self.request.bytes();
+        let ends = plan.fragments().iter().map(|size| {
+            at += size;
+            at / bytes
+        });
+        Ok(Computed { class: self.class, generation: self.generation, ends: ends.collect() })
+    }
+}
+
+/// Plans for one chain, one sender. Not shared: each sender has its own, and no lock.
+#[derive(Clone, Debug)]
+pub struct Planner {
+    pipeline: Pipeline,
+    signature: Signature,
+    limits: Limits,
+    ramps: bool,
+    /// Most fragments, and the bounds of a size, read off the limits once.
+    most: usize,
+    unit: u64,
+    mtu: f64,
+    min: f64,
+    generation: u64,
+    classes: Vec<Option<Box<[f64]>>>,
+    wanted: [u64; WORDS],
+}
+
+impl Planner {
+    /// A planner with an empty cache.
+    ///
+    /// `equal_but_last` and `max_in_flight` are not for the hot path and are refused: plan such messages with
+    /// [`fixed`](mod@crate::fixed) or [`auto`](mod@crate::auto).
+    ///
+    /// # Errors
+    ///
+    /// Limits that contradict each other or are refused; a chain without any overhead unless a limit bounds the
+    /// number of fragments.
+    pub fn new(pipeline: Pipeline, limits: Limits) -> Result<Self, PlanError> {
+        let needs = "limits without equal_but_last and max_in_flight, a whole align";
+        let stages = pipeline.stages().len();
+        let unit = limits.align.unwrap_or(1.0);
+        if limits.equal_but_last
+            || limits.max_in_flight.is_some()
+            || unit.fract() != 0.0
+            || unit > MAX_BYTES
+        {
+            return Err(PlanError::NotApplicable { planner: "cache", needs, stages });
+        }
+        limits.check(unit.max(1.0))?;
+        if pipeline.is_free_to_cut() && !limits.bounds_count() {
+            return Err(PlanError::Unbounded);
+        }
+        // Rounding to units moves each end by half a unit: a unit less above, a unit more below.
+        let slack = if limits.align.is_some() { unit } else { 1.0 };
+        let mtu = limits.mtu.map_or(f64::INFINITY, |mtu| mtu - slack);
+        if mtu < 1.0 {
+            return Err(PlanError::AlignBeyondMtu { align: slack, mtu: mtu + slack });
+        }
+        let min = limits.min_fragment.map_or(slack, |min| min + slack).min(mtu);
+        Ok(Self {
+            signature: Signature::new(&pipeline),
+            pipeline,
+            limits,
+            ramps: true,
+            most: limits.max_fragments.unwrap_or(MAX_FRAGMENTS).min(MAX_FRAGMENTS),
+            unit: unit as u64,
+            mtu,
+            min,
+            generation: 0,
+            classes: vec![None; OCTAVES * CLASSES],
+            wanted: [0; WORDS],
+        })
+    }
+
+    /// The sizes for a message of `bytes`: of its class's ramp if there is one, else equal. Zero bytes have none.
+    ///
+    /// Takes nanoseconds and does not allocate. A message above [`MAX_BYTES`] is treated as one of that class.
+    pub fn plan(&mut self, bytes: u64) -> Pieces<'_> {
+        let class = class_of(bytes);
+        let shape = match &self.classes[class] {
+            Some(ends) => Shape::Ends(ends),
+            None => {
+                if self.ramps {
+                    self.wanted[class / 64] |= 1 << (class % 64);
+                }
+                Shape::Equal(self.equal(bytes as f64))
+            }
+        };
+        Pieces { shape, bytes, unit: self.unit, index: 0, cut: 0 }
+    }
+
+    fn equal(&self, bytes: f64) -> usize {
+        let fewest = ((bytes / self.mtu).ceil() as usize).clamp(1, MAX_FRAGMENTS);
+        let most = ((bytes / self.min) as usize).min(self.most).max(fewest);
+        self.signature.count(bytes, fewest, most)
+    }
+
+    /// Replaces the chain: the cache is emptied, and ramps that are still being computed will be turned away.
+    ///
+    /// # Errors
+    ///
+    /// As [`Planner::new`]; the old chain then stays.
+    pub fn replace(&mut self, pipeline: Pipeline) -> Result<(), PlanError> {
+        let next = Self::new(pipeline, self.limits)?;
+        *self = Self { generation: self.generation + 1, ramps: self.ramps, ..next };
+        Ok(())
+    }
+
+    /// Whether to use ramps. Off where the chain is known so badly that a ramp is a risk: equal fragments suffer less
+    /// from wrong costs (above some 20 % error a ramp loses on average). Switching empties the cache.
+    pub fn use_ramps(&mut self, yes: bool) {
+        if self.ramps != yes {
+            self.ramps = yes;
+            self.generation += 1;
+            self.classes.fill(None);
+            self.wanted = [0; WORDS];
+        }
+    }
+
+    /// The next class that wants its ramp; it is not named again until the chain is replaced. Allocates: off the
+    /// hot path.
+    #[must_use]
+    pub fn poll_wanted(&mut self) -> Option<Wanted> {
+        let word = self.wanted.iter().position(|&word| word != 0)?;
+        let class = word * 64 + self.wanted[word].trailing_zeros() as usize;
+        self.wanted[word] &= self.wanted[word] - 1;
+        let largest = largest_of(class);
+        let shrink = (largest / smallest_of(class)).min(largest);
+        let mut limits = Limits::new();
+        if self.mtu.is_finite() {
+            limits = limits.mtu(self.mtu);
+        }
+        if self.limits.min_fragment.is_some() || self.unit > 1 {
+            limits = limits.min_fragment((self.min * shrink).min(self.mtu).min(largest));
+        }
+        limits = limits.max_fragments(self.most);
+        let request = Request::new(largest).limits(limits);
+        Some(Wanted {
+            class,
+            generation: self.generation,
+            pipeline: self.pipeline.clone(),
+            request,
+        })
+    }
+
+    /// Puts a computed ramp into the cache; `false` if the chain has been replaced since, or if the ramp does not
+    /// keep the limits for every size of its class.
+    pub fn install(&mut self, computed: Computed) -> bool {
+        let good = computed.generation == self.generation && self.keeps_limits(&computed);
+        if good {
+            self.classes[computed.class] = Some(computed.ends);
+        }
+        good
+    }
+
+    fn keeps_limits(&self, computed: &Computed) -> bool {
+        if self.limits.min_fragment.is_none() {
+            return true;
+        }
+        [smallest_of(computed.class), largest_of(computed.class)].into_iter().all(|bytes| {
+            let Ok(cut) = Cut::new(bytes, &Limits { align: None, ..self.limits }) else {
+                return false;
+            };
+            let mut before = 0.0;
+            let sizes: Vec<f64> = computed
+                .ends
+                .iter()
+                .map(|end| (end - std::mem::replace(&mut before, *end)) * bytes)
+                .collect();
+            cut.allows(&sizes)
+        })
+    }
+
+    /// The chain that is planned for.
+    #[must_use]
+    pub const fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+}
+
+/// The octave and the three bits below its leading one.
+fn class_of(bytes: u64) -> usize {
+    let bytes = bytes.clamp(1, MAX_BYTES as u64);
+    let octave = bytes.ilog2() as usize;
+    let mantissa = ((bytes << 3) >> octave) as usize & 7;
+    octave * CLASSES + mantissa
+}
+
+fn smallest_of(class: usize) -> f64 {
+    let (octave, mantissa) = (class / CLASSES, class % CLASSES);
+    ((1.0 + mantissa as f64 / CLASSES as f64) * (octave as f64).exp2()).ceil()
+}
+
+fn largest_of(class: usize) -> f64 {
+    let (octave, mantissa) = (class / CLASSES, class % CLASSES);
+    ((1.0 + (mantissa + 1) as f64 / CLASSES as f64) * (octave as f64).exp2() - 1.0)
+        .ceil()
+        .clamp(1.0, MAX_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_cover_all_sizes_in_order() {
+        for bytes in (0..4096).chain([1 << 20, (1 << 50) - 1, 1 << 50, u64::MAX]) {
+            let class = class_of(bytes);
+            assert!(class < OCTAVES * CLASSES);
+            if (1..1 << 49).contains(&bytes) {
+                assert!(
+                    smallest_of(class) <= bytes as f64 && bytes as f64 <= largest_of(class),
+                    "{bytes}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_ramp_of_an_old_chain_is_turned_away() {
+        let chain = |g| {
+            Pipeline::new(vec![Stage::new(g, 0.01).unwrap(), Stage::new(2.0 * g, 0.02).unwrap()])
+                .unwrap()
+        };
+        use crate::stage::Stage;
+        let mut planner = Planner::new(chain(5.0), Limits::new()).unwrap();
+        assert!(!planner.plan(5000).is_cached());
+        let stale = planner.poll_wanted().unwrap().compute().unwrap();
+        assert!(planner.poll_wanted().is_none());
+        planner.replace(chain(9.0)).unwrap();
+        assert!(!planner.install(stale));
+        assert!(!planner.plan(5000).is_cached());
+        let fresh = planner.poll_wanted().unwrap().compute().unwrap();
+        assert!(planner.install(fresh));
+        assert!(planner.plan(5000).is_cached());
+        assert_eq!(planner.plan(5000).sum::<u64>(), 5000);
+    }
+}

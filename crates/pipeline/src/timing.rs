@@ -1,0 +1,172 @@
+//! The exact recurrence: when each fragment leaves each stage.
+
+use std::ops::Range;
+
+use crate::stage::{Pipeline, Stage};
+use crate::unit::Micros;
+
+/// One fragment's stay in one stage: a bar of the Gantt chart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Row {
+    /// The stage, counted from 0.
+    pub stage: usize,
+    /// The fragment, counted from 0.
+    pub fragment: usize,
+    /// Its size in bytes.
+    pub bytes: f64,
+    /// When it entered, in microseconds after the first fragment entered the first stage.
+    pub start: Micros,
+    /// When it left.
+    pub end: Micros,
+}
+
+impl Row {
+    /// A measured stay, times in microseconds; `None` if they are not finite, negative, or the wrong way round.
+    #[must_use]
+    pub fn new(stage: usize, fragment: usize, bytes: f64, stay: Range<f64>) -> Option<Self> {
+        let good = stay.start >= 0.0 && stay.end >= stay.start && stay.end.is_finite();
+        good.then_some(Self {
+            stage,
+            fragment,
+            bytes,
+            start: Micros::of(stay.start),
+            end: Micros::of(stay.end),
+        })
+    }
+}
+
+/// The three parts of a latency (equation 4); their sum is the latency.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parts {
+    /// Which stage the parts are seen from: the one that is busy longest.
+    pub bottleneck: usize,
+    /// T_f: until the first fragment enters the bottleneck.
+    pub first: Micros,
+    /// T_b: from there until the last fragment leaves the bottleneck.
+    pub busy: Micros,
+    /// T_l: from there until the last fragment leaves the last stage.
+    pub last: Micros,
+    /// How much of T_b the bottleneck spent waiting. Zero for equal fragments and for every bubble-free plan.
+    pub idle: Micros,
+}
+
+/// The state of a chain while fragments enter it one by one (inequalities 1 to 3, taken as equalities).
+///
+/// With `credits` at most that many fragments are in the chain at once: one more enters when the oldest has left.
+#[derive(Clone, Debug)]
+pub(crate) struct Recurrence<'p> {
+    stages: &'p [Stage],
+    free: Vec<f64>,
+    exits: Vec<f64>,
+    sent: usize,
+}
+
+impl<'p> Recurrence<'p> {
+    pub(crate) fn new(stages: &'p [Stage], credits: Option<usize>) -> Self {
+        Self {
+            stages,
+            free: vec![0.0; stages.len()],
+            exits: vec![0.0; credits.unwrap_or(0)],
+            sent: 0,
+        }
+    }
+
+    /// Sends one fragment that is there from `arrival` on; tells when it leaves the last stage.
+    pub(crate) fn push(&mut self, arrival: f64, bytes: f64) -> f64 {
+        let mut at = arrival;
+        let slot = if self.exits.is_empty() { None } else { Some(self.sent % self.exits.len()) };
+        if let Some(slot) = slot {
+            at = at.max(self.exits[slot]);
+        }
+        if self.sent == 0 {
+            for (stage, free) in self.stages.iter().zip(&mut self.free) {
+                at = at.max(*free) + stage.first_us(bytes);
+                *free = at;
+            }
+        } else {
+            for (stage, free) in self.stages.iter().zip(&mut self.free) {
+                at = at.max(*free) + stage.us(bytes);
+                *free = at;
+            }
+        }
+        if let Some(slot) = slot {
+            self.exits[slot] = at;
+        }
+        self.sent += 1;
+        at
+    }
+
+    /// When the newest fragment left each stage.
+    pub(crate) fn left_at(&self) -> &[f64] {
+        &self.free
+    }
+
+    /// Forgets all fragments.
+    pub(crate) fn restart(&mut self) {
+        self.free.fill(0.0);
+        self.exits.fill(0.0);
+        self.sent = 0;
+    }
+
+    /// The latency of a whole vector in microseconds, from a fresh start.
+    pub(crate) fn latency(&mut self, fragments: &[f64]) -> f64 {
+        self.restart();
+        fragments.iter().fold(0.0, |_, &bytes| self.push(0.0, bytes))
+    }
+}
+
+impl Pipeline {
+    /// How long the fragments take from the first one's start to the last one's end, in this order.
+    ///
+    /// `max_in_flight` is the number of fragments that may be in the chain at once; `None` sets no limit and 0 is
+    /// read as 1.
+    #[must_use]
+    pub fn latency(&self, fragments: &[f64], max_in_flight: Option<usize>) -> Micros {
+        let credits = max_in_flight.map(|credits| credits.clamp(1, fragments.len().max(1)));
+        Micros::of(Recurrence::new(self.stages(), credits).latency(fragments))
+    }
+
+    /// Every fragment's stay in every stage, fragment by fragment.
+    #[must_use]
+    pub fn rows(&self, fragments: &[f64], max_in_flight: Option<usize>) -> Vec<Row> {
+        let credits = max_in_flight.map(|credits| credits.clamp(1, fragments.len().max(1)));
+        let mut clock = Recurrence::new(self.stages(), credits);
+        let mut rows = Vec::with_capacity(fragments.len() * self.stages().len());
+        for (fragment, &bytes) in fragments.iter().enumerate() {
+            clock.push(0.0, bytes);
+            for (stage, &end) in clock.left_at().iter().enumerate() {
+                let costs = &self.stages()[stage];
+                let stay = if fragment == 0 { costs.first_us(bytes) } else { costs.us(bytes) };
+                let start = Micros::of((end - stay).max(0.0));
+                rows.push(Row { stage, fragment, bytes, start, end: Micros::of(end) });
+            }
+        }
+        rows
+    }
+
+    /// T_f, T_b and T_l of a plan. An empty plan has three parts of zero.
+    #[must_use]
+    pub fn parts(&self, fragments: &[f64], max_in_flight: Option<usize>) -> Parts {
+        let bottleneck = self.bottleneck(fragments.len(), fragments.iter().sum());
+        let rows = self.rows(fragments, max_in_flight);
+        let mut there = rows.iter().filter(|row| row.stage == bottleneck);
+        let (Some(head), Some(end)) = (there.next(), rows.last()) else {
+            let zero = Micros::ZERO;
+            return Parts { bottleneck, first: zero, busy: zero, last: zero, idle: zero };
+        };
+        let tail = there.next_back().unwrap_or(head);
+        let at_work: f64 = rows
+            .iter()
+            .filter(|row| row.stage == bottleneck)
+            .map(|row| row.end.get() - row.start.get())
+            .sum();
+        let busy = tail.end.get() - head.start.get();
+        Parts {
+            bottleneck,
+            first: head.start,
+            busy: Micros::of(busy),
+            last: Micros::of(end.end.get() - tail.end.get()),
+            idle: Micros::of((busy - at_work).max(0.0)),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Real stages: what comes out is what went in, cut as planned.
+
+use std::io;
+
+use bytes::Bytes;
+use midplane_pipeline::conveyor::{CarryError, Conveyor, Copy, Station, Write};
+use midplane_pipeline::gantt::{Chart, chrome_trace, svg};
+use midplane_pipeline::{Pipeline, Request, Stage, fixed};
+use tokio::io::AsyncReadExt as _;
+
+struct Broken;
+
+impl Station for Broken {
+    async fn carry(&mut self, _: Bytes) -> io::Result<Bytes> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+fn sizes(bytes: f64) -> Vec<u64> {
+    let stages = [(7.2, 0.0072), (5.2, 0.0249), (7.4, 0.0079)];
+    let chain =
+        Pipeline::new(stages.iter().map(|&(g, c)| Stage::new(g, c).unwrap()).collect()).unwrap();
+    fixed(&chain, &Request::new(bytes)).unwrap().whole_bytes()
+}
+
+#[tokio::test]
+async fn bytes_cross_memory_and_a_pipe_unchanged() {
+    let message: Vec<u8> = (0..100_003_u32).map(|i| (i * 31 % 251) as u8).collect();
+    let (near, mut far) = tokio::io::duplex(4096);
+    let sizes = sizes(message.len() as f64);
+    let conveyor = Conveyor::source(io::Cursor::new(message.clone()), sizes.clone())
+        .stage(Copy)
+        .stage(Write(near));
+    let reader = tokio::spawn(async move {
+        let mut all = Vec::new();
+        far.read_to_end(&mut all).await.map(|_| all)
+    });
+    let rows = conveyor.run().await.unwrap();
+    assert_eq!(reader.await.unwrap().unwrap(), message);
+    assert_eq!(rows.len(), 3 * sizes.len());
+    for row in &rows {
+        assert_eq!(row.bytes, sizes[row.fragment] as f64);
+        assert!(row.end >= row.start);
+    }
+    let charts = [Chart { title: "measured <&>", rows: &rows }];
+    assert!(svg(&charts, &["read", "copy", "write"]).contains("measured &lt;&amp;&gt;"));
+    assert!(chrome_trace(&charts, &[]).contains("\"ph\":\"X\""));
+}
+
+#[tokio::test]
+async fn a_source_that_ends_early_and_a_broken_stage_are_named() {
+    let short = Conveyor::source(io::Cursor::new(vec![0; 10]), vec![8, 8]).stage(Copy).run().await;
+    assert!(matches!(short, Err(CarryError::Io { stage: 0, .. })), "{short:?}");
+    let broken = Conveyor::source(io::Cursor::new(vec![0; 10]), vec![5, 5])
+        .stage(Copy)
+        .stage(Broken)
+        .run()
+        .await;
+    assert!(matches!(broken, Err(CarryError::Io { stage: 2, .. })), "{broken:?}");
+}

@@ -1,0 +1,89 @@
+//! Disk to network to disk: a file cut whole, in 64 KiB, in every power of two, and by plan, in paired runs.
+//!
+//! Alone it starts its receiver as a process on this host; with `--rank` and `--peers` the two run on two hosts.
+
+mod compare;
+#[path = "../common/gantt.rs"]
+mod gantt;
+mod peer;
+mod wire;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Carries a file from this process's disk to another's, and shows what cutting it well is worth.
+///
+/// First the path is observed from outside: whole messages, then streams of fragments. The plan follows from that
+/// alone. Then every way of cutting is timed in turns, round after round, and medians are compared.
+#[derive(Clone, Debug, Parser)]
+#[command(after_long_help = HELP)]
+pub(crate) struct Arguments {
+    /// Rank of this process: 0 sends, 1 receives.
+    #[arg(long, requires = "peers")]
+    rank: Option<usize>,
+    /// File with one host:port a line, one for each rank.
+    #[arg(long, value_name = "FILE", requires = "rank")]
+    peers: Option<PathBuf>,
+    /// Rounds of paired runs.
+    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+    /// Stop measuring after so many seconds, even if rounds are left.
+    #[arg(long, default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// Make every message durable before it counts as arrived.
+    #[arg(long)]
+    sync: bool,
+    /// Directory for the two temporary files.
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// Print one JSON document instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Draw the measured and the predicted Gantt chart of a planned 1 MiB message; a trace for Perfetto if the name
+    /// ends in .json.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Be the receiver that another process started.
+    #[arg(long, hide = true)]
+    child: bool,
+}
+
+const HELP: &str = "Two hosts: put their host:port into a file, one a line, then run
+  host A: cargo run --release --example transfer -- --rank 0 --peers FILE
+  host B: cargo run --release --example transfer -- --rank 1 --peers FILE
+
+Columns: the median time of each way of cutting; what the plan promised and how far off that was; the plan against
+the whole file and against the fixed size that proved best afterwards.
+
+Exit code: 0 the plan beat the whole file, its promise was better than 5.9 % on average and it was within 2 % of the
+best fixed size; 1 one of these did not hold, or the peer was lost; 2 bad input.";
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    // One thread a process: on two processors the two processes are the parallel stages, and no stage waits for
+    // another thread to wake.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(problem) => {
+            eprintln!("runtime: {problem}");
+            return ExitCode::from(1);
+        }
+    };
+    let outcome = peer::run(&runtime, &arguments);
+    // A blocked read of a lost peer must not hold the process.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(peer::Fault::Input(problem)) => {
+            eprintln!("{problem}");
+            ExitCode::from(2)
+        }
+        Err(peer::Fault::Lost(problem)) => {
+            eprintln!("{problem}");
+            ExitCode::from(1)
+        }
+    }
+}

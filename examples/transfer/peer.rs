@@ -1,0 +1,168 @@
+//! The two processes, their connection, and what they must leave behind: nothing.
+
+use std::fmt::Display;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::{Child, Command};
+use tokio::runtime::Runtime;
+
+use crate::wire::{Hand, serve};
+use crate::{Arguments, compare};
+
+/// Tries to reach the receiver before giving up, 50 ms apart.
+const TRIES: u32 = 200;
+
+/// Why it did not run to the end.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// An argument is wrong.
+    Input(String),
+    /// The peer was lost, or a file, or the user stopped it.
+    Lost(String),
+}
+
+impl Fault {
+    pub(crate) fn lost(what: impl Display) -> impl FnOnce(io::Error) -> Self {
+        move |problem| Self::Lost(format!("{what}: {problem}"))
+    }
+}
+
+/// A file that goes when its owner goes.
+#[derive(Debug)]
+pub(crate) struct Temporary(pub(crate) PathBuf);
+
+impl Temporary {
+    fn new(arguments: &Arguments, role: &str) -> Result<Self, Fault> {
+        let directory = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
+        if !directory.is_dir() {
+            return Err(Fault::Input(format!(
+                "--directory {}: not a directory",
+                directory.display()
+            )));
+        }
+        Ok(Self(directory.join(format!("midplane-transfer-{}-{role}", std::process::id()))))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // Not there any more is what is wanted.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Plays the part that the arguments give this process.
+pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<bool, Fault> {
+    match (arguments.child, arguments.rank, &arguments.peers) {
+        (true, ..) => receive(runtime, arguments, "127.0.0.1:0".into()),
+        (_, Some(rank), Some(peers)) => {
+            let addresses = addresses(peers)?;
+            match rank {
+                0 => send(runtime, arguments, &addresses[1]),
+                1 => receive(runtime, arguments, addresses[1].clone()),
+                _ => Err(Fault::Input(format!("--rank {rank}: must be 0 (sends) or 1 (receives)"))),
+            }
+        }
+        _ => {
+            let (child, address) = runtime
+                .block_on(start_child(arguments))
+                .map_err(Fault::lost("starting the receiver"))?;
+            let outcome = send(runtime, arguments, &address);
+            runtime.block_on(end_child(child));
+            outcome
+        }
+    }
+}
+
+fn addresses(file: &Path) -> Result<Vec<String>, Fault> {
+    let bad =
+        |problem: &dyn Display| Fault::Input(format!("--peers {}: {problem}", file.display()));
+    let text = std::fs::read_to_string(file).map_err(|problem| bad(&problem))?;
+    let lines: Vec<String> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(Into::into).collect();
+    if lines.len() != 2 {
+        return Err(bad(&format!("must name two host:port, not {}", lines.len())));
+    }
+    match lines.iter().position(|line| !line.contains(':')) {
+        Some(index) => Err(bad(&format!("line {} is not host:port", index + 1))),
+        None => Ok(lines),
+    }
+}
+
+async fn start_child(arguments: &Arguments) -> io::Result<(Child, String)> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("--child").stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    if arguments.sync {
+        command.arg("--sync");
+    }
+    if let Some(directory) = &arguments.directory {
+        command.arg("--directory").arg(directory);
+    }
+    let mut child = command.spawn()?;
+    let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    let address =
+        BufReader::new(stdout).lines().next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok((child, address))
+}
+
+/// The connection is gone, so the receiver ends by itself; it is not waited for longer than a second.
+async fn end_child(mut child: Child) {
+    drop(child.stdin.take());
+    if tokio::time::timeout(Duration::from_secs(1), child.wait()).await.is_err() {
+        let _ = child.kill().await;
+    }
+}
+
+fn receive(runtime: &Runtime, arguments: &Arguments, address: String) -> Result<bool, Fault> {
+    let file = Temporary::new(arguments, "received")?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(&address).await.map_err(Fault::lost(&address))?;
+        if arguments.child {
+            println!("{}", listener.local_addr().map_err(Fault::lost(&address))?);
+        }
+        let work = async {
+            let (stream, _) = listener.accept().await?;
+            serve(stream, &file.0, arguments.sync).await
+        };
+        tokio::select! {
+            done = work => done.map(|()| true).map_err(Fault::lost("the sender")),
+            _ = tokio::signal::ctrl_c() => Err(Fault::Lost("stopped".into())),
+            // Nobody is left to be told.
+            () = orphaned(), if arguments.child => Ok(false),
+        }
+    })
+}
+
+/// Ends when whoever started this process has closed its end of standard input.
+async fn orphaned() {
+    let mut sink = tokio::io::sink();
+    let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut sink).await;
+}
+
+fn send(runtime: &Runtime, arguments: &Arguments, address: &str) -> Result<bool, Fault> {
+    let file = Temporary::new(arguments, "sent")?;
+    std::fs::write(&file.0, compare::contents()).map_err(Fault::lost(file.0.display()))?;
+    let hand = runtime.block_on(connect(address)).map_err(Fault::lost(address))?;
+    compare::run(runtime, arguments, &hand, &file.0)
+}
+
+async fn connect(address: &str) -> io::Result<Hand> {
+    let mut tries = 0;
+    loop {
+        match TcpStream::connect(address).await {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(Hand(Arc::new(stream)));
+            }
+            Err(error) if tries == TRIES => return Err(error),
+            Err(_) => tries += 1,
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
