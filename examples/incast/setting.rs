@@ -170,10 +170,10 @@ impl Setting {
         link.rate.nanos_for(u64::from(link.framing.wire_bytes(bytes)))
     }
 
-    /// What a full piece of a message takes on a link.
+    /// What the first piece of a message takes on a link: its jitter may be that, and none overtakes.
     pub(crate) fn piece_time(&self) -> Duration {
         let link = self.link();
-        let bytes = link.framing.piece_bytes(self.message_bytes.max(1_500), 0);
+        let bytes = link.framing.piece_bytes(self.message_bytes, 0);
         Duration::from_nanos(link.rate.nanos_for(u64::from(bytes)))
     }
 
