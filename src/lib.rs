@@ -1,4 +1,4 @@
-//! A communication fabric for async services.
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 pub use midplane_gang as gang;

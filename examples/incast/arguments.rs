@@ -81,7 +81,7 @@ pub(crate) struct Arguments {
     background: u32,
 
     /// Seconds of the measured part of each run, from 0.01 to 3600
-    #[arg(long, default_value_t = 0.8, value_parser = seconds)]
+    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
     seconds: f64,
 
     /// What everything random is drawn from

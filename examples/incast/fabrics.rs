@@ -6,6 +6,7 @@ use std::time::Duration;
 use midplane::nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
+use midplane::simhw::fault::Faults;
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::NicProfile;
@@ -17,6 +18,9 @@ use midplane::simhw::udp::{UdpConfig, UdpNic};
 use crate::run::Run;
 use crate::scenario::{Failure, Part, RECEIVER, receive, send};
 use crate::setting::Setting;
+
+/// Commands that may be under way on a port: at 100 Mb/s, 4,096 messages of 64 bytes are some 50 ms.
+const PORT_DEPTH: usize = 4_096;
 
 /// The firmware of every NIC of a run.
 fn firmware(setting: &Setting, genesis: bool) -> Result<Unit, Failure> {
@@ -44,6 +48,8 @@ pub(crate) fn simulate(setting: &Setting) -> Result<Run, Failure> {
     let mut world = World::new(&topology, profile, setting.seed, move |_, _| {
         firmware(&for_nics, true).expect("it was checked")
     });
+    // No two real senders keep in step to the nanosecond.
+    world.set_faults(Faults { jitter: setting.piece_time(), ..Faults::NONE });
     let part = Part {
         setting: setting.clone(),
         round: 0,
@@ -92,7 +98,8 @@ pub(crate) async fn take_part(
 ) -> Result<Option<Run>, Failure> {
     let node = NodeId(place.rank);
     let peers = place.peers[..usize::from(setting.nodes())].to_vec();
-    let mut config = UdpConfig::new(node, peers).line(setting.link()).seed(setting.seed);
+    let mut config =
+        UdpConfig::new(node, peers).line(setting.link()).seed(setting.seed).port_depth(PORT_DEPTH);
     if let Some(switch) = place.switch {
         config = config.via(switch);
     }

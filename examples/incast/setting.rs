@@ -170,6 +170,13 @@ impl Setting {
         link.rate.nanos_for(u64::from(link.framing.wire_bytes(bytes)))
     }
 
+    /// What the first piece of a message takes on a link: its jitter may be that, and none overtakes.
+    pub(crate) fn piece_time(&self) -> Duration {
+        let link = self.link();
+        let bytes = link.framing.piece_bytes(self.message_bytes, 0);
+        Duration::from_nanos(link.rate.nanos_for(u64::from(bytes)))
+    }
+
     /// A number by which nodes tell whether they were started for the same run.
     pub(crate) fn fingerprint(&self) -> u64 {
         let text = serde_json::to_string(self).expect("plain data");

@@ -15,8 +15,10 @@ use super::{BACKGROUND_BYTES, COUNTS, Failure, Part, STAMP_BYTES};
 use crate::mailbox::{Either, Mailbox, Note, Sent, Word, by, either, later};
 use crate::setting::Mode;
 
-/// Buffers that are lent for each kind of message.
-const BUFFERS: usize = 100;
+/// Bytes of buffers that are lent for each kind of message: a third of a second at 100 Mb/s.
+const BUFFER_BYTES: usize = 4 << 20;
+/// The fewest of them.
+const BUFFERS: usize = 16;
 /// Messages of each sender that end the warm-up.
 const WARM_MESSAGES: u64 = 10;
 /// The least that a warm-up takes: some rounds of a token.
@@ -83,6 +85,8 @@ struct Receiver<'a> {
     part: &'a Part,
     port: Port,
     buffers: Vec<Region>,
+    /// Buffers of each kind.
+    each: usize,
     sources: BTreeMap<NodeId, Source>,
     phase: Phase,
     /// When measuring ends.
@@ -97,15 +101,16 @@ impl<'a> Receiver<'a> {
         let bytes = setting.message_bytes.max(BACKGROUND_BYTES) as usize;
         // The senders' buffers come first, then those of the node beside.
         let lots = if setting.background_mbps > 0 { 2 } else { 1 };
+        let each = (BUFFER_BYTES / bytes).clamp(BUFFERS, port.depth() / lots);
         let mut buffers = Vec::new();
-        for _ in 0..lots * BUFFERS {
+        for _ in 0..lots * each {
             buffers.push(port.register(bytes).map_err(Failure::stopped)?);
         }
         let sources = (1..setting.nodes()).map(|n| (NodeId(n), Source::default())).collect();
         let latency = Histogram::new(3).expect("three digits are few");
         let phase = Phase::Gathering;
         let until = Instant::ZERO;
-        let mut receiver = Self { part, port, buffers, sources, phase, until, latency };
+        let mut receiver = Self { part, port, buffers, each, sources, phase, until, latency };
         for slot in 0..receiver.buffers.len() {
             receiver.lend(slot)?;
         }
@@ -256,7 +261,7 @@ impl<'a> Receiver<'a> {
     }
 
     fn lend(&mut self, slot: usize) -> Result<(), Failure> {
-        let coordinated = self.part.setting.mode != Mode::None && slot < BUFFERS;
+        let coordinated = self.part.setting.mode != Mode::None && slot < self.each;
         let receive = if coordinated { coordination::receive } else { messages::receive };
         let command = receive(self.buffers[slot].whole(), slot as u64);
         self.port.post(&command).map_err(Failure::stopped)

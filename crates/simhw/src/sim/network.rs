@@ -192,11 +192,11 @@ impl Network {
             leaves = leaves.plus_nanos(late);
         }
         frame.leaves = leaves;
-        let origin = frame.origin;
         let mut at = self.arrival(uplink, destination, leaves, bytes);
         if !self.faults.jitter.is_zero() {
             let late = self.rng.between(0, nanos(self.faults.jitter));
-            at = self.uplinks[origin.index()].arrive(at.plus_nanos(late));
+            // The next piece is scheduled when this one arrives, and never before that.
+            at = at.plus_nanos(late);
         }
         at = at.plus_nanos(delay);
         queue.schedule(at, Event::Piece { link: uplink, frame: key, index });

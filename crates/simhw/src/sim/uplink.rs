@@ -39,8 +39,6 @@ pub(super) struct Uplink {
     thefts: VecDeque<(Instant, u64)>,
     /// Thefts that are forgotten.
     forgotten: u64,
-    /// When the last piece reaches the link's end.
-    last_arrival: Instant,
 }
 
 impl Uplink {
@@ -52,7 +50,6 @@ impl Uplink {
             urgent_free: Instant::ZERO,
             thefts: VecDeque::new(),
             forgotten: 0,
-            last_arrival: Instant::ZERO,
         }
     }
 
@@ -137,12 +134,6 @@ impl Uplink {
         }
         self.thefts.push_back((begins, delay));
         begins
-    }
-
-    /// A piece reaches the link's end at `at`, or later if one before it does.
-    pub(super) fn arrive(&mut self, at: Instant) -> Instant {
-        self.last_arrival = self.last_arrival.max(at);
-        self.last_arrival
     }
 
     /// How often urgent frames have taken the line.

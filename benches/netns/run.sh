@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# Kernel UDP, kernel TCP and ours on the same congested link.
+#
+#   benches/netns/run.sh [seconds of each measurement]
+#
+# Hosts are network namespaces, joined by veth pairs to a bridge in one more. Each sender's end
+# leaves at 100 Mb/s; so does the bridge's port to the receiver, which holds 32 KiB. Everything
+# stays inside of the namespaces that it makes, and is gone when it ends. Needs root; where it can't
+# run it says so, and that is no failure.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+SECONDS_EACH=${1:-2}
+MESSAGE=10240
+TAG=mp$$
+NET=10.231.77
+PORT=7000
+
+skip() {
+    echo "skipped: $*"
+    exit 0
+}
+
+[[ $(uname) == Linux ]] || skip "it needs Linux"
+[[ $(id -u) == 0 ]] || skip "it needs root"
+for tool in ip tc timeout awk; do
+    command -v $tool >/dev/null || skip "it needs $tool"
+done
+
+FOLDER=$(mktemp -d)
+
+# Ends what runs in our namespaces, and then the namespaces.
+remove_network() {
+    for space in $(ip netns list 2>/dev/null | awk -v tag="$TAG-" 'index($1, tag) == 1 {print $1}'); do
+        ip netns pids "$space" 2>/dev/null | xargs -r kill 2>/dev/null || true
+        ip netns del "$space" 2>/dev/null || true
+    done
+}
+
+clean_up() {
+    remove_network
+    rm -rf "$FOLDER"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+# add_host INDEX: a namespace with an address, joined to the bridge.
+add_host() {
+    local space=$TAG-$1
+    ip netns add "$space" && ip -n "$space" link set lo up
+    ip link add eth0 netns "$space" type veth peer name "port$1" netns "$TAG-sw"
+    ip -n "$TAG-sw" link set "port$1" master bridge0 gso_max_segs 1 up
+    ip -n "$space" link set eth0 gso_max_segs 1 up
+    ip -n "$space" address add "$NET.$((10 + $1))/24" dev eth0
+}
+
+shape() { ip netns exec "$1" tc qdisc add dev "$2" root tbf rate 100mbit burst 3200 limit "$3"; }
+
+build_network() {
+    ip netns add "$TAG-sw"
+    ip -n "$TAG-sw" link add bridge0 type bridge
+    ip -n "$TAG-sw" link set bridge0 up
+    for host in 0 1 2 3; do add_host $host; done
+    for sender in 1 2 3; do shape "$TAG-$sender" eth0 400000; done
+    shape "$TAG-sw" port0 32768
+    # Addresses are found before anything is measured.
+    for sender in 1 2 3; do
+        ip netns exec "$TAG-$sender" ping -c 1 -W 1 "$NET.10" >/dev/null 2>&1 || true
+    done
+}
+
+# Fragments of what was lost fill a host's memory for half a minute, and whatever comes then is lost
+# as well: each measurement has a network of its own.
+fresh() {
+    remove_network
+    build_network
+    "$@"
+}
+
+# value NAME FILE: a number or list of a JSON document of ours.
+value() { grep -o "\"$1\":\(\[[^]]*\]\|[0-9.e+-]*\)" "$2" | head -1 | cut -d: -f2 | tr -d '[]'; }
+
+row() { printf '%-24s%8s%16s%10s%9s\n' "$@"; }
+
+# kernel PROTOCOL SENDERS
+kernel() {
+    local protocol=$1 senders=$2 sent=0 received pids=()
+    local common=(--protocol "$protocol" --message-bytes $MESSAGE --seconds "$SECONDS_EACH")
+    ip netns exec "$TAG-0" timeout 60 "$PEER" receive --bind "$NET.10:$PORT" --senders "$senders" \
+        "${common[@]}" >"$FOLDER/received" &
+    received=$!
+    sleep 0.3
+    for ((i = 1; i <= senders; i++)); do
+        ip netns exec "$TAG-$i" timeout 60 "$PEER" send --to "$NET.10:$PORT" "${common[@]}" \
+            >"$FOLDER/sent$i" &
+        pids+=($!)
+    done
+    wait "${pids[@]}" "$received"
+    for ((i = 1; i <= senders; i++)); do sent=$((sent + $(value messages "$FOLDER/sent$i"))); done
+    local loss=-
+    if [[ $protocol == udp ]]; then
+        loss=$(awk -v s="$sent" -v r="$(value messages "$FOLDER/received")" \
+            'BEGIN {printf "%.3f", 100 * (1 - r / s)}')
+    fi
+    value goodput_mbps "$FOLDER/received" | awk -F, -v name="kernel ${protocol^^}" -v n="$senders" -v loss="$loss" '{
+        for (i = 1; i <= NF; i++) { sum += $i; squares += $i * $i }
+        printf "%-24s%8s%16.2f%10s%9.4f\n", name, n, sum, loss, squares ? sum * sum / (NF * squares) : 1
+    }'
+}
+
+# ours MODE SENDERS
+ours() {
+    local mode=$1 senders=$2 pids=()
+    for ((i = 0; i <= senders; i++)); do echo "$NET.$((10 + i)):$PORT"; done >"$FOLDER/peers"
+    for ((i = senders; i >= 0; i--)); do
+        ip netns exec "$TAG-$i" timeout 60 "$INCAST" --fabric udp --mode "$mode" --json \
+            --message-bytes $MESSAGE --seconds "$SECONDS_EACH" --rank "$i" \
+            --peers "$FOLDER/peers" >"$FOLDER/ours$i" &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || true; done
+    local report=$FOLDER/ours0
+    if [[ ! -s $report ]]; then
+        row "midplane $mode" "$senders" failed - -
+        return
+    fi
+    row "midplane $mode" "$senders" "$(value goodput_mbps "$report")" \
+        "$(awk -v l="$(value loss "$report")" 'BEGIN {printf "%.3f", 100 * l}')" \
+        "$(value jain "$report")"
+}
+
+cargo build --release --quiet --example incast --example kernel_peer
+examples=${CARGO_TARGET_DIR:-target}/release/examples
+INCAST=$examples/incast
+PEER=$examples/kernel_peer
+
+build_network 2>"$FOLDER/why" || skip "no network namespaces here: $(tail -1 "$FOLDER/why")"
+
+echo "Links of 100 Mb/s, 32 KiB at the receiver's port, messages of $MESSAGE bytes"
+row what senders "goodput Mb/s" "loss %" Jain
+for senders in 1 2 3; do
+    fresh kernel udp $senders
+    fresh kernel tcp $senders
+    for mode in none token token-etr; do fresh ours $mode $senders; done
+done
