@@ -272,7 +272,8 @@ impl Coordination {
             let latency = begins.nanos_since(granted);
             route.start_latency_ns = match route.start_latency_ns {
                 0 => latency,
-                known => (known * 7 + latency) / 8,
+                // What the fastest starts take, which slower ones raise but slowly.
+                known => latency.min(known + (latency.saturating_sub(known)) / 16),
             };
         }
         let on_link = rate.nanos_for(nic.line_rate().bytes_in(on_line)).max(on_line);
