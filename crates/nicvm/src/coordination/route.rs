@@ -16,7 +16,7 @@ use crate::timeout::Service;
 use crate::transmit::BacklogLimit;
 
 /// Hand-overs' time that a sender keeps the token for, with [`Hold::Auto`].
-const HANDOVERS_PER_HOLD: u32 = 32;
+const HANDOVERS_PER_HOLD: u64 = 48;
 
 /// Bytes of a grant with a few in line. What answers it has none: the way there takes longer.
 const GRANT_BYTES: usize = 70;
@@ -47,6 +47,8 @@ pub(super) struct Route {
     granted: Option<Instant>,
     /// Smoothed time from a token's arrival to the first bit.
     start_latency_ns: u64,
+    /// Smoothed time that a hand-over takes.
+    handover_ns: u64,
     /// Bytes sent without a token, or ahead of it, that were not made up for yet.
     debt: u64,
     debt_at: Instant,
@@ -71,6 +73,7 @@ impl Route {
             paced_until: Instant::ZERO,
             granted: None,
             start_latency_ns: 0,
+            handover_ns: 0,
             debt: 0,
             debt_at: Instant::ZERO,
             quantum: 0,
@@ -134,7 +137,7 @@ impl Coordination {
         let bytes = match self.config.hold {
             Hold::Message => 1,
             Hold::Bytes(bytes) => bytes,
-            Hold::Auto => rate.bytes_in(nanos(route.lead.handover() * HANDOVERS_PER_HOLD)),
+            Hold::Auto => rate.bytes_in(route.handover_ns * HANDOVERS_PER_HOLD),
         };
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
         let links = route.links.clone();
@@ -322,11 +325,18 @@ impl Coordination {
                 let route = &mut self.routes[at];
                 let latency = Duration::from_nanos(route.start_latency_ns + late_ns);
                 let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
-                let way = (trip.smoothed + Duration::from_nanos(longer)) / 2;
-                // The first round trips may have waited for much else: they tell nothing alone.
-                if trip.variation * 4 < trip.smoothed {
-                    route.lead.on_handover(way + latency);
+                let longer = Duration::from_nanos(longer);
+                // The lead must not be longer than the fastest hand-over; a hold is as long as
+                // usual ones make worth while.
+                // The first round trip may have waited for much else: it alone tells nothing.
+                if trip.variation * 2 < trip.smoothed {
+                    route.lead.on_handover((trip.least + longer) / 2 + latency);
                 }
+                let usual = nanos((trip.smoothed + longer) / 2 + latency);
+                route.handover_ns = match route.handover_ns {
+                    0 => usual,
+                    known => (known * 7 + usual) / 8,
+                };
             }
         }
         self.wake_others(nic, at);

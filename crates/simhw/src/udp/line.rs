@@ -34,6 +34,8 @@ pub(super) struct Line {
     lag: u64,
     depth: usize,
     catch_up: u64,
+    /// How long before their time frames are handed over: what is behind the line holds them.
+    ahead: u64,
     /// Buffers of frames that have left.
     spare: Vec<Vec<u8>>,
 }
@@ -47,7 +49,7 @@ const BEGUN_PER_DEPTH: usize = 4;
 const RETRY_NANOS: u64 = 20_000;
 
 impl Line {
-    pub(super) fn new(rate: LineRate, depth: usize, catch_up: Duration) -> Self {
+    pub(super) fn new(rate: LineRate, depth: usize, catch_up: Duration, ahead: Duration) -> Self {
         let line = Serializer::new(rate);
         Self {
             committed: line,
@@ -60,6 +62,7 @@ impl Line {
             lag: 0,
             depth: depth.max(1),
             catch_up: nanos(catch_up),
+            ahead: nanos(ahead),
             spare: Vec::new(),
         }
     }
@@ -70,12 +73,17 @@ impl Line {
             return None;
         }
         // What has begun is about to leave: it waits no more.
-        let until = self.frames[self.frames.len() - self.depth].begins;
+        let until = self.handed_over(&self.frames[self.frames.len() - self.depth]);
         if until > now {
             return Some(until);
         }
-        let begun = self.frames.iter().take_while(|frame| frame.begins <= now).count();
+        let begun = self.frames.iter().take_while(|f| self.handed_over(f) <= now).count();
         (begun > BEGUN_PER_DEPTH * self.depth).then(|| now.plus_nanos(RETRY_NANOS))
+    }
+
+    /// When a frame is handed over.
+    fn handed_over(&self, frame: &Departing) -> Instant {
+        frame.begins - Duration::from_nanos(self.ahead)
     }
 
     /// An empty buffer for a frame's bytes.
@@ -138,7 +146,7 @@ impl Line {
                 &self.urgent[urgent - 1]
             } else {
                 others += 1;
-                self.frames.get(others - 1).filter(|frame| frame.begins <= now)?
+                self.frames.get(others - 1).filter(|frame| self.handed_over(frame) <= now)?
             };
             Some((frame.to, &frame.bytes[..]))
         })
@@ -146,7 +154,8 @@ impl Line {
 
     /// Whether an urgent frame is next after so many of them and of the others.
     fn is_urgent_next(&self, urgent: usize, others: usize) -> bool {
-        let other = self.frames.get(others).map_or(Instant::FAR_FUTURE, |frame| frame.begins);
+        let other =
+            self.frames.get(others).map_or(Instant::FAR_FUTURE, |frame| self.handed_over(frame));
         self.urgent.get(urgent).is_some_and(|frame| frame.begins < other)
     }
 
@@ -184,7 +193,9 @@ impl Line {
     pub(super) fn next_due(&self) -> Instant {
         let urgent = self.is_urgent_next(0, 0);
         let first = if urgent { self.urgent.front() } else { self.frames.front() };
-        first.map_or(Instant::FAR_FUTURE, |frame| frame.begins)
+        first.map_or(Instant::FAR_FUTURE, |frame| {
+            if urgent { frame.begins } else { self.handed_over(frame) }
+        })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -204,7 +215,7 @@ mod tests {
     const TO: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
     fn line(depth: usize, catch_up: u64) -> Line {
-        Line::new(LineRate::mbps(100), depth, Duration::from_nanos(catch_up))
+        Line::new(LineRate::mbps(100), depth, Duration::from_nanos(catch_up), Duration::ZERO)
     }
 
     #[test]
@@ -251,6 +262,22 @@ mod tests {
         line.put_urgent(now, 100, TO, vec![5]);
         line.abort();
         assert_eq!(line.next_due(), now.plus_nanos(80_000));
+    }
+
+    #[test]
+    fn frames_are_handed_over_ahead_of_their_time_where_something_holds_them() {
+        let (depth, ahead) = (8, Duration::from_nanos(100_000));
+        let mut line = Line::new(LineRate::mbps(100), depth, Duration::ZERO, ahead);
+        let now = Instant::from_nanos(1_000_000);
+        for _ in 0..4 {
+            line.put(now, 1_000, TO, vec![1]);
+        }
+        line.commit();
+        // They begin 80 us after one another.
+        assert_eq!(line.due(now).count(), 2);
+        line.left(now, 2);
+        assert_eq!(line.next_due(), now.plus_nanos(60_000));
+        assert_eq!(line.lag(now), 0);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::UdpCounters;
 use super::batch::plain;
@@ -19,6 +20,11 @@ use crate::link::Framing;
 use crate::port::{Command, Completion, NicPort, Ports};
 use crate::region::{Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate};
+
+/// How long before their time frames go to a soft switch, which holds them until then: a host that
+/// is late for a wake-up is not late for the frame. Where nothing but the system's queues is behind
+/// the socket, a control message would wait behind what was handed over.
+const AHEAD_OF_SWITCH: Duration = Duration::from_millis(1);
 
 /// Frames to itself that a NIC holds; beyond them it is busy.
 const LOOP_DEPTH: usize = 256;
@@ -82,7 +88,12 @@ impl Nic {
             framing: config.line.framing,
             mtu: config.mtu,
             now: Clock::now(),
-            line: Line::new(config.line.rate, config.transmit_depth, config.catch_up),
+            line: Line::new(
+                config.line.rate,
+                config.transmit_depth,
+                config.catch_up,
+                if config.via.is_some() { AHEAD_OF_SWITCH } else { Duration::ZERO },
+            ),
             counters: UdpCounters::default(),
             ports: Ports::default(),
             open: BTreeSet::new(),
