@@ -161,6 +161,9 @@ impl Context<'_> {
 
     /// Sends a control message to the same extension of another node: reliable, in order.
     ///
+    /// One that finds the peer's queue full is not sent, and counted: the queue holds bursts, not
+    /// what a peer that is cut off misses (see [`ControlConfig::queue`](crate::control::ControlConfig::queue)).
+    ///
     /// # Errors
     /// [`ControlRefused::TooLong`] beyond [`MAX_MESSAGE`] bytes.
     pub fn send_control(&mut self, to: NodeId, message: &[u8]) -> Result<(), ControlRefused> {

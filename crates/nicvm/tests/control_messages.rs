@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane_nicvm::context::Context;
+use midplane_nicvm::control::ControlConfig;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, PeerEvent, TimeoutId};
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::unit::Unit;
@@ -80,7 +81,10 @@ fn world(seed: u64, heard: &Arc<Mutex<Heard>>) -> World<Unit> {
     let switch = SwitchProfile::new(Buffer::Bytes(64 << 10));
     let heard = Arc::clone(heard);
     World::new(&Topology::star(NODES, link, switch), NicProfile::MODERN, seed, move |_, _| {
-        let mut unit = Unit::default();
+        // All at once: what waits under such faults must find room.
+        let mut control = ControlConfig::default();
+        control.queue(1_000);
+        let mut unit = Unit::new(control);
         for number in 0..2 {
             let number = ExtensionId(FIRST_USER_EXTENSION.0 + number);
             unit.install(number, Counter { next: 0, heard: Arc::clone(&heard) }).unwrap();

@@ -137,7 +137,7 @@ fn a_trunk_with_the_lowest_number_keeps_all_links_busy() {
     assert!(counts.iter().flatten().all(|[sent, received]| sent == received), "{counts:?}");
     // A sender's destinations take turns at the trunk.
     for [[first, _], [second, _]] in FAR.map(|sender| counts[sender.index()]) {
-        assert!(first > 50 && second > 50, "{counts:?}");
+        assert!(first > 40 && second > 40, "{counts:?}");
     }
 }
 

@@ -338,7 +338,10 @@ impl Coordination {
                 let longer = Duration::from_nanos(longer);
                 // The lead must not be longer than the fastest hand-over; a hold is as long as
                 // usual ones make worth while.
-                route.lead.on_handover((trip.least + longer) / 2 + latency);
+                // The first round trip may have waited for much else: it alone tells nothing.
+                if trip.variation * 2 < trip.smoothed {
+                    route.lead.on_handover((trip.least + longer) / 2 + latency);
+                }
                 let usual = nanos((trip.smoothed + longer) / 2 + latency);
                 route.handover_ns = match route.handover_ns {
                     0 => usual,
