@@ -340,7 +340,8 @@ impl Coordination {
                 // usual ones make worth while.
                 // The first round trip may have waited for much else: it alone tells nothing.
                 if trip.variation * 2 < trip.smoothed {
-                    route.lead.on_handover((trip.least + longer) / 2 + latency);
+                    let fastest = (trip.least + longer).saturating_sub(trip.variation) / 2;
+                    route.lead.on_handover(fastest + latency);
                 }
                 let usual = nanos((trip.smoothed + longer) / 2 + latency);
                 route.handover_ns = match route.handover_ns {
