@@ -340,7 +340,9 @@ impl Coordination {
                 // usual ones make worth while.
                 // The first round trip may have waited for much else: it alone tells nothing.
                 if trip.variation * 2 < trip.smoothed {
-                    let fastest = (trip.least + longer).saturating_sub(trip.variation) / 2;
+                    // An eighth is what waiting for a cell or two makes.
+                    let jitter = trip.variation.saturating_sub(trip.smoothed / 8);
+                    let fastest = (trip.least + longer).saturating_sub(jitter) / 2;
                     route.lead.on_handover(fastest + latency);
                 }
                 let usual = nanos((trip.smoothed + longer) / 2 + latency);
