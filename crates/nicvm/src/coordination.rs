@@ -8,7 +8,7 @@
 //!
 //! - [`config`]: which links there are, and how they are used
 //! - [`lead`]: how early a token is released
-//! - [`link`]: the token protocol of one link, at one sender
+//! - `link`: the token protocol of one link, at one sender
 
 pub mod config;
 pub mod lead;
