@@ -130,6 +130,12 @@ impl Context<'_> {
         self.hw.line_rate()
     }
 
+    /// When the last data frame that was handed to the line leaves it.
+    #[must_use]
+    pub const fn line_free_at(&self) -> Instant {
+        self.lent.transmit.line_free_at()
+    }
+
     /// Nanoseconds that a frame with `payload` bytes takes on the NIC's line, with its framing.
     #[must_use]
     pub fn frame_nanos(&self, payload: usize) -> u64 {
@@ -154,6 +160,9 @@ impl Context<'_> {
     }
 
     /// Sends a control message to the same extension of another node: reliable, in order.
+    ///
+    /// One that finds the peer's queue full is not sent, and counted: the queue holds bursts, not
+    /// what a peer that is cut off misses (see [`ControlConfig::queue`](crate::control::ControlConfig::queue)).
     ///
     /// # Errors
     /// [`ControlRefused::TooLong`] beyond [`MAX_MESSAGE`] bytes.

@@ -124,6 +124,8 @@ pub struct Coordination {
     config: CoordinationConfig,
     places: Vec<Place>,
     routes: Vec<Route>,
+    /// The route whose turn it is, where several wait for one link.
+    next_route: usize,
     receiver: Messages,
     /// When the links want to be looked at.
     alarm: Option<Instant>,
@@ -140,6 +142,7 @@ impl Coordination {
             config,
             places: Vec::new(),
             routes: Vec::new(),
+            next_route: 0,
             receiver: Messages::new(),
             alarm: None,
         })
@@ -175,18 +178,17 @@ impl Coordination {
             });
         }
         for (destination, links) in &config.routes {
-            let place = |number| self.places.iter().position(|at| at.config.number == number);
+            let is_ours = |at: &Place, number| at.config.number == number && at.link.is_some();
+            let place = |number| self.places.iter().position(|at| is_ours(at, number));
             let links = links.iter().filter_map(|number| place(*number)).collect();
             self.routes.push(Route::new(*destination, links, config.lead.build()));
         }
     }
 
-    /// The route to `destination`, where this node is a sender of all its links.
+    /// The route to `destination`, where this node is a sender of one of its links.
     fn route(&self, destination: NodeId) -> Option<usize> {
-        let at = self.routes.iter().position(|route| route.destination == destination)?;
-        let links = &self.routes[at].links;
-        let member = |link: &usize| self.places[*link].link.is_some();
-        (!links.is_empty() && links.iter().all(member)).then_some(at)
+        let is_it = |route: &Route| route.destination == destination && !route.links.is_empty();
+        self.routes.iter().position(is_it)
     }
 
     fn send_message(&mut self, nic: &mut Context<'_>, command: &Command) {
@@ -309,7 +311,7 @@ impl Coordination {
 
     /// Looks at every route that may go on.
     fn settle(&mut self, nic: &mut Context<'_>) {
-        for at in 0..self.routes.len() {
+        for at in self.in_turn() {
             match self.routes[at].state {
                 State::Acquiring => self.advance(nic, at),
                 State::Leaving { .. } => self.evaluate(nic, at),

@@ -5,7 +5,7 @@
 //! messages and sender coordination are extensions that ship with it. Written once, it runs on
 //! every fabric of `midplane-simhw`.
 //!
-//! - [`unit`](mod@unit), [`extension`], [`context`]: start here: the execution unit, and how to extend it
+//! - [`mod@unit`], [`extension`], [`context`]: start here: the execution unit, and how to extend it
 //! - [`control`]: reliable control messages between units
 //! - [`coordination`]: many senders take turns on a link
 //! - [`messages`]: the default service, unreliable messages between ports

@@ -136,6 +136,8 @@ pub(crate) struct Transmit {
     pub(crate) admissions: Vec<Box<dyn Admission>>,
     /// When to pump again.
     retry: Instant,
+    /// When the last data frame that was handed to the line leaves it.
+    line_free_at: Instant,
     pub(crate) news: VecDeque<TransmitNews>,
 }
 
@@ -154,6 +156,7 @@ impl Default for Transmit {
             gate: Gate::default(),
             admissions: Vec::new(),
             retry: Instant::FAR_FUTURE,
+            line_free_at: Instant::ZERO,
             news: VecDeque::new(),
         }
     }
@@ -234,6 +237,11 @@ impl Transmit {
     /// When to pump again, if nothing else happens.
     pub(crate) const fn next(&self) -> Instant {
         self.retry
+    }
+
+    /// When the last data frame that was handed to the line leaves it.
+    pub(crate) const fn line_free_at(&self) -> Instant {
+        self.line_free_at
     }
 
     /// Hands over what may leave now, destinations in turn.
@@ -341,6 +349,7 @@ impl Transmit {
     /// Tells the admissions, and whoever steers the gate when it is used up.
     fn sent(&mut self, hw: &dyn Hardware, key: (NodeId, bool), header: &Header, leaves: Instant) {
         let now = hw.now();
+        self.line_free_at = self.line_free_at.max(leaves);
         self.gate.on_sent(now, header, leaves);
         for admission in &mut self.admissions {
             admission.on_sent(now, header, leaves);

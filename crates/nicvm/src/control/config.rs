@@ -17,8 +17,8 @@ pub const DEFAULT_LEAST_TIMEOUT: Duration = Duration::from_millis(1);
 pub const DEFAULT_DEAD_AFTER: Duration = Duration::from_millis(500);
 /// Long enough that an answer computed by a handler carries the acknowledgement with it.
 pub const DEFAULT_ACKNOWLEDGEMENT_DELAY: Duration = Duration::from_micros(200);
-/// Eight windows: a burst to a peer that is not yet known fits, and its memory stays near 40 KB.
-pub const DEFAULT_QUEUE: usize = 256;
+/// Bursts of several extensions to a peer that is not yet known fit; it takes memory only as it fills.
+pub const DEFAULT_QUEUE: usize = 1_024;
 
 /// Attempts that fit into the time after which a peer is dead, once the resend time has grown to
 /// its cap.

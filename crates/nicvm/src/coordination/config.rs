@@ -12,7 +12,8 @@ use super::member::MAX_SENDERS;
 /// A link that is coordinated: its token goes round among its senders.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LinkConfig {
-    /// Its number, the same on all nodes; links of one route are acquired in this order.
+    /// Its number, the same on all nodes; links of one route are acquired in this order. Who waits
+    /// for one holds those before it, so the links that most routes share have the lowest numbers.
     pub number: u16,
     /// The node behind it, which makes new tokens where one is lost, and no other part.
     pub witness: NodeId,
@@ -154,8 +155,8 @@ impl CoordinationConfig {
         self
     }
 
-    /// Messages to `destination` need the tokens of `links`. To a destination without a route
-    /// nothing is coordinated.
+    /// Messages to `destination` need the tokens of those of `links` that their sender is named a
+    /// sender of. To a destination without a route nothing is coordinated.
     pub fn route(&mut self, destination: NodeId, mut links: Vec<u16>) -> &mut Self {
         links.sort_unstable();
         links.dedup();

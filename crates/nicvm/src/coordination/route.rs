@@ -7,8 +7,9 @@ use midplane_simhw::frame::HEADER_BYTES;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::{Instant, LineRate, nanos};
 
+use super::Coordination;
 use super::config::{Hold, Uncontrolled};
-use super::{Coordination, LeadEstimator};
+use super::lead::LeadEstimator;
 use crate::context::Context;
 use crate::extension::TimeoutId;
 use crate::timeout::Service;
@@ -16,6 +17,10 @@ use crate::transmit::BacklogLimit;
 
 /// Hand-overs' time that a sender keeps the token for, with [`Hold::Auto`].
 const HANDOVERS_PER_HOLD: u64 = 48;
+
+/// Most nanoseconds in which the token goes round all senders of a link, with [`Hold::Auto`] and
+/// messages that are short against their share of it.
+const ROTATION_NS: u64 = 200_000_000;
 
 /// Bytes of a grant with a few in line. What answers it has none: the way there takes longer.
 const GRANT_BYTES: usize = 70;
@@ -111,18 +116,21 @@ impl Coordination {
     /// A message waits for the gate.
     pub(super) fn on_held(&mut self, nic: &mut Context<'_>, at: usize) {
         match self.routes[at].state {
-            State::Idle => {
-                self.routes[at].state = State::Acquiring;
-                if self.config.ahead > 0 {
-                    let bytes = u64::from(self.config.ahead) + HEADER_BYTES as u64;
-                    nic.allow(self.routes[at].destination, bytes);
-                }
-                self.advance(nic, at);
-            }
+            State::Idle => self.begin(nic, at),
             State::Acquiring => self.advance(nic, at),
             State::Leaving { .. } => self.evaluate(nic, at),
             State::Sending => {}
         }
+    }
+
+    /// Begins to acquire the tokens; what may go ahead of them goes.
+    fn begin(&mut self, nic: &mut Context<'_>, at: usize) {
+        self.routes[at].state = State::Acquiring;
+        if self.config.ahead > 0 {
+            let bytes = u64::from(self.config.ahead) + HEADER_BYTES as u64;
+            nic.allow(self.routes[at].destination, bytes);
+        }
+        self.advance(nic, at);
     }
 
     /// What may be let through at once: the hold's quantum, what a lease allows, what the receiver
@@ -133,7 +141,12 @@ impl Coordination {
         let bytes = match self.config.hold {
             Hold::Message => 1,
             Hold::Bytes(bytes) => bytes,
-            Hold::Auto => rate.bytes_in(route.handover_ns * HANDOVERS_PER_HOLD),
+            Hold::Auto => {
+                let senders =
+                    route.links.iter().map(|link| self.places[*link].config.senders.len());
+                let share = ROTATION_NS / senders.max().unwrap_or(1) as u64;
+                rate.bytes_in((route.handover_ns * HANDOVERS_PER_HOLD).min(share))
+            }
         };
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
         let links = route.links.clone();
@@ -176,7 +189,7 @@ impl Coordination {
         let cap = nic.line_rate().bytes_in(quarter);
         let until = now.plus_nanos(quarter);
         for link in self.routes[at].links.clone() {
-            if !self.acquire(now, at, link, until) {
+            if !self.acquire(nic, at, link, until) {
                 return;
             }
         }
@@ -184,7 +197,8 @@ impl Coordination {
     }
 
     /// Whether the route has the link's token, valid until `until`; asks for what it takes if not.
-    fn acquire(&mut self, now: Instant, at: usize, link: usize, until: Instant) -> bool {
+    fn acquire(&mut self, nic: &Context<'_>, at: usize, link: usize, until: Instant) -> bool {
+        let now = nic.now();
         let place = &mut self.places[link];
         let Some(state) = &mut place.link else { return false };
         match place.user {
@@ -200,7 +214,9 @@ impl Coordination {
             return false;
         }
         // A start that had to wait for something else tells nothing of hand-overs.
-        self.routes[at].granted = state.granted_at().filter(|granted| *granted == now);
+        let line_is_free = nic.line_free_at() <= now;
+        self.routes[at].granted =
+            state.granted_at().filter(|granted| *granted == now && line_is_free);
         state.start();
         place.user = Some(at);
         true
@@ -222,6 +238,7 @@ impl Coordination {
             link.consume(backlog.messages);
         }
         nic.allow(destination, bytes);
+        self.next_route = at + 1;
         let route = &mut self.routes[at];
         let most = i64::try_from(bytes).unwrap_or(i64::MAX);
         route.overdraft = (most - route.quantum).clamp(0, route.quantum.max(0) * 4);
@@ -255,7 +272,8 @@ impl Coordination {
             let latency = begins.nanos_since(granted);
             route.start_latency_ns = match route.start_latency_ns {
                 0 => latency,
-                known => (known * 7 + latency) / 8,
+                // What the fastest starts take, which slower ones raise but slowly.
+                known => latency.min(known + (latency.saturating_sub(known)) / 16),
             };
         }
         let on_link = rate.nanos_for(nic.line_rate().bytes_in(on_line)).max(on_line);
@@ -285,7 +303,9 @@ impl Coordination {
         } else {
             route.lead.lead()
         };
-        let due = ends + nic.line_lag() - early;
+        // A control message or two that passed leave a hole behind, which what is queued fills.
+        let passed = Duration::from_nanos(nic.frame_nanos(GRANT_BYTES) * 2);
+        let due = ends + nic.line_lag().saturating_sub(passed) - early;
         if due <= now {
             // A timer that is late delays the hand-over as a long way does.
             let late = self.routes[at].alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
@@ -306,7 +326,9 @@ impl Coordination {
             place.user = None;
             let Some(state) = &mut place.link else { continue };
             let before = state.next_in_line();
-            if !state.release(now, more)
+            // Links are asked for in order: a token that waits for one before it is in the way.
+            let asks = more && self.routes[at].links.first() == Some(&link);
+            if !state.release(now, asks)
                 && let Some(next) = before.and_then(|party| place.node(party))
                 && let Some(trip) = nic.round_trip(next)
             {
@@ -316,7 +338,10 @@ impl Coordination {
                 let longer = Duration::from_nanos(longer);
                 // The lead must not be longer than the fastest hand-over; a hold is as long as
                 // usual ones make worth while.
-                route.lead.on_handover((trip.least + longer) / 2 + latency);
+                // The first round trip may have waited for much else: it alone tells nothing.
+                if trip.variation * 2 < trip.smoothed {
+                    route.lead.on_handover((trip.least + longer) / 2 + latency);
+                }
                 let usual = nanos((trip.smoothed + longer) / 2 + latency);
                 route.handover_ns = match route.handover_ns {
                     0 => usual,
@@ -324,20 +349,25 @@ impl Coordination {
                 };
             }
         }
-        if more {
-            self.routes[at].state = State::Acquiring;
-            self.advance(nic, at);
-        }
         self.wake_others(nic, at);
+        if more {
+            self.begin(nic, at);
+        }
     }
 
     /// Routes that waited for a link that this one used may go on.
     fn wake_others(&mut self, nic: &mut Context<'_>, at: usize) {
-        for other in 0..self.routes.len() {
+        for other in self.in_turn() {
             if other != at && self.routes[other].state == State::Acquiring {
                 self.advance(nic, other);
             }
         }
+    }
+
+    /// All routes, the one after the last that sent first: each has its turn at a link of several.
+    pub(super) fn in_turn(&self) -> impl Iterator<Item = usize> + use<> {
+        let (next, routes) = (self.next_route, self.routes.len());
+        (0..routes).map(move |step| (next + step) % routes)
     }
 
     /// There is nothing to send any more, whatever was asked for.

@@ -1,4 +1,5 @@
 //! A star of simulated hosts: node 0 receives, the others send.
+#![allow(dead_code, reason = "no test uses all of it")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,6 +32,10 @@ pub(crate) struct Load {
     pub(crate) time: Duration,
     /// Messages under way at each sender.
     pub(crate) burst: usize,
+    /// Senders that send; the others only could.
+    pub(crate) active: u16,
+    /// For how long what was sent may still arrive.
+    pub(crate) drain: Duration,
     /// Buffers that the receiver posts.
     pub(crate) buffers: usize,
     /// How long the receiver keeps a message before it posts its buffer again.
@@ -44,6 +49,8 @@ impl Default for Load {
             coordinated: true,
             time: Duration::from_millis(500),
             burst: 100,
+            active: u16::MAX,
+            drain: Duration::from_secs(3),
             buffers: 64,
             keeps: Duration::ZERO,
         }
@@ -64,6 +71,8 @@ pub(crate) struct Outcome {
     pub(crate) peak: u32,
     /// Control messages of all links, those for leases among them, tokens received, tokens lost.
     pub(crate) counters: [u64; 4],
+    /// Senders that have sent all that they wanted to.
+    pub(crate) finished: usize,
     /// What the receiver's unit has sent and received of control messages.
     pub(crate) receiver: control::Counters,
 }
@@ -161,11 +170,11 @@ impl Cluster {
             ..Outcome::default()
         }));
         world.spawn(RECEIVER, receive(world.host(RECEIVER), load, Arc::clone(&outcome)));
-        for sender in 1..=self.senders {
+        for sender in 1..=self.senders.min(load.active) {
             let host = world.host(NodeId(sender));
             world.spawn(NodeId(sender), send(host, load, Arc::clone(&outcome)));
         }
-        world.run_until(Instant::ZERO + load.time + Duration::from_secs(3));
+        world.run_until(Instant::ZERO + load.time + load.drain);
         let mut outcome = outcome.lock().unwrap().clone();
         outcome.digest = world.digest();
         outcome.drops = world.traffic().drops.total();
@@ -204,7 +213,9 @@ async fn send(host: SimHost, load: Load, outcome: Arc<Mutex<Outcome>>) {
     }
     port.submit(&Command { opcode: COUNTERS, ..coordination::receive(region.whole(), 0) }).unwrap();
     let counted = port.completion().await.unwrap();
-    for (sum, count) in outcome.lock().unwrap().counters.iter_mut().zip(counted.args) {
+    let mut outcome = outcome.lock().unwrap();
+    outcome.finished += 1;
+    for (sum, count) in outcome.counters.iter_mut().zip(counted.args) {
         *sum += count;
     }
 }

@@ -1,0 +1,76 @@
+//! Receive buffers in the token: a receiver that is slow is never overrun.
+
+mod cluster;
+
+use std::time::Duration;
+
+use cluster::{Cluster, Load};
+use midplane_nicvm::coordination::Coordination;
+use midplane_simhw::fault::Faults;
+
+#[test]
+fn a_slow_receiver_is_never_overrun() {
+    for (senders, buffers) in [(1, 1), (2, 2), (3, 8), (8, 3)] {
+        let mut cluster = Cluster::ethernet(senders);
+        cluster.config.buffers(true);
+        let keeps = Duration::from_millis(2);
+        let load = Load { buffers, keeps, burst: 8, ..Load::default() };
+        let outcome = cluster.run(load);
+        let what = format!("{senders} senders, {buffers} buffers: {outcome:?}");
+        assert_eq!(outcome.lost(), 0, "{what}");
+        // At 2 ms a message the receiver is what limits: it is kept busy.
+        assert!(outcome.in_time.iter().sum::<u64>() > 100, "{what}");
+    }
+}
+
+#[test]
+fn a_receiver_that_keeps_up_costs_little() {
+    let mut cluster = Cluster::ethernet(3);
+    cluster.config.buffers(true);
+    let outcome = cluster.run(Load::default());
+    let plain = Cluster::ethernet(3).run(Load::default()).goodput_mbps();
+    println!("{:.2} of {plain:.2} Mb/s", outcome.goodput_mbps());
+    assert_eq!(outcome.lost(), 0, "{outcome:?}");
+    assert!(outcome.goodput_mbps() > 0.9 * plain, "of {plain} Mb/s: {outcome:?}");
+}
+
+#[test]
+fn lost_messages_give_their_buffers_back() {
+    for seed in 0..4 {
+        let mut cluster = Cluster::ethernet(3);
+        cluster.config.buffers(true);
+        cluster.seed = seed;
+        cluster.faults = Faults { loss: 0.02, ..Faults::NONE };
+        let load = Load { buffers: 4, burst: 8, drain: Duration::from_secs(20), ..Load::default() };
+        let outcome = cluster.run(load);
+        let what = format!("seed {seed}: {outcome:?}");
+        println!("seed {seed}: {:.2} Mb/s, lost {}", outcome.goodput_mbps(), outcome.lost());
+        assert!(outcome.finished == 3, "everything was sent in the end: {what}");
+        assert!(outcome.in_time.iter().all(|messages| *messages > 10), "{what}");
+        assert!(outcome.loss() < 0.05, "{what}");
+    }
+}
+
+#[test]
+fn a_pause_of_the_receiver_longer_than_anybodys_patience_is_survived() {
+    let mut cluster = Cluster::ethernet(3);
+    cluster.config.buffers(true);
+    let load = Load {
+        buffers: 2,
+        keeps: Duration::from_millis(900),
+        burst: 2,
+        time: Duration::from_millis(1),
+        drain: Duration::from_secs(20),
+        ..Load::default()
+    };
+    let outcome = cluster.run(load);
+    assert_eq!(outcome.lost(), 0, "{outcome:?}");
+    assert_eq!(outcome.finished, 3, "{outcome:?}");
+}
+
+#[test]
+fn buffers_and_bytes_ahead_exclude_each_other() {
+    let mut cluster = Cluster::ethernet(2);
+    cluster.config.buffers(true).ahead(100);
+    assert!(Coordination::new(cluster.config).is_err());
+}

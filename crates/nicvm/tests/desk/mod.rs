@@ -1,0 +1,203 @@
+//! A NIC on a desk: one unit on hardware that only writes down what it is asked for.
+#![allow(dead_code, reason = "no test uses all of it")]
+
+use std::collections::VecDeque;
+
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::frame::{Frame, HEADER_BYTES, Header, MAX_PAYLOAD};
+use midplane_simhw::hardware::{
+    Dma, DmaRefused, Firmware, Hardware, Source, TIMERS, TransmitRefused,
+};
+use midplane_simhw::id::{DmaId, ExtensionId, Incarnation, NodeId, PortId, TimerId};
+use midplane_simhw::port::{Command, Completion};
+use midplane_simhw::region::{Payload, RegionError, RegionRef};
+use midplane_simhw::time::{Instant, LineRate};
+
+/// What took effect.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Effect {
+    Sent(Header),
+    Written(RegionRef, Vec<u8>),
+    Completed(PortId, Completion),
+}
+
+/// Hardware that never refuses, but for regions of generation 0.
+pub(crate) struct Paper {
+    pub(crate) now: Instant,
+    pub(crate) commands: VecDeque<(PortId, Command)>,
+    pub(crate) alarms: [Instant; TIMERS],
+    pub(crate) done: Vec<Effect>,
+    staged: Vec<Effect>,
+    staged_alarms: Vec<(TimerId, Instant)>,
+}
+
+impl Hardware for Paper {
+    fn node(&self) -> NodeId {
+        NodeId(1)
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        Incarnation::FIRST
+    }
+
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn mtu(&self) -> usize {
+        MAX_PAYLOAD
+    }
+
+    fn line_rate(&self) -> LineRate {
+        LineRate::mbps(1000)
+    }
+
+    fn wire_bytes(&self, payload: usize) -> u32 {
+        (HEADER_BYTES + payload) as u32
+    }
+
+    fn line_lag(&self) -> u64 {
+        0
+    }
+
+    fn charge(&mut self, _: u64) {}
+
+    fn transmit(
+        &mut self,
+        header: &Header,
+        source: Source<'_>,
+    ) -> Result<Instant, TransmitRefused> {
+        if let Source::Region(at) = source
+            && at.generation == 0
+        {
+            return Err(RegionError::Stale.into());
+        }
+        self.staged.push(Effect::Sent(*header));
+        Ok(self.now.plus_nanos(1000))
+    }
+
+    fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
+        if to.generation == 0 || from.len() > to.length as usize {
+            return Err(RegionError::Stale);
+        }
+        self.staged.push(Effect::Written(to, from.to_vec()));
+        Ok(())
+    }
+
+    fn complete(&mut self, port: PortId, completion: &Completion) {
+        self.staged.push(Effect::Completed(port, *completion));
+    }
+
+    fn dma(&mut self, _: Dma) -> Result<DmaId, DmaRefused> {
+        Ok(DmaId(0))
+    }
+
+    fn next_command(&mut self, port: PortId) -> Option<Command> {
+        let at = self.commands.iter().position(|(of, _)| *of == port)?;
+        self.commands.remove(at).map(|(_, command)| command)
+    }
+
+    fn set_timer(&mut self, timer: TimerId, at: Instant) {
+        self.staged_alarms.push((timer, at));
+    }
+
+    fn commit(&mut self) {
+        self.done.append(&mut self.staged);
+        for (timer, at) in self.staged_alarms.drain(..) {
+            self.alarms[timer.index()] = at;
+        }
+    }
+
+    fn abort(&mut self) {
+        self.staged.clear();
+        self.staged_alarms.clear();
+    }
+}
+
+/// A unit on such hardware.
+pub(crate) struct Desk {
+    pub(crate) unit: Unit,
+    pub(crate) hw: Paper,
+}
+
+impl Desk {
+    pub(crate) fn new(unit: Unit) -> Self {
+        let hw = Paper {
+            now: Instant::from_nanos(1_000),
+            commands: VecDeque::new(),
+            alarms: [Instant::FAR_FUTURE; TIMERS],
+            done: Vec::new(),
+            staged: Vec::new(),
+            staged_alarms: Vec::new(),
+        };
+        let mut desk = Self { unit, hw };
+        desk.turn(|unit, hw| unit.on_start(hw));
+        desk
+    }
+
+    /// One turn: what is not committed at its end never happened.
+    pub(crate) fn turn(&mut self, turn: impl FnOnce(&mut Unit, &mut Paper)) {
+        turn(&mut self.unit, &mut self.hw);
+        self.hw.abort();
+    }
+
+    pub(crate) fn post(&mut self, port: PortId, command: Command) {
+        self.hw.commands.push_back((port, command));
+        self.turn(|unit, hw| unit.on_doorbell(hw, port));
+    }
+
+    pub(crate) fn frame(&mut self, header: Header, payload: &[u8]) {
+        let header = Header { length: payload.len() as u16, ..header };
+        self.turn(|unit, hw| unit.on_frame(hw, Frame { header, payload: Payload::from(payload) }));
+    }
+
+    /// Lets the time pass, alarms included.
+    pub(crate) fn pass(&mut self, nanos: u64) {
+        let end = self.hw.now.plus_nanos(nanos);
+        while self.hw.alarms[0] <= end {
+            self.hw.now = self.hw.now.max(self.hw.alarms[0]);
+            self.hw.alarms[0] = Instant::FAR_FUTURE;
+            self.turn(|unit, hw| unit.on_timer(hw, TimerId(0)));
+        }
+        self.hw.now = end;
+    }
+
+    pub(crate) fn take(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.hw.done)
+    }
+
+    /// The completions among what took effect, which is forgotten.
+    pub(crate) fn completions(&mut self) -> Vec<(PortId, Completion)> {
+        let completed = |effect| match effect {
+            Effect::Completed(port, completion) => Some((port, completion)),
+            _ => None,
+        };
+        self.take().into_iter().filter_map(completed).collect()
+    }
+}
+
+pub(crate) fn command(extension: ExtensionId, opcode: u8) -> Command {
+    Command { extension, opcode, cookie: u64::from(opcode), ..Command::default() }
+}
+
+/// Memory of a port.
+pub(crate) fn memory(port: PortId, length: u32) -> RegionRef {
+    RegionRef { port, generation: 1, length, ..RegionRef::default() }
+}
+
+/// Lets tests panic on purpose without a word: only panics that say so are silent.
+pub(crate) fn hush() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if info.payload().downcast_ref::<&str>() != Some(&"on purpose") {
+                usual(info);
+            }
+        }));
+    });
+}
+
+pub(crate) const fn at(nanos: u64) -> Instant {
+    Instant::from_nanos(nanos)
+}
