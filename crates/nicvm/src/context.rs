@@ -21,6 +21,17 @@ pub enum ControlRefused {
     /// A control message is small by design.
     #[error("a control message has at most {MAX_MESSAGE} bytes, not {0}")]
     TooLong(usize),
+    /// The peer is slow, or gone and not declared dead yet.
+    #[error("{waiting} control messages to node {to} wait already")]
+    QueueFull {
+        /// The peer.
+        to: NodeId,
+        /// Messages that wait.
+        waiting: usize,
+    },
+    /// Units send each other control messages, not themselves.
+    #[error("a unit sends no control message to itself")]
+    ToItself,
 }
 
 /// What a handler has asked for; it happens when the handler returns.
@@ -57,9 +68,7 @@ impl Lent {
             match request {
                 Asked::Control { to, length, body } => {
                     let body = &body[..usize::from(length)];
-                    if self.control.send(now, to, extension, body).is_err() {
-                        self.control_refused += 1;
-                    }
+                    self.control.send(now, to, extension, body).expect("checked when it was asked");
                 }
                 Asked::SetTimeout { timeout, service, at } => {
                     self.timeouts.set(now, (extension, timeout), service, at);
@@ -161,17 +170,28 @@ impl Context<'_> {
 
     /// Sends a control message to the same extension of another node: reliable, in order.
     ///
-    /// One that finds the peer's queue full is not sent, and counted: the queue holds bursts, not
-    /// what a peer that is cut off misses (see [`ControlConfig::queue`](crate::control::ControlConfig::queue)).
+    /// A peer's queue holds bursts, not what one that is cut off misses (see
+    /// [`ControlConfig::queue`](crate::control::ControlConfig::queue)).
     ///
     /// # Errors
-    /// [`ControlRefused::TooLong`] beyond [`MAX_MESSAGE`] bytes.
+    /// [`ControlRefused`] says why it is not sent.
     pub fn send_control(&mut self, to: NodeId, message: &[u8]) -> Result<(), ControlRefused> {
         let mut body = [0; MAX_MESSAGE];
         let Some(part) = body.get_mut(..message.len()) else {
             return Err(ControlRefused::TooLong(message.len()));
         };
         part.copy_from_slice(message);
+        if to == self.node() {
+            return Err(ControlRefused::ToItself);
+        }
+        let staged =
+            |asked: &&Asked| matches!(asked, Asked::Control { to: other, .. } if *other == to);
+        let staged = self.lent.asked.iter().filter(staged).count();
+        if self.lent.control.room(to) <= staged {
+            self.lent.control_refused += 1;
+            let waiting = self.lent.control.pending(to) + staged;
+            return Err(ControlRefused::QueueFull { to, waiting });
+        }
         let length = message.len() as u8;
         self.lent.asked.push(Asked::Control { to, length, body });
         Ok(())

@@ -240,6 +240,12 @@ impl Control {
         self.peer(peer).map_or(0, |peer| peer.sending().len())
     }
 
+    /// Messages to `peer` that would be taken now.
+    #[must_use]
+    pub fn room(&self, peer: NodeId) -> usize {
+        self.setting.config.limit().saturating_sub(self.pending(peer))
+    }
+
     /// What this unit's control messages have done since it started.
     #[must_use]
     pub const fn counters(&self) -> &Counters {

@@ -304,6 +304,11 @@ impl Unit {
         let lent = self.lent.as_mut().expect("the unit has started");
         if let Some(steersman) = lent.steersman {
             let _ = self.run(hw, steersman, |extension, nic| extension.on_transmit(nic, news));
+        } else if let TransmitNews::Held { destination } = news {
+            // Nobody would ever open the gate.
+            let held = |message: &Message| message.controlled && message.node == destination;
+            lent.transmit.withdraw(hw, Status::ExtensionDown, held);
+            hw.commit();
         }
     }
 
@@ -415,6 +420,10 @@ impl Firmware for Unit {
             self.init(hw, number);
         }
         self.finish(hw);
+    }
+
+    fn on_stop(&mut self, hw: &mut impl Hardware) {
+        self.deactivate(hw);
     }
 
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {

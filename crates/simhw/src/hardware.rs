@@ -18,6 +18,8 @@ pub const TIMERS: usize = 4;
 pub trait Firmware {
     /// A NIC has started, and this is its first turn.
     fn on_start(&mut self, hw: &mut impl Hardware);
+    /// The NIC is about to stop, and this is its last turn: what others wait for is given back.
+    fn on_stop(&mut self, _hw: &mut impl Hardware) {}
     /// Commands may wait on `port`, or its registrations have changed.
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId);
     /// A frame has arrived whole.

@@ -219,9 +219,6 @@ pub enum RegionError {
         /// Bytes of the region.
         bytes: usize,
     },
-    /// The region belongs to another port.
-    #[error("the region belongs to another port")]
-    NotOwner,
 }
 
 /// One port's regions, as its NIC knows them.

@@ -60,11 +60,13 @@ impl Producer {
     /// Publishes one entry; gives it back where there is no free slot.
     pub(crate) fn push(&mut self, entry: &Entry) -> Result<(), ()> {
         let depth = self.shared.slots.len() as u64;
-        if self.next - self.returned == depth {
-            self.returned = self.shared.returned.0[0].load(Ordering::Acquire);
-            if self.next - self.returned == depth {
+        if self.next.wrapping_sub(self.returned) >= depth {
+            // The other side may write anything: what it can't have taken, it has not.
+            let returned = self.shared.returned.0[0].load(Ordering::Acquire);
+            if self.next.wrapping_sub(returned) >= depth {
                 return Err(());
             }
+            self.returned = returned;
         }
         let slot = &self.shared.slots[(self.next & (depth - 1)) as usize].0;
         for (word, value) in slot[1..].iter().zip(entry) {

@@ -76,6 +76,7 @@ impl<F: Firmware> Driver<F> {
                 self.wait().await;
             }
         }
+        self.turn(|firmware, nic| firmware.on_stop(nic));
         self.flush().await;
     }
 
