@@ -1,0 +1,402 @@
+//! The default service: messages between ports.
+
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use midplane::nicvm::messages::{self, receive, send};
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::port::{Command, Port, Status};
+
+use super::{contents, filled, lend, next, open, pattern, poll_once, settle, succeed};
+use crate::fabrics::{CENTRE, MTU, NODES, Site};
+
+const FIRST: NodeId = NodeId(1);
+
+/// A port of every node, and the numbers of all of them, once all are open.
+async fn open_all<H: Host>(site: &Site<H>) -> (Port, [PortId; NODES as usize]) {
+    let port = open(&site.host);
+    let ports = site.learn_ports(port.id()).await;
+    (port, ports)
+}
+
+/// Sends `bytes` to the centre; returns when they have been read.
+async fn send_to_centre(port: &mut Port, to: PortId, bytes: &[u8]) {
+    let region = filled(port, bytes);
+    succeed(port, &send(CENTRE, to, region.whole(), 1)).await;
+}
+
+pub(crate) async fn a_message_to_oneself_arrives<H: Host>(site: Site<H>) {
+    let (mut from, mut to) = (open(&site.host), open(&site.host));
+    let bytes = pattern(1, 5_000);
+    let buffers = lend(&mut to, 1, 5_000, receive).await;
+    let region = filled(&mut from, &bytes);
+    succeed(&mut from, &send(site.host.node(), to.id(), region.whole(), 3)).await;
+    let completion = next(&mut to).await;
+    assert_eq!((completion.status, completion.node), (Status::Done, site.host.node()));
+    assert_eq!(contents(&buffers[0], completion.length), bytes);
+}
+
+pub(crate) async fn a_message_comes_with_its_tag_its_source_and_its_length<H: Host>(site: Site<H>) {
+    let (mut port, ports) = open_all(&site).await;
+    let tag = |node: NodeId| 0xFFFF_FF00 + u64::from(node.0);
+    let bytes = |node: NodeId| pattern(u32::from(node.0), 100 + u32::from(node.0));
+    if site.is(CENTRE.0) {
+        let buffers = lend(&mut port, 2, 500, receive).await;
+        site.meet().await;
+        let mut senders = [0; 2];
+        for sender in &mut senders {
+            let completion = next(&mut port).await;
+            assert_eq!((completion.status, completion.opcode), (Status::Done, messages::RECEIVE));
+            let from = completion.node;
+            assert_eq!(completion.args[0], tag(from));
+            let buffer = &buffers[usize::try_from(completion.cookie).unwrap()];
+            assert_eq!(contents(buffer, completion.length), bytes(from));
+            *sender = from.0;
+        }
+        senders.sort_unstable();
+        assert_eq!(senders, [1, 2]);
+    } else {
+        site.meet().await;
+        let region = filled(&mut port, &bytes(site.host.node()));
+        let message = send(CENTRE, ports[0], region.whole(), 1);
+        let args = [tag(site.host.node()), 0, 0];
+        succeed(&mut port, &Command { args, ..message }).await;
+    }
+}
+
+pub(crate) async fn a_message_of_no_bytes_arrives<H: Host>(site: Site<H>) {
+    let (mut port, ports) = open_all(&site).await;
+    if site.is(0) {
+        let buffers = lend(&mut port, 1, 16, receive).await;
+        site.meet().await;
+        let completion = next(&mut port).await;
+        assert_eq!((completion.status, completion.length), (Status::Done, 0));
+        assert_eq!((completion.node, completion.args[0]), (FIRST, 77));
+        assert_eq!(contents(&buffers[0], 16), [0; 16]);
+        return;
+    }
+    site.meet().await;
+    if site.is(1) {
+        let region = filled(&mut port, &[9; 16]);
+        let nothing = send(CENTRE, ports[0], region.range(8, 0).unwrap(), 1);
+        succeed(&mut port, &Command { args: [77, 0, 0], ..nothing }).await;
+    }
+}
+
+pub(crate) async fn a_message_of_many_frames_arrives_whole<H: Host>(site: Site<H>) {
+    let (mut port, ports) = open_all(&site).await;
+    let bytes = pattern(5, 20 * MTU as u32 + 1);
+    if site.is(0) {
+        let buffers = lend(&mut port, 1, bytes.len() + 50, receive).await;
+        site.meet().await;
+        let completion = next(&mut port).await;
+        assert_eq!(completion.status, Status::Done);
+        assert_eq!(contents(&buffers[0], completion.length), bytes);
+        assert_eq!(contents(&buffers[0], buffers[0].len() as u64)[bytes.len()..], [0; 50]);
+        return;
+    }
+    site.meet().await;
+    if site.is(1) {
+        send_to_centre(&mut port, ports[0], &bytes).await;
+    }
+}
+
+pub(crate) async fn only_the_named_range_is_sent_and_written<H: Host>(site: Site<H>) {
+    let (mut port, ports) = open_all(&site).await;
+    if site.is(0) {
+        let region = filled(&mut port, &[1; 40]);
+        port.submit(&receive(region.range(11, 9).unwrap(), 4)).unwrap();
+        settle(&mut port).await;
+        site.meet().await;
+        let completion = next(&mut port).await;
+        assert_eq!((completion.status, completion.length), (Status::Done, 9));
+        let held = contents(&region, 40);
+        assert_eq!((&held[..11], &held[20..]), (&[1; 11][..], &[1; 20][..]));
+        assert_eq!(held[11..20], pattern(3, 9));
+        return;
+    }
+    site.meet().await;
+    if site.is(1) {
+        let region = filled(&mut port, &pattern(0, 40));
+        succeed(&mut port, &send(CENTRE, ports[0], region.range(3, 9).unwrap(), 1)).await;
+    }
+}
+
+pub(crate) async fn messages_of_one_sender_stay_in_order<H: Host>(site: Site<H>) {
+    const COUNT: u64 = 40;
+    let (mut port, ports) = open_all(&site).await;
+    if site.is(0) {
+        let buffers = lend(&mut port, COUNT as usize, 300, receive).await;
+        site.meet().await;
+        for number in 0..COUNT {
+            let completion = next(&mut port).await;
+            assert_eq!((completion.cookie, completion.args[0]), (number, number));
+            let bytes = contents(&buffers[number as usize], completion.length);
+            assert_eq!(bytes, pattern(number as u32, 1 + 7 * number as u32));
+        }
+        return;
+    }
+    site.meet().await;
+    if site.is(1) {
+        let message = |n| pattern(n, 1 + 7 * n);
+        let regions: Vec<_> = (0..COUNT as u32).map(|n| filled(&mut port, &message(n))).collect();
+        for (number, region) in (0..).zip(&regions) {
+            let command = send(CENTRE, ports[0], region.whole(), number);
+            port.post(&Command { args: [number, 0, 0], ..command }).unwrap();
+        }
+        port.ring();
+        for number in 0..COUNT {
+            let completion = next(&mut port).await;
+            assert_eq!((completion.status, completion.cookie), (Status::Done, number));
+        }
+    }
+}
+
+pub(crate) async fn messages_of_two_senders_do_not_mix<H: Host>(site: Site<H>) {
+    const EACH: u32 = 4;
+    let (mut port, ports) = open_all(&site).await;
+    let message = |node: NodeId, number| pattern(u32::from(node.0) << 20 | number, 4_500);
+    if site.is(0) {
+        let buffers = lend(&mut port, 2 * EACH as usize, 4_500, receive).await;
+        site.meet().await;
+        let mut expected = [0; NODES as usize];
+        for _ in 0..2 * EACH {
+            let completion = next(&mut port).await;
+            let number = &mut expected[completion.node.index()];
+            let bytes = contents(&buffers[completion.cookie as usize], completion.length);
+            assert_eq!(bytes, message(completion.node, *number));
+            *number += 1;
+        }
+        assert_eq!(expected, [0, EACH, EACH]);
+        return;
+    }
+    site.meet().await;
+    for number in 0..EACH {
+        send_to_centre(&mut port, ports[0], &message(site.host.node(), number)).await;
+    }
+}
+
+pub(crate) async fn buffers_are_taken_in_the_order_of_their_posts<H: Host>(site: Site<H>) {
+    let (mut port, ports) = open_all(&site).await;
+    if site.is(0) {
+        let region = port.register(8).unwrap();
+        for cookie in [30, 10, 20] {
+            port.post(&receive(region.whole(), cookie)).unwrap();
+        }
+        settle(&mut port).await;
+        site.meet().await;
+        for cookie in [30, 10, 20] {
+            assert_eq!(next(&mut port).await.cookie, cookie);
+        }
+        return;
+    }
+    site.meet().await;
+    for _ in 0..3 {
+        if site.is(1) {
+            send_to_centre(&mut port, ports[0], &[1]).await;
+        }
+    }
+}
+
+pub(crate) async fn a_message_too_long_is_cut_and_the_next_is_not<H: Host>(site: Site<H>) {
+    let (mut port, ports) = open_all(&site).await;
+    let (long, fitting) = (pattern(1, 3_000), pattern(2, 2_000));
+    if site.is(0) {
+        let buffers = lend(&mut port, 2, 2_000, receive).await;
+        site.meet().await;
+        let cut = next(&mut port).await;
+        assert_eq!((cut.status, cut.length, cut.args[1]), (Status::Truncated, 2_000, 3_000));
+        assert_eq!(contents(&buffers[0], 2_000), long[..2_000]);
+        let whole = next(&mut port).await;
+        assert_eq!((whole.status, whole.length), (Status::Done, 2_000));
+        assert_eq!(contents(&buffers[1], 2_000), fitting);
+        return;
+    }
+    site.meet().await;
+    if site.is(1) {
+        send_to_centre(&mut port, ports[0], &long).await;
+        send_to_centre(&mut port, ports[0], &fitting).await;
+    }
+}
+
+/// Messages that find no buffer; `listened`: one was posted before, and used.
+async fn lose_quietly<H: Host>(site: &Site<H>, listened: bool) {
+    let (mut port, ports) = open_all(site).await;
+    let mut witness = open(&site.host);
+    let witnesses = site.learn_ports(witness.id()).await;
+    if site.is(0) {
+        let _seen = lend(&mut witness, 2, 8, receive).await;
+        let used = lend(&mut port, usize::from(listened), 8, receive).await;
+        site.meet().await;
+        for _ in &used {
+            assert_eq!(next(&mut port).await.args[0], 0);
+        }
+        // What was sent before this has come by now.
+        assert_eq!(next(&mut witness).await.status, Status::Done);
+        let buffers = lend(&mut port, 1, 8, receive).await;
+        site.meet().await;
+        let completion = next(&mut port).await;
+        assert_eq!((completion.status, completion.length), (Status::Done, 5));
+        assert_eq!(contents(&buffers[0], 5), b"heard");
+        return;
+    }
+    site.meet().await;
+    if site.is(1) {
+        for _ in 0..usize::from(listened) {
+            send_to_centre(&mut port, ports[0], b"first").await;
+        }
+        send_to_centre(&mut port, ports[0], b"lost").await;
+        send_to_centre(&mut port, witnesses[0], b"sign").await;
+    }
+    site.meet().await;
+    if site.is(1) {
+        send_to_centre(&mut port, ports[0], b"heard").await;
+    }
+}
+
+pub(crate) async fn a_message_for_a_port_that_never_listened_is_lost_quietly<H: Host>(
+    site: Site<H>,
+) {
+    lose_quietly(&site, false).await;
+}
+
+pub(crate) async fn a_message_without_a_buffer_is_lost_quietly<H: Host>(site: Site<H>) {
+    lose_quietly(&site, true).await;
+}
+
+pub(crate) async fn a_message_to_a_node_that_is_not_there_is_lost_quietly<H: Host>(site: Site<H>) {
+    let mut port = open(&site.host);
+    let _buffers = lend(&mut port, 1, 8, receive).await;
+    let region = filled(&mut port, b"nobody");
+    succeed(&mut port, &send(NodeId(NODES), PortId(0), region.whole(), 1)).await;
+    let own = send(site.host.node(), port.id(), region.whole(), 2);
+    port.submit(&own).unwrap();
+    let both = [next(&mut port).await, next(&mut port).await];
+    assert!(both.iter().all(|completion| completion.status == Status::Done));
+}
+
+pub(crate) async fn a_dropped_completion_future_loses_nothing<H: Host>(site: Site<H>) {
+    const ROUNDS: u64 = 5;
+    let (mut port, ports) = open_all(&site).await;
+    let mut buffers = Vec::new();
+    if site.is(0) {
+        buffers = lend(&mut port, ROUNDS as usize, 8, receive).await;
+    }
+    for round in 0..ROUNDS {
+        if site.is(0) {
+            assert!(poll_once(pin!(port.completion())).await.is_pending());
+        }
+        site.meet().await;
+        if site.is(1) {
+            send_to_centre(&mut port, ports[0], &round.to_le_bytes()).await;
+        }
+        if !site.is(0) {
+            continue;
+        }
+        let mut ended = None;
+        while round % 2 == 0 && ended.is_none() {
+            site.host.sleep_until(site.host.now() + Duration::from_micros(50)).await;
+            // Dropped while the message is under way, as often as not.
+            if let Poll::Ready(completion) = poll_once(pin!(port.completion())).await {
+                ended = Some(completion.unwrap());
+            }
+        }
+        let completion = match ended {
+            Some(completion) => completion,
+            None => next(&mut port).await,
+        };
+        assert_eq!(completion.cookie, round);
+        assert_eq!(contents(&buffers[round as usize], 8), round.to_le_bytes());
+    }
+}
+
+pub(crate) async fn each_port_gets_its_own_messages<H: Host>(site: Site<H>) {
+    let (mut here, firsts) = open_all(&site).await;
+    let mut there = open(&site.host);
+    let seconds = site.learn_ports(there.id()).await;
+    if site.is(0) {
+        let in_first = lend(&mut here, 1, 8, receive).await;
+        let in_second = lend(&mut there, 1, 8, receive).await;
+        site.meet().await;
+        let completion = next(&mut there).await;
+        assert_eq!(contents(&in_second[0], completion.length), b"second");
+        let completion = next(&mut here).await;
+        assert_eq!(contents(&in_first[0], completion.length), b"first");
+        return;
+    }
+    site.meet().await;
+    if site.is(1) {
+        send_to_centre(&mut here, seconds[0], b"second").await;
+        send_to_centre(&mut here, firsts[0], b"first").await;
+    }
+}
+
+pub(crate) async fn answers_come_back<H: Host>(site: Site<H>) {
+    const ROUNDS: u64 = 10;
+    let (mut sending, _) = open_all(&site).await;
+    let mut port = open(&site.host);
+    let ports = site.learn_ports(port.id()).await;
+    let buffers = lend(&mut port, 2 * ROUNDS as usize, 8, receive).await;
+    site.meet().await;
+    let region = sending.register(8).unwrap();
+    if site.is(0) {
+        for buffer in &buffers {
+            let question = next(&mut port).await;
+            region.write(0, &contents(buffer, 8)).unwrap();
+            let back = ports[question.node.index()];
+            succeed(&mut sending, &send(question.node, back, region.whole(), 1)).await;
+        }
+        return;
+    }
+    for round in 0..ROUNDS {
+        let question = (u64::from(site.host.node().0) << 32 | round).to_le_bytes();
+        region.write(0, &question).unwrap();
+        succeed(&mut sending, &send(CENTRE, ports[0], region.whole(), 1)).await;
+        assert_eq!(next(&mut port).await.node, CENTRE);
+        assert_eq!(contents(&buffers[round as usize], 8), question);
+    }
+}
+
+pub(crate) async fn a_port_dropped_with_buffers_harms_nobody<H: Host>(site: Site<H>) {
+    let mut going = open(&site.host);
+    let gone = site.learn_ports(going.id()).await;
+    let (mut port, ports) = open_all(&site).await;
+    if site.is(0) {
+        let _gone = lend(&mut going, 3, 64, receive).await;
+        let buffers = lend(&mut port, 1, 64, receive).await;
+        drop(going);
+        site.meet().await;
+        let completion = next(&mut port).await;
+        assert_eq!(contents(&buffers[0], completion.length), b"alive");
+        return;
+    }
+    site.meet().await;
+    if site.is(1) {
+        send_to_centre(&mut port, gone[0], b"too late").await;
+        send_to_centre(&mut port, ports[0], b"alive").await;
+    }
+}
+
+pub(crate) async fn a_port_inherits_no_buffers<H: Host>(site: Site<H>) {
+    let mut other = open(&site.host);
+    // Often enough that the NIC has seen one of them go before the next is opened.
+    for _ in 0..3 {
+        let mut going = open(&site.host);
+        let gone = lend(&mut going, 2, 64, receive).await;
+        drop(going);
+        drop(gone);
+        settle(&mut other).await;
+        // The number may be the dropped port's.
+        let mut port = open(&site.host);
+        let region = port.register(64).unwrap();
+        port.submit(&receive(region.whole(), 1_000)).unwrap();
+        settle(&mut port).await;
+        let message = filled(&mut other, b"new");
+        succeed(&mut other, &send(site.host.node(), port.id(), message.whole(), 5)).await;
+        let completion = next(&mut port).await;
+        assert_eq!((completion.status, completion.cookie), (Status::Done, 1_000));
+        assert_eq!(contents(&region, completion.length), b"new");
+    }
+}

@@ -1,0 +1,165 @@
+//! The fabrics, each with the same nodes and the same firmware.
+
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane::nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig};
+use midplane::nicvm::messages::{MESSAGES, Messages};
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{Incarnation, NodeId, PortId};
+use midplane::simhw::link::LinkProfile;
+use midplane::simhw::profile::NicProfile;
+use midplane::simhw::sim::{SimHost, World};
+use midplane::simhw::switch::{Buffer, SwitchProfile};
+use midplane::simhw::time::{Instant, LineRate};
+use midplane::simhw::topology::Topology;
+use midplane::simhw::udp::{StartError, UdpConfig, UdpHost, UdpNic};
+use tokio::sync::Barrier;
+
+/// Nodes of every fabric.
+pub(crate) const NODES: u16 = 3;
+/// The receiver of coordinated messages; all others send.
+pub(crate) const CENTRE: NodeId = NodeId(0);
+/// Most payload bytes of one frame.
+pub(crate) const MTU: usize = 1_400;
+const SEED: u64 = 7;
+/// In virtual time: longer than any lease or patience.
+const VIRTUAL_LIMIT: Instant = Instant::from_nanos(60_000_000_000);
+/// On the machine's clock: only what hangs takes so long.
+const REAL_LIMIT: Duration = Duration::from_secs(120);
+/// Virtual time between two looks at whether all nodes have ended.
+const SLICE: Duration = Duration::from_millis(1);
+
+/// One node of a fabric, as a case sees it.
+#[derive(Debug)]
+pub(crate) struct Site<H> {
+    pub(crate) host: H,
+    exchange: Arc<Exchange>,
+}
+
+/// What nodes tell each other beside the fabric.
+#[derive(Debug)]
+struct Exchange {
+    barrier: Barrier,
+    ports: Mutex<[PortId; NODES as usize]>,
+}
+
+impl Exchange {
+    fn new() -> Arc<Self> {
+        let barrier = Barrier::new(usize::from(NODES));
+        Arc::new(Self { barrier, ports: Mutex::default() })
+    }
+}
+
+impl<H: Host> Site<H> {
+    pub(crate) fn is(&self, node: u16) -> bool {
+        self.host.node() == NodeId(node)
+    }
+
+    /// Waits for all other nodes.
+    pub(crate) async fn meet(&self) {
+        self.exchange.barrier.wait().await;
+    }
+
+    /// Waits for all other nodes, and learns the port that each of them says.
+    pub(crate) async fn learn_ports(&self, own: PortId) -> [PortId; NODES as usize] {
+        self.exchange.ports.lock().unwrap()[self.host.node().index()] = own;
+        self.meet().await;
+        let ports = *self.exchange.ports.lock().unwrap();
+        self.meet().await;
+        ports
+    }
+}
+
+fn firmware() -> Unit {
+    let senders: Vec<NodeId> = (1..NODES).map(NodeId).collect();
+    let mut config = CoordinationConfig::star(&[CENTRE], &senders);
+    config.genesis(true);
+    let mut unit = Unit::default();
+    unit.install(MESSAGES, Messages::new()).unwrap();
+    unit.install(COORDINATION, Coordination::new(config).unwrap()).unwrap();
+    unit
+}
+
+/// Runs `case` on every node of a simulated star.
+pub(crate) fn sim<Task>(case: impl Fn(Site<SimHost>) -> Task)
+where
+    Task: Future<Output = ()> + Send + 'static,
+{
+    let link = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::from_nanos(500));
+    let topology = Topology::star(NODES, link, SwitchProfile::new(Buffer::Bytes(256 << 10)));
+    let profile = NicProfile { mtu: MTU, ..NicProfile::MODERN };
+    let mut world = World::new(&topology, profile, SEED, |_, _| firmware());
+    let exchange = Exchange::new();
+    let running = Arc::new(AtomicUsize::new(usize::from(NODES)));
+    for node in (0..NODES).map(NodeId) {
+        let task = case(Site { host: world.host(node), exchange: Arc::clone(&exchange) });
+        let running = Arc::clone(&running);
+        world.spawn(node, async move {
+            task.await;
+            running.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+    while running.load(Ordering::Relaxed) > 0 {
+        assert!(world.now() < VIRTUAL_LIMIT, "nodes that have not ended: {running:?}");
+        world.run_until(world.now() + SLICE);
+    }
+}
+
+/// Runs `case` on every node of a fabric over loopback.
+pub(crate) fn udp<Task>(case: impl Fn(Site<UdpHost>) -> Task)
+where
+    Task: Future<Output = ()> + Send + 'static,
+{
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let nics = start_nics();
+        let exchange = Exchange::new();
+        let mut tasks = tokio::task::JoinSet::new();
+        for nic in &nics {
+            tasks.spawn(case(Site { host: nic.host(), exchange: Arc::clone(&exchange) }));
+        }
+        let all = async {
+            while let Some(ended) = tasks.join_next().await {
+                if let Err(panicked) = ended {
+                    std::panic::resume_unwind(panicked.into_panic());
+                }
+            }
+        };
+        tokio::time::timeout(REAL_LIMIT, all).await.expect("every node ends");
+        for nic in nics {
+            nic.shutdown().await;
+        }
+    });
+}
+
+fn start_nics() -> Vec<UdpNic> {
+    loop {
+        // The addresses were free a moment ago: another process may have taken one since.
+        match try_start_nics(&free_addresses()) {
+            Ok(nics) => return nics,
+            Err(StartError::PortInUse(_)) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+fn try_start_nics(peers: &[SocketAddr]) -> Result<Vec<UdpNic>, StartError> {
+    let start = |node| {
+        let config = UdpConfig::new(NodeId(node), peers.to_vec());
+        let config = config.seed(SEED).mtu(MTU).incarnation(Incarnation::FIRST);
+        UdpNic::start(config, firmware())
+    };
+    (0..NODES).map(start).collect()
+}
+
+fn free_addresses() -> Vec<SocketAddr> {
+    let bind = |_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let sockets: Vec<UdpSocket> = (0..NODES).map(bind).collect();
+    sockets.iter().map(|socket| socket.local_addr().unwrap()).collect()
+}

@@ -1,0 +1,78 @@
+//! What applications may rely on, on every fabric: one list of cases, run on each of them.
+
+mod cases;
+mod fabrics;
+
+/// Makes a test of each case on each fabric. Attributes are for the live fabric alone.
+macro_rules! conformance {
+    ($($group:ident: $($(#[$live:meta])* $case:ident),+;)+) => {
+        mod sim {
+            $($(#[test]
+            fn $case() {
+                crate::fabrics::sim(crate::cases::$group::$case);
+            })+)+
+        }
+        mod udp {
+            $($(#[test]
+            $(#[$live])*
+            fn $case() {
+                crate::fabrics::udp(crate::cases::$group::$case);
+            })+)+
+        }
+    };
+}
+
+conformance! {
+    host:
+        hosts_know_their_nodes,
+        time_never_goes_back,
+        a_sleep_is_never_early,
+        instants_that_have_passed_are_over_at_once,
+        a_dropped_sleep_keeps_nobody,
+        a_random_stream_repeats,
+        random_streams_differ_by_name_and_node,
+        spawned_tasks_run,
+        a_spawned_task_outlives_who_spawned_it;
+    ports:
+        ports_have_numbers_of_their_own,
+        memory_of_no_bytes_or_too_many_is_refused,
+        fresh_memory_is_zero,
+        a_region_keeps_its_bounds,
+        a_range_ends_with_its_region,
+        a_post_beyond_the_depth_is_refused,
+        many_posts_and_one_ring_all_complete,
+        an_idle_port_has_no_completion,
+        cookies_come_back,
+        an_unknown_extension_is_invalid,
+        an_unknown_command_is_invalid,
+        a_buffer_of_no_bytes_is_invalid,
+        the_region_of_another_port_is_refused,
+        a_dropped_region_is_refused,
+        a_range_past_its_region_is_refused,
+        the_counters_answer;
+    messages:
+        a_message_to_oneself_arrives,
+        a_message_comes_with_its_tag_its_source_and_its_length,
+        a_message_of_no_bytes_arrives,
+        a_message_of_many_frames_arrives_whole,
+        only_the_named_range_is_sent_and_written,
+        messages_of_one_sender_stay_in_order,
+        messages_of_two_senders_do_not_mix,
+        buffers_are_taken_in_the_order_of_their_posts,
+        a_message_too_long_is_cut_and_the_next_is_not,
+        a_message_for_a_port_that_never_listened_is_lost_quietly,
+        a_message_without_a_buffer_is_lost_quietly,
+        a_message_to_a_node_that_is_not_there_is_lost_quietly,
+        a_dropped_completion_future_loses_nothing,
+        each_port_gets_its_own_messages,
+        answers_come_back,
+        a_port_dropped_with_buffers_harms_nobody,
+        #[ignore = "a port that gets a dropped port's number gets its buffers too"]
+        a_port_inherits_no_buffers;
+    coordinated:
+        coordinated_messages_of_two_senders_all_arrive,
+        coordinated_messages_of_one_sender_stay_in_order,
+        a_coordinated_message_comes_with_its_tag,
+        without_a_route_a_coordinated_message_arrives,
+        coordinated_and_other_messages_have_buffers_of_their_own;
+}
