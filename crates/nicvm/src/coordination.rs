@@ -365,6 +365,10 @@ impl Extension for Coordination {
         }
     }
 
+    fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
+        self.receiver.on_port_closed(nic, port);
+    }
+
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
         let now = nic.now();
         if timeout == LINKS {

@@ -4,7 +4,7 @@
 //! control messages, data and timeouts, an initialisation and a deactivation procedure.
 
 use midplane_simhw::frame::Frame;
-use midplane_simhw::id::{ExtensionId, Incarnation, NodeId};
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::Command;
 use midplane_simhw::time::Instant;
 use thiserror::Error;
@@ -89,6 +89,10 @@ pub trait Extension: Send {
 
     /// A timeout has passed; never early.
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId);
+
+    /// A local application has closed a port: what was lent through it is nobody's, and its number
+    /// may soon be another's.
+    fn on_port_closed(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
 
     /// Something happened to another unit.
     fn on_peer(&mut self, _nic: &mut Context<'_>, _event: PeerEvent) {}

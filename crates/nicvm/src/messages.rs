@@ -243,6 +243,15 @@ impl Extension for Messages {
         }
     }
 
+    fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
+        self.buffers.remove(&port);
+        for ((_, to, _), stream) in &mut self.streams {
+            if *to == port {
+                stream.open = None;
+            }
+        }
+    }
+
     fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {

@@ -431,6 +431,13 @@ impl Firmware for Unit {
         self.finish(hw);
     }
 
+    fn on_port_closed(&mut self, hw: &mut impl Hardware, port: PortId) {
+        for number in self.numbers() {
+            let _ = self.run(hw, number, |extension, nic| extension.on_port_closed(nic, port));
+        }
+        self.finish(hw);
+    }
+
     fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>) {
         let header = frame.header;
         if header.kind != Kind::Data {

@@ -22,6 +22,9 @@ pub trait Firmware {
     fn on_stop(&mut self, _hw: &mut impl Hardware) {}
     /// Commands may wait on `port`, or its registrations have changed.
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId);
+    /// A port's application is gone, and all its commands are taken; its number may be used again
+    /// after this turn, for a port of somebody else.
+    fn on_port_closed(&mut self, _hw: &mut impl Hardware, _port: PortId) {}
     /// A frame has arrived whole.
     fn on_frame(&mut self, hw: &mut impl Hardware, frame: Frame<'_>);
     /// A transfer that [`Hardware::dma`] began has ended.

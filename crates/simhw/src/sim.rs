@@ -341,7 +341,14 @@ impl<F: Firmware> World<F> {
         };
         match work {
             Work::Start => firmware.on_start(&mut hw),
-            Work::Doorbell(port) => firmware.on_doorbell(&mut hw, port),
+            Work::Doorbell(port) => {
+                let open = hw.nic.ports.at(port).is_some();
+                firmware.on_doorbell(&mut hw, port);
+                if open && hw.nic.ports.at(port).is_none() {
+                    hw.abort();
+                    firmware.on_port_closed(&mut hw, port);
+                }
+            }
             Work::Frame(_) => {
                 let payload = Payload::from(&current.1[..]);
                 firmware.on_frame(&mut hw, Frame { header: current.0, payload });

@@ -103,7 +103,10 @@ impl<F: Firmware> Driver<F> {
         for id in errands.rung {
             self.nic.sync_port(id);
             self.turn(|firmware, nic| firmware.on_doorbell(nic, id));
-            self.nic.settle_port(id, &self.desk);
+            if self.nic.has_closed(id) {
+                self.turn(|firmware, nic| firmware.on_port_closed(nic, id));
+                self.desk.release(id);
+            }
         }
         errands.ending
     }

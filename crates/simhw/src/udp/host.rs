@@ -98,7 +98,7 @@ impl Host for UdpHost {
     }
 
     fn rng(&self, stream: &str) -> Rng {
-        Rng::new(self.0.seed, &format!("node {}: {stream}", self.0.node))
+        Rng::new(self.0.seed, &format!("node {} {stream}", self.0.node))
     }
 
     fn open_port(&self) -> Result<Port, OpenError> {

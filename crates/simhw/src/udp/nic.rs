@@ -3,14 +3,12 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::UdpCounters;
 use super::batch::plain;
 use super::clock::Clock;
 use super::config::UdpConfig;
-use super::desk::Desk;
 use super::line::Line;
 use crate::drops::DropCause;
 use crate::frame::{HEADER_BYTES, Header};
@@ -127,14 +125,12 @@ impl Nic {
         }
     }
 
-    /// After the firmware has looked at a port: a port that was dropped is forgotten once its last
-    /// command is taken, and its number is free.
-    pub(super) fn settle_port(&mut self, id: PortId, desk: &Arc<Desk>) {
+    /// After the firmware has looked at a port: one that was dropped is forgotten once its last
+    /// command is taken. Whether this one was just now.
+    pub(super) fn has_closed(&mut self, id: PortId) -> bool {
         self.ports.sync(id);
         // A bell may still ring for a port that is gone, and whose number may be another's by now.
-        if self.ports.at(id).is_none() && self.open.remove(&id) {
-            desk.release(id);
-        }
+        self.ports.at(id).is_none() && self.open.remove(&id)
     }
 
     /// An alarm that has gone off; it is off from then on.
