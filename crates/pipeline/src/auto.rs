@@ -50,7 +50,11 @@ pub fn auto(
     if let Some(groups) = groups {
         offer(hierarchical::hierarchical(pipeline, request, Some(groups))?);
     } else if refragment == Refragment::WhereItHelps && pipeline.stages().len() > 2 {
-        offer(hierarchical::plan(&problem, &hierarchical::natural_groupings(&problem))?);
+        if let Some(plan) =
+            hierarchical::plan(&problem, &hierarchical::natural_groupings(&problem))?
+        {
+            offer(plan);
+        }
     }
     Ok(best)
 }

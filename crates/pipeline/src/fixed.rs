@@ -175,9 +175,19 @@ pub(crate) fn sizes(problem: &Problem<'_>, signature: &Signature) -> Vec<f64> {
     best.take().unwrap_or_else(|| fallback(problem))
 }
 
+/// Numbers of fragments that the fallback tries for equal sizes.
+const FALLBACKS: usize = 1_000;
+
 /// A cut that keeps all limits when no candidate did: as many full fragments as fit and the rest, or the fewest.
 pub(crate) fn fallback(problem: &Problem<'_>) -> Vec<f64> {
-    let count = problem.cut.counts.0;
+    let (fewest, most) = problem.cut.counts;
+    if problem.limits.equal_but_last {
+        let even = |count: usize| problem.cut.equal_but_last(count, problem.bytes / count as f64);
+        if let Some(sizes) = (fewest..=most.min(fewest + FALLBACKS)).find_map(even) {
+            return sizes;
+        }
+    }
+    let count = fewest;
     let mut sizes = vec![problem.bytes / count as f64; count];
     problem.cut.fit(&mut sizes);
     sizes

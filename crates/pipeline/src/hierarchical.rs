@@ -109,12 +109,24 @@ pub fn hierarchical(
         }
         None => natural_groupings(&problem),
     };
-    plan(&problem, &groupings)
+    let flat = || problem.plan(Family::Fixed, fixed::sizes(&problem, &Signature::new(pipeline)));
+    Ok(plan(&problem, &groupings)?.unwrap_or_else(flat))
+}
+
+/// Whether a plan keeps what its problem asks of all fragments together.
+fn keeps_shape(problem: &Problem<'_>, plan: &Plan) -> bool {
+    let Some((last, others)) = plan.fragments().split_last() else { return false };
+    let first = others.first().unwrap_or(last);
+    let equal = others.iter().all(|size| (size - first).abs() <= 1e-9 * first);
+    !problem.limits.equal_but_last || (equal && *last <= first * (1.0 + 1e-9))
 }
 
 /// The fastest plan over some groupings of a checked problem: all are tried with equal fragments on both levels, the
-/// best of them with ramps.
-pub(crate) fn plan(problem: &Problem<'_>, groupings: &[Grouping]) -> Result<Plan, PlanError> {
+/// best of them with ramps. `None` where none of them keeps all limits.
+pub(crate) fn plan(
+    problem: &Problem<'_>,
+    groupings: &[Grouping],
+) -> Result<Option<Plan>, PlanError> {
     let mut tried = Vec::with_capacity(groupings.len());
     for groups in groupings {
         let (compound, sizes) = approximated(problem, groups, Base::Fixed)?;
@@ -123,7 +135,8 @@ pub(crate) fn plan(problem: &Problem<'_>, groupings: &[Grouping]) -> Result<Plan
     tried.sort_by(|a, b| a.1.latency().get().total_cmp(&b.1.latency().get()));
     let mut best: Option<Plan> = None;
     let mut offer = |plan: Plan| {
-        if best.as_ref().is_none_or(|best| plan.latency() < best.latency()) {
+        let faster = best.as_ref().is_none_or(|best| plan.latency() < best.latency());
+        if faster && keeps_shape(problem, &plan) {
             best = Some(plan);
         }
     };
@@ -136,7 +149,7 @@ pub(crate) fn plan(problem: &Problem<'_>, groupings: &[Grouping]) -> Result<Plan
         offer(cut_inside(problem, &compound, ramped.fragments.clone(), Base::Ramp)?);
         offer(ramped);
     }
-    best.ok_or(PlanError::Groups(GroupingError::Empty(0)))
+    Ok(best)
 }
 
 /// The divisions worth trying: all into two to four groups on short chains; on long ones the groups around each of

@@ -199,3 +199,16 @@ fn alignment_beyond_the_message_is_refused() {
     let request = Request::new(100.0).limits(Limits::new().align(128.0));
     assert!(matches!(fixed(&chain, &request), Err(PlanError::AlignBeyondMessage { .. })));
 }
+
+#[test]
+fn a_rest_of_one_byte_does_not_make_the_last_fragment_the_largest() {
+    let stage = Stage::new(1.0, 0.001).unwrap();
+    let chain = Pipeline::new(vec![stage; 3]).unwrap();
+    let limits = Limits::new().mtu(245.039).align(17.0).equal_but_last(true);
+    let request = Request::new(36_177.0).limits(limits);
+    let refragment = Refragment::WhereItHelps;
+    for plan in [fixed(&chain, &request), auto(&chain, &request, None, refragment)] {
+        let plan = plan.unwrap();
+        assert!(plan.fragments().last() <= plan.fragments().first(), "{plan:?}");
+    }
+}
