@@ -49,12 +49,12 @@ pub fn auto(
     }
     if let Some(groups) = groups {
         offer(hierarchical::hierarchical(pipeline, request, Some(groups))?);
-    } else if refragment == Refragment::WhereItHelps && pipeline.stages().len() > 2 {
-        if let Some(plan) =
+    } else if refragment == Refragment::WhereItHelps
+        && pipeline.stages().len() > 2
+        && let Some(plan) =
             hierarchical::plan(&problem, &hierarchical::natural_groupings(&problem))?
-        {
-            offer(plan);
-        }
+    {
+        offer(plan);
     }
     Ok(best)
 }
