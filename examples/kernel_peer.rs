@@ -7,6 +7,8 @@
 //!
 //! `benches/netns/run.sh` runs it beside `incast`, on the same links.
 
+#[path = "common/command_line.rs"]
+mod command_line;
 #[path = "common/report.rs"]
 mod report;
 
@@ -88,7 +90,7 @@ struct Sent {
 }
 
 fn main() -> ExitCode {
-    let arguments = match report::parse::<Arguments>(std::env::args_os()) {
+    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };

@@ -8,6 +8,8 @@
 //! buffers, and prints at the end what became of them. Hosts use it with
 //! `incast --fabric switch --switch HOST:PORT --rank R --peers FILE`.
 
+#[path = "common/command_line.rs"]
+mod command_line;
 #[path = "common/launch.rs"]
 #[expect(dead_code, reason = "it starts no processes")]
 mod launch;
@@ -105,7 +107,7 @@ struct Counters {
 }
 
 fn main() -> ExitCode {
-    let arguments = match report::parse::<Arguments>(std::env::args_os()) {
+    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };

@@ -18,6 +18,8 @@ mod scenario;
 mod setting;
 mod table;
 
+#[path = "../common/command_line.rs"]
+mod command_line;
 #[path = "../common/launch.rs"]
 mod launch;
 #[path = "../common/plot.rs"]
@@ -43,7 +45,7 @@ use scenario::Failure;
 use setting::{Fabric, Setting};
 
 fn main() -> ExitCode {
-    let arguments = match report::parse::<Arguments>(std::env::args_os()) {
+    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };

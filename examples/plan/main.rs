@@ -5,6 +5,8 @@
 
 #[path = "../common/chains.rs"]
 mod chains;
+#[path = "../common/command_line.rs"]
+mod command_line;
 mod document;
 mod figures;
 #[path = "../common/gantt.rs"]
@@ -77,7 +79,10 @@ Try it:
 Exit code: 0 fine; 1 a number of --paper or --study is not where it should be; 2 bad input, named on standard error."#;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
     match run(&arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),

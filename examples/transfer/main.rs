@@ -2,6 +2,8 @@
 //!
 //! Alone it starts its receiver as a process on this host; with `--rank` and `--peers` the two run on two hosts.
 
+#[path = "../common/command_line.rs"]
+mod command_line;
 mod compare;
 #[path = "../common/gantt.rs"]
 mod gantt;
@@ -61,7 +63,10 @@ Exit code: 0 the plan beat the whole file, its promise was better than 5.9 % on 
 best fixed size; 1 one of these did not hold, or the peer was lost; 2 bad input.";
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
     // One thread a process: on two processors the two processes are the parallel stages, and no stage waits for
     // another thread to wake.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
