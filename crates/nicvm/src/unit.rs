@@ -438,6 +438,11 @@ impl Firmware for Unit {
         for number in self.numbers() {
             let _ = self.run(hw, number, |extension, nic| extension.on_port_closed(nic, port));
         }
+        // What still waits to leave would complete on whoever is given the number next.
+        let lent = self.lent.as_mut().expect("the unit has started");
+        let of_port = |message: &Message| message.completion.is_some_and(|(of, _)| of == port);
+        lent.transmit.withdraw(hw, Status::Cancelled, of_port);
+        hw.commit();
         self.finish(hw);
     }
 

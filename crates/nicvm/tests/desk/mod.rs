@@ -10,7 +10,7 @@ use midplane_simhw::hardware::{
 };
 use midplane_simhw::id::{DmaId, ExtensionId, Incarnation, NodeId, PortId, TimerId};
 use midplane_simhw::port::{Command, Completion};
-use midplane_simhw::region::{Payload, RegionError, RegionRef};
+use midplane_simhw::region::{Access, Payload, RegionError, RegionRef};
 use midplane_simhw::time::{Instant, LineRate};
 
 /// What took effect.
@@ -80,6 +80,14 @@ impl Hardware for Paper {
         }
         self.staged.push(Effect::Sent(*header));
         Ok(self.now.plus_nanos(1000))
+    }
+
+    fn check(&self, region: RegionRef, _: Access) -> Result<(), RegionError> {
+        if region.generation == 0 { Err(RegionError::Stale) } else { Ok(()) }
+    }
+
+    fn read(&self, from: RegionRef) -> Result<Payload<'_>, RegionError> {
+        if from.generation == 0 { Err(RegionError::Stale) } else { Ok(Payload::EMPTY) }
     }
 
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
