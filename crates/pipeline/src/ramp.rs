@@ -8,7 +8,7 @@
 mod ends;
 mod pass;
 
-use crate::fixed::{self, BestCut, Signature};
+use crate::fixed::{self, BestCut};
 use crate::plan::{Family, Plan, PlanError, Problem, Request};
 use crate::stage::{Pipeline, Stage};
 
@@ -22,7 +22,7 @@ const MOST_FRAGMENTS: usize = 512;
 const BOTTLENECKS: usize = 3;
 
 /// A rough ramp within this factor of the best plan is searched exactly; the error of a rough search is 1e-5.
-const CLOSE: f64 = 1.0001;
+const CLOSE: f64 = 1.001;
 
 /// Single units moved between neighbours after rounding to units, at most this many timings.
 const MOVES: usize = 1500;
@@ -37,13 +37,13 @@ const MOVES: usize = 1500;
 /// See [`PlanError`].
 pub fn ramp(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
-    let sizes = sizes(&problem, &Signature::new(pipeline));
+    let sizes = sizes(&problem);
     Ok(problem.plan(Family::Ramp, sizes))
 }
 
 /// The best ramp of a checked problem.
-pub(crate) fn sizes(problem: &Problem<'_>, signature: &Signature) -> Vec<f64> {
-    let equal = fixed::sizes(problem, signature);
+pub(crate) fn sizes(problem: &Problem<'_>) -> Vec<f64> {
+    let equal = fixed::sizes(problem);
     let count = equal.len();
     let mut best = BestCut::new(problem);
     best.offer(equal);
@@ -170,21 +170,12 @@ impl<'a, 'p> Climber<'a, 'p> {
             let mut next = from;
             while next > 1 || up {
                 next = if up { next + 1 } else { next - 1 };
-                let latency = self.exactly(next, best);
+                let latency = self.attempt(next, best, Precision::Exact);
                 if latency >= self.latency {
                     break;
                 }
                 self.latency = latency;
             }
-        }
-    }
-
-    /// The exact ramp, unless the rough one was too far off to become the best. Where a rough search failed, an exact
-    /// one may find a ramp.
-    fn exactly(&mut self, count: usize, best: &mut BestCut<'_, '_>) -> f64 {
-        match self.rough.iter().find(|&&(tried, _)| tried == count) {
-            Some(&(_, rough)) if rough.is_finite() && rough > best.latency() * CLOSE => rough,
-            _ => self.attempt(count, best, Precision::Exact),
         }
     }
 }

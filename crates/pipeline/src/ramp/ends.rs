@@ -190,7 +190,8 @@ impl Ramp {
 
     /// Balances the two ends by intersecting tangents.
     fn both(&mut self) -> Option<()> {
-        let (mut low, mut high) = (self.bytes * 1e-12, self.bytes);
+        let least = self.bytes * 1e-12;
+        let (mut low, mut high, mut edge) = (least, self.bytes, false);
         let (mut left, mut right): (Option<Point>, Option<Point>) = (None, None);
         let mut best: Option<Point> = None;
         let mut next = self.share(self.start.1).clamp(low, high);
@@ -217,10 +218,16 @@ impl Ramp {
                     }
                     meet(left, right)
                 }
-                (_, None) if high == self.bytes => (2.0 * next).min(high),
+                (_, None) if high == self.bytes => (2.0 * next).max(self.share(START.1)).min(high),
+                // Next to nothing may be the best last fragment: found at once, or never looked at again.
+                (None, Some(_)) if !edge => least,
                 _ => (low * high).sqrt().max(0.125 * high),
             };
-            if next <= low || next >= high && (high < self.bytes || right.is_some()) {
+            edge |= next == least;
+            if next < low
+                || next == low && low > least
+                || next >= high && (high < self.bytes || right.is_some())
+            {
                 next = 0.5 * (low + high);
             }
             if high - low <= self.precision.error() * high {
