@@ -29,6 +29,8 @@ pub enum DropCause {
     NicMemory,
     /// There is no way to the destination.
     NoRoute,
+    /// It met a collision each time that it was sent over a shared medium.
+    Collisions,
     /// The bytes are no frame of this fabric's version.
     Malformed,
     /// It came from no peer, or claimed to be from another one.
@@ -41,7 +43,7 @@ pub enum DropCause {
 
 impl DropCause {
     /// Every cause.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::BufferFull,
         Self::PartialDiscard,
         Self::EarlyDiscard,
@@ -53,6 +55,7 @@ impl DropCause {
         Self::NicDown,
         Self::NicMemory,
         Self::NoRoute,
+        Self::Collisions,
         Self::Malformed,
         Self::Stranger,
         Self::Misrouted,
@@ -74,6 +77,7 @@ impl DropCause {
             Self::NicDown => "nic_down",
             Self::NicMemory => "nic_memory",
             Self::NoRoute => "no_route",
+            Self::Collisions => "collisions",
             Self::Malformed => "malformed",
             Self::Stranger => "stranger",
             Self::Misrouted => "misrouted",

@@ -9,5 +9,6 @@ mod discard;
 mod harness;
 mod line;
 mod ports;
+mod shared;
 mod tasks;
 mod timers;
