@@ -219,6 +219,12 @@ pub enum RegionError {
         /// Bytes of the region.
         bytes: usize,
     },
+    /// The memory is not there for the NIC now: its pages were unpinned (a fault).
+    #[error("the memory is not resident")]
+    NotResident,
+    /// The transfer failed (a fault).
+    #[error("the bus reported an error")]
+    Bus,
 }
 
 /// One port's regions, as its NIC knows them.
