@@ -13,7 +13,7 @@ use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion, Ports};
 use crate::profile::NicProfile;
-use crate::region::{Payload, RegionError, RegionRef};
+use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
 
 /// What waits for a busy coprocessor.
@@ -57,7 +57,8 @@ pub(super) struct Nic {
     rung: Vec<bool>,
     engines: Engines,
     alarms: [Alarm; TIMERS],
-    completions: VecDeque<(PortId, Completion)>,
+    /// To be seen at the instants that were scheduled for them; `None` is one of a port that is gone.
+    completions: VecDeque<Option<(PortId, Completion)>>,
     next_dma: u32,
     staged: Staged,
 }
@@ -174,12 +175,14 @@ impl Nic {
     /// The firmware is about to look at a port: takes note of what was registered.
     pub(super) fn answer(&mut self, port: PortId) {
         self.rung[port.index()] = false;
-        self.ports.sync(port);
+        if let Some(port) = self.ports.at(port) {
+            port.sync();
+        }
     }
 
     /// Takes the next completion to be seen by its port.
     pub(super) fn next_completion(&mut self) -> Option<(PortId, Completion)> {
-        self.completions.pop_front()
+        self.completions.pop_front().flatten()
     }
 
     /// Shows a completion to its port; when its interrupt is late, until when it is.
@@ -200,6 +203,13 @@ impl Nic {
             }
         }
         None
+    }
+
+    /// A port is gone, and its number may be another's: what it was yet to see is nobody's.
+    pub(super) fn forget_completions(&mut self, port: PortId) {
+        for waiting in &mut self.completions {
+            waiting.take_if(|(of, _)| *of == port);
+        }
     }
 
     /// The alarm goes off.
@@ -352,7 +362,7 @@ impl SimHardware<'_> {
             nic.publish(port, &completion, Telling::Usual);
             return;
         }
-        nic.completions.push_back((port, completion));
+        nic.completions.push_back(Some((port, completion)));
         self.queue.schedule(seen, Event::Completion { node: nic.node, life: nic.life });
     }
 
@@ -440,8 +450,16 @@ impl Hardware for SimHardware<'_> {
         Ok(self.nic.clock.read(leaves))
     }
 
+    fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError> {
+        self.nic.ports.check(region, access)
+    }
+
+    fn read(&self, from: RegionRef) -> Result<Payload<'_>, RegionError> {
+        self.nic.ports.read(from)
+    }
+
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
-        self.nic.ports.check(to, from.len())?;
+        self.nic.ports.check_write(to, from.len())?;
         self.reach_host()?;
         let from = self.store(from);
         self.nic.staged.effects.push(Effect::Write { to, from });
@@ -454,7 +472,7 @@ impl Hardware for SimHardware<'_> {
 
     fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused> {
         self.nic.ports.read(transfer.from)?;
-        self.nic.ports.check(transfer.to, transfer.from.length as usize)?;
+        self.nic.ports.check_write(transfer.to, transfer.from.length as usize)?;
         self.reach_host()?;
         self.begin();
         let dma = DmaId(self.nic.next_dma);
