@@ -5,7 +5,7 @@ use std::time::Duration;
 use midplane_simhw::hardware::{Hardware, TransmitRefused};
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
-use midplane_simhw::region::{Payload, RegionError, RegionRef};
+use midplane_simhw::region::{Access, Payload, RegionError, RegionRef};
 use midplane_simhw::time::{Instant, LineRate};
 use thiserror::Error;
 
@@ -97,8 +97,9 @@ impl Lent {
                 Asked::Allow { destination, bytes } => self.transmit.allow(destination, bytes),
                 Asked::GiveUp { destination, status } => {
                     let steers = self.steersman == Some(extension);
-                    self.transmit.withdraw(hw, status, |node, owner, controlled| {
-                        node == destination && (owner == extension || (steers && controlled))
+                    self.transmit.withdraw(hw, status, |waiting| {
+                        let own = waiting.extension == extension || (steers && waiting.controlled);
+                        own && waiting.node == destination
                     });
                 }
                 Asked::Steer => self.steersman = Some(extension),
@@ -253,6 +254,24 @@ impl Context<'_> {
     #[must_use]
     pub fn peer_incarnation(&self, peer: NodeId) -> Option<Incarnation> {
         self.lent.control.peer_incarnation(peer)
+    }
+
+    /// Whether `region` may be used as `access` says: for handles that came in a command's arguments
+    /// or from the network.
+    ///
+    /// # Errors
+    /// [`RegionError`] says what is not granted.
+    pub fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError> {
+        self.hw.check(region, access)
+    }
+
+    /// The bytes of registered memory of an application of this node, as they are now: without
+    /// what this handler has asked to be written.
+    ///
+    /// # Errors
+    /// [`RegionError`] if the range may not be read.
+    pub fn read(&self, from: RegionRef) -> Result<Payload<'_>, RegionError> {
+        self.hw.read(from)
     }
 
     /// Writes into registered memory of an application of this node.

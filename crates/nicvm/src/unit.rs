@@ -192,8 +192,8 @@ impl Unit {
         lent.transmit.uninstall(number);
         // Nobody opens the gate any more for what waits there.
         let steered = lent.steersman == Some(number);
-        lent.transmit.withdraw(hw, Status::ExtensionDown, |_, owner, controlled| {
-            owner == number || (steered && controlled)
+        lent.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
+            waiting.extension == number || (steered && waiting.controlled)
         });
         if steered {
             lent.steersman = None;
@@ -310,8 +310,8 @@ impl Unit {
             let _ = self.run(hw, steersman, |extension, nic| extension.on_transmit(nic, news));
         } else if let TransmitNews::Held { destination } = news {
             // Nobody would ever open the gate.
-            lent.transmit.withdraw(hw, Status::ExtensionDown, |node, _, controlled| {
-                controlled && node == destination
+            lent.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
+                waiting.controlled && waiting.node == destination
             });
             hw.commit();
         }
@@ -440,8 +440,7 @@ impl Firmware for Unit {
         }
         // What still waits to leave would complete on whoever is given the number next.
         let lent = self.lent.as_mut().expect("the unit has started");
-        let of_port = |message: &Message| message.completion.is_some_and(|(of, _)| of == port);
-        lent.transmit.withdraw(hw, Status::Cancelled, of_port);
+        lent.transmit.withdraw(hw, Status::Cancelled, |waiting| waiting.port == Some(port));
         hw.commit();
         self.finish(hw);
     }

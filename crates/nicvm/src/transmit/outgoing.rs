@@ -123,6 +123,11 @@ impl Outgoing {
         }
     }
 
+    /// The port whose command it completes.
+    pub(super) fn port(&self) -> Option<PortId> {
+        self.completion().map(|(port, _)| port)
+    }
+
     const fn completion(&self) -> Option<(PortId, Completion)> {
         match &self.0 {
             Form::Message { message, .. } => message.completion,

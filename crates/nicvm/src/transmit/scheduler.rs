@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use midplane_simhw::frame::{HEADER_BYTES, Header};
 use midplane_simhw::hardware::{Hardware, Source, TransmitRefused};
-use midplane_simhw::id::{ExtensionId, NodeId};
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::Status;
 use midplane_simhw::time::Instant;
 
@@ -194,27 +194,28 @@ impl Transmit {
         lanes.flat_map(|queue| &queue.waiting).map(|outgoing| outgoing.cost(mtu as u32)).sum()
     }
 
-    /// Takes out what waits in the lanes that `which` names, by destination, extension and whether
-    /// they are controlled; all of it ends with `status`.
+    /// Takes out all that `which` names; it ends with `status`.
     pub(crate) fn withdraw(
         &mut self,
         hw: &mut dyn Hardware,
         status: Status,
-        which: impl Fn(NodeId, ExtensionId, bool) -> bool,
+        which: impl Fn(&Waiting) -> bool,
     ) {
         let mut stopped = Vec::new();
         let now = hw.now();
         let news = &mut self.news;
         self.lanes.change(|queue| {
             let Key { node, extension, controlled, .. } = queue.key;
-            if !which(node, extension, controlled) {
-                return;
-            }
-            for outgoing in queue.waiting.drain(..) {
-                outgoing.complete(hw, status);
-                tell_end(news, &outgoing, status, now);
-            }
-            if controlled {
+            let before = queue.waiting.len();
+            queue.waiting.retain(|outgoing| {
+                let goes = which(&Waiting { node, extension, controlled, port: outgoing.port() });
+                if goes {
+                    outgoing.complete(hw, status);
+                    tell_end(news, outgoing, status, now);
+                }
+                !goes
+            });
+            if controlled && queue.waiting.len() < before {
                 stopped.push(node);
             }
         });
@@ -351,6 +352,16 @@ impl Transmit {
         self.news.push_back(News::Gate(news));
         self.lanes.stir();
     }
+}
+
+/// What is known of a message or packet that waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) node: NodeId,
+    pub(crate) extension: ExtensionId,
+    pub(crate) controlled: bool,
+    /// The port whose command it completes.
+    pub(crate) port: Option<PortId>,
 }
 
 /// A packet that waits, ready for its lane.
