@@ -5,7 +5,8 @@
 //! applications run on a [`Host`](host::Host) and reach their NIC through a [`Port`](port::Port).
 //!
 //! - [`hardware`], [`host`], [`port`]: start here: the seams
-//! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like
+//! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like and what
+//!   goes wrong
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and what
 //!   they lose

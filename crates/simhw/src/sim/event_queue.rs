@@ -33,6 +33,20 @@ pub(super) enum Event {
     Completion { node: NodeId, life: u16 },
     /// A sleeper wakes.
     Wake { slot: u32 },
+    /// An incident begins, goes on or ends.
+    Incident { index: u32, phase: Phase },
+    /// A task that was held up runs.
+    Task { task: u32 },
+    /// A completion's interrupt comes, late.
+    Interrupt { node: NodeId, port: PortId, life: u16 },
+}
+
+/// What an incident does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Phase {
+    Begins,
+    GoesOn,
+    Ends,
 }
 
 impl Event {
@@ -41,9 +55,10 @@ impl Event {
         match self {
             Self::OutputFree { .. } | Self::Medium { .. } => 0,
             Self::Piece { .. } => 1,
-            Self::DmaDone { .. } | Self::Completion { .. } => 2,
+            Self::DmaDone { .. } | Self::Completion { .. } | Self::Interrupt { .. } => 2,
             Self::Doorbell { .. } | Self::Coprocessor { .. } => 3,
-            Self::Timer { .. } | Self::Wake { .. } => 4,
+            Self::Timer { .. } | Self::Wake { .. } | Self::Task { .. } => 4,
+            Self::Incident { .. } => 5,
         }
     }
 
@@ -61,6 +76,9 @@ impl Event {
             Self::DmaDone { node, dma, .. } => 6 | (node.0 as u64) << 4 | (dma.0 as u64) << 20,
             Self::Completion { node, .. } => 7 | (node.0 as u64) << 4,
             Self::Wake { slot, .. } => 8 | (slot as u64) << 4,
+            Self::Incident { index, phase } => 10 | (index as u64) << 4 | (phase as u64) << 40,
+            Self::Task { task } => 11 | (task as u64) << 4,
+            Self::Interrupt { node, port, .. } => 12 | (node.0 as u64) << 4 | (port.0 as u64) << 20,
         }
     }
 }

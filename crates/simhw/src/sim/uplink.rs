@@ -60,6 +60,11 @@ impl Uplink {
         self.line.rate()
     }
 
+    /// The line has another rate from now on; frames that were given it keep their times.
+    pub(super) const fn set_rate(&mut self, rate: LineRate) {
+        self.line.set_rate(rate);
+    }
+
     /// Frames that have not left, and when the first of them will have.
     pub(super) fn waiting(&mut self, now: Instant) -> (usize, Instant) {
         while !self.shared && self.reserved.front().is_some_and(|frame| frame.leaves <= now) {

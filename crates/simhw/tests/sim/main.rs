@@ -6,6 +6,7 @@ mod coprocessor;
 mod crash;
 mod determinism;
 mod discard;
+mod faults;
 mod harness;
 mod line;
 mod ports;
