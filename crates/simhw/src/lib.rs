@@ -5,9 +5,11 @@
 //! applications run on a [`Host`](host::Host) and reach their NIC through a [`Port`](port::Port).
 //!
 //! - [`hardware`], [`host`], [`port`]: start here: the seams
-//! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like
+//! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like and what
+//!   goes wrong
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
-//! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
+//! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and what
+//!   they lose
 //! - [`udp`]: the fabric of real sockets, and the switch in software
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![forbid(unsafe_code)]
@@ -19,6 +21,7 @@ pub mod hardware;
 pub mod host;
 pub mod id;
 pub mod link;
+pub mod medium;
 pub mod port;
 pub mod profile;
 pub mod region;

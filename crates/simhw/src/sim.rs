@@ -4,12 +4,15 @@
 //! Nothing takes time but what the profiles charge; the same seed, topology and applications give
 //! the same run, to the last bit of [`World::digest`].
 
+mod ailments;
+mod clock;
 mod event_queue;
 mod executor;
 mod frames;
 mod incidents;
 mod network;
 mod nic;
+mod shared;
 mod uplink;
 
 use std::future::Future;
@@ -20,14 +23,16 @@ use crate::drops::DropCause;
 use crate::frame::{Frame, HEADER_BYTES};
 use crate::hardware::{Firmware, Hardware};
 use crate::id::{Incarnation, NodeId};
+use crate::medium::MediumStats;
 use crate::profile::NicProfile;
 use crate::region::Payload;
 use crate::switch::Output;
 use crate::time::{Instant, nanos};
-use crate::topology::{LinkId, Topology};
+use crate::topology::{LinkId, MediumId, Topology};
 
 use event_queue::{Event, EventQueue};
 use executor::{Doorbell, Executor, Shared};
+use incidents::Script;
 use network::{Arrival, Network};
 use nic::{Nic, SimHardware, Work};
 
@@ -58,6 +63,7 @@ pub struct World<F> {
     executor: Executor,
     /// Tasks that are ready, while they are run.
     ready: Vec<u32>,
+    script: Script,
     turns: u64,
     events: u64,
     digest: u64,
@@ -98,6 +104,7 @@ impl<F: Firmware> World<F> {
             executor: Executor::new(Arc::clone(&shared)),
             shared,
             ready: Vec::new(),
+            script: Script::default(),
             turns: 0,
             events: 0,
             digest: seed,
@@ -182,11 +189,17 @@ impl<F: Firmware> World<F> {
             }
             for task in ready.drain(..) {
                 self.count_turn();
-                self.note(9 | u64::from(task) << 4);
-                self.executor.poll(task);
+                if self.network.ailments.is_none() || !self.put_off(task) {
+                    self.run_task(task);
+                }
             }
         }
         self.ready = ready;
+    }
+
+    fn run_task(&mut self, task: u32) {
+        self.note(9 | u64::from(task) << 4);
+        self.executor.poll(task);
     }
 
     fn count_turn(&mut self) {
@@ -196,7 +209,7 @@ impl<F: Firmware> World<F> {
 
     /// Takes up what tasks and hosts have asked for.
     fn take_requests(&mut self) {
-        let Self { shared, queue, nics, executor, now, .. } = self;
+        let Self { shared, queue, nics, executor, now, network, .. } = self;
         let Some(mut guard) = shared.take_requests() else { return };
         let requests = &mut *guard;
         for (node, life, port, id) in requests.opened.drain(..) {
@@ -208,9 +221,16 @@ impl<F: Firmware> World<F> {
         requests.schedule_sleepers(queue);
         for Doorbell { node, port, life } in requests.doorbells.drain(..) {
             let nic = &mut nics[node.index()];
-            if nic.up && nic.life == life && nic.ring(port) {
+            if !nic.up || nic.life != life {
+                continue;
+            }
+            let ailments = &mut network.ailments;
+            let times = if ailments.is_none() { 1 } else { ailments.doorbells(node, nic.rung()) };
+            if times > 0 && nic.ring(port) {
                 let at = now.plus_nanos(nanos(nic.profile.doorbell));
-                queue.schedule(at, Event::Doorbell { node, port, life });
+                for _ in 0..times {
+                    queue.schedule(at, Event::Doorbell { node, port, life });
+                }
             }
         }
         let spawned = std::mem::take(&mut requests.spawned);
@@ -246,10 +266,20 @@ impl<F: Firmware> World<F> {
             Event::OutputFree { link } => {
                 self.network.on_output_free(&mut self.queue, self.now, link);
             }
+            Event::Medium { medium } => {
+                self.network.on_medium(&mut self.queue, self.now, medium);
+            }
             Event::Wake { slot } => self.executor.wake_sleeper(slot),
             Event::Completion { node, life } => {
                 if self.is_live(node, life) {
-                    self.nics[node.index()].publish_completion();
+                    self.publish_completion(node);
+                }
+            }
+            Event::Incident { index, phase } => self.on_incident(index as usize, phase),
+            Event::Task { task } => self.on_late_task(task),
+            Event::Interrupt { node, port, life } if self.is_live(node, life) => {
+                if let Some(port) = self.nics[node.index()].ports.at(port) {
+                    port.wake();
                 }
             }
             Event::Doorbell { node, port, life } if self.is_live(node, life) => {
@@ -271,6 +301,7 @@ impl<F: Firmware> World<F> {
             Event::Doorbell { .. }
             | Event::DmaDone { .. }
             | Event::Timer { .. }
+            | Event::Interrupt { .. }
             | Event::Coprocessor { .. } => {}
         }
     }
@@ -285,7 +316,10 @@ impl<F: Firmware> World<F> {
         let bytes = HEADER_BYTES as u32 + u32::from(self.network.frames.at(key).header.length);
         if !nic.up {
             self.network.drop_frame(key, DropCause::NicDown);
-        } else if nic.held + bytes > nic.profile.receive_memory {
+        } else if nic.held + bytes > nic.profile.receive_memory
+            || !self.network.ailments.is_none()
+                && self.network.ailments.is_memory_full(node, nic.held + bytes)
+        {
             self.network.drop_frame(key, DropCause::NicMemory);
         } else {
             nic.held += bytes;
@@ -330,16 +364,18 @@ impl<F: Firmware> World<F> {
             Work::Timer(timer) if !nic.take_alarm(timer) => return,
             _ => {}
         }
-        let event_cost =
-            u64::from(nic.profile.event_instructions) * u64::from(nic.profile.instruction_ps);
+        let ailments = &mut self.network.ailments;
+        let times = if ailments.is_none() { 1 } else { ailments.instruction_times(node) };
         let mut hw = SimHardware {
             nic,
             network: &mut self.network,
             queue: &mut self.queue,
             now: self.now,
             current: &current.1,
-            cost_ps: event_cost,
+            cost_ps: 0,
+            times,
         };
+        hw.charge(u64::from(hw.nic.profile.event_instructions));
         match work {
             Work::Start => firmware.on_start(&mut hw),
             Work::Doorbell(port) => {
@@ -360,7 +396,12 @@ impl<F: Firmware> World<F> {
             Work::Timer(timer) => firmware.on_timer(&mut hw, timer),
         }
         hw.abort();
-        let reached = hw.reached();
+        let mut reached = hw.reached();
+        if !self.network.ailments.is_none()
+            && let Some(by) = self.network.ailments.overrun(node)
+        {
+            reached += by;
+        }
         self.nics[node.index()].busy_until = reached;
         if let Some(port) = closed {
             self.nics[node.index()].forget_completions(port);
@@ -405,6 +446,12 @@ impl<F: Firmware> World<F> {
     #[must_use]
     pub fn output(&self, link: LinkId) -> Option<&Output> {
         self.network.output(link)
+    }
+
+    /// What a shared medium has carried; `None` if there is no such medium.
+    #[must_use]
+    pub fn medium(&self, medium: MediumId) -> Option<&MediumStats> {
+        self.network.shared.stats(medium)
     }
 
     /// The firmware of `node`, to look at.
