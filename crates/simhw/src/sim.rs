@@ -13,6 +13,7 @@ mod incidents;
 mod network;
 mod nic;
 mod uplink;
+mod watch;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +28,7 @@ use crate::region::Payload;
 use crate::switch::Output;
 use crate::time::{Instant, nanos};
 use crate::topology::{LinkId, Topology};
+use crate::trace::{Engine, Record};
 
 use event_queue::{Event, EventQueue};
 use executor::{Doorbell, Executor, Shared};
@@ -173,6 +175,7 @@ impl<F: Firmware> World<F> {
         if at != self.now {
             self.now = at;
             self.turns = 0;
+            self.network.watch.now = at;
             self.queue.set_now(at);
             self.shared.set_now(at);
         }
@@ -226,6 +229,7 @@ impl<F: Firmware> World<F> {
             let times = if ailments.is_none() { 1 } else { ailments.doorbells(node, nic.rung()) };
             if times > 0 && nic.ring(port) {
                 let at = now.plus_nanos(nanos(nic.profile.doorbell));
+                network.watch.busy(Engine::Doorbell(node), *now, at, "doorbell", None);
                 for _ in 0..times {
                     queue.schedule(at, Event::Doorbell { node, port, life });
                 }
@@ -349,9 +353,11 @@ impl<F: Firmware> World<F> {
         let firmware = &mut self.firmware[node.index()];
         let mut closed = None;
         let mut current = (crate::frame::Header::default(), Vec::new());
+        let mut frame = None;
         if let Work::Frame(key) = work {
-            let frame = self.network.frames.at(key);
-            current = (frame.header, std::mem::take(&mut frame.payload));
+            let arrived = self.network.frames.at(key);
+            frame = Some(arrived.number);
+            current = (arrived.header, std::mem::take(&mut arrived.payload));
             nic.held -= HEADER_BYTES as u32 + current.1.len() as u32;
         }
         match work {
@@ -369,6 +375,7 @@ impl<F: Firmware> World<F> {
             current: &current.1,
             cost_ps: 0,
             times,
+            frame,
         };
         hw.charge(u64::from(hw.nic.profile.event_instructions));
         match work {
@@ -398,6 +405,8 @@ impl<F: Firmware> World<F> {
             reached += by;
         }
         self.nics[node.index()].busy_until = reached;
+        let coprocessor = Engine::Coprocessor(node);
+        self.network.watch.busy(coprocessor, self.now, reached, work.name(), frame);
         if let Some(port) = closed {
             self.nics[node.index()].forget_completions(port);
             self.shared.release_port(node, port);
@@ -411,6 +420,11 @@ impl<F: Firmware> World<F> {
     /// Calls `tracer` for everything that happens from now on; it changes nothing.
     pub fn set_tracer(&mut self, tracer: impl FnMut(TraceEvent) + Send + 'static) {
         self.tracer = Some(Box::new(tracer));
+    }
+
+    /// Shows `observer` everything that happens from now on; it changes nothing.
+    pub fn observe(&mut self, observer: impl FnMut(&Record<'_>) + Send + 'static) {
+        self.network.watch.observer = Some(Box::new(observer));
     }
 
     /// The time.
