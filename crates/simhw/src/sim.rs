@@ -226,7 +226,12 @@ impl<F: Firmware> World<F> {
                 continue;
             }
             let ailments = &mut network.ailments;
-            let times = if ailments.is_none() { 1 } else { ailments.doorbells(node, nic.rung()) };
+            // A port is closed through the kernel, which loses nothing.
+            let times = if ailments.is_none() || nic.ports.is_closing(port) {
+                1
+            } else {
+                ailments.doorbells(node, nic.rung())
+            };
             if times > 0 && nic.ring(port) {
                 let at = now.plus_nanos(nanos(nic.profile.doorbell));
                 network.watch.busy(Engine::Doorbell(node), *now, at, "doorbell", None);
@@ -437,6 +442,24 @@ impl<F: Firmware> World<F> {
     #[must_use]
     pub const fn traffic(&self) -> &Traffic {
         &self.network.traffic
+    }
+
+    /// Whether a node's NIC runs.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn is_up(&self, node: NodeId) -> bool {
+        self.nics[node.index()].up
+    }
+
+    /// Ports that the NIC of `node` has open.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn open_ports(&self, node: NodeId) -> usize {
+        self.nics[node.index()].ports.open()
     }
 
     /// Frames under way.

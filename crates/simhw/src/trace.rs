@@ -2,7 +2,7 @@
 //!
 //! [`World::observe`](crate::sim::World::observe) hands every [`Record`] of a run to a closure. With
 //! the feature `trace` there are two that write files: [`PcapngWriter`], for Wireshark with the
-//! dissector in `docs/midplane.lua`, and [`PerfettoWriter`], for the Perfetto viewer.
+//! dissector in `docs/wireshark/midplane.lua`, and [`PerfettoWriter`], for the Perfetto viewer.
 
 #[cfg(feature = "trace")]
 mod pcapng;
