@@ -31,5 +31,6 @@ pub mod sim;
 pub mod switch;
 pub mod time;
 pub mod topology;
+pub mod trace;
 pub mod udp;
 pub mod wire;

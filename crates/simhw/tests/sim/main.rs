@@ -9,6 +9,7 @@ mod discard;
 mod faults;
 mod harness;
 mod line;
+mod observe;
 mod ports;
 mod shared;
 mod tasks;
