@@ -7,6 +7,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use midplane::simhw::link::CELL_BYTES;
 
+use crate::ranks::Ranks;
 use crate::setting::{Discard, EtrLead, Fabric, Mode, Setting};
 
 /// Sizes that a comparison goes through: up to 10 KB, as in the paper's figures.
@@ -30,6 +31,9 @@ Examples:
   incast --fabric udp --rank 0 --peers peers.txt --wait 60 --mode token --message-bytes 10240
   incast --fabric udp --rank 1 --peers peers.txt --wait 60 --mode token --message-bytes 10240
   incast --fabric udp --rank 2 --peers peers.txt --wait 60 --mode token --message-bytes 10240
+
+  # The same, started by Slurm
+  srun -N 3 incast --fabric udp --wait 60 --mode token --message-bytes 10240
 
 Exit code: 0 it ran; 1 a peer was lost on the way; 2 bad input, with one line that says which.";
 
@@ -96,17 +100,12 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// This process is one node: this one of the list of peers; rank 0 receives
-    #[arg(long, requires = "peers")]
-    pub(crate) rank: Option<u16>,
+    /// Rank 0 receives; the last sends beside the others, with --background
+    #[command(flatten)]
+    pub(crate) ranks: Ranks,
 
-    /// One host:port a line, in the order of ranks: receiver, senders, then the node of
-    /// --background; "-" reads them from standard input, up to an empty line
-    #[arg(long, value_name = "FILE")]
-    pub(crate) peers: Option<PathBuf>,
-
-    /// Where the switch is, as host:port: with --fabric switch and --rank
-    #[arg(long, value_name = "HOST:PORT", requires = "rank")]
+    /// Where the switch is, as host:port: with --fabric switch, across hosts
+    #[arg(long, value_name = "HOST:PORT")]
     pub(crate) switch: Option<String>,
 
     /// Seconds to wait for peers that are not there yet
@@ -118,7 +117,7 @@ pub(crate) struct Arguments {
     pub(crate) child: bool,
 
     /// Is the switch, at the first of the peers
-    #[arg(long, hide = true, requires = "peers", conflicts_with = "rank")]
+    #[arg(long, hide = true)]
     pub(crate) serve_switch: bool,
 }
 

@@ -9,6 +9,7 @@
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
 //! - [`udp`]: the fabric of real sockets, and the switch in software
+//! - [`launch`]: who am I, and where are my peers
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![forbid(unsafe_code)]
 
@@ -18,6 +19,7 @@ pub mod frame;
 pub mod hardware;
 pub mod host;
 pub mod id;
+pub mod launch;
 pub mod link;
 pub mod port;
 pub mod profile;
