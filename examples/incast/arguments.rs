@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use midplane::simhw::link::CELL_BYTES;
+use midplane::simhw::seal::Key;
 
 use crate::ranks::Ranks;
 use crate::setting::{Discard, EtrLead, Fabric, Mode, Setting};
@@ -108,6 +109,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) switch: Option<String>,
 
+    /// Seals what crosses the network with the first of the keys in this file, one NUMBER:SECRET a
+    /// line with 64 hexadecimal digits; all are accepted. Without it the network is trusted
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+
     /// Seconds to wait for peers that are not there yet
     #[arg(long, default_value_t = 4.0, value_parser = seconds)]
     wait: f64,
@@ -129,6 +135,23 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
+    /// The keys that frames are sealed with; none where the network is trusted.
+    ///
+    /// # Errors
+    /// One line, if there is no such file, or something else in it.
+    pub(crate) fn keys(&self) -> Result<Vec<Key>, String> {
+        let Some(path) = &self.key else { return Ok(Vec::new()) };
+        let wrong = |what: &dyn std::fmt::Display| format!("--key {}: {what}", path.display());
+        if self.fabric == Fabric::Sim {
+            return Err(wrong(&"--fabric sim has no network to seal"));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        let keys: Vec<Key> =
+            lines.map(str::parse).collect::<Result<_, _>>().map_err(|error| wrong(&error))?;
+        if keys.is_empty() { Err(wrong(&"it has no key")) } else { Ok(keys) }
+    }
+
     /// How long to wait for peers.
     pub(crate) fn wait(&self) -> Duration {
         Duration::from_secs_f64(self.wait)
@@ -172,6 +195,7 @@ impl Arguments {
             etr_lead: self.etr_lead,
             background_mbps: self.background,
             seconds: self.seconds,
+            sealed: self.key.is_some(),
             seed: self.seed,
         }
     }
@@ -213,6 +237,9 @@ impl Arguments {
         add("--seconds", setting.seconds.to_string());
         add("--seed", setting.seed.to_string());
         add("--wait", self.wait.to_string());
+        if let Some(path) = &self.key {
+            add("--key", path.display().to_string());
+        }
         words
     }
 }

@@ -93,6 +93,7 @@ fn conduct(arguments: &Arguments) -> Result<Outcome, Failure> {
 
 /// All runs that are asked for, carried out from here.
 fn compare(arguments: &Arguments) -> Result<Vec<Run>, Failure> {
+    arguments.keys().map_err(Failure::Input)?;
     let settings = arguments.settings(None);
     // Drawn on a terminal only.
     let bar = ProgressBar::new(settings.len() as u64);
@@ -117,6 +118,7 @@ fn take_part(arguments: &Arguments, place: &launch::Place) -> Result<Vec<Run>, F
         processes::end_with_parent();
     }
     let input = |what: String| Err(Failure::Input(what));
+    let keys = arguments.keys().map_err(Failure::Input)?;
     let senders = arguments.senders_among(place.size()).map_err(Failure::Input)?;
     let settings = arguments.settings(Some(senders));
     let (rank, nodes) = (place.rank, settings.first().map_or(0, Setting::nodes));
@@ -140,7 +142,7 @@ fn take_part(arguments: &Arguments, place: &launch::Place) -> Result<Vec<Run>, F
     };
     let peers = place.addresses(arguments.wait());
     let peers = peers.map_err(|error| Failure::Input(format!("--peers: {error}")))?;
-    let place = Place { rank, peers, switch };
+    let place = Place { rank, peers, switch, keys };
     let runtime = runtime()?;
     let mut runs = Vec::new();
     for (round, setting) in (0..).zip(&settings) {

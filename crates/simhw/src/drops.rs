@@ -35,13 +35,19 @@ pub enum DropCause {
     Stranger,
     /// It was for another node.
     Misrouted,
+    /// It was not sealed, or with no keys that its receiver knows.
+    Unsealed,
+    /// It was sealed, and had been received before, or came too late to tell.
+    Replayed,
+    /// No keys could be agreed on with its destination.
+    NoKeys,
     /// The operating system did not take or keep it.
     System,
 }
 
 impl DropCause {
     /// Every cause.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 18] = [
         Self::BufferFull,
         Self::PartialDiscard,
         Self::EarlyDiscard,
@@ -56,6 +62,9 @@ impl DropCause {
         Self::Malformed,
         Self::Stranger,
         Self::Misrouted,
+        Self::Unsealed,
+        Self::Replayed,
+        Self::NoKeys,
         Self::System,
     ];
 
@@ -77,6 +86,9 @@ impl DropCause {
             Self::Malformed => "malformed",
             Self::Stranger => "stranger",
             Self::Misrouted => "misrouted",
+            Self::Unsealed => "unsealed",
+            Self::Replayed => "replayed",
+            Self::NoKeys => "no_keys",
             Self::System => "system",
         }
     }

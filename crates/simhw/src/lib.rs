@@ -8,6 +8,7 @@
 //! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
+//! - [`seal`]: frames that only holders of a key can read, make or change
 //! - [`udp`]: the fabric of real sockets, and the switch in software
 //! - [`launch`]: who am I, and where are my peers
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
@@ -26,6 +27,7 @@ pub mod profile;
 pub mod region;
 mod ring;
 pub mod rng;
+pub mod seal;
 pub mod sim;
 pub mod switch;
 pub mod time;
