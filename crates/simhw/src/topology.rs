@@ -170,6 +170,7 @@ impl Topology {
         let name = |end| match end {
             End::Nic(node) => format!("node {node}"),
             End::Switch(switch) => format!("switch {}", switch.0),
+            End::Medium(medium) => format!("medium {}", medium.0),
         };
         let Link { from, to, .. } = self.links[link.0 as usize];
         format!("{} > {}", name(from), name(to))
