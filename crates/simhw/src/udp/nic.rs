@@ -16,7 +16,7 @@ use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::link::Framing;
 use crate::port::{Command, Completion, NicPort, Ports};
-use crate::region::{Payload, RegionError, RegionRef};
+use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate};
 
 /// How long before their time frames go to a soft switch, which holds them until then: a host that
@@ -260,8 +260,16 @@ impl Hardware for Nic {
         })
     }
 
+    fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError> {
+        self.ports.check(region, access)
+    }
+
+    fn read(&self, from: RegionRef) -> Result<Payload<'_>, RegionError> {
+        self.ports.read(from)
+    }
+
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
-        self.ports.check(to, from.len())?;
+        self.ports.check_write(to, from.len())?;
         let begin = self.staged.bytes.len();
         let end = begin + from.len();
         self.staged.bytes.resize(end, 0);
@@ -276,7 +284,7 @@ impl Hardware for Nic {
 
     fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused> {
         self.ports.read(transfer.from)?;
-        self.ports.check(transfer.to, transfer.from.length as usize)?;
+        self.ports.check_write(transfer.to, transfer.from.length as usize)?;
         let id = DmaId(self.next_dma);
         self.next_dma = self.next_dma.wrapping_add(1);
         self.staged.copies.push((id, transfer));
