@@ -266,6 +266,13 @@ impl Controller {
         self.valid_until = (!is_over).then(|| now.plus_nanos(step));
     }
 
+    /// Nothing is known of the path any more: the rate is the floor until feedback comes.
+    pub const fn forget(&mut self) {
+        self.is_valid = false;
+        self.rate = self.config.floor;
+        self.valid_until = None;
+    }
+
     /// When [`Controller::handle_timeout`] is due.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<Instant> {
