@@ -1,6 +1,8 @@
 //! Virtual Interface queues, and MPI-grade messages over them.
 //!
-//! Nothing is here yet. The crate will hold the Virtual Interface Architecture's objects
-//! (interfaces, descriptors, completion queues, registered memory) as a firmware extension of
-//! `midplane-nicvm`, and above them messages with MPI's matching rules.
+//! No clock and no I/O: the layers below carry packets, on the NIC or in memory.
+//!
+//! - [`message`]: start here: messages with MPI's matching rules, over whatever carries packets
 #![forbid(unsafe_code)]
+
+pub mod message;
