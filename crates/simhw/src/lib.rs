@@ -10,7 +10,7 @@
 //! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
 //! - [`udp`]: the fabric of real sockets, and the switch in software
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod drops;
 pub mod fault;
@@ -24,8 +24,10 @@ pub mod profile;
 pub mod region;
 mod ring;
 pub mod rng;
+mod segment;
 pub mod sim;
 pub mod switch;
+mod sync;
 pub mod time;
 pub mod topology;
 pub mod udp;

@@ -14,7 +14,8 @@ use thiserror::Error;
 
 use crate::id::PortId;
 use crate::region::{MAX_REGION, Memory, Region, RegionOptions, RegionRef};
-use crate::ring::{Consumer, Producer, ring};
+use crate::ring::{Consumer, Producer, ring, ring_bytes};
+use crate::segment::Segment;
 
 pub use command::{Command, Completion, Status};
 pub use numbers::WELL_KNOWN;
@@ -116,8 +117,10 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
     let id = name.id;
     let depth = depth.max(2).next_power_of_two();
     // The consumer gives slots back a quarter of the ring late.
-    let (command_in, command_out) = ring(depth * 2);
-    let (completion_in, completion_out) = ring(depth * 2);
+    let bytes = ring_bytes(depth * 2);
+    let segment = Arc::new(Segment::private(2 * bytes));
+    let (command_in, command_out) = ring(&segment, 0, depth * 2);
+    let (completion_in, completion_out) = ring(&segment, bytes, depth * 2);
     let registrar = Arc::new(Registrar::new(name, bell));
     let port = Port {
         id,
@@ -173,12 +176,12 @@ impl Port {
         if self.is_closed() {
             return Err(RegisterError::Closed);
         }
-        let memory = Arc::new(Memory::new(bytes));
+        let memory = Memory::new(bytes);
         let (slot, generation) = self.registrar.claim_slot()?;
         self.registrar.push(Registration::Register {
             slot,
             generation,
-            memory: Arc::clone(&memory),
+            memory: memory.clone(),
             options,
         });
         let length = u32::try_from(bytes).expect("at most MAX_REGION");

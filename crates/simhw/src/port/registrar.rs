@@ -19,7 +19,7 @@ pub(crate) trait Bell: Send + Sync {
 /// A change of what a port has registered: the control path, behind a lock.
 #[derive(Debug)]
 pub(crate) enum Registration {
-    Register { slot: u16, generation: u32, memory: Arc<Memory>, options: RegionOptions },
+    Register { slot: u16, generation: u32, memory: Memory, options: RegionOptions },
     Deregister { slot: u16, generation: u32 },
     Close,
 }
