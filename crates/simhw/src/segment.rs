@@ -23,6 +23,11 @@ use std::ptr::NonNull;
 
 use crate::sync::AtomicU64;
 
+#[cfg(target_os = "linux")]
+mod file;
+#[cfg(target_os = "linux")]
+pub(crate) use file::{Kind, SegmentError};
+
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
 
@@ -39,6 +44,9 @@ pub(crate) struct Segment {
 enum Backing {
     /// Memory of this process, and where its allocation begins.
     Heap { start: NonNull<u8>, layout: Layout },
+    /// A mapping of a file that other processes may have mapped as well.
+    #[cfg(target_os = "linux")]
+    Mapped { start: NonNull<u8>, mapped: usize },
 }
 
 // SAFETY: the memory is owned by the segment until it is dropped, and is only ever touched through
@@ -71,8 +79,27 @@ impl Segment {
         Self { base, bytes, backing: Backing::Heap { start, layout } }
     }
 
+    /// The file of `mapped` bytes, less its first `skip`; both are multiples of a page. The file
+    /// must keep that length for as long as it is mapped anywhere.
+    #[cfg(target_os = "linux")]
+    fn map(
+        file: rustix::fd::BorrowedFd<'_>,
+        mapped: usize,
+        skip: usize,
+    ) -> rustix::io::Result<Self> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, where the system likes: it takes no memory from anybody.
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), mapped, access, MapFlags::SHARED, file, 0)? };
+        let start = NonNull::new(start.cast::<u8>()).expect("the system maps nothing at zero");
+        // SAFETY: within the mapping, which is longer.
+        let base = unsafe { start.add(skip) };
+        Ok(Self { base, bytes: mapped - skip, backing: Backing::Mapped { start, mapped } })
+    }
+
     /// Bytes of the segment.
-    #[cfg(test)]
     pub(crate) const fn len(&self) -> usize {
         self.bytes
     }
@@ -118,6 +145,12 @@ impl Drop for Segment {
         match self.backing {
             // SAFETY: allocated with this layout, and nobody borrows from it any more.
             Backing::Heap { start, layout } => unsafe { dealloc(start.as_ptr(), layout) },
+            #[cfg(target_os = "linux")]
+            Backing::Mapped { start, mapped } => {
+                // SAFETY: mapped with this length, and nobody borrows from it any more. An error
+                // would mean that it is not mapped; there is nothing to do about that.
+                let _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), mapped) };
+            }
         }
     }
 }
@@ -145,6 +178,12 @@ impl<'a> From<&'a [u8]> for View<'a> {
 impl View<'_> {
     pub(crate) const fn len(&self) -> usize {
         self.length
+    }
+
+    /// Where this lies in `whole`, if it does.
+    pub(crate) fn place_in(&self, whole: &Self) -> Option<usize> {
+        let place = self.start.addr().checked_sub(whole.start.addr())?;
+        (place + self.length <= whole.length).then_some(place)
     }
 
     /// A part of it.

@@ -1,7 +1,7 @@
 //! What both ends of a port share beside its rings: registrations, the doorbell, the end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 use std::task::Waker;
 
 use atomic_waker::AtomicWaker;
