@@ -8,6 +8,7 @@
 //! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
+//! - `shm`: the fabric of shared memory, between processes of one host (Linux)
 //! - [`udp`]: the fabric of real sockets, and the switch in software
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![deny(unsafe_code)]
@@ -19,12 +20,15 @@ pub mod hardware;
 pub mod host;
 pub mod id;
 pub mod link;
+mod live;
 pub mod port;
 pub mod profile;
 pub mod region;
 mod ring;
 pub mod rng;
 mod segment;
+#[cfg(target_os = "linux")]
+pub mod shm;
 pub mod sim;
 pub mod switch;
 mod sync;

@@ -106,6 +106,11 @@ impl Producer {
         self.published = self.staged;
     }
 
+    /// What is staged never was.
+    pub(crate) const fn unstage(&mut self) {
+        self.staged = self.published;
+    }
+
     /// Publishes one entry; gives it back where there is no free slot.
     pub(crate) fn push(&mut self, entry: &Entry) -> Result<(), ()> {
         self.stage(entry)?;

@@ -26,7 +26,7 @@ use crate::sync::AtomicU64;
 #[cfg(target_os = "linux")]
 mod file;
 #[cfg(target_os = "linux")]
-pub(crate) use file::{Kind, SegmentError};
+pub(crate) use file::Kind;
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
@@ -100,6 +100,7 @@ impl Segment {
     }
 
     /// Bytes of the segment.
+    #[cfg(test)]
     pub(crate) const fn len(&self) -> usize {
         self.bytes
     }

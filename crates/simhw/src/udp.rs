@@ -12,9 +12,7 @@
 //! Not here: encryption, and authentication beyond the source address. Use it on networks whose
 //! hosts are trusted.
 
-mod alarm;
 mod batch;
-mod clock;
 mod config;
 mod desk;
 mod driver;
@@ -32,6 +30,8 @@ use tokio::sync::oneshot;
 
 use crate::drops::Drops;
 use crate::hardware::Firmware;
+use crate::live::Tasks;
+use crate::live::{alarm, clock};
 
 pub use config::{
     Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_TRANSMIT_DEPTH,
@@ -112,7 +112,7 @@ impl UdpNic {
                 run_on_thread(format!("nic {}", config.node), end, driver).map_err(failed)?;
             }
         }
-        let host = UdpHost::new(config.node, config.seed, runtime, Arc::clone(&desk));
+        let host = UdpHost::new(Tasks::new(config.node, config.seed, runtime), Arc::clone(&desk));
         Ok(Self { host, desk, address, ended })
     }
 
