@@ -290,6 +290,12 @@ impl Region {
         view.copy_to(out);
         Ok(())
     }
+
+    /// The bytes of a range where they lie, to be copied out; `None` where it passes the end.
+    #[must_use]
+    pub fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
+        self.memory.view(offset, length)
+    }
 }
 
 impl Drop for Region {

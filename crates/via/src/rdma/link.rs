@@ -14,8 +14,8 @@ use crate::descriptor::{Completed, Descriptor, Transfer};
 use crate::memory::{Memory, MemoryOptions, RemoteMemory};
 use crate::message::carrier::Refusal;
 use crate::message::envelope::{Envelope, LONGEST, Peer};
-use crate::nic::{ConnectFailed, Nic, NicError, Ticket, ViId};
-use crate::outcome::{ConnectError, DescriptorError, Operation};
+use crate::nic::{Nic, NicError, Ticket, ViId};
+use crate::outcome::{DescriptorError, Operation};
 
 /// How long the other process may take to come up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,16 +32,6 @@ const HELLO_BYTES: usize = 64;
 struct Hello {
     area: RemoteMemory,
     control: RemoteMemory,
-}
-
-#[derive(Debug)]
-enum State {
-    New,
-    Connecting(Ticket),
-    /// Connected, and the other side's memory is not known yet.
-    Greeting,
-    Up,
-    Lost,
 }
 
 /// A packet that has come.
@@ -73,7 +63,10 @@ pub(super) struct Link {
     vi: ViId,
     node: NodeId,
     config: RdmaConfig,
-    state: State,
+    ticket: Option<Ticket>,
+    /// The other side knows our memory, or soon will.
+    greeted: bool,
+    lost: bool,
     /// The other side writes here.
     area: Memory,
     control: Memory,
@@ -117,7 +110,9 @@ impl Link {
             vi,
             node,
             config,
-            state: State::New,
+            ticket: None,
+            greeted: false,
+            lost: false,
             area,
             control,
             staging,
@@ -136,7 +131,7 @@ impl Link {
     }
 
     pub(super) const fn is_new(&self) -> bool {
-        matches!(self.state, State::New)
+        self.ticket.is_none() && !self.greeted
     }
 
     /// Begins to connect.
@@ -154,19 +149,16 @@ impl Link {
         };
         let to = Address { node: self.node, discriminator: name(peer, own) };
         let ticket = nic.connect_peer(self.vi, to, name(own, peer), Some(PATIENCE))?;
-        self.state = State::Connecting(ticket);
+        self.ticket = Some(ticket);
         Ok(())
     }
 
     /// Goes on connecting; whether that is done as far as this side is concerned.
     pub(super) fn connect(&mut self, nic: &mut Nic) -> Result<bool, LinkError> {
-        let State::Connecting(ticket) = &self.state else { return Ok(true) };
+        let Some(ticket) = &self.ticket else { return Ok(true) };
         match nic.connected(ticket) {
             Ok(None) => return Ok(false),
-            Ok(Some(_)) => {}
-            Err(ConnectFailed::Connect(ConnectError::Unreachable)) => {
-                return Err(LinkError::Connect);
-            }
+            Ok(Some(_)) => self.ticket = None,
             Err(_) => return Err(LinkError::Connect),
         }
         let hello = Hello { area: self.area.remote(), control: self.control.remote() };
@@ -174,7 +166,7 @@ impl Link {
         self.published.write(CONTROL_BYTES, &bytes).expect("its second half");
         let segment = self.published.segment(CONTROL_BYTES, bytes.len()).expect("its second half");
         self.send(nic, Descriptor::of(segment))?;
-        self.state = State::Greeting;
+        self.greeted = true;
         Ok(true)
     }
 
@@ -198,11 +190,10 @@ impl Link {
         envelope: &Envelope,
         payload: &[u8],
     ) -> Result<(), Refusal> {
-        let remote = match (&self.state, self.remote) {
-            (State::Lost, _) => return Err(Refusal::Lost),
-            (State::Up, Some(remote)) => remote,
-            _ => return self.refuse(),
-        };
+        if self.lost {
+            return Err(Refusal::Lost);
+        }
+        let Some(remote) = self.remote.filter(|_| self.greeted) else { return self.refuse() };
         self.reap(nic);
         let bytes = envelope.size() + payload.len();
         let place = self.credit.take(bytes).or_else(|| {
@@ -264,7 +255,7 @@ impl Link {
 
     /// Publishes our own words; wakes the other side with a descriptor of the reserve, or silently.
     fn publish(&mut self, nic: &mut Nic, wakes: bool) {
-        let Some(remote) = self.remote.filter(|_| matches!(self.state, State::Up)) else { return };
+        let Some(remote) = self.remote.filter(|_| self.greeted && !self.lost) else { return };
         if wakes && !self.credit.take_reserved() {
             return;
         }
@@ -318,7 +309,8 @@ impl Link {
         self.read_published();
         let room = self.config.area / 4;
         let mut credit = self.credit;
-        let again = matches!(self.state, State::Up) && credit.take(room).is_some();
+        let up = self.greeted && self.remote.is_some();
+        let again = self.lost || (up && credit.take(room).is_some());
         if again {
             self.refused = false;
         }
@@ -361,7 +353,6 @@ impl Link {
             return Err(LinkError::Protocol);
         }
         self.remote = Some(hello);
-        self.state = State::Up;
         Ok(())
     }
 
@@ -378,14 +369,15 @@ impl Link {
 
     /// The other process is gone; whether that is news.
     pub(super) const fn lose(&mut self) -> bool {
-        !matches!(std::mem::replace(&mut self.state, State::Lost), State::Lost)
+        !std::mem::replace(&mut self.lost, true)
     }
 
     /// Takes part no longer.
     pub(super) fn close(&mut self, nic: &mut Nic) {
         self.publish_all(nic);
-        nic.start_disconnect(self.vi);
-        self.state = State::Lost;
+        // A NIC that has stopped has no connections.
+        let _ = nic.start_disconnect(self.vi);
+        self.lost = true;
     }
 }
 
