@@ -264,6 +264,12 @@ impl Carrier for RdmaCarrier {
         !self.links.iter_mut().flatten().any(Link::has_room_again) && self.lost.is_empty()
     }
 
+    fn is_flushed(&mut self) -> bool {
+        self.nic.poll();
+        let Self { nic, links, .. } = self;
+        links.iter_mut().flatten().all(|link| link.is_flushed(nic))
+    }
+
     fn close(&mut self) {
         self.take_back();
         for link in self.links.iter_mut().flatten() {

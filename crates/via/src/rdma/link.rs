@@ -239,6 +239,12 @@ impl Link {
         }
     }
 
+    /// Whether all that was sent is there, or never will be.
+    pub(super) fn is_flushed(&mut self, nic: &mut Nic) -> bool {
+        self.reap(nic);
+        self.lost || self.sending == 0
+    }
+
     /// Reads what the other side has published.
     fn read_published(&mut self) {
         let mut bytes = [0; CONTROL_BYTES];
@@ -333,8 +339,7 @@ impl Link {
             self.tell(nic, false);
             return Ok(None);
         }
-        let (offset, length, frees) =
-            self.reader.locate(immediate).ok_or(LinkError::Protocol)?;
+        let (offset, length, frees) = self.reader.locate(immediate).ok_or(LinkError::Protocol)?;
         let mut head = [0; LONGEST];
         let size = length.min(LONGEST);
         self.area.read(offset, &mut head[..size]).map_err(|_| LinkError::Protocol)?;
