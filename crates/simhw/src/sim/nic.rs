@@ -211,9 +211,9 @@ impl Nic {
         match telling {
             Telling::Usual => at.complete(completion),
             Telling::Never => {}
-            Telling::Unheard => drop(at.publish(completion)),
+            Telling::Unheard => drop(at.complete_silently(completion)),
             Telling::Late(by) => {
-                at.publish(completion);
+                at.complete_silently(completion);
                 return Some(by);
             }
         }
