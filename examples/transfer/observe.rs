@@ -89,7 +89,8 @@ impl Timings {
 pub(crate) struct Observed {
     /// Read, send, receive, write; where two of them share a processor, they are one.
     pub(crate) chain: Pipeline,
-    /// Microseconds that a message takes beyond its stages, however it is cut: wake-ups and the receiver's word.
+    /// Microseconds that a message takes beyond its stages, however it is cut: wake-ups and the receiver's word. Below
+    /// zero where stages were timed too slow.
     pub(crate) delay_us: f64,
     risky: bool,
 }
@@ -99,20 +100,22 @@ impl Observed {
     /// it grows with the size, else to the delay.
     pub(crate) fn new(real: &Real<'_>, seen: &Timings) -> Result<Self, Fault> {
         let shared = real.limits.disk.is_free() && real.limits.link.is_free();
-        Self::fitted(&seen.stays, &seen.whole, shared)
+        Self::fitted(&seen.stays, &seen.whole, seen.message as f64, shared)
             .map_err(|problem| Fault::Lost(format!("observing the path: {problem}")))
     }
 
     fn fitted(
         stays: &[Vec<(f64, f64)>; 3],
         whole: &[(f64, f64)],
+        bytes: f64,
         shared: bool,
     ) -> Result<Self, FitError> {
         let lines = [fit(&stays[0])?, fit(&stays[1])?, fit(&stays[2])?];
         let whole = fit(whole)?;
         let sum = |cost: &dyn Fn(&Line) -> f64| lines.iter().map(cost).sum::<f64>();
         let per_byte = (whole.us_per_byte - sum(&|line| line.us_per_byte)).max(0.0);
-        let delay_us = (whole.overhead_us - sum(&|line| line.overhead_us)).max(0.0);
+        // At the message's own size, where an error of a slope weighs nothing.
+        let delay_us = whole.at(bytes) - sum(&|line| line.at(bytes)) - per_byte * bytes;
         let receive = Stage::new(0.0, per_byte).map_err(|_| FitError::TooFew(0))?;
         let stages = vec![lines[0].stage(), lines[1].stage(), receive, lines[2].stage()];
         let mut chain = Pipeline::new(stages).map_err(|_| FitError::TooFew(0))?;

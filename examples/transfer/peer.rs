@@ -47,16 +47,17 @@ pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<bool, Faul
         (_, Some(rank), Some(peers)) => {
             let addresses = addresses(peers)?;
             match rank {
-                0 => send(runtime, arguments, &addresses[1]),
+                0 => send(runtime, arguments, &addresses[1], &source(arguments)?),
                 1 => receive(runtime, arguments, addresses[1].clone()),
                 _ => Err(Fault::Input(format!("--rank {rank}: must be 0 (sends) or 1 (receives)"))),
             }
         }
         _ => {
+            let file = source(arguments)?;
             let (child, address) = runtime
                 .block_on(start_child(arguments))
                 .map_err(Fault::lost("starting the receiver"))?;
-            let outcome = send(runtime, arguments, &address);
+            let outcome = send(runtime, arguments, &address, &file);
             runtime.block_on(end_child(child));
             outcome
         }
@@ -134,11 +135,21 @@ async fn orphaned() {
     let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut sink).await;
 }
 
-fn send(runtime: &Runtime, arguments: &Arguments, address: &str) -> Result<bool, Fault> {
+/// The file to send.
+fn source(arguments: &Arguments) -> Result<File, Fault> {
     let mut file = temporary(arguments)?;
     file.write_all(&compare::contents()).map_err(Fault::lost("writing the file to send"))?;
+    Ok(file)
+}
+
+fn send(
+    runtime: &Runtime,
+    arguments: &Arguments,
+    address: &str,
+    file: &File,
+) -> Result<bool, Fault> {
     let hand = runtime.block_on(connect(address)).map_err(Fault::lost(address))?;
-    let holds = compare::run(runtime, arguments, &hand, &file)?;
+    let holds = compare::run(runtime, arguments, &hand, file)?;
     runtime.block_on(end(&hand)).map_err(Fault::lost("the receiver"))?;
     Ok(holds)
 }
