@@ -12,7 +12,7 @@ use crate::frame::Header;
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion, Ports};
-use crate::profile::NicProfile;
+use crate::profile::{HostProfile, NicProfile, Notice};
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
 
@@ -46,6 +46,7 @@ pub(super) struct Nic {
     pub(super) life: u16,
     pub(super) up: bool,
     pub(super) profile: NicProfile,
+    pub(super) host: HostProfile,
     pub(super) clock: Clock,
     pub(super) ports: Ports,
     pub(super) inbox: VecDeque<Work>,
@@ -112,6 +113,7 @@ impl Nic {
             life: 0,
             up: true,
             profile,
+            host: HostProfile::FREE,
             clock: Clock::default(),
             ports: Ports::default(),
             inbox: VecDeque::new(),
@@ -137,7 +139,7 @@ impl Nic {
         }
         let fresh = Self::new(self.node, self.profile);
         let (incarnation, life) = (self.incarnation.next(), self.life.wrapping_add(1));
-        Self { incarnation, life, clock: self.clock, ..fresh }
+        Self { incarnation, life, clock: self.clock, host: self.host, ..fresh }
     }
 
     /// Takes note of a doorbell; `false` if the firmware is yet to look at an earlier one.
@@ -359,8 +361,8 @@ impl SimHardware<'_> {
             .plus_nanos(nanos(nic.profile.completion))
             .max(engines.last_completion);
         engines.last_completion = seen;
-        let healthy = self.network.ailments.is_none();
-        if seen <= self.now && nic.completions.is_empty() && healthy {
+        let at_once = self.network.ailments.is_none() && nic.host.notice == Notice::Polled;
+        if seen <= self.now && nic.completions.is_empty() && at_once {
             nic.publish(port, &completion, Telling::Usual);
             return;
         }
@@ -443,6 +445,8 @@ impl Hardware for SimHardware<'_> {
         self.begin();
         let reached = self.reached();
         let ready = match source {
+            // What a kernel sends lies in the host's memory.
+            Source::Bytes(_) if self.nic.host.runs_firmware => self.gather_ahead(reached, length),
             Source::Bytes(_) => reached,
             Source::Region(_) => self.gather_ahead(reached, length),
         };
@@ -463,6 +467,9 @@ impl Hardware for SimHardware<'_> {
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
         self.nic.ports.check_write(to, from.len())?;
         self.reach_host()?;
+        if self.nic.host.runs_firmware {
+            self.cost_ps += self.nic.host.copy.nanos(from.len()) * 1000;
+        }
         let from = self.store(from);
         self.nic.staged.effects.push(Effect::Write { to, from });
         Ok(())
