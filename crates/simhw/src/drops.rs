@@ -45,13 +45,19 @@ pub enum DropCause {
     Stranger,
     /// It was for another node.
     Misrouted,
+    /// It was not sealed, or with no keys that its receiver knows.
+    Unsealed,
+    /// It was sealed, and had been received before, or came too late to tell.
+    Replayed,
+    /// No keys could be agreed on with its destination.
+    NoKeys,
     /// The operating system did not take or keep it.
     System,
 }
 
 impl DropCause {
     /// Every cause.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 23] = [
         Self::BufferFull,
         Self::PartialDiscard,
         Self::EarlyDiscard,
@@ -71,6 +77,9 @@ impl DropCause {
         Self::Malformed,
         Self::Stranger,
         Self::Misrouted,
+        Self::Unsealed,
+        Self::Replayed,
+        Self::NoKeys,
         Self::System,
     ];
 
@@ -97,6 +106,9 @@ impl DropCause {
             Self::Malformed => "malformed",
             Self::Stranger => "stranger",
             Self::Misrouted => "misrouted",
+            Self::Unsealed => "unsealed",
+            Self::Replayed => "replayed",
+            Self::NoKeys => "no_keys",
             Self::System => "system",
         }
     }

@@ -10,7 +10,9 @@
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and what
 //!   they lose
+//! - [`seal`]: frames that only holders of a key can read, make or change
 //! - [`udp`]: the fabric of real sockets, and the switch in software
+//! - [`launch`]: who am I, and where are my peers
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![forbid(unsafe_code)]
 
@@ -21,6 +23,7 @@ pub mod hardware;
 pub mod host;
 pub mod id;
 pub mod kernel;
+pub mod launch;
 pub mod link;
 pub mod medium;
 pub mod port;
@@ -28,9 +31,11 @@ pub mod profile;
 pub mod region;
 mod ring;
 pub mod rng;
+pub mod seal;
 pub mod sim;
 pub mod switch;
 pub mod time;
 pub mod topology;
+pub mod trace;
 pub mod udp;
 pub mod wire;

@@ -15,6 +15,7 @@ mod nic;
 mod processor;
 mod shared;
 mod uplink;
+mod watch;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +31,7 @@ use crate::region::Payload;
 use crate::switch::Output;
 use crate::time::{Instant, nanos};
 use crate::topology::{LinkId, MediumId, Topology};
+use crate::trace::{Engine, Record};
 
 use event_queue::{Event, EventQueue};
 use executor::{Doorbell, Executor, Shared};
@@ -177,6 +179,7 @@ impl<F: Firmware> World<F> {
         if at != self.now {
             self.now = at;
             self.turns = 0;
+            self.network.watch.now = at;
             self.queue.set_now(at);
             self.shared.set_now(at);
         }
@@ -239,9 +242,15 @@ impl<F: Firmware> World<F> {
                 continue;
             }
             let ailments = &mut network.ailments;
-            let times = if ailments.is_none() { 1 } else { ailments.doorbells(node, nic.rung()) };
+            // A port is closed through the kernel, which loses nothing.
+            let times = if ailments.is_none() || nic.ports.is_closing(port) {
+                1
+            } else {
+                ailments.doorbells(node, nic.rung())
+            };
             if times > 0 && nic.ring(port) {
                 let at = at.max(*now).plus_nanos(nanos(nic.profile.doorbell));
+                network.watch.busy(Engine::Doorbell(node), *now, at, "doorbell", None);
                 for _ in 0..times {
                     queue.schedule(at, Event::Doorbell { node, port, life });
                 }
@@ -368,9 +377,11 @@ impl<F: Firmware> World<F> {
         let firmware = &mut self.firmware[node.index()];
         let mut closed = None;
         let mut current = (crate::frame::Header::default(), Vec::new());
+        let mut frame = None;
         if let Work::Frame(key) = work {
-            let frame = self.network.frames.at(key);
-            current = (frame.header, std::mem::take(&mut frame.payload));
+            let arrived = self.network.frames.at(key);
+            frame = Some(arrived.number);
+            current = (arrived.header, std::mem::take(&mut arrived.payload));
             nic.held -= HEADER_BYTES as u32 + current.1.len() as u32;
         }
         match work {
@@ -388,6 +399,7 @@ impl<F: Firmware> World<F> {
             current: &current.1,
             cost_ps: 0,
             times,
+            frame,
         };
         hw.charge(u64::from(hw.nic.profile.event_instructions));
         if hw.nic.host.runs_firmware && idle && !matches!(work, Work::Start | Work::Doorbell(_)) {
@@ -425,6 +437,8 @@ impl<F: Firmware> World<F> {
             let (now, nanos) = (self.now, reached.nanos_since(self.now));
             self.shared.processors(|processors| processors.interrupt(node, now, nanos));
         }
+        let coprocessor = Engine::Coprocessor(node);
+        self.network.watch.busy(coprocessor, self.now, reached, work.name(), frame);
         if let Some(port) = closed {
             self.nics[node.index()].forget_completions(port);
             self.shared.release_port(node, port);
@@ -448,6 +462,11 @@ impl<F: Firmware> World<F> {
         self.tracer = Some(Box::new(tracer));
     }
 
+    /// Shows `observer` everything that happens from now on; it changes nothing.
+    pub fn observe(&mut self, observer: impl FnMut(&Record<'_>) + Send + 'static) {
+        self.network.watch.observer = Some(Box::new(observer));
+    }
+
     /// The time.
     #[must_use]
     pub const fn now(&self) -> Instant {
@@ -458,6 +477,24 @@ impl<F: Firmware> World<F> {
     #[must_use]
     pub const fn traffic(&self) -> &Traffic {
         &self.network.traffic
+    }
+
+    /// Whether a node's NIC runs.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn is_up(&self, node: NodeId) -> bool {
+        self.nics[node.index()].up
+    }
+
+    /// Ports that the NIC of `node` has open.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn open_ports(&self, node: NodeId) -> usize {
+        self.nics[node.index()].ports.open()
     }
 
     /// Frames under way.

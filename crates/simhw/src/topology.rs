@@ -161,6 +161,21 @@ impl Topology {
         self.hosts[node.index()].1
     }
 
+    /// The name of a link in traces and scripts: those of its ends.
+    ///
+    /// # Panics
+    /// If there is no such link.
+    #[must_use]
+    pub fn link_name(&self, link: LinkId) -> String {
+        let name = |end| match end {
+            End::Nic(node) => format!("node {node}"),
+            End::Switch(switch) => format!("switch {}", switch.0),
+            End::Medium(medium) => format!("medium {}", medium.0),
+        };
+        let Link { from, to, .. } = self.links[link.0 as usize];
+        format!("{} > {}", name(from), name(to))
+    }
+
     /// The links from `from` to `to`, in order; `None` where there is no way.
     #[must_use]
     pub fn path(&self, from: NodeId, to: NodeId) -> Option<Vec<LinkId>> {

@@ -116,6 +116,17 @@ impl Ports {
         }
     }
 
+    /// Ports that are open.
+    pub(crate) fn open(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
+
+    /// Whether the application's end of a port is gone.
+    pub(crate) fn is_closing(&self, id: PortId) -> bool {
+        let port = self.0.get(id.index()).and_then(Option::as_ref);
+        port.is_some_and(|port| port.registrar.is_closing())
+    }
+
     /// Wakes everybody who waits for a completion.
     pub(crate) fn wake_all(&self) {
         self.0.iter().flatten().for_each(NicPort::wake);

@@ -15,6 +15,7 @@ use crate::hardware::Firmware;
 use crate::id::NodeId;
 use crate::profile::Notice;
 use crate::time::nanos;
+use crate::trace::Record;
 
 /// Incidents that were scheduled, and what their ends have to mend.
 #[derive(Default)]
@@ -165,6 +166,8 @@ impl<F: Firmware> World<F> {
     fn begin_incident(&mut self, index: usize) {
         let Incident { lasts, fault, .. } = self.script.incidents[index];
         self.network.ailments.begin(index, fault, self.now);
+        let (at, kind) = (self.now, fault.kind());
+        self.network.watch.show(&Record::Fault { at, kind, begins: true });
         let ends = Event::Incident { index: index as u32, phase: Phase::Ends };
         self.queue.schedule(self.now + lasts, ends);
         match fault {
@@ -253,6 +256,8 @@ impl<F: Firmware> World<F> {
             return;
         }
         let fault = self.script.incidents[index].fault;
+        let (at, kind) = (self.now, fault.kind());
+        self.network.watch.show(&Record::Fault { at, kind, begins: false });
         self.change(fault, false);
         if let Fault::Pause { .. } = fault {
             for task in std::mem::take(&mut self.script.frozen) {

@@ -7,6 +7,7 @@ use super::event_queue::{Event, EventQueue};
 use super::frames::FramePool;
 use super::shared::SharedMedia;
 use super::uplink::Uplink;
+use super::watch::Watch;
 use crate::drops::{DropCause, Drops};
 use crate::fault::Faults;
 use crate::frame::{HEADER_BYTES, Header};
@@ -16,6 +17,7 @@ use crate::rng::Rng;
 use crate::switch::{Departure, Forwarding, Output, Piece};
 use crate::time::{Instant, Serializer, nanos};
 use crate::topology::{End, Link, LinkId, SwitchId, Topology};
+use crate::trace::Engine;
 
 /// Frames, by what became of them. `sent == delivered + drops.total() + under way`, always.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -48,6 +50,7 @@ pub(super) struct Network {
     pub(super) traffic: Traffic,
     pub(super) faults: Faults,
     pub(super) ailments: Ailments,
+    pub(super) watch: Watch,
     /// Pairs of nodes that are cut off from each other, in both directions, the lower first.
     pub(super) partitions: BTreeSet<(NodeId, NodeId)>,
     pub(super) uplinks: Vec<Uplink>,
@@ -86,6 +89,7 @@ impl Network {
             traffic: Traffic::default(),
             faults: Faults::NONE,
             ailments: Ailments::new(seed),
+            watch: Watch::default(),
             partitions: BTreeSet::new(),
             uplinks,
             wires,
@@ -148,6 +152,7 @@ impl Network {
         self.traffic.sent += 1;
         let frame = self.frames.at(key);
         let (origin, destination) = (frame.origin, frame.header.destination);
+        self.watch.sent(frame);
         if frame.header.is_urgent() && !self.shared.has(origin) {
             let uplink = &mut self.uplinks[origin.index()];
             let on_wire = self.framing.wire_bytes(frame.header.frame_bytes() as u32);
@@ -175,6 +180,7 @@ impl Network {
     fn send_copy(&mut self, queue: &mut EventQueue, key: u32, delay: u64) {
         let copy = self.frames.duplicate(key);
         self.frames.at(copy).delay = delay;
+        self.watch.sent(self.frames.at(copy));
         self.traffic.sent += 1;
         self.send_piece(queue, copy, 0);
     }
@@ -253,12 +259,16 @@ impl Network {
             if self.was_delayed(queue, now, link, key, index) {
                 return Arrival::Nothing;
             }
+            self.watch_uplink(link, key, index);
             if !last {
                 self.send_piece(queue, key, index + 1);
             }
         }
         if !self.ailments.is_none() && self.is_lost_at(now, link, to, key) {
             return Arrival::Nothing;
+        }
+        if last {
+            self.watch.passed(link, self.frames.at(key));
         }
         match to {
             End::Nic(node) => self.on_piece_at_nic(node, key, last),
@@ -382,8 +392,27 @@ impl Network {
         let output = wire.output.as_mut().expect("routes lead to outputs");
         match output.accept(now, piece) {
             Ok(Some(departure)) => self.depart(queue, link, departure),
-            Ok(None) => {}
+            Ok(None) => self.watch_queue(link),
             Err(cause) => self.drop_piece(key, cause),
+        }
+    }
+
+    fn watch_queue(&mut self, link: LinkId) {
+        if let Some(output) = &self.wires[link.0 as usize].output {
+            self.watch.queue(link, output.used());
+        }
+    }
+
+    /// A piece has left its NIC.
+    fn watch_uplink(&mut self, link: LinkId, key: u32, index: u16) {
+        if self.watch.is_on() {
+            let frame = self.frames.at(key);
+            let bytes = frame.header.frame_bytes() as u32;
+            let bytes = self.framing.piece_bytes(bytes, u32::from(index));
+            let nanos = frame.line.rate().nanos_for(u64::from(bytes));
+            let begins = Instant::from_nanos(frame.leaves.as_nanos().saturating_sub(nanos));
+            let number = (index + 1 == frame.pieces).then_some(frame.number);
+            self.watch.busy(Engine::Link(link), begins, frame.leaves, "send", number);
         }
     }
 
@@ -391,8 +420,9 @@ impl Network {
     pub(super) fn on_output_free(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
         let wire = &mut self.wires[link.0 as usize];
         let output = wire.output.as_mut().expect("only outputs become free");
-        if let Some(departure) = output.next(now) {
-            self.depart(queue, link, departure);
+        match output.next(now) {
+            Some(departure) => self.depart(queue, link, departure),
+            None => self.watch_queue(link),
         }
     }
 
@@ -467,6 +497,7 @@ impl Network {
         if has_pieces {
             self.forget_broken(key);
         }
+        self.watch.dropped(cause, self.frames.at(key));
         self.traffic.drops.add(cause);
         self.frames.free(key);
     }
@@ -488,14 +519,21 @@ impl Network {
 
     /// Counts a frame as delivered and frees it.
     pub(super) fn deliver(&mut self, key: u32) {
+        self.watch.delivered(self.frames.at(key));
         self.traffic.delivered += 1;
         self.frames.free(key);
     }
 
     fn depart(&mut self, queue: &mut EventQueue, link: LinkId, departure: Departure) {
-        let Departure { piece, ends, .. } = departure;
+        let Departure { piece, begins, ends } = departure;
         queue.schedule(ends, Event::OutputFree { link });
-        let destination = self.frames.at(piece.frame).header.destination;
+        let frame = self.frames.at(piece.frame);
+        let destination = frame.header.destination;
+        if self.watch.is_on() {
+            let number = piece.last.then_some(frame.number);
+            self.watch.busy(Engine::Link(link), begins, ends, "send", number);
+            self.watch_queue(link);
+        }
         let at = self.arrival(link, destination, ends, piece.bytes);
         queue.schedule(at, Event::Piece { link, frame: piece.frame, index: piece.index });
     }

@@ -15,6 +15,7 @@ use crate::port::{Command, Completion, Ports};
 use crate::profile::{HostProfile, NicProfile, Notice};
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
+use crate::trace::{Engine, Record};
 
 /// What waits for a busy coprocessor.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,19 @@ pub(super) enum Work {
     Frame(u32),
     DmaDone(DmaId),
     Timer(TimerId),
+}
+
+impl Work {
+    /// Its name in traces.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Doorbell(_) => "doorbell",
+            Self::Frame(_) => "frame",
+            Self::DmaDone(_) => "dma done",
+            Self::Timer(_) => "timer",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +89,8 @@ struct Engines {
 /// What a turn has asked for and not committed.
 #[derive(Debug, Default)]
 struct Staged {
-    frames: Vec<u32>,
+    /// Each with when it is gathered, if it is.
+    frames: Vec<(u32, Option<(Instant, Instant)>)>,
     effects: Vec<Effect>,
     bytes: Vec<u8>,
     /// What changes before a commit, as it was at the last.
@@ -248,6 +263,8 @@ pub(super) struct SimHardware<'a> {
     pub(super) cost_ps: u64,
     /// How many times as long as usual an instruction takes.
     pub(super) times: u64,
+    /// The number of the frame that is being handled.
+    pub(super) frame: Option<u64>,
 }
 
 impl SimHardware<'_> {
@@ -319,7 +336,7 @@ impl SimHardware<'_> {
 
     /// When the line may begin with a frame: once so much of it is gathered that the line never
     /// waits for the rest.
-    fn gather_ahead(&mut self, reached: Instant, length: usize) -> Instant {
+    fn gather_ahead(&mut self, reached: Instant, length: usize) -> (Instant, (Instant, Instant)) {
         let profile = &self.nic.profile;
         let begins = self.nic.engines.gather_free.max(reached);
         let whole = profile.gather.nanos(length);
@@ -328,7 +345,8 @@ impl SimHardware<'_> {
         let rate = self.network.uplinks[self.nic.node.index()].rate();
         let rest_on_line = rate.nanos_for(u64::from(piece) * u64::from(pieces - 1));
         self.nic.engines.gather_free = begins.plus_nanos(whole);
-        begins.plus_nanos(first.max(whole.saturating_sub(rest_on_line)))
+        let ready = begins.plus_nanos(first.max(whole.saturating_sub(rest_on_line)));
+        (ready, (begins, self.nic.engines.gather_free))
     }
 
     fn apply(&mut self, effect: Effect, bytes: &[u8], at: Instant) {
@@ -339,10 +357,11 @@ impl SimHardware<'_> {
                     Stored::Staged(range) => &bytes[range],
                 };
                 let engines = &mut self.nic.engines;
-                engines.scatter_free = engines
-                    .scatter_free
-                    .max(at)
-                    .plus_nanos(self.nic.profile.scatter.nanos(from.len()));
+                let begins = engines.scatter_free.max(at);
+                engines.scatter_free =
+                    begins.plus_nanos(self.nic.profile.scatter.nanos(from.len()));
+                let (engine, ends) = (Engine::Scatter(self.nic.node), engines.scatter_free);
+                self.network.watch.busy(engine, begins, ends, "scatter", self.frame);
                 // Checked when it was staged; a region that was deregistered since is nobody's.
                 let _ = self.nic.ports.write(to, Payload::from(from));
             }
@@ -361,6 +380,7 @@ impl SimHardware<'_> {
             .plus_nanos(nanos(nic.profile.completion))
             .max(engines.last_completion);
         engines.last_completion = seen;
+        self.network.watch.show(&Record::Completed { at: seen, node: nic.node, port });
         let at_once = self.network.ailments.is_none() && nic.host.notice == Notice::Polled;
         if seen <= self.now && nic.completions.is_empty() && at_once {
             nic.publish(port, &completion, Telling::Usual);
@@ -444,15 +464,17 @@ impl Hardware for SimHardware<'_> {
         }
         self.begin();
         let reached = self.reached();
-        let ready = match source {
+        let (ready, gathered) = match source {
             // What a kernel sends lies in the host's memory.
-            Source::Bytes(_) if self.nic.host.runs_firmware => self.gather_ahead(reached, length),
-            Source::Bytes(_) => reached,
-            Source::Region(_) => self.gather_ahead(reached, length),
+            Source::Bytes(_) if !self.nic.host.runs_firmware => (reached, None),
+            _ => {
+                let (ready, gathered) = self.gather_ahead(reached, length);
+                (ready, Some(gathered))
+            }
         };
         let (key, leaves) = self.network.prepare(self.nic.node, *header, ready);
         self.gather(key, source)?;
-        self.nic.staged.frames.push(key);
+        self.nic.staged.frames.push((key, gathered));
         Ok(self.nic.clock.read(leaves))
     }
 
@@ -506,7 +528,12 @@ impl Hardware for SimHardware<'_> {
     fn commit(&mut self) {
         let at = self.reached();
         let mut frames = std::mem::take(&mut self.nic.staged.frames);
-        for key in frames.drain(..) {
+        for (key, gathered) in frames.drain(..) {
+            if let Some((begins, ends)) = gathered {
+                let (engine, number) =
+                    (Engine::Gather(self.nic.node), self.network.frames.at(key).number);
+                self.network.watch.busy(engine, begins, ends, "gather", Some(number));
+            }
             self.network.launch(self.queue, key);
         }
         self.nic.staged.frames = frames;
@@ -526,7 +553,7 @@ impl Hardware for SimHardware<'_> {
         if staged.saved.is_none() && staged.effects.is_empty() {
             return;
         }
-        for key in staged.frames.drain(..).rev() {
+        for (key, _) in staged.frames.drain(..).rev() {
             self.network.frames.unallocate(key);
         }
         staged.effects.clear();

@@ -10,6 +10,7 @@ mod faults;
 mod harness;
 mod hosts;
 mod line;
+mod observe;
 mod ports;
 mod shared;
 mod tasks;
