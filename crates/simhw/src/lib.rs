@@ -5,8 +5,8 @@
 //! applications run on a [`Host`](host::Host) and reach their NIC through a [`Port`](port::Port).
 //!
 //! - [`hardware`], [`host`], [`port`]: start here: the seams
-//! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like and what
-//!   goes wrong
+//! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like and
+//!   what goes wrong; [`kernel`] is a kernel's TCP on it
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and what
 //!   they lose
@@ -23,6 +23,7 @@ pub mod frame;
 pub mod hardware;
 pub mod host;
 pub mod id;
+pub mod kernel;
 pub mod launch;
 pub mod link;
 mod live;

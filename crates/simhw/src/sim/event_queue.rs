@@ -57,8 +57,10 @@ impl Event {
             Self::Piece { .. } => 1,
             Self::DmaDone { .. } | Self::Completion { .. } | Self::Interrupt { .. } => 2,
             Self::Doorbell { .. } | Self::Coprocessor { .. } => 3,
-            Self::Timer { .. } | Self::Wake { .. } | Self::Task { .. } => 4,
-            Self::Incident { .. } => 5,
+            Self::Timer { .. } | Self::Wake { .. } => 4,
+            // Who is done with its work gives the processor to who waits for it.
+            Self::Task { .. } => 5,
+            Self::Incident { .. } => 6,
         }
     }
 
