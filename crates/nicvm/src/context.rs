@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use midplane_simhw::hardware::Hardware;
+use midplane_simhw::hardware::{Hardware, TransmitRefused};
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
-use midplane_simhw::region::{Payload, RegionError, RegionRef};
+use midplane_simhw::region::{Access, Payload, RegionError, RegionRef};
 use midplane_simhw::time::{Instant, LineRate};
 use thiserror::Error;
 
+use crate::admission::{Admission, Steering};
 use crate::control::{Control, MAX_MESSAGE, RoundTrip};
 use crate::extension::TimeoutId;
 use crate::timeout::{Service, Timeouts};
-use crate::transmit::{Backlog, BacklogLimit, Message, Transmit};
+use crate::transmit::{Backlog, BacklogLimit, Message, Packet, Sending, Transmit, WaitingPacket};
 
 /// Why a control message was not taken.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
@@ -34,20 +35,34 @@ pub enum ControlRefused {
     ToItself,
 }
 
+/// Why an extension may not steer.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum SteerRefused {
+    /// The gate has one steersman.
+    #[error("extension {0} steers the gate already")]
+    Taken(ExtensionId),
+    /// An extension has one admission.
+    #[error("the extension has an admission already")]
+    Installed,
+}
+
 /// What a handler has asked for; it happens when the handler returns.
-#[derive(Debug)]
 pub(crate) enum Asked {
     Control { to: NodeId, length: u8, body: [u8; MAX_MESSAGE] },
     SetTimeout { timeout: TimeoutId, service: Service, at: Instant },
     CancelTimeout(TimeoutId),
     Send(Message),
+    SendPacket(WaitingPacket),
+    SentDirectly(Instant),
+    Install(Box<dyn Admission>),
+    Admission(Steering),
     Allow { destination: NodeId, bytes: u64 },
     GiveUp { destination: NodeId, status: Status },
     Steer,
 }
 
 /// The parts of a unit that its extensions are lent.
-#[derive(Debug)]
 pub(crate) struct Lent {
     pub(crate) control: Control,
     pub(crate) timeouts: Timeouts,
@@ -75,11 +90,17 @@ impl Lent {
                 }
                 Asked::CancelTimeout(timeout) => self.timeouts.cancel((extension, timeout)),
                 Asked::Send(message) => self.transmit.enqueue(message),
-                Asked::Allow { destination, bytes } => {
-                    self.transmit.gate.allow(destination, bytes);
-                }
+                Asked::SendPacket(packet) => self.transmit.enqueue_packet(packet),
+                Asked::SentDirectly(leaves) => self.transmit.on_sent_directly(leaves),
+                Asked::Install(admission) => self.transmit.install(extension, admission),
+                Asked::Admission(steering) => self.transmit.steer(now, extension, steering),
+                Asked::Allow { destination, bytes } => self.transmit.allow(destination, bytes),
                 Asked::GiveUp { destination, status } => {
-                    self.transmit.give_up(hw, destination, status);
+                    let steers = self.steersman == Some(extension);
+                    self.transmit.withdraw(hw, status, |waiting| {
+                        let own = waiting.extension == extension || (steers && waiting.controlled);
+                        own && waiting.node == destination
+                    });
                 }
                 Asked::Steer => self.steersman = Some(extension),
             }
@@ -208,6 +229,51 @@ impl Context<'_> {
         self.lent.asked.push(Asked::Send(message));
     }
 
+    /// Sends one frame. It leaves at once, past the lanes, if nothing waits and nobody has a say.
+    ///
+    /// # Errors
+    /// [`TransmitRefused::Length`] if it has more bytes than a frame may,
+    /// [`TransmitRefused::Region`] if its memory may not be read; nothing is sent then.
+    pub fn send_packet(&mut self, packet: &Packet<'_>) -> Result<Sending, TransmitRefused> {
+        let staged = |asked: &Asked| matches!(asked, Asked::Send(_) | Asked::SendPacket(_));
+        let is_open = self.lent.transmit.is_open(self.extension, packet)
+            && !self.lent.asked.iter().any(staged);
+        if is_open
+            && let Sending::Now(at) = Transmit::send_directly(self.hw, self.extension, packet)?
+        {
+            self.lent.asked.push(Asked::SentDirectly(at));
+            return Ok(Sending::Now(at));
+        }
+        let waiting = Transmit::waiting(self.hw, self.extension, packet)?;
+        self.lent.asked.push(Asked::SendPacket(waiting));
+        Ok(Sending::Queued)
+    }
+
+    /// Which life of `peer`'s unit control messages have told of; `None` if it was never up, or is
+    /// down.
+    #[must_use]
+    pub fn peer_incarnation(&self, peer: NodeId) -> Option<Incarnation> {
+        self.lent.control.peer_incarnation(peer)
+    }
+
+    /// Whether `region` may be used as `access` says: for handles that came in a command's arguments
+    /// or from the network.
+    ///
+    /// # Errors
+    /// [`RegionError`] says what is not granted.
+    pub fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError> {
+        self.hw.check(region, access)
+    }
+
+    /// The bytes of registered memory of an application of this node, as they are now: without
+    /// what this handler has asked to be written.
+    ///
+    /// # Errors
+    /// [`RegionError`] if the range may not be read.
+    pub fn read(&self, from: RegionRef) -> Result<Payload<'_>, RegionError> {
+        self.hw.read(from)
+    }
+
     /// Writes into registered memory of an application of this node.
     ///
     /// # Errors
@@ -243,8 +309,39 @@ impl Context<'_> {
     }
 
     /// Makes this extension the one that steers the gate and hears the scheduler's news.
-    pub fn steer_gate(&mut self) {
-        self.lent.asked.push(Asked::Steer);
+    ///
+    /// # Errors
+    /// [`SteerRefused::Taken`] if another one does.
+    pub fn steer_gate(&mut self) -> Result<(), SteerRefused> {
+        match self.lent.steersman {
+            Some(other) if other != self.extension => Err(SteerRefused::Taken(other)),
+            _ => {
+                self.lent.asked.push(Asked::Steer);
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the transmit scheduler an admission, which asks about every data frame of this unit
+    /// from now on. It goes with this extension.
+    ///
+    /// # Errors
+    /// [`SteerRefused::Installed`] if this extension has given it one before.
+    pub fn install_admission(
+        &mut self,
+        admission: impl Admission + 'static,
+    ) -> Result<(), SteerRefused> {
+        let staged = |asked: &Asked| matches!(asked, Asked::Install(_));
+        if self.lent.transmit.has_admission(self.extension) || self.lent.asked.iter().any(staged) {
+            return Err(SteerRefused::Installed);
+        }
+        self.lent.asked.push(Asked::Install(Box::new(admission)));
+        Ok(())
+    }
+
+    /// Tells this extension's admission something; all that is held is asked about again then.
+    pub fn steer(&mut self, steering: Steering) {
+        self.lent.asked.push(Asked::Admission(steering));
     }
 
     /// Lets frames of `bytes` in all, headers included, through the gate to `destination`, instead
@@ -256,7 +353,7 @@ impl Context<'_> {
     /// What may still pass the gate to `destination`, in bytes of frames.
     #[must_use]
     pub fn allowance(&self, destination: NodeId) -> u64 {
-        self.lent.transmit.gate.allowance(destination)
+        self.lent.transmit.allowance(destination)
     }
 
     /// What waits for the gate to `destination`, up to `limit`; `None` if nothing does.
@@ -265,7 +362,14 @@ impl Context<'_> {
         self.lent.transmit.backlog(destination, self.hw.mtu(), limit)
     }
 
-    /// Completes all messages that wait to leave to `destination` with `status`, unsent.
+    /// Bytes of all frames of all extensions that wait to leave to `destination`, headers included.
+    #[must_use]
+    pub fn queued_bytes(&self, destination: NodeId) -> u64 {
+        self.lent.transmit.queued_bytes(destination, self.hw.mtu())
+    }
+
+    /// Ends all that this extension has waiting to leave to `destination` with `status`, unsent;
+    /// all that waits for the gate as well, if it steers that.
     pub fn give_up(&mut self, destination: NodeId, status: Status) {
         self.lent.asked.push(Asked::GiveUp { destination, status });
     }

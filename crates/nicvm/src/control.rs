@@ -181,6 +181,20 @@ impl Control {
         self.settle(slot);
     }
 
+    /// A data frame has arrived for a former life of this unit: its sender learns of the present one,
+    /// as after a control message for a former one.
+    pub fn handle_stale_data(&mut self, now: Instant, header: &Header) {
+        let setting = self.setting;
+        let meant = header.destination_incarnation;
+        let former = setting.incarnation.is_newer_than(meant) && meant != Incarnation::UNKNOWN;
+        let ours = header.destination == setting.node && header.source != setting.node;
+        if former && ours && header.incarnation != Incarnation::UNKNOWN {
+            let slot = self.slot(header.source);
+            self.peers[slot].handle_stale_data(now, &setting, header);
+            self.settle(slot);
+        }
+    }
+
     /// The time is `now`: resends what was not acknowledged, declares peers dead.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some((at, slot)) = self.alarms.first() {

@@ -334,8 +334,11 @@ fn say(nic: &mut Context<'_>, to: NodeId, link: u16, body: Body) {
 impl Extension for Coordination {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
         self.start(nic);
-        nic.steer_gate();
-        Ok(())
+        let extension = nic.extension();
+        nic.steer_gate().map_err(|_| InitError::Refused {
+            extension,
+            reason: "another extension steers the gate: install one of the two",
+        })
     }
 
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {

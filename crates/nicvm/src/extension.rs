@@ -10,6 +10,7 @@ use midplane_simhw::time::Instant;
 use thiserror::Error;
 
 use crate::context::Context;
+use crate::transmit::Sent;
 
 /// First number for extensions that are not this crate's.
 pub const FIRST_USER_EXTENSION: ExtensionId = ExtensionId(16);
@@ -99,6 +100,9 @@ pub trait Extension: Send {
 
     /// The gate holds something back, or has let all through. Only for the extension that steers it.
     fn on_transmit(&mut self, _nic: &mut Context<'_>, _news: TransmitNews) {}
+
+    /// A packet that had to wait, and has a token, has left or never will.
+    fn on_sent(&mut self, _nic: &mut Context<'_>, _sent: Sent) {}
 
     /// Called once, last: what others wait for is given back here.
     fn deactivate(&mut self, nic: &mut Context<'_>);

@@ -16,7 +16,7 @@ use midplane_simhw::region::RegionRef;
 use crate::admission::CONTROLLED;
 use crate::context::Context;
 use crate::extension::{Extension, InitError, TimeoutId};
-use crate::transmit::{Fragment, Message};
+use crate::transmit::{Fragment, Lane, Message};
 use stream::{Assembly, Buffer, Place, Stream};
 
 /// The number of the default service.
@@ -55,6 +55,7 @@ pub(crate) fn outgoing(command: &Command) -> Message {
     Message {
         extension: MESSAGES,
         node: command.node,
+        lane: Lane(0),
         port: command.port,
         source: command.region,
         tag: command.args[0] as u32,

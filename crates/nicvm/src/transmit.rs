@@ -1,19 +1,27 @@
-//! The one transmit scheduler: messages wait here, are cut into frames, and leave when they may.
+//! What waits to leave a unit: lanes of messages and packets, cut into frames, which leave when
+//! they may.
+//!
+//! An extension sends *messages*, which the scheduler cuts into frames and names in each frame's
+//! words ([`Fragment`]), or *packets*, single frames whose header fields are the extension's own.
+//! What one [`Lane`] of an extension holds for one node leaves in the order in which it was sent;
+//! lanes take turns, frame by frame, so that what is stuck in one stops no other.
 
-use std::collections::{BTreeMap, VecDeque};
+mod lanes;
+mod outgoing;
+mod scheduler;
 
-use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, HEADER_BYTES, Header, Kind};
-use midplane_simhw::hardware::{Hardware, Source, TransmitRefused};
-use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::frame::Header;
+use midplane_simhw::hardware::Source;
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Completion, Status};
-use midplane_simhw::region::{Payload, RegionRef};
+use midplane_simhw::region::RegionRef;
 use midplane_simhw::time::Instant;
 
-use crate::admission::{Admission, CONTROLLED, Gate, Verdict};
-use crate::extension::TransmitNews;
+pub(crate) use scheduler::{News, TRANSMIT_INSTRUCTIONS, Transmit, WaitingPacket};
 
-/// Frames that one pump may hand over: a turn's work is bounded.
-const FRAMES_PER_PUMP: usize = 64;
+/// One of an extension's ways to a node: frames keep their order within it, and within it alone.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Lane(pub u16);
 
 /// A message of an extension to the same extension of another node.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +30,8 @@ pub struct Message {
     pub extension: ExtensionId,
     /// The node that it is for.
     pub node: NodeId,
+    /// What it leaves in order with.
+    pub lane: Lane,
     /// The port that it is for, or what the extension makes of it.
     pub port: PortId,
     /// Its bytes; they are read when they are sent.
@@ -34,6 +44,77 @@ pub struct Message {
     pub first: u32,
     /// Completes a command once all bytes have been read.
     pub completion: Option<(PortId, Completion)>,
+}
+
+/// One frame of an extension to the same extension of another node; all that its header leaves
+/// free is the extension's own.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// The node that it is for.
+    pub node: NodeId,
+    /// Which life of that node's unit it is for: another one never sees it, and answers with what
+    /// life it is in. [`Incarnation::UNKNOWN`] for whichever it meets.
+    pub life: Incarnation,
+    /// What it leaves in order with.
+    pub lane: Lane,
+    /// Whether the gate decides when it leaves.
+    pub controlled: bool,
+    /// Header field: a port of the destination, or what the extension makes of it.
+    pub port: PortId,
+    /// Header field: the low seven bits; the highest says that it is controlled.
+    pub flags: u8,
+    /// Header field.
+    pub sequence: u32,
+    /// Header field.
+    pub acknowledgement: u32,
+    /// Header field.
+    pub words: [u64; 2],
+    /// Its bytes, up to the hardware's MTU. A region is read when the frame leaves.
+    pub source: Source<'a>,
+    /// If it can't leave at once, [`Extension::on_sent`](crate::extension::Extension::on_sent) tells
+    /// with this token when it has, or that it never will.
+    pub token: Option<u64>,
+}
+
+impl Packet<'_> {
+    /// A packet without bytes, all of its own fields 0.
+    #[must_use]
+    pub const fn to(node: NodeId) -> Self {
+        Packet {
+            node,
+            life: Incarnation::UNKNOWN,
+            lane: Lane(0),
+            controlled: false,
+            port: PortId(0),
+            flags: 0,
+            sequence: 0,
+            acknowledgement: 0,
+            words: [0; 2],
+            source: Source::Bytes(midplane_simhw::region::Payload::EMPTY),
+            token: None,
+        }
+    }
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Sending {
+    /// It is handed to the line when the handler returns, and leaves it then. A command that is
+    /// completed from now on is completed after its memory has been read.
+    Now(Instant),
+    /// It waits for its turn, for the line, or for an admission.
+    Queued,
+}
+
+/// How a packet's waiting ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Sent {
+    /// The packet's.
+    pub token: u64,
+    /// [`Status::Done`], or why it never leaves.
+    pub status: Status,
+    /// When its last bit leaves the line; now, if it never does.
+    pub leaves: Instant,
 }
 
 /// How much of what waits is asked for: as many whole messages as pass `bytes`, at most `messages`.
@@ -50,11 +131,11 @@ pub struct BacklogLimit {
 pub struct Backlog {
     /// Bytes of its frames, headers included.
     pub bytes: u64,
-    /// Messages.
+    /// Messages and packets.
     pub messages: u32,
 }
 
-/// Where a frame lies in its message: what the scheduler puts into a data frame's words.
+/// Where a frame lies in its message: what the scheduler puts into the words of a message's frames.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Fragment {
     /// Number of the message, counted by its sender.
@@ -89,322 +170,6 @@ impl Fragment {
     }
 }
 
-#[derive(Debug)]
-struct Outgoing {
-    message: Message,
-    number: u32,
-    sent: u32,
-}
-
-impl Outgoing {
-    const fn next_length(&self, mtu: u32) -> u32 {
-        let left = self.message.source.length - self.sent;
-        let limit = if self.sent == 0 && self.message.first > 0 && self.message.first < mtu {
-            self.message.first
-        } else {
-            mtu
-        };
-        if left < limit { left } else { limit }
-    }
-
-    /// Bytes of all frames that are left of it, headers included.
-    fn cost(&self, mtu: u32) -> u64 {
-        let left = u64::from(self.message.source.length - self.sent);
-        let first = u64::from(self.next_length(mtu));
-        let frames = 1 + (left - first).div_ceil(u64::from(mtu));
-        left + frames * HEADER_BYTES as u64
-    }
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    messages: VecDeque<Outgoing>,
-    /// Whether the extension that steers the gate knows that something is held.
-    told: bool,
-    /// When the first and the last bit leave of what the gate has let through since it was opened.
-    on_line: Option<(Instant, Instant)>,
-}
-
-/// What waits to leave a unit.
-pub(crate) struct Transmit {
-    /// By destination, and whether they are under flow control.
-    queues: BTreeMap<(NodeId, bool), Queue>,
-    /// Where the next pump begins, so that each destination has its turn.
-    cursor: (NodeId, bool),
-    next_number: u32,
-    pub(crate) gate: Gate,
-    pub(crate) admissions: Vec<Box<dyn Admission>>,
-    /// When to pump again.
-    retry: Instant,
-    /// When the last data frame that was handed to the line leaves it.
-    line_free_at: Instant,
-    pub(crate) news: VecDeque<TransmitNews>,
-}
-
-impl std::fmt::Debug for Transmit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Transmit").field("queues", &self.queues).finish_non_exhaustive()
-    }
-}
-
-impl Default for Transmit {
-    fn default() -> Self {
-        Self {
-            queues: BTreeMap::new(),
-            cursor: (NodeId(0), false),
-            next_number: 0,
-            gate: Gate::default(),
-            admissions: Vec::new(),
-            retry: Instant::FAR_FUTURE,
-            line_free_at: Instant::ZERO,
-            news: VecDeque::new(),
-        }
-    }
-}
-
-/// What became of one attempt to send a frame.
-enum Attempt {
-    Sent,
-    Held,
-    /// The line takes nothing more now.
-    Busy(Instant),
-}
-
-impl Transmit {
-    pub(crate) fn enqueue(&mut self, message: Message) {
-        let key = (message.node, message.controlled);
-        let number = self.next_number;
-        self.next_number = number.wrapping_add(1);
-        let queue = self.queues.entry(key).or_default();
-        queue.messages.push_back(Outgoing { message, number, sent: 0 });
-    }
-
-    /// What waits under flow control to `destination`, up to `limit`; `None` if nothing does.
-    pub(crate) fn backlog(
-        &self,
-        destination: NodeId,
-        mtu: usize,
-        limit: BacklogLimit,
-    ) -> Option<Backlog> {
-        let queue = self.queues.get(&(destination, true))?;
-        let mut backlog = Backlog { bytes: 0, messages: 0 };
-        for outgoing in queue.messages.iter().take(limit.messages as usize) {
-            backlog.bytes += outgoing.cost(mtu as u32);
-            backlog.messages += 1;
-            if backlog.bytes >= limit.bytes {
-                break;
-            }
-        }
-        (backlog.messages > 0).then_some(backlog)
-    }
-
-    /// Takes all messages to `destination` out, completing them with `status`.
-    pub(crate) fn give_up(&mut self, hw: &mut dyn Hardware, destination: NodeId, status: Status) {
-        self.withdraw(hw, status, |message| message.node == destination);
-    }
-
-    /// Takes out what `which` says, completing it with `status`.
-    pub(crate) fn withdraw(
-        &mut self,
-        hw: &mut dyn Hardware,
-        status: Status,
-        which: impl Fn(&Message) -> bool,
-    ) {
-        let mut stopped = Vec::new();
-        for (key, queue) in &mut self.queues {
-            let before = queue.messages.len();
-            queue.messages.retain(|outgoing| {
-                let goes = which(&outgoing.message);
-                if goes && let Some((port, completion)) = outgoing.message.completion {
-                    hw.complete(port, &Completion { status, length: 0, ..completion });
-                }
-                !goes
-            });
-            if queue.messages.len() < before && self.gate.allowance(key.0) > 0 {
-                stopped.push(*key);
-            }
-        }
-        for key in stopped {
-            self.tell_if_drained(hw, key);
-        }
-    }
-
-    /// When to pump again: the line is taken until then.
-    pub(crate) fn retry_at(&mut self, until: Instant) {
-        self.retry = until;
-    }
-
-    /// When to pump again, if nothing else happens.
-    pub(crate) const fn next(&self) -> Instant {
-        self.retry
-    }
-
-    /// When the last data frame that was handed to the line leaves it.
-    pub(crate) const fn line_free_at(&self) -> Instant {
-        self.line_free_at
-    }
-
-    /// Hands over what may leave now, destinations in turn.
-    pub(crate) fn pump(&mut self, hw: &mut dyn Hardware) {
-        let mut frames = 0;
-        let mut idle = 0;
-        while idle < self.queues.len() {
-            if frames == FRAMES_PER_PUMP {
-                self.retry = hw.now();
-                return;
-            }
-            let Some(key) = self.next_key() else { return };
-            match self.attempt(hw, key) {
-                Attempt::Sent => {
-                    frames += 1;
-                    idle = 0;
-                }
-                Attempt::Held => idle += 1,
-                Attempt::Busy(until) => {
-                    self.retry = self.retry.min(until);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// The next destination's key in turn, after the cursor.
-    fn next_key(&mut self) -> Option<(NodeId, bool)> {
-        use std::ops::Bound::{Excluded, Unbounded};
-        let after = self.queues.range((Excluded(self.cursor), Unbounded)).next();
-        let key = after.or_else(|| self.queues.iter().next()).map(|(key, _)| *key)?;
-        self.cursor = key;
-        Some(key)
-    }
-
-    fn attempt(&mut self, hw: &mut dyn Hardware, key: (NodeId, bool)) -> Attempt {
-        let queue = self.queues.get_mut(&key).expect("a key of the queues");
-        let Some(outgoing) = queue.messages.front() else {
-            self.queues.remove(&key);
-            return Attempt::Held;
-        };
-        let length = outgoing.next_length(hw.mtu() as u32);
-        let header = data_header(hw, outgoing, length);
-        let now = hw.now();
-        match self.admit(now, &header) {
-            Verdict::Now => self.send(hw, key, &header),
-            Verdict::At(at) => {
-                self.retry = self.retry.min(at);
-                Attempt::Held
-            }
-            Verdict::Hold => {
-                let queue = self.queues.get_mut(&key).expect("looked at above");
-                if key.1 && !std::mem::replace(&mut queue.told, true) {
-                    self.news.push_back(TransmitNews::Held { destination: key.0 });
-                }
-                Attempt::Held
-            }
-        }
-    }
-
-    fn admit(&mut self, now: Instant, header: &Header) -> Verdict {
-        let mut verdict = self.gate.admit(now, header);
-        for admission in &mut self.admissions {
-            verdict = match (verdict, admission.admit(now, header)) {
-                (Verdict::Hold, _) | (_, Verdict::Hold) => Verdict::Hold,
-                (Verdict::At(a), Verdict::At(b)) => Verdict::At(a.max(b)),
-                (Verdict::At(at), Verdict::Now) | (Verdict::Now, Verdict::At(at)) => {
-                    Verdict::At(at)
-                }
-                (Verdict::Now, Verdict::Now) => Verdict::Now,
-            };
-        }
-        verdict
-    }
-
-    fn send(&mut self, hw: &mut dyn Hardware, key: (NodeId, bool), header: &Header) -> Attempt {
-        let queue = self.queues.get_mut(&key).expect("looked at before");
-        let outgoing = queue.messages.front_mut().expect("looked at before");
-        let part = outgoing.message.source.part(outgoing.sent, u32::from(header.length));
-        let part = part.expect("frames are cut within their message");
-        // A message without bytes needs no memory.
-        let nothing = Source::Bytes(Payload::from(&[][..]));
-        let source = if part.length == 0 { nothing } else { Source::Region(part) };
-        match hw.transmit(header, source) {
-            Ok(leaves) => {
-                outgoing.sent += u32::from(header.length);
-                let whole = outgoing.sent == outgoing.message.source.length;
-                if whole && let Some(done) = queue.messages.pop_front() {
-                    complete(hw, &done.message, Status::Done);
-                }
-                self.sent(hw, key, header, leaves);
-                Attempt::Sent
-            }
-            Err(TransmitRefused::Busy { until }) => Attempt::Busy(until),
-            // The application has withdrawn the memory: the rest of the message can't be sent.
-            Err(_) => {
-                let gone = queue.messages.pop_front().expect("looked at before");
-                complete(hw, &gone.message, Status::Region);
-                self.tell_if_drained(hw, key);
-                Attempt::Sent
-            }
-        }
-    }
-
-    /// Tells the admissions, and whoever steers the gate when it is used up.
-    fn sent(&mut self, hw: &dyn Hardware, key: (NodeId, bool), header: &Header, leaves: Instant) {
-        let now = hw.now();
-        self.line_free_at = self.line_free_at.max(leaves);
-        self.gate.on_sent(now, header, leaves);
-        for admission in &mut self.admissions {
-            admission.on_sent(now, header, leaves);
-        }
-        let on_line = hw.line_rate().nanos_for(hw.wire_bytes(usize::from(header.length)).into());
-        let first = Instant::from_nanos(leaves.as_nanos().saturating_sub(on_line));
-        let queue = self.queues.get_mut(&key).expect("looked at before");
-        let begins = queue.on_line.map_or(first, |(begins, _)| begins);
-        queue.on_line = Some((begins, leaves));
-        self.tell_if_drained(hw, key);
-    }
-
-    /// News for whoever steers the gate: nothing more passes it as it is.
-    fn tell_if_drained(&mut self, hw: &dyn Hardware, key: (NodeId, bool)) {
-        let (destination, controlled) = key;
-        let Some(queue) = self.queues.get_mut(&key).filter(|_| controlled) else { return };
-        let next = queue.messages.front().map(|next| next.next_length(hw.mtu() as u32));
-        let allowance = self.gate.allowance(destination);
-        if next.is_none_or(|next| u64::from(next) + HEADER_BYTES as u64 > allowance) {
-            let (begins, leaves) = queue.on_line.take().unwrap_or_else(|| (hw.now(), hw.now()));
-            queue.told = false;
-            self.news.push_back(TransmitNews::Drained { destination, begins, leaves });
-        }
-    }
-}
-
-fn complete(hw: &mut dyn Hardware, message: &Message, status: Status) {
-    if let Some((port, completion)) = message.completion {
-        hw.complete(port, &Completion { status, ..completion });
-    }
-}
-
-fn data_header(hw: &dyn Hardware, outgoing: &Outgoing, length: u32) -> Header {
-    let message = &outgoing.message;
-    let fragment = Fragment {
-        message: outgoing.number,
-        offset: outgoing.sent,
-        total: message.source.length,
-        tag: message.tag,
-    };
-    Header {
-        kind: Kind::Data,
-        extension: message.extension,
-        source: hw.node(),
-        destination: message.node,
-        incarnation: hw.incarnation(),
-        length: length as u16,
-        port: message.port,
-        flags: if message.controlled { CONTROLLED } else { 0 },
-        hop_limit: DEFAULT_HOP_LIMIT,
-        words: fragment.words(),
-        ..Header::default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -414,25 +179,5 @@ mod tests {
         let fragment = Fragment { message: 7, offset: u32::MAX, total: 9, tag: u32::MAX - 1 };
         let header = Header { words: fragment.words(), ..Header::default() };
         assert_eq!(Fragment::of(&header), fragment);
-    }
-
-    #[test]
-    fn the_cost_of_a_message_is_that_of_its_frames() {
-        let source = RegionRef { length: 2500, ..RegionRef::default() };
-        let message = Message {
-            extension: ExtensionId(1),
-            node: NodeId(1),
-            port: PortId(0),
-            source,
-            tag: 0,
-            controlled: true,
-            first: 480,
-            completion: None,
-        };
-        let outgoing = Outgoing { message, number: 0, sent: 0 };
-        // 480, 1000, 1000 and 20 bytes.
-        assert_eq!(outgoing.cost(1000), 2500 + 4 * 48);
-        let begun = Outgoing { sent: 480, ..outgoing };
-        assert_eq!(begun.cost(1000), 2020 + 3 * 48);
     }
 }

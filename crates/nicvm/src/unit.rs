@@ -9,12 +9,11 @@ use midplane_simhw::port::{Command, Status};
 use midplane_simhw::region::Payload;
 use midplane_simhw::time::Instant;
 
-use crate::admission::Admission;
 use crate::context::{Context, Lent, failed};
 use crate::control::{self, Control, ControlConfig, MAX_MESSAGE};
 use crate::extension::{Extension, InitError, PeerEvent, TransmitNews};
 use crate::timeout::Timeouts;
-use crate::transmit::{Message, Transmit};
+use crate::transmit::{News, TRANSMIT_INSTRUCTIONS, Transmit};
 
 /// The one alarm that a unit uses.
 const ALARM: TimerId = TimerId(0);
@@ -22,8 +21,6 @@ const ALARM: TimerId = TimerId(0);
 const COMMANDS_PER_TURN: usize = 64;
 /// Rounds of news and sending in one turn.
 const ROUNDS_PER_TURN: usize = 32;
-/// Instructions that sending one frame costs the coprocessor.
-const TRANSMIT_INSTRUCTIONS: u64 = 40;
 /// Instructions that leading an event to an extension costs.
 const DISPATCH_INSTRUCTIONS: u64 = 20;
 
@@ -64,7 +61,6 @@ pub struct Unit {
     slots: Vec<Option<Slot>>,
     lent: Option<Lent>,
     config: ControlConfig,
-    admissions: Vec<Box<dyn Admission>>,
     counters: UnitCounters,
     failure: Option<InitError>,
     /// A control frame that the line did not take.
@@ -95,7 +91,6 @@ impl Unit {
             slots: Vec::new(),
             lent: None,
             config,
-            admissions: Vec::new(),
             counters: UnitCounters::default(),
             failure: None,
             waiting: None,
@@ -123,11 +118,6 @@ impl Unit {
         }
         *slot = Some(Slot { extension: Box::new(extension), is_down: false });
         Ok(())
-    }
-
-    /// Installs an admission beside the gate, before the NIC starts.
-    pub fn admission(&mut self, admission: impl Admission + 'static) {
-        self.admissions.push(Box::new(admission));
     }
 
     /// What the unit has seen.
@@ -199,14 +189,15 @@ impl Unit {
         }
         let lent = self.lent.as_mut().expect("the unit has started");
         lent.timeouts.cancel_all(number);
+        lent.transmit.uninstall(number);
         // Nobody opens the gate any more for what waits there.
         let steered = lent.steersman == Some(number);
-        let which =
-            |message: &Message| message.extension == number || (steered && message.controlled);
-        lent.transmit.withdraw(hw, Status::ExtensionDown, which);
+        lent.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
+            waiting.extension == number || (steered && waiting.controlled)
+        });
         if steered {
             lent.steersman = None;
-            lent.transmit.news.clear();
+            lent.transmit.forget_gate_news();
         }
         hw.commit();
     }
@@ -294,20 +285,34 @@ impl Unit {
         for _ in 0..ROUNDS_PER_TURN {
             self.send(hw);
             let lent = self.lent.as_mut().expect("the unit has started");
-            let Some(news) = lent.transmit.news.pop_front() else { break };
+            let Some(news) = lent.transmit.next_news() else { break };
             self.on_news(hw, news);
         }
         self.set_alarm(hw);
     }
 
-    fn on_news(&mut self, hw: &mut dyn Hardware, news: TransmitNews) {
+    fn on_news(&mut self, hw: &mut dyn Hardware, news: News) {
+        match news {
+            News::Gate(news) => self.on_gate_news(hw, news),
+            News::Sent(number, sent) => {
+                let _ = self.run(hw, number, |extension, nic| extension.on_sent(nic, sent));
+            }
+            News::Trapped(number) => {
+                self.counters.traps += 1;
+                self.take_down(hw, number);
+            }
+        }
+    }
+
+    fn on_gate_news(&mut self, hw: &mut dyn Hardware, news: TransmitNews) {
         let lent = self.lent.as_mut().expect("the unit has started");
         if let Some(steersman) = lent.steersman {
             let _ = self.run(hw, steersman, |extension, nic| extension.on_transmit(nic, news));
         } else if let TransmitNews::Held { destination } = news {
             // Nobody would ever open the gate.
-            let held = |message: &Message| message.controlled && message.node == destination;
-            lent.transmit.withdraw(hw, Status::ExtensionDown, held);
+            lent.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
+                waiting.controlled && waiting.node == destination
+            });
             hw.commit();
         }
     }
@@ -351,7 +356,7 @@ impl Unit {
         let lent = self.lent.as_ref().expect("the unit has started");
         let control = lent.control.poll_timeout().unwrap_or(Instant::FAR_FUTURE);
         let mut next = control.min(lent.timeouts.next()).min(lent.transmit.next());
-        if !self.unfinished.is_empty() || !lent.transmit.news.is_empty() {
+        if !self.unfinished.is_empty() || lent.transmit.has_news() {
             next = hw.now();
         }
         if next != self.alarm {
@@ -406,12 +411,10 @@ impl Unit {
 impl Firmware for Unit {
     fn on_start(&mut self, hw: &mut impl Hardware) {
         let control = Control::new(hw.node(), hw.incarnation(), self.config);
-        let mut transmit = Transmit::default();
-        transmit.admissions.append(&mut self.admissions);
         self.lent = Some(Lent {
             control,
             timeouts: Timeouts::default(),
-            transmit,
+            transmit: Transmit::default(),
             asked: Vec::new(),
             steersman: None,
             control_refused: 0,
@@ -435,6 +438,10 @@ impl Firmware for Unit {
         for number in self.numbers() {
             let _ = self.run(hw, number, |extension, nic| extension.on_port_closed(nic, port));
         }
+        // What still waits to leave would complete on whoever is given the number next.
+        let lent = self.lent.as_mut().expect("the unit has started");
+        lent.transmit.withdraw(hw, Status::Cancelled, |waiting| waiting.port == Some(port));
+        hw.commit();
         self.finish(hw);
     }
 
@@ -449,6 +456,8 @@ impl Firmware for Unit {
             });
         } else {
             self.counters.stale_frames += 1;
+            let lent = self.lent.as_mut().expect("the unit has started");
+            lent.control.handle_stale_data(hw.now(), &header);
         }
         self.finish(hw);
     }

@@ -12,7 +12,7 @@ use midplane_nicvm::extension::{
 };
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::timeout::Service;
-use midplane_nicvm::transmit::Message;
+use midplane_nicvm::transmit::{Lane, Message};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::frame::{Frame, Header};
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
@@ -55,6 +55,7 @@ fn message(controlled: bool) -> Message {
     Message {
         extension: MINE,
         node: NodeId(2),
+        lane: Lane(0),
         port: PORT,
         source: memory(PORT, 10),
         tag: 0,
@@ -67,7 +68,7 @@ fn message(controlled: bool) -> Message {
 impl Extension for Probe {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
         if self.steers {
-            nic.steer_gate();
+            nic.steer_gate().unwrap();
         }
         if self.refuses || self.traps_at_start {
             Self::ask_for_everything(nic);

@@ -5,7 +5,7 @@ use thiserror::Error;
 use crate::frame::{Frame, Header};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion};
-use crate::region::{Payload, RegionError, RegionRef};
+use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate};
 
 /// Alarms that every NIC has.
@@ -116,7 +116,23 @@ pub trait Hardware {
     fn transmit(&mut self, header: &Header, source: Source<'_>)
     -> Result<Instant, TransmitRefused>;
 
-    /// Writes into registered memory, from its range's start.
+    /// Whether `region` is live, lies within its registration, and grants what `access` asks for:
+    /// for handles that came in a command's arguments or from the network.
+    ///
+    /// # Errors
+    /// [`RegionError`] says what is not granted.
+    fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError>;
+
+    /// The bytes of registered memory, as they are now: what this turn has asked to be written is
+    /// not among them before its commit. The region must give a right to read, local or remote;
+    /// which of them is the firmware's to [`check`](Hardware::check).
+    ///
+    /// # Errors
+    /// [`RegionError`] if the range may not be read.
+    fn read(&self, from: RegionRef) -> Result<Payload<'_>, RegionError>;
+
+    /// Writes into registered memory, from its range's start. The region must give a right to
+    /// write, local or remote.
     ///
     /// # Errors
     /// [`RegionError`]; nothing is written then.

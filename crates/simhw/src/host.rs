@@ -4,8 +4,8 @@ use std::future::Future;
 
 use thiserror::Error;
 
-use crate::id::NodeId;
-use crate::port::Port;
+use crate::id::{NodeId, PortId};
+use crate::port::{MAX_DEPTH, Port, PortOptions};
 use crate::rng::Rng;
 use crate::time::Instant;
 
@@ -29,11 +29,19 @@ pub trait Host: Clone + Send + Sync + 'static {
     /// The random stream `stream` of this node.
     fn rng(&self, stream: &str) -> Rng;
 
-    /// Opens a port of this node's NIC.
+    /// Opens a port of this node's NIC, as deep as wanted and with the number that is wanted.
+    ///
+    /// # Errors
+    /// [`OpenError`] says what is not to be had.
+    fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError>;
+
+    /// Opens a port of this node's NIC, with any number that is free.
     ///
     /// # Errors
     /// [`OpenError`] if the NIC has stopped or has no port left.
-    fn open_port(&self) -> Result<Port, OpenError>;
+    fn open_port(&self) -> Result<Port, OpenError> {
+        self.open_port_with(PortOptions::default())
+    }
 }
 
 /// Why a port was not opened.
@@ -46,4 +54,10 @@ pub enum OpenError {
     /// The NIC has no port left.
     #[error("the NIC of node {0} has no port left")]
     Exhausted(NodeId),
+    /// The number has a port, or had one until a moment ago that the NIC has not seen go yet.
+    #[error("port {0} is open already; drop it first, or ask for another number")]
+    Taken(PortId),
+    /// No port is that deep.
+    #[error("a port is 1 to {MAX_DEPTH} commands deep, not {0}")]
+    Depth(usize),
 }

@@ -1,233 +1,64 @@
 //! A process's own way into its NIC: a submission ring, a completion ring, a doorbell, registered
 //! memory.
 
+mod command;
+mod nic;
+mod numbers;
+mod registrar;
+
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::Poll;
 
-use atomic_waker::AtomicWaker;
 use thiserror::Error;
 
-use crate::id::{ExtensionId, NodeId, PortId};
-use crate::region::{MAX_REGION, Memory, Payload, Region, RegionError, RegionRef, RegionTable};
-use crate::ring::{Consumer, Entry, Producer, ring};
+use crate::id::PortId;
+use crate::region::{MAX_REGION, Memory, Region, RegionOptions, RegionRef};
+use crate::ring::{Consumer, Producer, ring};
+
+pub use command::{Command, Completion, Status};
+pub use numbers::WELL_KNOWN;
+
+pub(crate) use nic::{NicPort, Ports};
+pub(crate) use numbers::{PortName, PortNumbers};
+pub(crate) use registrar::{Bell, Registrar};
+
+use registrar::Registration;
 
 /// Commands of a port that may be under way at once: two rings of 256 cache lines are 32 KiB.
 pub const DEFAULT_DEPTH: usize = 256;
+/// Most commands of a port that may be under way at once.
+pub const MAX_DEPTH: usize = 65_536;
 /// Most regions that one port may have registered at once.
 pub const MAX_REGIONS: usize = 65_536;
 
-/// What an application asks of its NIC: 56 bytes in the submission ring.
+/// What a port is opened with.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Command {
-    /// The extension that is to carry it out.
-    pub extension: ExtensionId,
-    /// Which of the extension's commands.
-    pub opcode: u8,
-    /// The extension's own.
-    pub flags: u16,
-    /// The other node, where there is one.
-    pub node: NodeId,
-    /// The other node's port, where there is one.
-    pub port: PortId,
-    /// Comes back in the completion, untouched.
-    pub cookie: u64,
-    /// The memory that it is about.
-    pub region: RegionRef,
-    /// The extension's own.
-    pub args: [u64; 3],
+pub struct PortOptions {
+    pub(crate) depth: Option<usize>,
+    pub(crate) number: Option<PortId>,
 }
 
-/// How a command ended.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-#[repr(u8)]
-pub enum Status {
-    /// Done.
-    #[default]
-    Done = 0,
-    /// No such extension or command, or arguments it does not take.
-    Invalid = 1,
-    /// The region is not the port's, or not that large.
-    Region = 2,
-    /// The message was longer than the memory for it; the memory holds its beginning.
-    Truncated = 3,
-    /// The peer is dead, or has restarted since.
-    PeerLost = 4,
-    /// There is no room for it now; try again later.
-    Refused = 5,
-    /// The extension failed or was withdrawn.
-    ExtensionDown = 6,
-    /// Given up before it was done.
-    Cancelled = 7,
-}
-
-impl Status {
-    const ALL: [Self; 8] = [
-        Self::Done,
-        Self::Invalid,
-        Self::Region,
-        Self::Truncated,
-        Self::PeerLost,
-        Self::Refused,
-        Self::ExtensionDown,
-        Self::Cancelled,
-    ];
-}
-
-/// How a command ended: 56 bytes in the completion ring.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Completion {
-    /// How it ended.
-    pub status: Status,
-    /// The command's.
-    pub opcode: u8,
-    /// The extension's own.
-    pub flags: u16,
-    /// The other node, where there is one.
-    pub node: NodeId,
-    /// The other node's port, where there is one.
-    pub port: PortId,
-    /// The command's.
-    pub cookie: u64,
-    /// Bytes that were moved.
-    pub length: u64,
-    /// The extension's own.
-    pub args: [u64; 4],
-}
-
-impl Command {
-    fn emit(&self) -> Entry {
-        let region = self.region;
-        [
-            u64::from(self.extension.0)
-                | u64::from(self.opcode) << 8
-                | u64::from(self.flags) << 16
-                | u64::from(self.node.0) << 32
-                | u64::from(self.port.0) << 48,
-            self.cookie,
-            u64::from(region.port.0)
-                | u64::from(region.slot) << 16
-                | u64::from(region.generation) << 32,
-            u64::from(region.offset) | u64::from(region.length) << 32,
-            self.args[0],
-            self.args[1],
-            self.args[2],
-        ]
+impl PortOptions {
+    /// Commands that may be under way at once, from 1 to [`MAX_DEPTH`]; the next power of two is
+    /// taken, and 2 at least. Default: what the fabric says, mostly [`DEFAULT_DEPTH`].
+    #[must_use]
+    pub const fn depth(mut self, commands: usize) -> Self {
+        self.depth = Some(commands);
+        self
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
-    fn parse(entry: &Entry) -> Self {
-        let [head, cookie, handle, range, args @ ..] = *entry;
-        Self {
-            extension: ExtensionId(head as u8),
-            opcode: (head >> 8) as u8,
-            flags: (head >> 16) as u16,
-            node: NodeId((head >> 32) as u16),
-            port: PortId((head >> 48) as u16),
-            cookie,
-            region: RegionRef {
-                port: PortId(handle as u16),
-                slot: (handle >> 16) as u16,
-                generation: (handle >> 32) as u32,
-                offset: range as u32,
-                length: (range >> 32) as u32,
-            },
-            args,
-        }
-    }
-}
-
-impl Completion {
-    fn emit(&self) -> Entry {
-        [
-            u64::from(self.status as u8)
-                | u64::from(self.opcode) << 8
-                | u64::from(self.flags) << 16
-                | u64::from(self.node.0) << 32
-                | u64::from(self.port.0) << 48,
-            self.cookie,
-            self.length,
-            self.args[0],
-            self.args[1],
-            self.args[2],
-            self.args[3],
-        ]
+    /// The port's number, so that others can know it beforehand; those of [`WELL_KNOWN`] are given
+    /// to nobody who did not ask. Default: the lowest that is free.
+    #[must_use]
+    pub const fn number(mut self, number: PortId) -> Self {
+        self.number = Some(number);
+        self
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
-    fn parse(entry: &Entry) -> Self {
-        let [head, cookie, length, args @ ..] = *entry;
-        Self {
-            status: Status::ALL.get((head & 0xFF) as usize).copied().unwrap_or(Status::Invalid),
-            opcode: (head >> 8) as u8,
-            flags: (head >> 16) as u16,
-            node: NodeId((head >> 32) as u16),
-            port: PortId((head >> 48) as u16),
-            cookie,
-            length,
-            args,
-        }
-    }
-}
-
-/// What a port's doorbell rings.
-pub(crate) trait Bell: Send + Sync {
-    /// There are commands, or changes of registration, on `port`.
-    fn ring(&self, port: PortId);
-}
-
-/// A change of what a port has registered: the control path, behind a lock.
-#[derive(Debug)]
-pub(crate) enum Registration {
-    Register { slot: u16, generation: u32, memory: Arc<Memory> },
-    Deregister { slot: u16, generation: u32 },
-    Close,
-}
-
-/// What both ends of a port share beside its rings.
-pub(crate) struct Registrar {
-    changed: AtomicBool,
-    closed: AtomicBool,
-    waker: AtomicWaker,
-    changes: Mutex<Changes>,
-    bell: Box<dyn Bell>,
-    id: PortId,
-    /// Regions' generations count from here: a port's number may have been another's before, and
-    /// what firmware still knows of that one's regions must not name this one's.
-    first_generation: u32,
-}
-
-/// Ports that this process has made.
-static PORTS: AtomicU32 = AtomicU32::new(0);
-
-#[derive(Default)]
-struct Changes {
-    pending: Vec<Registration>,
-    generations: Vec<u32>,
-    free: Vec<u16>,
-}
-
-impl std::fmt::Debug for Registrar {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Registrar").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-impl Registrar {
-    fn push(&self, change: Registration) {
-        let mut changes = self.changes.lock().expect("nothing panics while it holds this lock");
-        changes.pending.push(change);
-        self.changed.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn deregister(&self, region: RegionRef) {
-        {
-            let mut changes = self.changes.lock().expect("nothing panics while it holds this lock");
-            changes.free.push(region.slot);
-        }
-        self.push(Registration::Deregister { slot: region.slot, generation: region.generation });
-        self.bell.ring(self.id);
+    /// The depth that these mean, where the fabric's own is `default`.
+    pub(crate) fn depth_or(&self, default: usize) -> usize {
+        self.depth.unwrap_or(default)
     }
 }
 
@@ -280,33 +111,14 @@ pub struct Port {
     registrar: Arc<Registrar>,
 }
 
-/// The NIC's end of a port.
-#[derive(Debug)]
-pub(crate) struct NicPort {
-    commands: Consumer,
-    completions: Producer,
-    registrar: Arc<Registrar>,
-    regions: RegionTable,
-    open: bool,
-    /// Commands that were taken and not completed.
-    owed: usize,
-}
-
 /// A port and the NIC's end of it; `bell` is rung whenever the NIC should look.
-pub(crate) fn port(id: PortId, depth: usize, bell: Box<dyn Bell>) -> (Port, NicPort) {
+pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, NicPort) {
+    let id = name.id;
     let depth = depth.max(2).next_power_of_two();
     // The consumer gives slots back a quarter of the ring late.
     let (command_in, command_out) = ring(depth * 2);
     let (completion_in, completion_out) = ring(depth * 2);
-    let registrar = Arc::new(Registrar {
-        changed: AtomicBool::new(false),
-        closed: AtomicBool::new(false),
-        waker: AtomicWaker::new(),
-        changes: Mutex::default(),
-        bell,
-        id,
-        first_generation: PORTS.fetch_add(1, Ordering::Relaxed) << 16,
-    });
+    let registrar = Arc::new(Registrar::new(name, bell));
     let port = Port {
         id,
         depth,
@@ -315,14 +127,7 @@ pub(crate) fn port(id: PortId, depth: usize, bell: Box<dyn Bell>) -> (Port, NicP
         completions: completion_out,
         registrar: Arc::clone(&registrar),
     };
-    let nic = NicPort {
-        commands: command_out,
-        completions: completion_in,
-        registrar,
-        regions: RegionTable::default(),
-        open: true,
-        owed: 0,
-    };
+    let nic = NicPort::new(command_out, completion_in, registrar);
     (port, nic)
 }
 
@@ -345,11 +150,23 @@ impl Port {
         self.outstanding
     }
 
-    /// Registers `bytes` of zeroed memory that the NIC may read and write.
+    /// Registers `bytes` of zeroed memory that the NIC may read and write for this port's commands.
     ///
     /// # Errors
     /// [`RegisterError`] says which limit was hit.
     pub fn register(&mut self, bytes: usize) -> Result<Region, RegisterError> {
+        self.register_with(bytes, RegionOptions::default())
+    }
+
+    /// Registers `bytes` of zeroed memory with rights and a protection tag.
+    ///
+    /// # Errors
+    /// [`RegisterError`] says which limit was hit.
+    pub fn register_with(
+        &mut self,
+        bytes: usize,
+        options: RegionOptions,
+    ) -> Result<Region, RegisterError> {
         if bytes == 0 || bytes > MAX_REGION {
             return Err(RegisterError::Size(bytes));
         }
@@ -357,32 +174,16 @@ impl Port {
             return Err(RegisterError::Closed);
         }
         let memory = Arc::new(Memory::new(bytes));
-        let (slot, generation) = self.claim_slot()?;
+        let (slot, generation) = self.registrar.claim_slot()?;
         self.registrar.push(Registration::Register {
             slot,
             generation,
             memory: Arc::clone(&memory),
+            options,
         });
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
         let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
-        Ok(Region { memory, whole, registrar: Arc::clone(&self.registrar) })
-    }
-
-    fn claim_slot(&self) -> Result<(u16, u32), RegisterError> {
-        let mut changes =
-            self.registrar.changes.lock().expect("nothing panics while it holds this lock");
-        let slot = match changes.free.pop() {
-            Some(slot) => slot,
-            None => {
-                let slot =
-                    u16::try_from(changes.generations.len()).map_err(|_| RegisterError::TooMany)?;
-                changes.generations.push(self.registrar.first_generation);
-                slot
-            }
-        };
-        let generation = &mut changes.generations[usize::from(slot)];
-        *generation = generation.wrapping_add(1);
-        Ok((slot, *generation))
+        Ok(Region { memory, whole, options, registrar: Arc::clone(&self.registrar) })
     }
 
     /// Puts a command into the submission ring; the NIC looks when [`Port::ring`] is called.
@@ -403,7 +204,7 @@ impl Port {
 
     /// Rings the doorbell: the NIC looks at what was posted.
     pub fn ring(&mut self) {
-        self.registrar.bell.ring(self.id);
+        self.registrar.ring();
     }
 
     /// Posts one command and rings.
@@ -436,7 +237,7 @@ impl Port {
             if let Some(completion) = self.poll() {
                 return Poll::Ready(Ok(completion));
             }
-            self.registrar.waker.register(context.waker());
+            self.registrar.wait(context.waker());
             // Whatever came before the waker was in place woke nobody.
             match self.poll() {
                 Some(completion) => Poll::Ready(Ok(completion)),
@@ -450,134 +251,22 @@ impl Port {
     /// Whether the NIC has stopped.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.registrar.closed.load(Ordering::Acquire)
+        self.registrar.is_closed()
     }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
         self.registrar.push(Registration::Close);
-        self.registrar.bell.ring(self.id);
-    }
-}
-
-impl NicPort {
-    /// Takes note of what was registered and deregistered. `false` once the port is dropped.
-    pub(crate) fn sync(&mut self) -> bool {
-        // Rarely anything has: a load costs less than a swap.
-        if self.registrar.changed.load(Ordering::Relaxed)
-            && self.registrar.changed.swap(false, Ordering::AcqRel)
-        {
-            let pending = {
-                let mut changes =
-                    self.registrar.changes.lock().expect("nothing panics while it holds this lock");
-                std::mem::take(&mut changes.pending)
-            };
-            for change in pending {
-                match change {
-                    Registration::Register { slot, generation, memory } => {
-                        self.regions.insert(slot, generation, memory);
-                    }
-                    Registration::Deregister { slot, generation } => {
-                        self.regions.remove(slot, generation);
-                    }
-                    Registration::Close => self.open = false,
-                }
-            }
-        }
-        self.open
-    }
-
-    pub(crate) fn next_command(&mut self) -> Option<Command> {
-        let entry = self.commands.pop()?;
-        // What was registered before the command was posted is known from here on.
-        self.sync();
-        self.owed += 1;
-        Some(Command::parse(&entry))
-    }
-
-    /// Whether a command waits.
-    pub(crate) fn has_command(&self) -> bool {
-        !self.commands.is_empty()
-    }
-
-    pub(crate) const fn regions(&self) -> &RegionTable {
-        &self.regions
-    }
-
-    /// Publishes a completion and wakes whoever waits for it. One for which no command was taken is
-    /// an extension's mistake and nobody's: it would take another's place.
-    pub(crate) fn complete(&mut self, completion: &Completion) {
-        let Some(owed) = self.owed.checked_sub(1) else { return };
-        if self.completions.push(&completion.emit()).is_ok() {
-            self.owed = owed;
-            self.registrar.waker.wake();
-        }
-    }
-}
-
-impl Drop for NicPort {
-    fn drop(&mut self) {
-        self.registrar.closed.store(true, Ordering::Release);
-        self.registrar.waker.wake();
-    }
-}
-
-/// The ports of one NIC.
-#[derive(Debug, Default)]
-pub(crate) struct Ports(Vec<Option<NicPort>>);
-
-impl Ports {
-    pub(crate) fn insert(&mut self, id: PortId, port: NicPort) {
-        if id.index() >= self.0.len() {
-            self.0.resize_with(id.index() + 1, || None);
-        }
-        self.0[id.index()] = Some(port);
-    }
-
-    pub(crate) fn at(&mut self, id: PortId) -> Option<&mut NicPort> {
-        self.0.get_mut(id.index())?.as_mut()
-    }
-
-    /// Takes note of registrations; forgets a port that was dropped.
-    pub(crate) fn sync(&mut self, id: PortId) {
-        if self.at(id).is_some_and(|port| !port.sync() && !port.has_command()) {
-            self.0[id.index()] = None;
-        }
-    }
-
-    pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {
-        let port = self.at(id)?;
-        let command = port.next_command();
-        if command.is_none() {
-            self.sync(id);
-        }
-        command
-    }
-
-    pub(crate) fn read(&self, at: RegionRef) -> Result<Payload<'_>, RegionError> {
-        self.table(at)?.read(at)
-    }
-
-    pub(crate) fn check(&self, at: RegionRef, bytes: usize) -> Result<(), RegionError> {
-        self.table(at)?.check(at, bytes)
-    }
-
-    pub(crate) fn write(&self, at: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
-        self.table(at)?.write(at, from)
-    }
-
-    fn table(&self, at: RegionRef) -> Result<&RegionTable, RegionError> {
-        match self.0.get(at.port.index()) {
-            Some(Some(port)) => Ok(port.regions()),
-            _ => Err(RegionError::Stale),
-        }
+        self.registrar.ring();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::{ExtensionId, NodeId};
+    use crate::region::{Access, Payload, ProtectionTag, RegionError, Rights};
 
     struct Silent;
     impl Bell for Silent {
@@ -585,7 +274,7 @@ mod tests {
     }
 
     fn pair(depth: usize) -> (Port, Ports) {
-        let (port, nic) = port(PortId(0), depth, Box::new(Silent));
+        let (port, nic) = port(PortName { id: PortId(0), epoch: 1 }, depth, Box::new(Silent));
         let mut ports = Ports::default();
         ports.insert(PortId(0), nic);
         (port, ports)
@@ -663,6 +352,25 @@ mod tests {
         assert_eq!(again.whole().slot, handle.slot);
         assert_eq!(ports.read(handle).unwrap_err(), RegionError::Stale);
         ports.read(again.whole()).unwrap();
+    }
+
+    #[test]
+    fn a_handle_is_checked_against_its_owner_its_tag_and_its_rights() {
+        let (mut port, mut ports) = pair(4);
+        let options = RegionOptions::default()
+            .rights(Rights::LOCAL | Rights::REMOTE_WRITE)
+            .tag(ProtectionTag(5));
+        let region = port.register_with(16, options).unwrap();
+        assert_eq!((region.rights(), region.tag()), (options.rights, ProtectionTag(5)));
+        ports.sync(PortId(0));
+        let check = |access| ports.check(region.whole(), access);
+        assert_eq!(check(Access::local(PortId(0), Rights::LOCAL)), Ok(()));
+        assert_eq!(check(Access::remote(ProtectionTag(5), Rights::REMOTE_WRITE)), Ok(()));
+        assert_eq!(check(Access::local(PortId(1), Rights::NONE)), Err(RegionError::Owner));
+        assert_eq!(check(Access::remote(ProtectionTag(6), Rights::NONE)), Err(RegionError::Tag));
+        let granted = options.rights;
+        let denied = Err(RegionError::Rights { granted });
+        assert_eq!(check(Access::remote(ProtectionTag(5), Rights::REMOTE_READ)), denied);
     }
 
     #[test]

@@ -318,6 +318,7 @@ impl<F: Firmware> World<F> {
     fn turn(&mut self, node: NodeId, work: Work) {
         let nic = &mut self.nics[node.index()];
         let firmware = &mut self.firmware[node.index()];
+        let mut closed = None;
         let mut current = (crate::frame::Header::default(), Vec::new());
         if let Work::Frame(key) = work {
             let frame = self.network.frames.at(key);
@@ -344,9 +345,11 @@ impl<F: Firmware> World<F> {
             Work::Doorbell(port) => {
                 let open = hw.nic.ports.at(port).is_some();
                 firmware.on_doorbell(&mut hw, port);
+                hw.nic.ports.sync(port);
                 if open && hw.nic.ports.at(port).is_none() {
                     hw.abort();
                     firmware.on_port_closed(&mut hw, port);
+                    closed = Some(port);
                 }
             }
             Work::Frame(_) => {
@@ -359,6 +362,10 @@ impl<F: Firmware> World<F> {
         hw.abort();
         let reached = hw.reached();
         self.nics[node.index()].busy_until = reached;
+        if let Some(port) = closed {
+            self.nics[node.index()].forget_completions(port);
+            self.shared.release_port(node, port);
+        }
         if let Work::Frame(key) = work {
             self.network.frames.at(key).payload = current.1;
             self.network.deliver(key);

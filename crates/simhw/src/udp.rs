@@ -97,7 +97,7 @@ impl UdpNic {
         let failed = |error: std::io::Error| StartError::from_io(bind, &error);
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
-        let desk = Desk::new(config.node);
+        let desk = Desk::new(config.node, config.port_depth);
         let nic = Nic::new(&config)?;
         let is_sealed = nic.is_sealed();
         if !is_sealed {
@@ -119,8 +119,7 @@ impl UdpNic {
                 run_on_thread(format!("nic {}", config.node), end, driver).map_err(failed)?;
             }
         }
-        let host =
-            UdpHost::new(config.node, config.seed, config.port_depth, runtime, Arc::clone(&desk));
+        let host = UdpHost::new(config.node, config.seed, runtime, Arc::clone(&desk));
         Ok(Self { host, desk, address, is_sealed, ended })
     }
 

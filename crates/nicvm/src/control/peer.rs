@@ -89,6 +89,8 @@ pub(super) struct Peer {
     hellos: u32,
     hello_sent_at: Instant,
     welcome_due: bool,
+    /// A hello that nobody need answer: the peer has sent data to a former life of ours.
+    notice_due: bool,
     /// Before this, frames that match nothing are not answered.
     next_answer_at: Instant,
 }
@@ -109,6 +111,7 @@ impl Peer {
             hellos: 0,
             hello_sent_at: Instant::ZERO,
             welcome_due: false,
+            notice_due: false,
             next_answer_at: Instant::ZERO,
         }
     }
@@ -170,6 +173,13 @@ impl Peer {
         }
     }
 
+    /// A data frame for a former life of ours: if we have no connection, the peer must learn that.
+    pub(super) fn handle_stale_data(&mut self, now: Instant, setting: &Setting, header: &Header) {
+        if !self.latest.incarnation.is_newer_than(header.incarnation) {
+            self.notice_due |= self.may_answer(now, setting);
+        }
+    }
+
     /// Timers that have gone off by `now` do what they are for.
     pub(super) fn handle_timeout(&mut self, now: Instant, reports: &mut Reports) {
         if self.timers.take_expired(Timer::Death, now) {
@@ -207,6 +217,7 @@ impl Peer {
     pub(super) fn wants_to_transmit(&self, config: &ControlConfig) -> bool {
         self.welcome_due
             || self.hello_due
+            || self.notice_due
             || (self.up
                 && (self.receiving.is_due() || self.sending.has_next(config.window_messages())))
     }
@@ -255,10 +266,18 @@ impl Peer {
             reports.counters.stale_incarnation += 1;
         }
         // A welcome is never answered, so that two units cannot answer each other for ever.
-        if !self.up && header.kind != Kind::Welcome && now >= self.next_answer_at {
-            self.next_answer_at = now.plus_nanos(setting.config.least_timeout_nanos());
-            self.welcome_due = true;
+        if header.kind != Kind::Welcome {
+            self.welcome_due |= self.may_answer(now, setting);
         }
+    }
+
+    /// Whether a peer that we have no connection with is told who we are: not if it just was.
+    fn may_answer(&mut self, now: Instant, setting: &Setting) -> bool {
+        let may = !self.up && now >= self.next_answer_at;
+        if may {
+            self.next_answer_at = now.plus_nanos(setting.config.least_timeout_nanos());
+        }
+        may
     }
 
     /// The peer's present life has named our present number: it is alive, and both ends are new.
@@ -378,13 +397,17 @@ impl Peer {
         setting: &Setting,
         counters: &mut Counters,
     ) -> Option<Chosen> {
-        if !std::mem::take(&mut self.hello_due) {
+        let notice = std::mem::take(&mut self.notice_due);
+        let hello = std::mem::take(&mut self.hello_due);
+        if !hello && !notice {
             return None;
         }
         counters.hellos += 1;
-        self.hellos = self.hellos.saturating_add(1);
-        self.hello_sent_at = now;
-        self.start_resend(now, setting);
+        if hello {
+            self.hellos = self.hellos.saturating_add(1);
+            self.hello_sent_at = now;
+            self.start_resend(now, setting);
+        }
         let mut chosen = self.bare(setting, Kind::Hello, Acknowledgement::default());
         chosen.header.destination_incarnation = Incarnation::UNKNOWN;
         chosen.header.words = Words { echo: 0, ..Words::read(&chosen.header) }.write();

@@ -10,7 +10,7 @@ use midplane_simhw::hardware::{
 };
 use midplane_simhw::id::{DmaId, ExtensionId, Incarnation, NodeId, PortId, TimerId};
 use midplane_simhw::port::{Command, Completion};
-use midplane_simhw::region::{Payload, RegionError, RegionRef};
+use midplane_simhw::region::{Access, Payload, RegionError, RegionRef};
 use midplane_simhw::time::{Instant, LineRate};
 
 /// What took effect.
@@ -27,6 +27,9 @@ pub(crate) struct Paper {
     pub(crate) commands: VecDeque<(PortId, Command)>,
     pub(crate) alarms: [Instant; TIMERS],
     pub(crate) done: Vec<Effect>,
+    /// The line takes nothing before.
+    pub(crate) busy_until: Instant,
+    incarnation: Incarnation,
     staged: Vec<Effect>,
     staged_alarms: Vec<(TimerId, Instant)>,
 }
@@ -37,7 +40,7 @@ impl Hardware for Paper {
     }
 
     fn incarnation(&self) -> Incarnation {
-        Incarnation::FIRST
+        self.incarnation
     }
 
     fn now(&self) -> Instant {
@@ -67,6 +70,9 @@ impl Hardware for Paper {
         header: &Header,
         source: Source<'_>,
     ) -> Result<Instant, TransmitRefused> {
+        if self.now < self.busy_until {
+            return Err(TransmitRefused::Busy { until: self.busy_until });
+        }
         if let Source::Region(at) = source
             && at.generation == 0
         {
@@ -74,6 +80,14 @@ impl Hardware for Paper {
         }
         self.staged.push(Effect::Sent(*header));
         Ok(self.now.plus_nanos(1000))
+    }
+
+    fn check(&self, region: RegionRef, _: Access) -> Result<(), RegionError> {
+        if region.generation == 0 { Err(RegionError::Stale) } else { Ok(()) }
+    }
+
+    fn read(&self, from: RegionRef) -> Result<Payload<'_>, RegionError> {
+        if from.generation == 0 { Err(RegionError::Stale) } else { Ok(Payload::EMPTY) }
     }
 
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
@@ -122,11 +136,17 @@ pub(crate) struct Desk {
 
 impl Desk {
     pub(crate) fn new(unit: Unit) -> Self {
+        Self::in_life(unit, Incarnation::FIRST)
+    }
+
+    pub(crate) fn in_life(unit: Unit, incarnation: Incarnation) -> Self {
         let hw = Paper {
             now: Instant::from_nanos(1_000),
             commands: VecDeque::new(),
             alarms: [Instant::FAR_FUTURE; TIMERS],
             done: Vec::new(),
+            busy_until: Instant::ZERO,
+            incarnation,
             staged: Vec::new(),
             staged_alarms: Vec::new(),
         };

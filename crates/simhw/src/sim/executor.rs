@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use super::event_queue::{Event, EventQueue, Scheduled};
 use crate::host::{Host, OpenError};
 use crate::id::{NodeId, PortId};
-use crate::port::{Bell, DEFAULT_DEPTH, NicPort, Port, port};
+use crate::port::{Bell, DEFAULT_DEPTH, NicPort, Port, PortNumbers, PortOptions, port};
 use crate::rng::Rng;
 use crate::time::Instant;
 
@@ -39,10 +39,10 @@ pub(super) struct Doorbell {
 }
 
 /// What hosts know of their NIC.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Gate {
     life: u16,
-    next_port: u16,
+    numbers: PortNumbers,
     down: bool,
 }
 
@@ -164,7 +164,15 @@ impl Shared {
 
     /// The node's NIC runs its `life`, with all its ports free.
     pub(super) fn set_up(&self, node: NodeId, life: u16) {
-        lock(&self.requests).gates[node.index()] = Gate { life, next_port: 0, down: false };
+        let gate = &mut lock(&self.requests).gates[node.index()];
+        gate.numbers.release_all();
+        gate.life = life;
+        gate.down = false;
+    }
+
+    /// The node's NIC has seen a port go.
+    pub(super) fn release_port(&self, node: NodeId, port: PortId) {
+        lock(&self.requests).gates[node.index()].numbers.release(port);
     }
 }
 
@@ -334,20 +342,16 @@ impl Host for SimHost {
         Rng::new(self.shared.seed, &format!("node {} {stream}", self.node))
     }
 
-    fn open_port(&self) -> Result<Port, OpenError> {
+    fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
         let mut requests = lock(&self.shared.requests);
         let gate = &mut requests.gates[self.node.index()];
         if gate.down {
             return Err(OpenError::Stopped(self.node));
         }
-        if gate.next_port == u16::MAX {
-            return Err(OpenError::Exhausted(self.node));
-        }
-        let (id, life) = (PortId(gate.next_port), gate.life);
-        gate.next_port += 1;
+        let (name, life) = (gate.numbers.claim(self.node, &options)?, gate.life);
         let bell = SimBell { node: self.node, life, shared: Arc::clone(&self.shared) };
-        let (port, nic) = port(id, DEFAULT_DEPTH, Box::new(bell));
-        requests.opened.push((self.node, life, nic, id));
+        let (port, nic) = port(name, options.depth_or(DEFAULT_DEPTH), Box::new(bell));
+        requests.opened.push((self.node, life, nic, name.id));
         drop(requests);
         self.shared.asked.store(true, Ordering::Release);
         Ok(port)

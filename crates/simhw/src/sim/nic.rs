@@ -11,7 +11,7 @@ use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion, Ports};
 use crate::profile::NicProfile;
-use crate::region::{Payload, RegionError, RegionRef};
+use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
 
 /// What waits for a busy coprocessor.
@@ -54,7 +54,8 @@ pub(super) struct Nic {
     rung: Vec<bool>,
     engines: Engines,
     alarms: [Alarm; TIMERS],
-    completions: VecDeque<(PortId, Completion)>,
+    /// To be seen at the instants that were scheduled for them; `None` is one of a port that is gone.
+    completions: VecDeque<Option<(PortId, Completion)>>,
     next_dma: u32,
     staged: Staged,
 }
@@ -145,15 +146,24 @@ impl Nic {
     /// The firmware is about to look at a port: takes note of what was registered.
     pub(super) fn answer(&mut self, port: PortId) {
         self.rung[port.index()] = false;
-        self.ports.sync(port);
+        if let Some(port) = self.ports.at(port) {
+            port.sync();
+        }
     }
 
     /// Takes the next completion to be seen by its port.
     pub(super) fn publish_completion(&mut self) {
-        if let Some((port, completion)) = self.completions.pop_front()
+        if let Some(Some((port, completion))) = self.completions.pop_front()
             && let Some(port) = self.ports.at(port)
         {
             port.complete(&completion);
+        }
+    }
+
+    /// A port is gone, and its number may be another's: what it was yet to see is nobody's.
+    pub(super) fn forget_completions(&mut self, port: PortId) {
+        for waiting in &mut self.completions {
+            waiting.take_if(|(of, _)| *of == port);
         }
     }
 
@@ -298,7 +308,7 @@ impl SimHardware<'_> {
             }
             return;
         }
-        nic.completions.push_back((port, completion));
+        nic.completions.push_back(Some((port, completion)));
         self.queue.schedule(seen, Event::Completion { node: nic.node, life: nic.life });
     }
 
@@ -384,8 +394,16 @@ impl Hardware for SimHardware<'_> {
         Ok(leaves)
     }
 
+    fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError> {
+        self.nic.ports.check(region, access)
+    }
+
+    fn read(&self, from: RegionRef) -> Result<Payload<'_>, RegionError> {
+        self.nic.ports.read(from)
+    }
+
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
-        self.nic.ports.check(to, from.len())?;
+        self.nic.ports.check_write(to, from.len())?;
         let from = self.store(from);
         self.nic.staged.effects.push(Effect::Write { to, from });
         Ok(())
@@ -397,7 +415,7 @@ impl Hardware for SimHardware<'_> {
 
     fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused> {
         self.nic.ports.read(transfer.from)?;
-        self.nic.ports.check(transfer.to, transfer.from.length as usize)?;
+        self.nic.ports.check_write(transfer.to, transfer.from.length as usize)?;
         self.begin();
         let dma = DmaId(self.nic.next_dma);
         self.nic.next_dma = self.nic.next_dma.wrapping_add(1);

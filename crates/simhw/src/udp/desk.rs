@@ -12,7 +12,7 @@ use super::{UdpCounters, kernel};
 use crate::drops::DropCause;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
-use crate::port::{Bell, NicPort, Port, port};
+use crate::port::{Bell, NicPort, Port, PortNumbers, PortOptions, port};
 
 /// How a driver is asked to end.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -31,14 +31,15 @@ pub(super) struct Desk {
     notes: Mutex<Notes>,
     waker: AtomicWaker,
     node: NodeId,
+    /// Where a port's options do not say how deep it is.
+    port_depth: usize,
 }
 
 #[derive(Default)]
 struct Notes {
     rung: BTreeSet<PortId>,
     opened: Vec<(PortId, NicPort)>,
-    freed: BTreeSet<PortId>,
-    unused_from: u16,
+    numbers: PortNumbers,
     ending: Ending,
     stopped: bool,
     counters: UdpCounters,
@@ -53,8 +54,8 @@ pub(super) struct Errands {
 }
 
 impl Desk {
-    pub(super) fn new(node: NodeId) -> Arc<Self> {
-        Arc::new(Self { notes: Mutex::default(), waker: AtomicWaker::new(), node })
+    pub(super) fn new(node: NodeId, port_depth: usize) -> Arc<Self> {
+        Arc::new(Self { notes: Mutex::default(), waker: AtomicWaker::new(), node, port_depth })
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
@@ -62,21 +63,15 @@ impl Desk {
     }
 
     /// Opens a port on behalf of a host.
-    pub(super) fn open(self: &Arc<Self>, depth: usize) -> Result<Port, OpenError> {
+    pub(super) fn open(self: &Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
         let mut notes = self.notes();
         if notes.stopped {
             return Err(OpenError::Stopped(self.node));
         }
-        let id = match notes.freed.pop_first() {
-            Some(id) => id,
-            None if notes.unused_from == u16::MAX => return Err(OpenError::Exhausted(self.node)),
-            None => {
-                notes.unused_from += 1;
-                PortId(notes.unused_from - 1)
-            }
-        };
-        let (port, nic) = port(id, depth, Box::new(PortBell(Arc::clone(self))));
-        notes.opened.push((id, nic));
+        let name = notes.numbers.claim(self.node, &options)?;
+        let depth = options.depth_or(self.port_depth);
+        let (port, nic) = port(name, depth, Box::new(PortBell(Arc::clone(self))));
+        notes.opened.push((name.id, nic));
         drop(notes);
         self.waker.wake();
         Ok(port)
@@ -123,7 +118,7 @@ impl Desk {
 
     /// The driver's: the port is gone, its number free.
     pub(super) fn release(&self, id: PortId) {
-        self.notes().freed.insert(id);
+        self.notes().numbers.release(id);
     }
 
     /// The driver's last: no port opens from here on.

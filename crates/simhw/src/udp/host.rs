@@ -11,7 +11,7 @@ use super::clock::Clock;
 use super::desk::Desk;
 use crate::host::{Host, OpenError};
 use crate::id::NodeId;
-use crate::port::Port;
+use crate::port::{Port, PortOptions};
 use crate::rng::Rng;
 use crate::time::{Instant, nanos};
 
@@ -31,21 +31,14 @@ pub struct UdpHost(Arc<Shared>);
 pub(super) struct Shared {
     node: NodeId,
     seed: u64,
-    port_depth: usize,
     runtime: Handle,
     desk: Arc<Desk>,
     alarms: Mutex<Vec<Alarm>>,
 }
 
 impl UdpHost {
-    pub(super) fn new(
-        node: NodeId,
-        seed: u64,
-        port_depth: usize,
-        runtime: Handle,
-        desk: Arc<Desk>,
-    ) -> Self {
-        Self(Arc::new(Shared { node, seed, port_depth, runtime, desk, alarms: Mutex::default() }))
+    pub(super) fn new(node: NodeId, seed: u64, runtime: Handle, desk: Arc<Desk>) -> Self {
+        Self(Arc::new(Shared { node, seed, runtime, desk, alarms: Mutex::default() }))
     }
 
     fn alarm(&self) -> Option<Alarm> {
@@ -101,7 +94,7 @@ impl Host for UdpHost {
         Rng::new(self.0.seed, &format!("node {} {stream}", self.0.node))
     }
 
-    fn open_port(&self) -> Result<Port, OpenError> {
-        self.0.desk.open(self.0.port_depth)
+    fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
+        self.0.desk.open(options)
     }
 }

@@ -1,9 +1,9 @@
 //! Ports: doorbells, registrations, and what happens when one is dropped.
 
 use midplane_simhw::hardware::Source;
-use midplane_simhw::host::Host;
+use midplane_simhw::host::{Host, OpenError};
 use midplane_simhw::id::{PortId, TimerId};
-use midplane_simhw::port::{Command, Completion};
+use midplane_simhw::port::{Command, Completion, PortOptions, WELL_KNOWN};
 use midplane_simhw::profile::NicProfile;
 use midplane_simhw::region::{Payload, RegionError};
 use midplane_simhw::sim::World;
@@ -112,4 +112,25 @@ fn completions_arrive_in_order_and_wake_whoever_waits() {
         port.outstanding()
     });
     assert_eq!(done, Some(0));
+}
+
+#[test]
+fn a_number_comes_back_once_its_port_is_gone_and_can_be_asked_for() {
+    let mut world =
+        World::new(&star(1), NicProfile::MODERN, 1, |_, _| Probe::new(|_: &mut _, _| {}));
+    let host = world.host(A);
+    let ended = world.block_on(A, async move {
+        let first = host.open_port().unwrap();
+        let known = PortOptions::default().number(PortId(WELL_KNOWN.start)).depth(5);
+        let service = host.open_port_with(known).unwrap();
+        assert_eq!((service.id(), service.depth()), (PortId(WELL_KNOWN.start), 8));
+        let taken = OpenError::Taken(PortId(WELL_KNOWN.start));
+        assert_eq!(host.open_port_with(known).unwrap_err(), taken);
+        let id = first.id();
+        drop((first, service));
+        host.sleep_until(at(1_000_000)).await;
+        assert_eq!(host.open_port().unwrap().id(), id);
+        host.open_port_with(known).unwrap();
+    });
+    assert_eq!(ended, Some(()));
 }

@@ -1,0 +1,139 @@
+//! Lanes: queues by destination and extension, those that may be asked now apart from those that wait.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use midplane_simhw::id::{ExtensionId, NodeId};
+use midplane_simhw::time::Instant;
+
+use super::Lane;
+use super::outgoing::Outgoing;
+
+/// What a lane is found by; those of a node lie together.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) struct Key {
+    pub(super) node: NodeId,
+    pub(super) controlled: bool,
+    pub(super) extension: ExtensionId,
+    pub(super) lane: Lane,
+}
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) key: Key,
+    pub(super) waiting: VecDeque<Outgoing>,
+    /// Nobody asks again before; far in the future where only a change of mind helps.
+    until: Instant,
+}
+
+/// All lanes that are not empty. Emptied ones are kept for the next that come.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    queues: Vec<Queue>,
+    by_key: BTreeMap<Key, usize>,
+    /// To be asked, in turn.
+    active: VecDeque<usize>,
+    /// Held by an admission.
+    held: Vec<usize>,
+    free: Vec<usize>,
+    /// An admission's mind has been changed: all that are held are asked again.
+    stirred: bool,
+}
+
+impl Lanes {
+    pub(super) fn push(&mut self, key: Key, outgoing: Outgoing) {
+        if let Some(&at) = self.by_key.get(&key) {
+            self.queues[at].waiting.push_back(outgoing);
+            return;
+        }
+        let at = self.free.pop().unwrap_or_else(|| {
+            let until = Instant::ZERO;
+            self.queues.push(Queue { key, waiting: VecDeque::new(), until });
+            self.queues.len() - 1
+        });
+        self.queues[at].key = key;
+        self.queues[at].waiting.push_back(outgoing);
+        self.by_key.insert(key, at);
+        self.active.push_back(at);
+    }
+
+    pub(super) fn contains(&self, key: &Key) -> bool {
+        self.by_key.contains_key(key)
+    }
+
+    /// An admission may think otherwise now of what it held.
+    pub(super) const fn stir(&mut self) {
+        self.stirred = true;
+    }
+
+    /// Those that may be asked again at `now` are; when the next of the others may.
+    pub(super) fn wake(&mut self, now: Instant) -> Instant {
+        let stirred = std::mem::take(&mut self.stirred);
+        let mut next = Instant::FAR_FUTURE;
+        let mut index = 0;
+        while let Some(&at) = self.held.get(index) {
+            let until = self.queues[at].until;
+            if stirred || until <= now {
+                self.held.remove(index);
+                self.active.push_back(at);
+            } else {
+                next = next.min(until);
+                index += 1;
+            }
+        }
+        next
+    }
+
+    /// The lane whose turn it is.
+    pub(super) fn first(&self) -> Option<usize> {
+        self.active.front().copied()
+    }
+
+    pub(super) fn queue(&mut self, at: usize) -> &mut Queue {
+        &mut self.queues[at]
+    }
+
+    /// The first in turn has had it; empty, it is no lane any more.
+    pub(super) fn rotate(&mut self) {
+        let Some(at) = self.active.pop_front() else { return };
+        if self.queues[at].waiting.is_empty() {
+            self.by_key.remove(&self.queues[at].key);
+            self.free.push(at);
+        } else {
+            self.active.push_back(at);
+        }
+    }
+
+    /// The first in turn waits, until then or until somebody stirs.
+    pub(super) fn hold(&mut self, until: Instant) {
+        if let Some(at) = self.active.pop_front() {
+            self.queues[at].until = until;
+            self.held.push(at);
+        }
+    }
+
+    /// The lanes to a node, controlled or not, in the order of their keys.
+    pub(super) fn to(&self, node: NodeId, controlled: bool) -> impl Iterator<Item = &Queue> {
+        let key = |extension, lane| Key { node, controlled, extension, lane };
+        let first = key(ExtensionId(0), Lane(0));
+        let last = key(ExtensionId(u8::MAX), Lane(u16::MAX));
+        self.by_key.range(first..=last).map(|(_, &at)| &self.queues[at])
+    }
+
+    /// Lets `visit` change every queue, then forgets those that it has emptied.
+    pub(super) fn change(&mut self, mut visit: impl FnMut(&mut Queue)) {
+        for &at in self.by_key.values() {
+            visit(&mut self.queues[at]);
+        }
+        let Self { queues, by_key, active, held, free, .. } = self;
+        let is_live = |at: &usize| !queues[*at].waiting.is_empty();
+        active.retain(is_live);
+        held.retain(is_live);
+        by_key.retain(|_, at| {
+            let live = is_live(at);
+            if !live {
+                free.push(*at);
+            }
+            live
+        });
+    }
+}

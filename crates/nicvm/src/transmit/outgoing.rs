@@ -1,0 +1,207 @@
+//! One message or packet that waits, and its next frame.
+
+use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, HEADER_BYTES, Header, Kind};
+use midplane_simhw::hardware::{Hardware, Source};
+use midplane_simhw::id::{ExtensionId, PortId};
+use midplane_simhw::port::{Completion, Status};
+use midplane_simhw::region::{Payload, RegionRef};
+
+use super::{Fragment, Message, Packet};
+use crate::admission::CONTROLLED;
+
+/// A packet's bytes while it waits.
+#[derive(Debug)]
+enum Bytes {
+    Region(RegionRef),
+    Copied(Box<[u8]>),
+}
+
+#[derive(Debug)]
+enum Form {
+    Message { message: Message, number: u32, sent: u32 },
+    Packet { header: Header, bytes: Bytes, token: Option<u64> },
+}
+
+/// What waits in a lane.
+#[derive(Debug)]
+pub(super) struct Outgoing(Form);
+
+impl Outgoing {
+    pub(super) const fn message(message: Message, number: u32) -> Self {
+        Self(Form::Message { message, number, sent: 0 })
+    }
+
+    pub(super) fn packet(header: Header, packet: &Packet<'_>) -> Self {
+        let bytes = match packet.source {
+            Source::Region(region) => Bytes::Region(region),
+            Source::Bytes(payload) => Bytes::Copied(payload.to_vec().into_boxed_slice()),
+        };
+        Self(Form::Packet { header, bytes, token: packet.token })
+    }
+
+    /// Bytes of its next frame, without the header.
+    pub(super) const fn next_length(&self, mtu: u32) -> u32 {
+        match &self.0 {
+            Form::Message { message, sent, .. } => {
+                let left = message.source.length - *sent;
+                let first = *sent == 0 && message.first > 0 && message.first < mtu;
+                let limit = if first { message.first } else { mtu };
+                if left < limit { left } else { limit }
+            }
+            Form::Packet { header, .. } => header.length as u32,
+        }
+    }
+
+    /// Bytes of all frames that are left of it, headers included.
+    pub(super) fn cost(&self, mtu: u32) -> u64 {
+        let first = u64::from(self.next_length(mtu));
+        let left = match &self.0 {
+            Form::Message { message, sent, .. } => u64::from(message.source.length - *sent),
+            Form::Packet { .. } => first,
+        };
+        let frames = 1 + (left - first).div_ceil(u64::from(mtu));
+        left + frames * HEADER_BYTES as u64
+    }
+
+    /// The header of its next frame.
+    pub(super) fn next_header(&self, hw: &dyn Hardware) -> Header {
+        match &self.0 {
+            Form::Message { message, number, sent } => {
+                let length = self.next_length(hw.mtu() as u32);
+                let fragment = Fragment {
+                    message: *number,
+                    offset: *sent,
+                    total: message.source.length,
+                    tag: message.tag,
+                };
+                Header {
+                    extension: message.extension,
+                    destination: message.node,
+                    length: length as u16,
+                    port: message.port,
+                    flags: if message.controlled { CONTROLLED } else { 0 },
+                    words: fragment.words(),
+                    ..blank(hw)
+                }
+            }
+            Form::Packet { header, .. } => *header,
+        }
+    }
+
+    /// The bytes of its next frame, which has `length`.
+    pub(super) fn next_source(&self, length: u16) -> Source<'_> {
+        match &self.0 {
+            // A message without bytes needs no memory.
+            Form::Message { .. } if length == 0 => Source::Bytes(Payload::EMPTY),
+            Form::Message { message, sent, .. } => {
+                let part = message.source.part(*sent, u32::from(length));
+                Source::Region(part.expect("frames are cut within their message"))
+            }
+            Form::Packet { bytes: Bytes::Region(region), .. } => Source::Region(*region),
+            Form::Packet { bytes: Bytes::Copied(bytes), .. } => {
+                Source::Bytes(Payload::from(&bytes[..]))
+            }
+        }
+    }
+
+    /// Its next frame of `length` bytes is on the line; whether it was the last.
+    pub(super) const fn on_sent(&mut self, length: u16) -> bool {
+        match &mut self.0 {
+            Form::Message { message, sent, .. } => {
+                *sent += length as u32;
+                *sent == message.source.length
+            }
+            Form::Packet { .. } => true,
+        }
+    }
+
+    /// Completes the command that it was for, if there was one.
+    pub(super) fn complete(&self, hw: &mut dyn Hardware, status: Status) {
+        if let Some((port, completion)) = self.completion() {
+            let length = if status == Status::Done { completion.length } else { 0 };
+            hw.complete(port, &Completion { status, length, ..completion });
+        }
+    }
+
+    /// The port whose command it completes.
+    pub(super) fn port(&self) -> Option<PortId> {
+        self.completion().map(|(port, _)| port)
+    }
+
+    const fn completion(&self) -> Option<(PortId, Completion)> {
+        match &self.0 {
+            Form::Message { message, .. } => message.completion,
+            Form::Packet { .. } => None,
+        }
+    }
+
+    /// Whom to tell of its end, and with which token.
+    pub(super) fn token(&self) -> Option<(ExtensionId, u64)> {
+        match &self.0 {
+            Form::Message { .. } => None,
+            Form::Packet { header, token, .. } => token.map(|token| (header.extension, token)),
+        }
+    }
+}
+
+/// A data frame's header, with what is the same in all of them.
+fn blank(hw: &dyn Hardware) -> Header {
+    Header {
+        kind: Kind::Data,
+        source: hw.node(),
+        incarnation: hw.incarnation(),
+        hop_limit: DEFAULT_HOP_LIMIT,
+        ..Header::default()
+    }
+}
+
+/// The header of a packet with `length` bytes.
+pub(super) fn packet_header(
+    hw: &dyn Hardware,
+    extension: ExtensionId,
+    packet: &Packet<'_>,
+    length: u16,
+) -> Header {
+    let controlled = if packet.controlled { CONTROLLED } else { 0 };
+    Header {
+        extension,
+        destination: packet.node,
+        destination_incarnation: packet.life,
+        length,
+        port: packet.port,
+        sequence: packet.sequence,
+        acknowledgement: packet.acknowledgement,
+        flags: packet.flags & !CONTROLLED | controlled,
+        words: packet.words,
+        ..blank(hw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use midplane_simhw::id::NodeId;
+
+    use super::super::Lane;
+    use super::*;
+
+    #[test]
+    fn the_cost_of_a_message_is_that_of_its_frames() {
+        let source = RegionRef { length: 2500, ..RegionRef::default() };
+        let message = Message {
+            extension: ExtensionId(1),
+            node: NodeId(1),
+            lane: Lane(0),
+            port: PortId(0),
+            source,
+            tag: 0,
+            controlled: true,
+            first: 480,
+            completion: None,
+        };
+        let mut outgoing = Outgoing::message(message, 0);
+        // 480, 1000, 1000 and 20 bytes.
+        assert_eq!(outgoing.cost(1000), 2500 + 4 * 48);
+        assert!(!outgoing.on_sent(480));
+        assert_eq!(outgoing.cost(1000), 2020 + 3 * 48);
+    }
+}

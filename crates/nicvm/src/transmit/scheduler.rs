@@ -1,0 +1,394 @@
+//! The one transmit scheduler of a unit.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use midplane_simhw::frame::{HEADER_BYTES, Header};
+use midplane_simhw::hardware::{Hardware, Source, TransmitRefused};
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::port::Status;
+use midplane_simhw::time::Instant;
+
+use super::lanes::{Key, Lanes};
+use super::outgoing::{Outgoing, packet_header};
+use super::{Backlog, BacklogLimit, Message, Packet, Sending, Sent};
+use crate::admission::{Admission, Gate, Steering, Verdict};
+use crate::extension::TransmitNews;
+
+/// Frames that one pump may hand over: a turn's work is bounded.
+const FRAMES_PER_PUMP: usize = 64;
+/// Instructions that handing one frame to the line costs the coprocessor.
+pub(crate) const TRANSMIT_INSTRUCTIONS: u64 = 40;
+
+/// What the scheduler has to tell.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum News {
+    /// For whoever steers the gate.
+    Gate(TransmitNews),
+    /// For the extension that sent it.
+    Sent(ExtensionId, Sent),
+    /// For the unit: this extension's admission has panicked.
+    Trapped(ExtensionId),
+}
+
+struct Installed {
+    /// Whose it is: who steers it.
+    owner: ExtensionId,
+    admission: Box<dyn Admission>,
+}
+
+/// What waits to leave a unit, and who has a say in it.
+#[derive(Default)]
+pub(crate) struct Transmit {
+    lanes: Lanes,
+    next_number: u32,
+    gate: Gate,
+    admissions: Vec<Installed>,
+    /// When to pump again.
+    retry: Instant,
+    /// When the last data frame that was handed to the line leaves it.
+    line_free_at: Instant,
+    news: VecDeque<News>,
+}
+
+impl std::fmt::Debug for Transmit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transmit").field("lanes", &self.lanes).finish_non_exhaustive()
+    }
+}
+
+/// What the admissions say together.
+struct Answer {
+    verdict: Verdict,
+    /// The gate is the one that holds.
+    by_gate: bool,
+}
+
+impl Transmit {
+    pub(crate) fn install(&mut self, owner: ExtensionId, admission: Box<dyn Admission>) {
+        self.admissions.push(Installed { owner, admission });
+    }
+
+    /// Forgets the admission of an extension; what it held is asked about again.
+    pub(crate) fn uninstall(&mut self, owner: ExtensionId) {
+        self.admissions.retain(|installed| installed.owner != owner);
+        self.lanes.stir();
+    }
+
+    pub(crate) fn has_admission(&self, owner: ExtensionId) -> bool {
+        self.admissions.iter().any(|installed| installed.owner == owner)
+    }
+
+    pub(crate) fn steer(&mut self, now: Instant, owner: ExtensionId, steering: Steering) {
+        for installed in self.admissions.iter_mut().filter(|a| a.owner == owner) {
+            let steer = AssertUnwindSafe(|| installed.admission.steer(now, steering));
+            if catch_unwind(steer).is_err() {
+                self.news.push_back(News::Trapped(owner));
+            }
+        }
+        self.lanes.stir();
+    }
+
+    pub(crate) fn allow(&mut self, destination: NodeId, bytes: u64) {
+        self.gate.allow(destination, bytes);
+        self.lanes.stir();
+    }
+
+    pub(crate) fn allowance(&self, destination: NodeId) -> u64 {
+        self.gate.allowance(destination)
+    }
+
+    pub(crate) fn next_news(&mut self) -> Option<News> {
+        self.news.pop_front()
+    }
+
+    pub(crate) fn has_news(&self) -> bool {
+        !self.news.is_empty()
+    }
+
+    /// Nobody steers the gate any more.
+    pub(crate) fn forget_gate_news(&mut self) {
+        self.news.retain(|news| !matches!(news, News::Gate(_)));
+    }
+
+    pub(crate) fn enqueue(&mut self, message: Message) {
+        let key = Key {
+            node: message.node,
+            controlled: message.controlled,
+            extension: message.extension,
+            lane: message.lane,
+        };
+        let number = self.next_number;
+        self.next_number = number.wrapping_add(1);
+        self.lanes.push(key, Outgoing::message(message, number));
+    }
+
+    /// Whether a packet may go past the lanes: nobody has a say in it, and nothing is before it.
+    pub(crate) fn is_open(&self, extension: ExtensionId, packet: &Packet<'_>) -> bool {
+        !packet.controlled
+            && self.admissions.is_empty()
+            && self.lanes.first().is_none()
+            && !self.lanes.contains(&lane_of(extension, packet))
+    }
+
+    /// Sends a packet past the lanes; nothing is remembered of it, so that it can be aborted.
+    pub(crate) fn send_directly(
+        hw: &mut dyn Hardware,
+        extension: ExtensionId,
+        packet: &Packet<'_>,
+    ) -> Result<Sending, TransmitRefused> {
+        let length = packet_length(hw, packet)?;
+        let header = packet_header(hw, extension, packet, length);
+        hw.charge(TRANSMIT_INSTRUCTIONS);
+        match hw.transmit(&header, packet.source) {
+            Ok(leaves) => Ok(Sending::Now(leaves)),
+            Err(TransmitRefused::Busy { .. }) => Ok(Sending::Queued),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    pub(crate) fn on_sent_directly(&mut self, leaves: Instant) {
+        self.line_free_at = self.line_free_at.max(leaves);
+    }
+
+    /// What a packet waits as.
+    pub(crate) fn waiting(
+        hw: &dyn Hardware,
+        extension: ExtensionId,
+        packet: &Packet<'_>,
+    ) -> Result<WaitingPacket, TransmitRefused> {
+        let length = packet_length(hw, packet)?;
+        let header = packet_header(hw, extension, packet, length);
+        Ok(WaitingPacket {
+            key: lane_of(extension, packet),
+            outgoing: Outgoing::packet(header, packet),
+        })
+    }
+
+    pub(crate) fn enqueue_packet(&mut self, packet: WaitingPacket) {
+        self.lanes.push(packet.key, packet.outgoing);
+    }
+
+    /// What waits under flow control to `destination`, up to `limit`; `None` if nothing does.
+    pub(crate) fn backlog(
+        &self,
+        destination: NodeId,
+        mtu: usize,
+        limit: BacklogLimit,
+    ) -> Option<Backlog> {
+        let mut backlog = Backlog { bytes: 0, messages: 0 };
+        let waiting = self.lanes.to(destination, true).flat_map(|queue| &queue.waiting);
+        for outgoing in waiting.take(limit.messages as usize) {
+            backlog.bytes += outgoing.cost(mtu as u32);
+            backlog.messages += 1;
+            if backlog.bytes >= limit.bytes {
+                break;
+            }
+        }
+        (backlog.messages > 0).then_some(backlog)
+    }
+
+    /// Bytes of all frames that wait to leave to `destination`, headers included.
+    pub(crate) fn queued_bytes(&self, destination: NodeId, mtu: usize) -> u64 {
+        let lanes = self.lanes.to(destination, false).chain(self.lanes.to(destination, true));
+        lanes.flat_map(|queue| &queue.waiting).map(|outgoing| outgoing.cost(mtu as u32)).sum()
+    }
+
+    /// Takes out all that `which` names; it ends with `status`.
+    pub(crate) fn withdraw(
+        &mut self,
+        hw: &mut dyn Hardware,
+        status: Status,
+        which: impl Fn(&Waiting) -> bool,
+    ) {
+        let mut stopped = Vec::new();
+        let now = hw.now();
+        let news = &mut self.news;
+        self.lanes.change(|queue| {
+            let Key { node, extension, controlled, .. } = queue.key;
+            let before = queue.waiting.len();
+            queue.waiting.retain(|outgoing| {
+                let goes = which(&Waiting { node, extension, controlled, port: outgoing.port() });
+                if goes {
+                    outgoing.complete(hw, status);
+                    tell_end(news, outgoing, status, now);
+                }
+                !goes
+            });
+            if controlled && queue.waiting.len() < before {
+                stopped.push(node);
+            }
+        });
+        for node in stopped {
+            if self.gate.allowance(node) > 0 {
+                self.tell_if_drained(hw, node);
+            }
+        }
+    }
+
+    /// When to pump again: the line is taken until then.
+    pub(crate) const fn retry_at(&mut self, until: Instant) {
+        self.retry = until;
+    }
+
+    /// When to pump again, if nothing else happens.
+    pub(crate) const fn next(&self) -> Instant {
+        self.retry
+    }
+
+    /// When the last data frame that was handed to the line leaves it.
+    pub(crate) const fn line_free_at(&self) -> Instant {
+        self.line_free_at
+    }
+
+    /// Hands over what may leave now, lanes in turn.
+    pub(crate) fn pump(&mut self, hw: &mut dyn Hardware) {
+        let now = hw.now();
+        let next = self.lanes.wake(now);
+        self.retry = self.retry.min(next);
+        for _ in 0..FRAMES_PER_PUMP {
+            let Some(at) = self.lanes.first() else { return };
+            if let Err(busy) = self.attempt(hw, at) {
+                self.retry = self.retry.min(busy);
+                return;
+            }
+        }
+        self.retry = now;
+    }
+
+    /// Sends the next frame of the lane whose turn it is, or finds that it must wait.
+    ///
+    /// # Errors
+    /// The instant until which the line takes nothing more.
+    fn attempt(&mut self, hw: &mut dyn Hardware, at: usize) -> Result<(), Instant> {
+        let queue = self.lanes.queue(at);
+        let key = queue.key;
+        let Some(outgoing) = queue.waiting.front() else {
+            self.lanes.rotate();
+            return Ok(());
+        };
+        let header = outgoing.next_header(hw);
+        let answer = self.ask(hw.now(), &header);
+        match answer.verdict {
+            Verdict::Now => return self.send(hw, at, &header),
+            Verdict::At(until) => {
+                self.retry = self.retry.min(until);
+                self.lanes.hold(until);
+            }
+            Verdict::Hold => self.lanes.hold(Instant::FAR_FUTURE),
+        }
+        if answer.by_gate && self.gate.tell_held(key.node) {
+            let news = TransmitNews::Held { destination: key.node };
+            self.news.push_back(News::Gate(news));
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, now: Instant, header: &Header) -> Answer {
+        let by_gate = !self.gate.admits(header);
+        let mut verdict = if by_gate { Verdict::Hold } else { Verdict::Now };
+        for Installed { owner, admission } in &self.admissions {
+            let said = catch_unwind(AssertUnwindSafe(|| admission.admit(now, header)));
+            verdict = verdict.and(said.unwrap_or_else(|_| {
+                self.news.push_back(News::Trapped(*owner));
+                Verdict::Hold
+            }));
+        }
+        Answer { verdict, by_gate }
+    }
+
+    fn send(&mut self, hw: &mut dyn Hardware, at: usize, header: &Header) -> Result<(), Instant> {
+        let queue = self.lanes.queue(at);
+        let Some(outgoing) = queue.waiting.front_mut() else { return Ok(()) };
+        hw.charge(TRANSMIT_INSTRUCTIONS);
+        let (status, leaves) = match hw.transmit(header, outgoing.next_source(header.length)) {
+            Ok(leaves) => (Status::Done, leaves),
+            Err(TransmitRefused::Busy { until }) => return Err(until),
+            // The application has withdrawn the memory: the rest can't be sent.
+            Err(_) => (Status::Region, hw.now()),
+        };
+        if status != Status::Done || outgoing.on_sent(header.length) {
+            outgoing.complete(hw, status);
+            tell_end(&mut self.news, outgoing, status, leaves);
+            queue.waiting.pop_front();
+        }
+        self.lanes.rotate();
+        if status == Status::Done {
+            self.on_sent(hw, header, leaves);
+        }
+        if header.flags & crate::admission::CONTROLLED != 0 {
+            self.tell_if_drained(hw, header.destination);
+        }
+        Ok(())
+    }
+
+    /// Tells the admissions.
+    fn on_sent(&mut self, hw: &dyn Hardware, header: &Header, leaves: Instant) {
+        let now = hw.now();
+        self.line_free_at = self.line_free_at.max(leaves);
+        let on_line = hw.line_rate().nanos_for(hw.wire_bytes(usize::from(header.length)).into());
+        let begins = Instant::from_nanos(leaves.as_nanos().saturating_sub(on_line));
+        self.gate.on_frame(header, begins, leaves);
+        for Installed { owner, admission } in &mut self.admissions {
+            let told = catch_unwind(AssertUnwindSafe(|| admission.on_sent(now, header, leaves)));
+            if told.is_err() {
+                self.news.push_back(News::Trapped(*owner));
+            }
+        }
+    }
+
+    /// News for whoever steers the gate: nothing more to `destination` passes it as it is.
+    fn tell_if_drained(&mut self, hw: &dyn Hardware, destination: NodeId) {
+        let mtu = hw.mtu() as u32;
+        let allowance = self.gate.allowance(destination);
+        let passes = |outgoing: &Outgoing| {
+            u64::from(outgoing.next_length(mtu)) + HEADER_BYTES as u64 <= allowance
+        };
+        if self.lanes.to(destination, true).any(|queue| queue.waiting.front().is_some_and(passes)) {
+            return;
+        }
+        let (begins, leaves) = self.gate.drain(destination).unwrap_or_else(|| (hw.now(), hw.now()));
+        let news = TransmitNews::Drained { destination, begins, leaves };
+        self.news.push_back(News::Gate(news));
+        self.lanes.stir();
+    }
+}
+
+/// What is known of a message or packet that waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) node: NodeId,
+    pub(crate) extension: ExtensionId,
+    pub(crate) controlled: bool,
+    /// The port whose command it completes.
+    pub(crate) port: Option<PortId>,
+}
+
+/// A packet that waits, ready for its lane.
+#[derive(Debug)]
+pub(crate) struct WaitingPacket {
+    key: Key,
+    outgoing: Outgoing,
+}
+
+const fn lane_of(extension: ExtensionId, packet: &Packet<'_>) -> Key {
+    Key { node: packet.node, controlled: packet.controlled, extension, lane: packet.lane }
+}
+
+fn packet_length(hw: &dyn Hardware, packet: &Packet<'_>) -> Result<u16, TransmitRefused> {
+    let length = match packet.source {
+        Source::Bytes(payload) => payload.len(),
+        Source::Region(region) => region.length as usize,
+    };
+    let mtu = hw.mtu();
+    match u16::try_from(length) {
+        Ok(length) if usize::from(length) <= mtu => Ok(length),
+        _ => Err(TransmitRefused::Length { mtu }),
+    }
+}
+
+fn tell_end(news: &mut VecDeque<News>, outgoing: &Outgoing, status: Status, leaves: Instant) {
+    if let Some((extension, token)) = outgoing.token() {
+        news.push_back(News::Sent(extension, Sent { token, status, leaves }));
+    }
+}

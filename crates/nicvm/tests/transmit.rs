@@ -1,0 +1,402 @@
+//! The transmit scheduler: lanes, packets, admissions, and who may steer them.
+
+mod desk;
+
+use std::sync::{Arc, Mutex};
+
+use desk::{Desk, Effect, at, command, hush, memory};
+use midplane_nicvm::admission::{Admission, Steering, Verdict};
+use midplane_nicvm::context::{Context, ControlRefused, SteerRefused};
+use midplane_nicvm::control::ControlConfig;
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::transmit::{Lane, Message, Packet, Sending, Sent};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::frame::{Frame, Header, Kind};
+use midplane_simhw::hardware::{Source, TransmitRefused};
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::{Payload, RegionError, RegionRef};
+use midplane_simhw::time::Instant;
+
+const MINE: ExtensionId = FIRST_USER_EXTENSION;
+const OTHER: ExtensionId = ExtensionId(MINE.0 + 1);
+const PORT: PortId = PortId(3);
+const PEER: NodeId = NodeId(2);
+
+type Script = Box<dyn FnMut(&mut Context<'_>, Command) + Send>;
+type Heard = Arc<Mutex<Vec<Sent>>>;
+
+/// An extension that does on command what its test says.
+struct Scripted {
+    start: Option<Script>,
+    command: Script,
+    heard: Heard,
+}
+
+impl Scripted {
+    fn new(command: impl FnMut(&mut Context<'_>, Command) + Send + 'static) -> Self {
+        Self { start: None, command: Box::new(command), heard: Heard::default() }
+    }
+
+    fn starting(self, start: impl FnMut(&mut Context<'_>, Command) + Send + 'static) -> Self {
+        Self { start: Some(Box::new(start)), ..self }
+    }
+}
+
+impl Extension for Scripted {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        if let Some(start) = &mut self.start {
+            start(nic, Command::default());
+        }
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        (self.command)(nic, command);
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
+
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+
+    fn on_sent(&mut self, _: &mut Context<'_>, sent: Sent) {
+        self.heard.lock().unwrap().push(sent);
+    }
+
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+}
+
+fn desk(extensions: impl IntoIterator<Item = (ExtensionId, Scripted)>) -> Desk {
+    hush();
+    let mut unit = Unit::default();
+    for (number, extension) in extensions {
+        unit.install(number, extension).unwrap();
+    }
+    Desk::new(unit)
+}
+
+fn packet(lane: u16, sequence: u32) -> Packet<'static> {
+    Packet { lane: Lane(lane), sequence, ..Packet::to(PEER) }
+}
+
+fn message(controlled: bool, length: u32, cookie: u64) -> Message {
+    Message {
+        extension: MINE,
+        node: PEER,
+        lane: Lane(0),
+        port: PORT,
+        source: memory(PORT, length),
+        tag: 0,
+        controlled,
+        first: 0,
+        completion: Some((PORT, Completion { cookie, ..Completion::default() })),
+    }
+}
+
+/// Sequence numbers of the data frames that have left, in order.
+fn left(desk: &mut Desk) -> Vec<u32> {
+    let sequence = |effect| match effect {
+        Effect::Sent(header) if header.kind == Kind::Data => Some(header.sequence),
+        _ => None,
+    };
+    desk.take().into_iter().filter_map(sequence).collect()
+}
+
+#[test]
+fn a_packet_carries_what_its_extension_wrote() {
+    let mut desk = desk([(
+        MINE,
+        Scripted::new(|nic, _| {
+            let bytes = Source::Bytes(Payload::from(&b"four"[..]));
+            let sent = nic.send_packet(&Packet {
+                life: Incarnation(7),
+                port: PortId(9),
+                flags: 0x8F,
+                sequence: 11,
+                acknowledgement: 12,
+                words: [13, 14],
+                source: bytes,
+                ..Packet::to(PEER)
+            });
+            assert_eq!(sent, Ok(Sending::Now(at(2_000))));
+        }),
+    )]);
+    desk.post(PORT, command(MINE, 1));
+    let [Effect::Sent(header)] = desk.take()[..] else { panic!("one frame leaves") };
+    let expected = Header {
+        extension: MINE,
+        source: NodeId(1),
+        destination: PEER,
+        incarnation: Incarnation::FIRST,
+        destination_incarnation: Incarnation(7),
+        length: 4,
+        port: PortId(9),
+        sequence: 11,
+        acknowledgement: 12,
+        // The highest bit is the gate's.
+        flags: 0x0F,
+        hop_limit: header.hop_limit,
+        words: [13, 14],
+        ..Header::default()
+    };
+    assert_eq!(header, expected);
+}
+
+#[test]
+fn packets_keep_their_order_within_a_lane_and_lanes_take_turns() {
+    let mut desk = desk([(
+        MINE,
+        Scripted::new(|nic, _| {
+            for sequence in 0..3 {
+                nic.send_packet(&packet(0, sequence)).unwrap();
+            }
+            nic.send_packet(&packet(1, 10)).unwrap();
+            nic.send_packet(&packet(1, 11)).unwrap();
+        }),
+    )]);
+    desk.hw.busy_until = at(5_000);
+    desk.post(PORT, command(MINE, 1));
+    assert_eq!(left(&mut desk), []);
+    desk.pass(10_000);
+    assert_eq!(left(&mut desk), [0, 10, 1, 11, 2]);
+}
+
+#[test]
+fn what_leaves_at_once_passes_nothing_that_waits_in_its_lane() {
+    let mut sequence = 0;
+    let mut desk = desk([(
+        MINE,
+        Scripted::new(move |nic, _| {
+            sequence += 1;
+            nic.send_packet(&packet(0, sequence)).unwrap();
+        }),
+    )]);
+    desk.hw.busy_until = at(1_500);
+    desk.post(PORT, command(MINE, 1));
+    // The line is free again, but the unit has not been woken yet.
+    desk.hw.now = at(1_600);
+    desk.post(PORT, command(MINE, 1));
+    assert_eq!(left(&mut desk), [1, 2]);
+}
+
+#[test]
+fn a_packet_that_waited_is_told_of_once() {
+    let scripted = Scripted::new(|nic, command| {
+        let source = match command.opcode {
+            1 => Source::Bytes(Payload::EMPTY),
+            // Withdrawn before its turn came.
+            _ => Source::Region(RegionRef { generation: 0, ..memory(PORT, 5) }),
+        };
+        let token = Some(u64::from(command.opcode));
+        let sending = nic.send_packet(&Packet { token, source, ..packet(0, 1) });
+        assert_eq!(sending, Ok(Sending::Queued));
+    });
+    let heard = Arc::clone(&scripted.heard);
+    let mut desk = desk([(MINE, scripted)]);
+    desk.hw.busy_until = at(5_000);
+    desk.post(PORT, command(MINE, 1));
+    desk.pass(1_000);
+    assert_eq!(*heard.lock().unwrap(), []);
+    desk.pass(5_000);
+    let done = Sent { token: 1, status: Status::Done, leaves: at(6_000) };
+    assert_eq!(*heard.lock().unwrap(), [done]);
+
+    desk.hw.busy_until = at(50_000);
+    desk.post(PORT, command(MINE, 2));
+    desk.pass(100_000);
+    let gone = Sent { token: 2, status: Status::Region, leaves: at(50_000) };
+    assert_eq!(*heard.lock().unwrap(), [done, gone]);
+    assert_eq!(desk.unit.counters().traps, 0);
+}
+
+#[test]
+fn a_packet_that_can_not_be_sent_says_why() {
+    let mut desk = desk([(
+        MINE,
+        Scripted::new(|nic, _| {
+            let gone = Source::Region(RegionRef { generation: 0, ..memory(PORT, 5) });
+            let refused = nic.send_packet(&Packet { source: gone, ..Packet::to(PEER) });
+            assert_eq!(refused, Err(TransmitRefused::Region(RegionError::Stale)));
+            let long = Source::Region(memory(PORT, 65_536));
+            let refused = nic.send_packet(&Packet { source: long, ..Packet::to(PEER) });
+            assert!(matches!(refused, Err(TransmitRefused::Length { .. })), "{refused:?}");
+        }),
+    )]);
+    desk.post(PORT, command(MINE, 1));
+    assert_eq!(left(&mut desk), []);
+    assert_eq!(desk.unit.counters().traps, 0);
+}
+
+#[test]
+fn packets_of_a_handler_that_panics_never_were() {
+    let mut desk = desk([(
+        MINE,
+        Scripted::new(|nic, _| {
+            nic.send_packet(&packet(0, 1)).unwrap();
+            nic.send_packet(&packet(1, 2)).unwrap();
+            panic!("on purpose");
+        }),
+    )]);
+    desk.post(PORT, command(MINE, 1));
+    desk.pass(1_000_000);
+    assert_eq!(left(&mut desk), []);
+}
+
+/// Lets nothing pass until it is steered; then each frame once.
+#[derive(Default)]
+struct Turnstile {
+    left: u64,
+    traps: bool,
+}
+
+impl Admission for Turnstile {
+    fn admit(&self, _: Instant, _: &Header) -> Verdict {
+        assert!(!self.traps, "on purpose");
+        if self.left > 0 { Verdict::Now } else { Verdict::Hold }
+    }
+
+    fn on_sent(&mut self, _: Instant, _: &Header, _: Instant) {
+        self.left -= 1;
+    }
+
+    fn steer(&mut self, _: Instant, steering: Steering) {
+        self.left = steering.values[0];
+        self.traps = steering.values[1] != 0;
+    }
+}
+
+/// Opcode 1 sends five packets; others let so many pass, 99 makes the admission panic.
+fn with_turnstile() -> Scripted {
+    let steer = |nic: &mut Context<'_>, command: Command| {
+        let values = [u64::from(command.opcode), u64::from(command.opcode == 99)];
+        match command.opcode {
+            1 => (0..5).for_each(|n| {
+                nic.send_packet(&packet(0, n)).unwrap();
+            }),
+            _ => nic.steer(Steering { destination: PEER, values }),
+        }
+    };
+    Scripted::new(steer).starting(|nic, _| {
+        nic.install_admission(Turnstile::default()).unwrap();
+        let again = nic.install_admission(Turnstile::default());
+        assert_eq!(again, Err(SteerRefused::Installed));
+    })
+}
+
+#[test]
+fn an_admission_is_steered_by_its_extension() {
+    let mut desk = desk([(MINE, with_turnstile())]);
+    desk.post(PORT, command(MINE, 1));
+    desk.pass(1_000_000);
+    assert_eq!(left(&mut desk), []);
+    desk.post(PORT, command(MINE, 2));
+    assert_eq!(left(&mut desk), [0, 1]);
+    desk.post(PORT, command(MINE, 3));
+    assert_eq!(left(&mut desk), [2, 3, 4]);
+}
+
+#[test]
+fn an_admission_that_panics_goes_with_its_extension_and_holds_nobody_else() {
+    let other = Scripted::new(|nic, _| {
+        nic.send_packet(&packet(0, 77)).unwrap();
+    });
+    let mut desk = desk([(MINE, with_turnstile()), (OTHER, other)]);
+    desk.post(PORT, command(OTHER, 1));
+    assert_eq!(left(&mut desk), []);
+    desk.post(PORT, command(MINE, 99));
+    desk.pass(1_000_000);
+    assert_eq!(left(&mut desk), [77]);
+    assert_eq!(desk.unit.counters().traps, 1);
+    desk.post(PORT, command(MINE, 1));
+    assert_eq!(desk.completions()[0].1.status, Status::ExtensionDown);
+}
+
+#[test]
+fn the_gate_has_one_steersman() {
+    let steer = Scripted::new(|_, _| {}).starting(|nic, _| nic.steer_gate().unwrap());
+    let second = Scripted::new(|_, _| {}).starting(|nic, _| {
+        assert_eq!(nic.steer_gate(), Err(SteerRefused::Taken(MINE)));
+    });
+    let desk = desk([(MINE, steer), (OTHER, second)]);
+    assert_eq!((desk.unit.failure(), desk.unit.counters().traps), (None, 0));
+}
+
+#[test]
+fn what_nobody_steers_ends_instead_of_waiting_for_ever() {
+    let mut desk = desk([(MINE, Scripted::new(|nic, _| nic.send(message(true, 10, 5))))]);
+    desk.post(PORT, command(MINE, 1));
+    let [(PORT, completion)] = desk.completions()[..] else { panic!("one completion") };
+    assert_eq!((completion.status, completion.cookie), (Status::ExtensionDown, 5));
+}
+
+#[test]
+fn giving_up_ends_ones_own_messages_and_no_others() {
+    let send = |cookie| {
+        Scripted::new(move |nic, command| match command.opcode {
+            1 => nic.send(Message { extension: nic.extension(), ..message(false, 10, cookie) }),
+            _ => nic.give_up(PEER, Status::Cancelled),
+        })
+    };
+    let mut desk = desk([(MINE, send(5)), (OTHER, send(6))]);
+    desk.hw.busy_until = at(50_000);
+    desk.post(PORT, command(MINE, 1));
+    desk.post(PORT, command(OTHER, 1));
+    desk.post(PORT, command(MINE, 2));
+    let ended = desk.completions();
+    assert_eq!(ended.len(), 1, "{ended:?}");
+    assert_eq!((ended[0].1.cookie, ended[0].1.status), (5, Status::Cancelled));
+    desk.pass(100_000);
+    let ended = desk.completions();
+    assert_eq!((ended[0].1.cookie, ended[0].1.status), (6, Status::Done));
+}
+
+#[test]
+fn a_full_control_queue_refuses_and_nothing_of_it_is_lost() {
+    let (queue, window) = (100, 32);
+    let scripted = (
+        MINE,
+        Scripted::new(move |nic, _| {
+            let took = (0..200).take_while(|_| nic.send_control(PEER, b"x").is_ok()).count();
+            let full = nic.send_control(PEER, b"x");
+            assert_eq!(full, Err(ControlRefused::QueueFull { to: PEER, waiting: took }));
+            assert_eq!(took, queue + window);
+        }),
+    );
+    let mut unit = Unit::new(*ControlConfig::default().queue(queue));
+    unit.install(scripted.0, scripted.1).unwrap();
+    let mut desk = Desk::new(unit);
+    desk.post(PORT, command(MINE, 1));
+    assert_eq!(desk.unit.counters().traps, 0);
+    assert_eq!(desk.unit.counters().control_refused, 2);
+}
+
+#[test]
+fn data_for_a_former_life_is_not_shown_and_its_sender_learns_of_the_present_one() {
+    let mut unit = Unit::default();
+    unit.install(MINE, Scripted::new(|_, _| {})).unwrap();
+    let mut desk = Desk::in_life(unit, Incarnation(5));
+    let header = Header {
+        extension: MINE,
+        source: PEER,
+        destination: NodeId(1),
+        incarnation: Incarnation(3),
+        destination_incarnation: Incarnation(4),
+        ..Header::default()
+    };
+    desk.frame(header, b"late");
+    let counters = desk.unit.counters();
+    assert_eq!((counters.stale_frames, counters.data_frames), (1, 0));
+    let [Effect::Sent(answer)] = desk.take()[..] else { panic!("one answer") };
+    assert_eq!((answer.kind, answer.incarnation), (Kind::Hello, Incarnation(5)));
+    // Not once a frame.
+    desk.frame(header, b"late");
+    assert_eq!(desk.take(), []);
+    // Nor for a life that has not begun, or one that the frame does not name.
+    desk.frame(Header { destination_incarnation: Incarnation(6), ..header }, b"early");
+    desk.pass(1_000_000_000);
+    assert_eq!(desk.take(), []);
+    desk.frame(Header { destination_incarnation: Incarnation::UNKNOWN, ..header }, b"any");
+    assert_eq!(desk.unit.counters().data_frames, 1);
+}

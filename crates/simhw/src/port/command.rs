@@ -1,0 +1,158 @@
+//! What goes through a port's rings: commands one way, completions the other.
+
+use crate::id::{ExtensionId, NodeId, PortId};
+use crate::region::RegionRef;
+use crate::ring::Entry;
+
+/// What an application asks of its NIC: 56 bytes in the submission ring.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Command {
+    /// The extension that is to carry it out.
+    pub extension: ExtensionId,
+    /// Which of the extension's commands.
+    pub opcode: u8,
+    /// The extension's own.
+    pub flags: u16,
+    /// The other node, where there is one.
+    pub node: NodeId,
+    /// The other node's port, where there is one.
+    pub port: PortId,
+    /// Comes back in the completion, untouched.
+    pub cookie: u64,
+    /// The memory that it is about.
+    pub region: RegionRef,
+    /// The extension's own.
+    pub args: [u64; 3],
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[repr(u8)]
+pub enum Status {
+    /// Done.
+    #[default]
+    Done = 0,
+    /// No such extension or command, or arguments it does not take.
+    Invalid = 1,
+    /// The region is not the port's, or not that large.
+    Region = 2,
+    /// The message was longer than the memory for it; the memory holds its beginning.
+    Truncated = 3,
+    /// The peer is dead, or has restarted since.
+    PeerLost = 4,
+    /// There is no room for it now; try again later.
+    Refused = 5,
+    /// The extension failed or was withdrawn.
+    ExtensionDown = 6,
+    /// Given up before it was done.
+    Cancelled = 7,
+}
+
+impl Status {
+    const ALL: [Self; 8] = [
+        Self::Done,
+        Self::Invalid,
+        Self::Region,
+        Self::Truncated,
+        Self::PeerLost,
+        Self::Refused,
+        Self::ExtensionDown,
+        Self::Cancelled,
+    ];
+}
+
+/// How a command ended: 56 bytes in the completion ring.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Completion {
+    /// How it ended.
+    pub status: Status,
+    /// The command's.
+    pub opcode: u8,
+    /// The extension's own.
+    pub flags: u16,
+    /// The other node, where there is one.
+    pub node: NodeId,
+    /// The other node's port, where there is one.
+    pub port: PortId,
+    /// The command's.
+    pub cookie: u64,
+    /// Bytes that were moved.
+    pub length: u64,
+    /// The extension's own.
+    pub args: [u64; 4],
+}
+
+impl Command {
+    pub(super) fn emit(&self) -> Entry {
+        let region = self.region;
+        [
+            u64::from(self.extension.0)
+                | u64::from(self.opcode) << 8
+                | u64::from(self.flags) << 16
+                | u64::from(self.node.0) << 32
+                | u64::from(self.port.0) << 48,
+            self.cookie,
+            u64::from(region.port.0)
+                | u64::from(region.slot) << 16
+                | u64::from(region.generation) << 32,
+            u64::from(region.offset) | u64::from(region.length) << 32,
+            self.args[0],
+            self.args[1],
+            self.args[2],
+        ]
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
+    pub(super) fn parse(entry: &Entry) -> Self {
+        let [head, cookie, handle, range, args @ ..] = *entry;
+        Self {
+            extension: ExtensionId(head as u8),
+            opcode: (head >> 8) as u8,
+            flags: (head >> 16) as u16,
+            node: NodeId((head >> 32) as u16),
+            port: PortId((head >> 48) as u16),
+            cookie,
+            region: RegionRef {
+                port: PortId(handle as u16),
+                slot: (handle >> 16) as u16,
+                generation: (handle >> 32) as u32,
+                offset: range as u32,
+                length: (range >> 32) as u32,
+            },
+            args,
+        }
+    }
+}
+
+impl Completion {
+    pub(super) fn emit(&self) -> Entry {
+        [
+            u64::from(self.status as u8)
+                | u64::from(self.opcode) << 8
+                | u64::from(self.flags) << 16
+                | u64::from(self.node.0) << 32
+                | u64::from(self.port.0) << 48,
+            self.cookie,
+            self.length,
+            self.args[0],
+            self.args[1],
+            self.args[2],
+            self.args[3],
+        ]
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
+    pub(super) fn parse(entry: &Entry) -> Self {
+        let [head, cookie, length, args @ ..] = *entry;
+        Self {
+            status: Status::ALL.get((head & 0xFF) as usize).copied().unwrap_or(Status::Invalid),
+            opcode: (head >> 8) as u8,
+            flags: (head >> 16) as u16,
+            node: NodeId((head >> 32) as u16),
+            port: PortId((head >> 48) as u16),
+            cookie,
+            length,
+            args,
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The NIC's end of its ports.
+
+use std::sync::Arc;
+
+use super::registrar::{Registrar, Registration};
+use super::{Command, Completion};
+use crate::id::PortId;
+use crate::region::{Access, Payload, RegionError, RegionRef, RegionTable};
+use crate::ring::{Consumer, Producer};
+
+/// The NIC's end of a port.
+#[derive(Debug)]
+pub(crate) struct NicPort {
+    commands: Consumer,
+    completions: Producer,
+    registrar: Arc<Registrar>,
+    regions: RegionTable,
+    open: bool,
+    /// Commands that were taken and not completed.
+    owed: usize,
+}
+
+impl NicPort {
+    pub(super) fn new(
+        commands: Consumer,
+        completions: Producer,
+        registrar: Arc<Registrar>,
+    ) -> Self {
+        let regions = RegionTable::default();
+        Self { commands, completions, registrar, regions, open: true, owed: 0 }
+    }
+
+    /// Takes note of what was registered and deregistered. `false` once the port is dropped.
+    pub(crate) fn sync(&mut self) -> bool {
+        for change in self.registrar.take().into_iter().flatten() {
+            match change {
+                Registration::Register { slot, generation, memory, options } => {
+                    self.regions.insert(slot, generation, memory, options);
+                }
+                Registration::Deregister { slot, generation } => {
+                    self.regions.remove(slot, generation);
+                }
+                Registration::Close => self.open = false,
+            }
+        }
+        self.open
+    }
+
+    pub(crate) fn next_command(&mut self) -> Option<Command> {
+        let entry = self.commands.pop()?;
+        // What was registered before the command was posted is known from here on.
+        self.sync();
+        self.owed += 1;
+        Some(Command::parse(&entry))
+    }
+
+    /// Whether a command waits.
+    pub(crate) fn has_command(&self) -> bool {
+        !self.commands.is_empty()
+    }
+
+    pub(crate) const fn regions(&self) -> &RegionTable {
+        &self.regions
+    }
+
+    /// Publishes a completion and wakes whoever waits for it. One for which no command was taken is
+    /// an extension's mistake and nobody's: it would take another's place.
+    pub(crate) fn complete(&mut self, completion: &Completion) {
+        let Some(owed) = self.owed.checked_sub(1) else { return };
+        if self.completions.push(&completion.emit()).is_ok() {
+            self.owed = owed;
+            self.registrar.wake();
+        }
+    }
+}
+
+impl Drop for NicPort {
+    fn drop(&mut self) {
+        self.registrar.close();
+    }
+}
+
+/// The ports of one NIC.
+#[derive(Debug, Default)]
+pub(crate) struct Ports(Vec<Option<NicPort>>);
+
+impl Ports {
+    pub(crate) fn insert(&mut self, id: PortId, port: NicPort) {
+        if id.index() >= self.0.len() {
+            self.0.resize_with(id.index() + 1, || None);
+        }
+        self.0[id.index()] = Some(port);
+    }
+
+    pub(crate) fn at(&mut self, id: PortId) -> Option<&mut NicPort> {
+        self.0.get_mut(id.index())?.as_mut()
+    }
+
+    /// Takes note of registrations; forgets a port that was dropped.
+    pub(crate) fn sync(&mut self, id: PortId) {
+        if self.at(id).is_some_and(|port| !port.sync() && !port.has_command()) {
+            self.0[id.index()] = None;
+        }
+    }
+
+    pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {
+        let port = self.at(id)?;
+        let command = port.next_command();
+        if command.is_none() {
+            self.sync(id);
+        }
+        command
+    }
+
+    pub(crate) fn read(&self, at: RegionRef) -> Result<Payload<'_>, RegionError> {
+        self.table(at)?.read(at)
+    }
+
+    /// Whether `access` may be had to a range.
+    pub(crate) fn check(&self, at: RegionRef, access: Access) -> Result<(), RegionError> {
+        let table = self.table(at)?;
+        if access.owner.is_some_and(|owner| owner != at.port) {
+            return Err(RegionError::Owner);
+        }
+        table.check(at, access)
+    }
+
+    /// Whether `bytes` may be written at the start of a range.
+    pub(crate) fn check_write(&self, at: RegionRef, bytes: usize) -> Result<(), RegionError> {
+        self.table(at)?.check_write(at, bytes)
+    }
+
+    pub(crate) fn write(&self, at: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
+        self.table(at)?.write(at, from)
+    }
+
+    fn table(&self, at: RegionRef) -> Result<&RegionTable, RegionError> {
+        match self.0.get(at.port.index()) {
+            Some(Some(port)) => Ok(port.regions()),
+            _ => Err(RegionError::Stale),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The numbers of one NIC's ports.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use crate::host::OpenError;
+use crate::id::{NodeId, PortId};
+use crate::port::{MAX_DEPTH, PortOptions};
+
+/// Numbers that only who asks for one is given; there are services known by them.
+pub const WELL_KNOWN: Range<u16> = 1_024..2_048;
+
+/// A port's number, and which use of the NIC's ports it is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct PortName {
+    pub(crate) id: PortId,
+    /// Regions' generations count from here: the number may have been another port's before, and
+    /// what firmware still knows of that one's regions must not name this one's.
+    pub(crate) epoch: u32,
+}
+
+/// Which numbers of a NIC are free: the lowest is given first.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PortNumbers {
+    /// Those from here on were never given, but for what is in `ahead`.
+    unused_from: u16,
+    /// Given back, below `unused_from`.
+    freed: BTreeSet<PortId>,
+    /// In use, from `unused_from` on or well known.
+    ahead: BTreeSet<PortId>,
+    opened: u32,
+}
+
+impl PortNumbers {
+    /// A number for a port of `node` that is opened with `options`.
+    pub(crate) fn claim(
+        &mut self,
+        node: NodeId,
+        options: &PortOptions,
+    ) -> Result<PortName, OpenError> {
+        if let Some(depth) = options.depth.filter(|depth| !(1..=MAX_DEPTH).contains(depth)) {
+            return Err(OpenError::Depth(depth));
+        }
+        let id = match options.number {
+            Some(wanted) => self.claim_wanted(wanted)?,
+            None => self.claim_lowest().ok_or(OpenError::Exhausted(node))?,
+        };
+        self.opened = self.opened.wrapping_add(1);
+        Ok(PortName { id, epoch: self.opened })
+    }
+
+    fn claim_wanted(&mut self, wanted: PortId) -> Result<PortId, OpenError> {
+        let is_ahead = wanted.0 >= self.unused_from || WELL_KNOWN.contains(&wanted.0);
+        let is_free = if is_ahead { self.ahead.insert(wanted) } else { self.freed.remove(&wanted) };
+        if is_free { Ok(wanted) } else { Err(OpenError::Taken(wanted)) }
+    }
+
+    fn claim_lowest(&mut self) -> Option<PortId> {
+        if let Some(id) = self.freed.pop_first() {
+            return Some(id);
+        }
+        while self.unused_from < u16::MAX {
+            let id = PortId(self.unused_from);
+            self.unused_from += 1;
+            if WELL_KNOWN.contains(&id.0) {
+                self.unused_from = WELL_KNOWN.end;
+            } else if !self.ahead.remove(&id) {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// The port is gone, and its number free.
+    pub(crate) fn release(&mut self, id: PortId) {
+        if !self.ahead.remove(&id) {
+            self.freed.insert(id);
+        }
+    }
+
+    /// All ports are gone at once.
+    pub(crate) fn release_all(&mut self) {
+        *self = Self { opened: self.opened, ..Self::default() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NODE: NodeId = NodeId(3);
+
+    #[test]
+    fn what_nobody_can_have_is_refused() {
+        let mut numbers = PortNumbers::default();
+        for depth in [0, MAX_DEPTH + 1] {
+            let options = PortOptions::default().depth(depth);
+            assert_eq!(numbers.claim(NODE, &options), Err(OpenError::Depth(depth)));
+        }
+        let wanted = PortOptions::default().number(PortId(1_100));
+        assert_eq!(numbers.claim(NODE, &wanted).unwrap().id, PortId(1_100));
+        assert_eq!(numbers.claim(NODE, &wanted), Err(OpenError::Taken(PortId(1_100))));
+        numbers.release(PortId(1_100));
+        assert_eq!(numbers.claim(NODE, &wanted).unwrap().id, PortId(1_100));
+    }
+
+    #[test]
+    fn all_numbers_but_the_well_known_and_the_last_are_given() {
+        let mut numbers = PortNumbers::default();
+        let mut given = 0;
+        while let Ok(name) = numbers.claim(NODE, &PortOptions::default()) {
+            assert!(!WELL_KNOWN.contains(&name.id.0));
+            given += 1;
+        }
+        assert_eq!(given, usize::from(u16::MAX) - WELL_KNOWN.len());
+        assert_eq!(numbers.claim(NODE, &PortOptions::default()), Err(OpenError::Exhausted(NODE)));
+        numbers.release_all();
+        assert_eq!(numbers.claim(NODE, &PortOptions::default()).unwrap().id, PortId(0));
+    }
+
+    proptest! {
+        #[test]
+        fn no_number_has_two_ports_and_no_two_ports_one_epoch(
+            asks in proptest::collection::vec((any::<bool>(), proptest::option::of(0_u16..12)), 0..200),
+        ) {
+            let mut numbers = PortNumbers::default();
+            let mut live = BTreeSet::new();
+            let mut epochs = BTreeSet::new();
+            for (opens, wanted) in asks {
+                if !opens {
+                    if let Some(id) = live.pop_last() {
+                        numbers.release(id);
+                    }
+                    continue;
+                }
+                let wanted = wanted.map(PortId);
+                let options = PortOptions { number: wanted, ..PortOptions::default() };
+                match numbers.claim(NODE, &options) {
+                    Ok(name) => {
+                        prop_assert!(wanted.is_none_or(|wanted| wanted == name.id));
+                        let lowest = (0..).map(PortId).find(|id| !live.contains(id)).unwrap();
+                        prop_assert!(wanted.is_some() || name.id == lowest);
+                        prop_assert!(live.insert(name.id));
+                        prop_assert!(epochs.insert(name.epoch));
+                    }
+                    Err(error) => {
+                        let wanted = wanted.unwrap();
+                        prop_assert_eq!(error, OpenError::Taken(wanted));
+                        prop_assert!(live.contains(&wanted));
+                    }
+                }
+            }
+        }
+    }
+}
