@@ -102,7 +102,8 @@ impl Messages {
     }
 
     /// Buffers that are posted, on all ports, and not taken by a message that has begun.
-    pub(crate) fn free_buffers(&self) -> u32 {
+    #[must_use]
+    pub fn free_buffers(&self) -> u32 {
         self.buffers.values().map(|buffers| buffers.len() as u32).sum()
     }
 

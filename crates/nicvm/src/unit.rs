@@ -1,5 +1,6 @@
 //! The execution unit: what runs on every NIC's coprocessor and hosts the extensions.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use midplane_simhw::frame::{Frame, Header, Kind};
@@ -125,6 +126,22 @@ impl Unit {
     pub fn counters(&self) -> UnitCounters {
         let control_refused = self.lent.as_ref().map_or(0, |lent| lent.control_refused);
         UnitCounters { control_refused, ..self.counters }
+    }
+
+    /// The extension with this number, if it is a `T`: to look at.
+    #[must_use]
+    pub fn extension<T: Extension>(&self, number: ExtensionId) -> Option<&T> {
+        let slot = self.slots.get(number.index())?.as_ref()?;
+        let extension: &dyn Any = &*slot.extension;
+        extension.downcast_ref()
+    }
+
+    /// Frames, messages and control messages to `node` that are yet to leave or be acknowledged.
+    #[must_use]
+    pub fn pending(&self, node: NodeId) -> usize {
+        self.lent
+            .as_ref()
+            .map_or(0, |lent| lent.control.pending(node) + lent.transmit.waiting_to(node))
     }
 
     /// What its control messages have seen; `None` before the NIC has started.

@@ -217,6 +217,12 @@ pub enum RegionError {
         /// What it gives.
         granted: Rights,
     },
+    /// The memory is not there for the NIC now: its pages were unpinned (a fault).
+    #[error("the memory is not resident")]
+    NotResident,
+    /// The transfer failed (a fault).
+    #[error("the bus reported an error")]
+    Bus,
 }
 
 /// An application's own registered memory. Dropping it deregisters it; the NIC keeps the memory

@@ -4,13 +4,17 @@
 //! Nothing takes time but what the profiles charge; the same seed, topology and applications give
 //! the same run, to the last bit of [`World::digest`].
 
+mod ailments;
+mod clock;
 mod event_queue;
 mod executor;
 mod frames;
 mod incidents;
 mod network;
 mod nic;
+mod shared;
 mod uplink;
+mod watch;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,14 +24,17 @@ use crate::drops::DropCause;
 use crate::frame::{Frame, HEADER_BYTES};
 use crate::hardware::{Firmware, Hardware};
 use crate::id::{Incarnation, NodeId};
+use crate::medium::MediumStats;
 use crate::profile::NicProfile;
 use crate::region::Payload;
 use crate::switch::Output;
 use crate::time::{Instant, nanos};
-use crate::topology::{LinkId, Topology};
+use crate::topology::{LinkId, MediumId, Topology};
+use crate::trace::{Engine, Record};
 
 use event_queue::{Event, EventQueue};
 use executor::{Doorbell, Executor, Shared};
+use incidents::Script;
 use network::{Arrival, Network};
 use nic::{Nic, SimHardware, Work};
 
@@ -58,6 +65,7 @@ pub struct World<F> {
     executor: Executor,
     /// Tasks that are ready, while they are run.
     ready: Vec<u32>,
+    script: Script,
     turns: u64,
     events: u64,
     digest: u64,
@@ -98,6 +106,7 @@ impl<F: Firmware> World<F> {
             executor: Executor::new(Arc::clone(&shared)),
             shared,
             ready: Vec::new(),
+            script: Script::default(),
             turns: 0,
             events: 0,
             digest: seed,
@@ -168,6 +177,7 @@ impl<F: Firmware> World<F> {
         if at != self.now {
             self.now = at;
             self.turns = 0;
+            self.network.watch.now = at;
             self.queue.set_now(at);
             self.shared.set_now(at);
         }
@@ -182,11 +192,17 @@ impl<F: Firmware> World<F> {
             }
             for task in ready.drain(..) {
                 self.count_turn();
-                self.note(9 | u64::from(task) << 4);
-                self.executor.poll(task);
+                if self.network.ailments.is_none() || !self.put_off(task) {
+                    self.run_task(task);
+                }
             }
         }
         self.ready = ready;
+    }
+
+    fn run_task(&mut self, task: u32) {
+        self.note(9 | u64::from(task) << 4);
+        self.executor.poll(task);
     }
 
     fn count_turn(&mut self) {
@@ -196,7 +212,7 @@ impl<F: Firmware> World<F> {
 
     /// Takes up what tasks and hosts have asked for.
     fn take_requests(&mut self) {
-        let Self { shared, queue, nics, executor, now, .. } = self;
+        let Self { shared, queue, nics, executor, now, network, .. } = self;
         let Some(mut guard) = shared.take_requests() else { return };
         let requests = &mut *guard;
         for (node, life, port, id) in requests.opened.drain(..) {
@@ -208,9 +224,22 @@ impl<F: Firmware> World<F> {
         requests.schedule_sleepers(queue);
         for Doorbell { node, port, life } in requests.doorbells.drain(..) {
             let nic = &mut nics[node.index()];
-            if nic.up && nic.life == life && nic.ring(port) {
+            if !nic.up || nic.life != life {
+                continue;
+            }
+            let ailments = &mut network.ailments;
+            // A port is closed through the kernel, which loses nothing.
+            let times = if ailments.is_none() || nic.ports.is_closing(port) {
+                1
+            } else {
+                ailments.doorbells(node, nic.rung())
+            };
+            if times > 0 && nic.ring(port) {
                 let at = now.plus_nanos(nanos(nic.profile.doorbell));
-                queue.schedule(at, Event::Doorbell { node, port, life });
+                network.watch.busy(Engine::Doorbell(node), *now, at, "doorbell", None);
+                for _ in 0..times {
+                    queue.schedule(at, Event::Doorbell { node, port, life });
+                }
             }
         }
         let spawned = std::mem::take(&mut requests.spawned);
@@ -246,10 +275,20 @@ impl<F: Firmware> World<F> {
             Event::OutputFree { link } => {
                 self.network.on_output_free(&mut self.queue, self.now, link);
             }
+            Event::Medium { medium } => {
+                self.network.on_medium(&mut self.queue, self.now, medium);
+            }
             Event::Wake { slot } => self.executor.wake_sleeper(slot),
             Event::Completion { node, life } => {
                 if self.is_live(node, life) {
-                    self.nics[node.index()].publish_completion();
+                    self.publish_completion(node);
+                }
+            }
+            Event::Incident { index, phase } => self.on_incident(index as usize, phase),
+            Event::Task { task } => self.on_late_task(task),
+            Event::Interrupt { node, port, life } if self.is_live(node, life) => {
+                if let Some(port) = self.nics[node.index()].ports.at(port) {
+                    port.wake();
                 }
             }
             Event::Doorbell { node, port, life } if self.is_live(node, life) => {
@@ -271,6 +310,7 @@ impl<F: Firmware> World<F> {
             Event::Doorbell { .. }
             | Event::DmaDone { .. }
             | Event::Timer { .. }
+            | Event::Interrupt { .. }
             | Event::Coprocessor { .. } => {}
         }
     }
@@ -285,7 +325,10 @@ impl<F: Firmware> World<F> {
         let bytes = HEADER_BYTES as u32 + u32::from(self.network.frames.at(key).header.length);
         if !nic.up {
             self.network.drop_frame(key, DropCause::NicDown);
-        } else if nic.held + bytes > nic.profile.receive_memory {
+        } else if nic.held + bytes > nic.profile.receive_memory
+            || !self.network.ailments.is_none()
+                && self.network.ailments.is_memory_full(node, nic.held + bytes)
+        {
             self.network.drop_frame(key, DropCause::NicMemory);
         } else {
             nic.held += bytes;
@@ -320,9 +363,11 @@ impl<F: Firmware> World<F> {
         let firmware = &mut self.firmware[node.index()];
         let mut closed = None;
         let mut current = (crate::frame::Header::default(), Vec::new());
+        let mut frame = None;
         if let Work::Frame(key) = work {
-            let frame = self.network.frames.at(key);
-            current = (frame.header, std::mem::take(&mut frame.payload));
+            let arrived = self.network.frames.at(key);
+            frame = Some(arrived.number);
+            current = (arrived.header, std::mem::take(&mut arrived.payload));
             nic.held -= HEADER_BYTES as u32 + current.1.len() as u32;
         }
         match work {
@@ -330,16 +375,19 @@ impl<F: Firmware> World<F> {
             Work::Timer(timer) if !nic.take_alarm(timer) => return,
             _ => {}
         }
-        let event_cost =
-            u64::from(nic.profile.event_instructions) * u64::from(nic.profile.instruction_ps);
+        let ailments = &mut self.network.ailments;
+        let times = if ailments.is_none() { 1 } else { ailments.instruction_times(node) };
         let mut hw = SimHardware {
             nic,
             network: &mut self.network,
             queue: &mut self.queue,
             now: self.now,
             current: &current.1,
-            cost_ps: event_cost,
+            cost_ps: 0,
+            times,
+            frame,
         };
+        hw.charge(u64::from(hw.nic.profile.event_instructions));
         match work {
             Work::Start => firmware.on_start(&mut hw),
             Work::Doorbell(port) => {
@@ -360,8 +408,15 @@ impl<F: Firmware> World<F> {
             Work::Timer(timer) => firmware.on_timer(&mut hw, timer),
         }
         hw.abort();
-        let reached = hw.reached();
+        let mut reached = hw.reached();
+        if !self.network.ailments.is_none()
+            && let Some(by) = self.network.ailments.overrun(node)
+        {
+            reached += by;
+        }
         self.nics[node.index()].busy_until = reached;
+        let coprocessor = Engine::Coprocessor(node);
+        self.network.watch.busy(coprocessor, self.now, reached, work.name(), frame);
         if let Some(port) = closed {
             self.nics[node.index()].forget_completions(port);
             self.shared.release_port(node, port);
@@ -377,6 +432,11 @@ impl<F: Firmware> World<F> {
         self.tracer = Some(Box::new(tracer));
     }
 
+    /// Shows `observer` everything that happens from now on; it changes nothing.
+    pub fn observe(&mut self, observer: impl FnMut(&Record<'_>) + Send + 'static) {
+        self.network.watch.observer = Some(Box::new(observer));
+    }
+
     /// The time.
     #[must_use]
     pub const fn now(&self) -> Instant {
@@ -387,6 +447,24 @@ impl<F: Firmware> World<F> {
     #[must_use]
     pub const fn traffic(&self) -> &Traffic {
         &self.network.traffic
+    }
+
+    /// Whether a node's NIC runs.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn is_up(&self, node: NodeId) -> bool {
+        self.nics[node.index()].up
+    }
+
+    /// Ports that the NIC of `node` has open.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn open_ports(&self, node: NodeId) -> usize {
+        self.nics[node.index()].ports.open()
     }
 
     /// Frames under way.
@@ -405,6 +483,12 @@ impl<F: Firmware> World<F> {
     #[must_use]
     pub fn output(&self, link: LinkId) -> Option<&Output> {
         self.network.output(link)
+    }
+
+    /// What a shared medium has carried; `None` if there is no such medium.
+    #[must_use]
+    pub fn medium(&self, medium: MediumId) -> Option<&MediumStats> {
+        self.network.shared.stats(medium)
     }
 
     /// The firmware of `node`, to look at.

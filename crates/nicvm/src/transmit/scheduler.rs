@@ -188,6 +188,12 @@ impl Transmit {
         (backlog.messages > 0).then_some(backlog)
     }
 
+    /// What waits to leave to `destination`.
+    pub(crate) fn waiting_to(&self, destination: NodeId) -> usize {
+        let lanes = self.lanes.to(destination, false).chain(self.lanes.to(destination, true));
+        lanes.map(|queue| queue.waiting.len()).sum()
+    }
+
     /// Bytes of all frames that wait to leave to `destination`, headers included.
     pub(crate) fn queued_bytes(&self, destination: NodeId, mtu: usize) -> u64 {
         let lanes = self.lanes.to(destination, false).chain(self.lanes.to(destination, true));

@@ -66,11 +66,24 @@ impl NicPort {
     /// Publishes a completion and wakes whoever waits for it. One for which no command was taken is
     /// an extension's mistake and nobody's: it would take another's place.
     pub(crate) fn complete(&mut self, completion: &Completion) {
-        let Some(owed) = self.owed.checked_sub(1) else { return };
-        if self.completions.push(&completion.emit()).is_ok() {
-            self.owed = owed;
-            self.registrar.wake();
+        if self.publish(completion) {
+            self.wake();
         }
+    }
+
+    /// Publishes a completion and wakes nobody; `false` if there was none to publish.
+    pub(crate) fn publish(&mut self, completion: &Completion) -> bool {
+        let Some(owed) = self.owed.checked_sub(1) else { return false };
+        let published = self.completions.push(&completion.emit()).is_ok();
+        if published {
+            self.owed = owed;
+        }
+        published
+    }
+
+    /// Wakes whoever waits for a completion.
+    pub(crate) fn wake(&self) {
+        self.registrar.wake();
     }
 }
 
@@ -101,6 +114,22 @@ impl Ports {
         if self.at(id).is_some_and(|port| !port.sync() && !port.has_command()) {
             self.0[id.index()] = None;
         }
+    }
+
+    /// Ports that are open.
+    pub(crate) fn open(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
+
+    /// Whether the application's end of a port is gone.
+    pub(crate) fn is_closing(&self, id: PortId) -> bool {
+        let port = self.0.get(id.index()).and_then(Option::as_ref);
+        port.is_some_and(|port| port.registrar.is_closing())
+    }
+
+    /// Wakes everybody who waits for a completion.
+    pub(crate) fn wake_all(&self) {
+        self.0.iter().flatten().for_each(NicPort::wake);
     }
 
     pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {

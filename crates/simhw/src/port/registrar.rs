@@ -71,6 +71,11 @@ impl Registrar {
         self.bell.ring(self.id);
     }
 
+    /// The NIC's: whether the application's end is gone, which it has not taken note of.
+    pub(super) fn is_closing(&self) -> bool {
+        self.changes().pending.iter().any(|change| matches!(change, Registration::Close))
+    }
+
     /// The application's: its NIC has stopped.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)

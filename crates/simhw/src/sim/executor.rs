@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 
+use super::clock::Clock;
 use super::event_queue::{Event, EventQueue, Scheduled};
 use crate::host::{Host, OpenError};
 use crate::id::{NodeId, PortId};
@@ -44,6 +45,7 @@ struct Gate {
     life: u16,
     numbers: PortNumbers,
     down: bool,
+    clock: Clock,
 }
 
 struct Sleeper {
@@ -102,6 +104,8 @@ impl Requests {
 pub(super) struct Shared {
     now: AtomicU64,
     seed: u64,
+    /// Some node's clock is wrong.
+    skewed: AtomicBool,
     /// Something was asked for.
     asked: AtomicBool,
     /// The task that was woken last, and through [`TaskWaker::next`] those before it.
@@ -125,6 +129,7 @@ impl Shared {
         Arc::new(Self {
             now: AtomicU64::new(0),
             seed,
+            skewed: AtomicBool::new(false),
             asked: AtomicBool::new(false),
             ready: AtomicU32::new(NO_TASK),
             running: AtomicU32::new(NO_TASK),
@@ -163,11 +168,27 @@ impl Shared {
     }
 
     /// The node's NIC runs its `life`, with all its ports free.
-    pub(super) fn set_up(&self, node: NodeId, life: u16) {
+    pub(super) fn set_up(&self, node: NodeId, life: u16, clock: Clock) {
         let gate = &mut lock(&self.requests).gates[node.index()];
         gate.numbers.release_all();
         gate.life = life;
         gate.down = false;
+        gate.clock = clock;
+        self.skewed.fetch_or(clock != Clock::default(), Ordering::Relaxed);
+    }
+
+    /// The node's clock has changed.
+    pub(super) fn set_clock(&self, node: NodeId, clock: Clock) {
+        lock(&self.requests).gates[node.index()].clock = clock;
+        self.skewed.store(true, Ordering::Relaxed);
+    }
+
+    fn clock(&self, node: NodeId) -> Clock {
+        if self.skewed.load(Ordering::Relaxed) {
+            lock(&self.requests).gates[node.index()].clock
+        } else {
+            Clock::default()
+        }
     }
 
     /// The node's NIC has seen a port go.
@@ -286,6 +307,18 @@ impl Executor {
         }
     }
 
+    /// Whose task it is.
+    pub(super) fn node_of(&self, slot: u32) -> NodeId {
+        self.slots[slot as usize].node
+    }
+
+    /// A task that was ready and held up is ready again, or nobody's any more.
+    pub(super) fn thaw(&self, slot: u32) {
+        let waker = &self.slots[slot as usize].waker;
+        waker.queued.store(false, Ordering::Release);
+        waker.wake_by_ref();
+    }
+
     /// Drops all tasks of a node, as a crash of its host does.
     pub(super) fn kill(&mut self, node: NodeId) {
         for (slot, entry) in (0_u32..).zip(&mut self.slots) {
@@ -326,11 +359,15 @@ impl Host for SimHost {
     }
 
     fn now(&self) -> Instant {
-        self.shared.now()
+        self.shared.clock(self.node).read(self.shared.now())
     }
 
-    fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send {
-        Sleep { shared: &self.shared, at, slot: None }
+    async fn sleep_until(&self, at: Instant) {
+        // A clock that is made slow meanwhile is not there yet.
+        while self.now() < at {
+            let at = self.shared.clock(self.node).when(at);
+            Sleep { shared: &self.shared, at, slot: None }.await;
+        }
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
