@@ -33,7 +33,7 @@ impl Clock {
     }
 
     /// The same for a batch without any: the time alone.
-    pub(super) fn stamps_of_none() -> Stamps {
+    pub(crate) fn stamps_of_none() -> Stamps {
         Stamps { now: Self::now(), wall: Duration::ZERO }
     }
 
