@@ -157,6 +157,7 @@ impl<F: Firmware> Core<F> {
             return Next::End;
         }
         self.take_news(engine);
+        engine.nic.read_clock();
         if engine.turn() {
             return Next::Again;
         }
