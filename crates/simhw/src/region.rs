@@ -218,6 +218,12 @@ pub enum RegionError {
         /// What it gives.
         granted: Rights,
     },
+    /// The memory is not there for the NIC now: its pages were unpinned (a fault).
+    #[error("the memory is not resident")]
+    NotResident,
+    /// The transfer failed (a fault).
+    #[error("the bus reported an error")]
+    Bus,
 }
 
 /// An application's own registered memory. Dropping it deregisters it; the NIC keeps the memory
@@ -283,6 +289,12 @@ impl Region {
             .ok_or(RegionError::OutOfRange { bytes: self.len() })?;
         view.copy_to(out);
         Ok(())
+    }
+
+    /// The bytes of a range where they lie, to be copied out; `None` where it passes the end.
+    #[must_use]
+    pub fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
+        self.memory.view(offset, length)
     }
 }
 

@@ -48,6 +48,11 @@ impl Clock {
         Stamps { now: Self::now(), wall: Self::wall() }
     }
 
+    /// The same for a batch without any: the time alone.
+    pub(crate) fn stamps_of_none() -> Stamps {
+        Stamps { now: Self::now(), wall: Duration::ZERO }
+    }
+
     /// A life newer than those of earlier processes, and than all of this process so far.
     ///
     /// The time of day in units of 64 ms: it wraps after 8.7 years, so that the order of two lives

@@ -104,10 +104,18 @@ impl NicPort {
 
     /// Publishes a completion and wakes whoever waits for it.
     pub(crate) fn complete(&mut self, completion: &Completion) {
-        if self.stage(completion) {
-            self.publish();
+        if self.complete_silently(completion) {
             self.registrar.wake();
         }
+    }
+
+    /// Publishes a completion and wakes nobody; `false` if there was none to publish.
+    pub(crate) fn complete_silently(&mut self, completion: &Completion) -> bool {
+        let staged = self.stage(completion);
+        if staged {
+            self.publish();
+        }
+        staged
     }
 }
 
@@ -139,6 +147,22 @@ impl Ports {
         if self.at(id).is_some_and(|port| !port.sync() && !port.has_command()) {
             self.0[id.index()] = None;
         }
+    }
+
+    /// Ports that are open.
+    pub(crate) fn open(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
+
+    /// Whether the application's end of a port is gone.
+    pub(crate) fn is_closing(&self, id: PortId) -> bool {
+        let port = self.0.get(id.index()).and_then(Option::as_ref);
+        port.is_some_and(|port| port.registrar.is_closing())
+    }
+
+    /// Wakes everybody who waits for a completion.
+    pub(crate) fn wake_all(&self) {
+        self.0.iter().flatten().for_each(|port| port.registrar.wake());
     }
 
     pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {

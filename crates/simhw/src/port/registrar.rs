@@ -86,6 +86,11 @@ impl Registrar {
         self.bell.ring(self.id);
     }
 
+    /// The NIC's: whether the application's end is gone, which it has not taken note of.
+    pub(super) fn is_closing(&self) -> bool {
+        self.changes().pending.iter().any(|change| matches!(change, Registration::Close))
+    }
+
     /// The application's: it looks, and finds nothing.
     pub(super) fn progress(&self) {
         self.bell.progress();
