@@ -155,7 +155,7 @@ impl Topology {
     pub fn outputs(&self) -> impl Iterator<Item = (LinkId, Buffer)> + '_ {
         self.links().filter_map(|link| match self.links[link.0 as usize].from {
             End::Switch(switch) => Some((link, self.switches[usize::from(switch.0)].buffer)),
-            End::Nic(_) => None,
+            End::Nic(_) | End::Medium(_) => None,
         })
     }
 
