@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use midplane_simhw::host::{Host, OpenError};
 use midplane_simhw::id::NodeId;
+use midplane_simhw::port::{Command, PortClosed, PostError};
 use midplane_simhw::shm::{ShmConfig, ShmNic, StartError};
 
 use firmware::{Probe, name, run, start};
@@ -80,5 +81,28 @@ fn a_stranger_at_the_door_is_shown_out() {
         let (peer, _) = start(ShmConfig::new(&fabric, NodeId(1), 2));
         tokio::time::timeout(Duration::from_secs(20), nic.meet()).await.expect("a peer is let in");
         drop(peer);
+    });
+}
+
+#[test]
+fn firmware_that_panics_closes_its_ports_and_leaves_its_peers() {
+    let fabric = name("panic");
+    run(async {
+        let (nic, _) = start(ShmConfig::new(&fabric, NodeId(0), 2).spin(Duration::ZERO));
+        let (peer, _) = start(ShmConfig::new(&fabric, NodeId(1), 2));
+        nic.meet().await;
+        let (mut port, mut other) =
+            (nic.host().open_port().unwrap(), nic.host().open_port().unwrap());
+        let fatal = Command { flags: 1, ..Command::default() };
+        let ring = std::panic::AssertUnwindSafe(|| port.submit(&fatal));
+        assert!(std::panic::catch_unwind(ring).is_err(), "it runs where it is rung");
+        assert_eq!(other.poll(), None);
+        assert_eq!(other.completion().await, Err(PortClosed));
+        assert_eq!(port.post(&Command::default()), Err(PostError::Closed));
+        assert_eq!(nic.host().open_port().unwrap_err(), OpenError::Stopped(NodeId(0)));
+        nic.shutdown().await;
+        let mut peers = peer.peers();
+        let left = peers.wait_for(Vec::is_empty);
+        tokio::time::timeout(Duration::from_secs(20), left).await.expect("it is missed").unwrap();
     });
 }
