@@ -24,10 +24,15 @@ pub mod hardware;
 pub mod host;
 pub mod id;
 pub mod kernel;
+#[cfg(all(test, midplane_loom))]
+#[path = "shm/lane.rs"]
+mod lane;
 pub mod launch;
 pub mod link;
 mod live;
 pub mod medium;
+#[cfg(all(test, midplane_loom))]
+mod models;
 pub mod port;
 pub mod profile;
 pub mod region;
@@ -35,7 +40,7 @@ mod ring;
 pub mod rng;
 pub mod seal;
 mod segment;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub mod shm;
 pub mod sim;
 pub mod switch;

@@ -1,6 +1,7 @@
 //! A process's own way into its NIC: a submission ring, a completion ring, a doorbell, registered
 //! memory.
 
+mod bells;
 mod command;
 mod nic;
 mod numbers;
@@ -21,6 +22,7 @@ use crate::segment::Segment;
 pub use command::{Command, Completion, Status};
 pub use numbers::WELL_KNOWN;
 
+pub(crate) use bells::Bells;
 pub(crate) use nic::{NicPort, Ports};
 pub(crate) use numbers::{PortName, PortNumbers};
 pub(crate) use registrar::{Bell, Registrar};

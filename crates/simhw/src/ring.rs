@@ -141,7 +141,7 @@ impl Consumer {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(midplane_loom)))]
 mod tests {
     use super::*;
     use std::collections::VecDeque;

@@ -15,18 +15,25 @@
 //! only while the ring's protocol gives the slot to the copying side.
 #![allow(unsafe_code, reason = "the one module that touches raw memory")]
 
+#[cfg(not(all(test, midplane_loom)))]
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+#[cfg(not(all(test, midplane_loom)))]
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
+#[cfg(not(all(test, midplane_loom)))]
 use std::ptr::NonNull;
 
 use crate::sync::AtomicU64;
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 mod file;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub(crate) use file::Kind;
+#[cfg(all(test, midplane_loom))]
+mod model;
+#[cfg(all(test, midplane_loom))]
+pub(crate) use model::Segment;
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
@@ -34,6 +41,7 @@ pub(crate) const LINE: usize = 64;
 /// One cache line of words.
 pub(crate) type Line = [AtomicU64; 8];
 
+#[cfg(not(all(test, midplane_loom)))]
 /// Zeroed memory, aligned to cache lines. Its length is a multiple of them.
 pub(crate) struct Segment {
     base: NonNull<u8>,
@@ -41,6 +49,7 @@ pub(crate) struct Segment {
     backing: Backing,
 }
 
+#[cfg(not(all(test, midplane_loom)))]
 enum Backing {
     /// Memory of this process, and where its allocation begins.
     Heap { start: NonNull<u8>, layout: Layout },
@@ -51,16 +60,20 @@ enum Backing {
 
 // SAFETY: the memory is owned by the segment until it is dropped, and is only ever touched through
 // atomic words and through the copies below, which any number of threads may do at once.
+#[cfg(not(all(test, midplane_loom)))]
 unsafe impl Send for Segment {}
 // SAFETY: as above.
+#[cfg(not(all(test, midplane_loom)))]
 unsafe impl Sync for Segment {}
 
+#[cfg(not(all(test, midplane_loom)))]
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Segment").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
 
+#[cfg(not(all(test, midplane_loom)))]
 impl Segment {
     /// Memory of this process alone, at least `bytes` of it.
     ///
@@ -141,6 +154,7 @@ impl Segment {
     }
 }
 
+#[cfg(not(all(test, midplane_loom)))]
 impl Drop for Segment {
     fn drop(&mut self) {
         match self.backing {
@@ -282,7 +296,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(midplane_loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -21,6 +21,8 @@ mod driver;
 mod engine;
 mod host;
 mod lane;
+#[doc(hidden)]
+pub mod measure;
 mod nic;
 mod rendezvous;
 

@@ -33,8 +33,17 @@ impl NicPort {
     }
 
     /// Takes note of what was registered and deregistered. `false` once the port is dropped.
+    #[inline]
     pub(crate) fn sync(&mut self) -> bool {
-        for change in self.registrar.take().into_iter().flatten() {
+        if self.registrar.has_changed() {
+            self.take_changes();
+        }
+        self.open
+    }
+
+    #[cold]
+    fn take_changes(&mut self) {
+        for change in self.registrar.take() {
             match change {
                 Registration::Register { slot, generation, memory, options } => {
                     self.regions.insert(slot, generation, memory, options);
@@ -45,9 +54,9 @@ impl NicPort {
                 Registration::Close => self.open = false,
             }
         }
-        self.open
     }
 
+    #[inline]
     pub(crate) fn next_command(&mut self) -> Option<Command> {
         let entry = self.commands.pop()?;
         // What was registered before the command was posted is known from here on.
@@ -128,6 +137,7 @@ impl Ports {
         self.0[id.index()] = Some(port);
     }
 
+    #[inline]
     pub(crate) fn at(&mut self, id: PortId) -> Option<&mut NicPort> {
         self.0.get_mut(id.index())?.as_mut()
     }
@@ -158,7 +168,8 @@ impl Ports {
     pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {
         let port = self.at(id)?;
         let command = port.next_command();
-        if command.is_none() {
+        // One that was dropped has no more to say.
+        if command.is_none() && !port.sync() {
             self.sync(id);
         }
         command

@@ -139,13 +139,16 @@ impl Registrar {
         self.waker.wake();
     }
 
-    /// The NIC's: what was registered and deregistered since the last time, if anything was.
-    pub(super) fn take(&self) -> Option<Vec<Registration>> {
-        // Rarely anything has: a load costs less than a swap.
-        if self.changed.load(Ordering::Relaxed) && self.changed.swap(false, Ordering::AcqRel) {
-            return Some(std::mem::take(&mut self.changes().pending));
-        }
-        None
+    /// The NIC's: whether something was registered or deregistered since the last time.
+    #[inline]
+    pub(super) fn has_changed(&self) -> bool {
+        self.changed.load(Ordering::Relaxed)
+    }
+
+    /// The NIC's: what was registered and deregistered since the last time.
+    pub(super) fn take(&self) -> Vec<Registration> {
+        self.changed.swap(false, Ordering::AcqRel);
+        std::mem::take(&mut self.changes().pending)
     }
 
     /// A slot for a region, and which use of it this is.

@@ -80,11 +80,7 @@ impl<F: Firmware> Core<F> {
 
     /// The engine. One whose firmware has panicked is thrown away: its ports close.
     fn engine(&self) -> MutexGuard<'_, Option<Engine<F>>> {
-        self.engine.lock().unwrap_or_else(|poisoned| {
-            let mut engine = poisoned.into_inner();
-            *engine = None;
-            engine
-        })
+        self.engine.lock().unwrap_or_else(thrown_away)
     }
 
     /// Wakes the driver.
@@ -130,7 +126,7 @@ impl<F: Firmware> Core<F> {
         let mut engine = match self.engine.try_lock() {
             Ok(engine) => engine,
             Err(TryLockError::WouldBlock) => return false,
-            Err(TryLockError::Poisoned(_)) => self.engine(),
+            Err(TryLockError::Poisoned(poisoned)) => thrown_away(poisoned),
         };
         let Some(engine) = &mut *engine else { return false };
         self.take_news(engine);
@@ -157,6 +153,7 @@ impl<F: Firmware> Core<F> {
             return Next::End;
         }
         self.take_news(engine);
+        engine.nic.read_clock();
         if engine.turn() {
             return Next::Again;
         }
@@ -186,6 +183,15 @@ impl<F: Firmware> Core<F> {
             self.signal();
         }
     }
+}
+
+/// An engine whose firmware has panicked is gone: its ports close.
+fn thrown_away<F>(
+    poisoned: PoisonError<MutexGuard<'_, Option<Engine<F>>>>,
+) -> MutexGuard<'_, Option<Engine<F>>> {
+    let mut engine = poisoned.into_inner();
+    *engine = None;
+    engine
 }
 
 impl<F> std::fmt::Debug for Core<F> {

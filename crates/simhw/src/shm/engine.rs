@@ -16,7 +16,11 @@ use crate::sync::{Ordering, fence};
 const FRAMES_PER_TURN: usize = 32;
 /// Frames to itself, ends of transfers and alarms that one turn handles.
 const WORK_PER_TURN: usize = 32;
-/// Looks in vain after which whoever looks is taken to go on looking.
+/// Looks of one visit.
+const LOOKS: u32 = 4;
+/// Visits in vain between two readings of the clock: they take half a microsecond.
+const LOOKS_PER_READING: u32 = 8;
+/// Visits in vain after which whoever looks is taken to go on looking.
 const LOOKS_OF_A_POLLER: u32 = 8;
 
 /// The receiving side of a peer.
@@ -133,20 +137,26 @@ impl<F: Firmware> Engine<F> {
         if was_any {
             self.nic.wake();
         }
-        // Read when nothing hurries: the next frame finds it read.
-        self.nic.read_clock();
         was_any
     }
 
-    /// A turn that an application has time for.
+    /// A turn that an application has time for. It looks a few times: the next look costs less than
+    /// coming back.
     #[inline]
     pub(super) fn visit(&mut self) -> bool {
         self.visits += 1;
-        if self.turn() {
-            self.vain_looks = 0;
-            return true;
+        for _ in 0..LOOKS {
+            if self.turn() {
+                self.vain_looks = 0;
+                return true;
+            }
+            std::hint::spin_loop();
         }
         self.vain_looks = self.vain_looks.saturating_add(1);
+        // Read when nothing hurries, and not at every look: frames and alarms find it read.
+        if self.vain_looks.is_multiple_of(LOOKS_PER_READING) {
+            self.nic.read_clock();
+        }
         false
     }
 

@@ -215,7 +215,7 @@ impl Sender {
     }
 
     /// Frames that have been published, and the consumer has not been known to take.
-    #[cfg(test)]
+    #[cfg(all(test, not(midplane_loom)))]
     const fn under_way(&self) -> u64 {
         self.published - self.returned
     }
@@ -303,5 +303,6 @@ impl Receiver {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(midplane_loom)))]
+#[path = "lane/tests.rs"]
 mod tests;

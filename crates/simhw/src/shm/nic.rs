@@ -158,6 +158,9 @@ impl Nic {
     /// After the firmware has looked at a port: one that was dropped is forgotten once its last
     /// command is taken. Whether this one was just now.
     pub(super) fn has_closed(&mut self, id: PortId) -> bool {
+        if self.ports.at(id).is_some_and(NicPort::sync) {
+            return false;
+        }
         self.ports.sync(id);
         self.ports.at(id).is_none() && self.open.remove(&id)
     }
@@ -180,6 +183,7 @@ impl Nic {
     }
 
     /// Whether there is work that waits for nothing.
+    #[inline]
     pub(super) fn has_work(&self) -> bool {
         !self.looped.is_empty() || !self.dma_done.is_empty() || self.next_alarm <= self.now
     }
@@ -194,6 +198,7 @@ impl Nic {
     }
 
     /// Wakes whoever sleeps and was sent something: peers, and applications of this node.
+    #[inline]
     pub(super) fn wake(&mut self) {
         if self.touched.is_empty() && self.completed.is_empty() {
             return;
