@@ -237,12 +237,13 @@ impl Desk {
         self.answer(peer, Kind::Credit, Marks::NONE, (granted, 0), 0);
     }
 
-    /// Lets leave what can.
-    pub(super) fn flush<C: Carrier>(&mut self, carrier: &mut C) {
+    /// Lets leave what can; whether there is more that could leave in a further turn.
+    pub(super) fn flush<C: Carrier>(&mut self, carrier: &mut C) -> bool {
         let mut at = 0;
+        let mut more = false;
         while at < self.busy.len() {
             let peer = self.busy[at];
-            self.flush_link(carrier, peer);
+            more |= self.flush_link(carrier, peer);
             let idle = self.link(peer).is_none_or(super::Link::is_idle);
             if idle {
                 if let Some(link) = self.link_mut(peer) {
@@ -254,12 +255,13 @@ impl Desk {
                 at += 1;
             }
         }
+        more
     }
 
-    fn flush_link<C: Carrier>(&mut self, carrier: &mut C, peer: Peer) {
+    fn flush_link<C: Carrier>(&mut self, carrier: &mut C, peer: Peer) -> bool {
         while let Some(envelope) = self.link(peer).and_then(|link| link.answers.front().copied()) {
             if self.post(carrier, peer, &envelope, &[]) == Err(Refusal::Full) {
-                return;
+                return false;
             }
             self.link_mut(peer).expect("it was there").answers.pop_front();
         }
@@ -282,12 +284,13 @@ impl Desk {
         }
         for _ in 0..PARTS {
             let Some(stream) = self.link_mut(peer).and_then(|link| link.streams.pop_front()) else {
-                break;
+                return false;
             };
             if !self.send_part(carrier, peer, stream) {
-                break;
+                return false;
             }
         }
+        self.link(peer).is_some_and(|link| !link.streams.is_empty())
     }
 
     /// The next part of an announced message leaves; `false` if there is no room for it.
