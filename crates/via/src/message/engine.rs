@@ -142,6 +142,11 @@ impl<C: Carrier> Engine<C> {
         &self.carrier
     }
 
+    /// What carries its packets, to be told what no trait says.
+    pub const fn carrier_mut(&mut self) -> &mut C {
+        &mut self.carrier
+    }
+
     /// Takes in what has come, a batch at most; whether there may be more.
     fn take_in(&mut self) -> bool {
         for _ in 0..self.desk.config.batch {

@@ -29,10 +29,21 @@ pub(super) struct Posted<R> {
 
 impl<R> Linked for Slab<Entry<R>> {
     #[inline]
-    fn link(&mut self, entry: u32) -> &mut Link {
+    fn link(&self, entry: u32) -> Link {
+        self[entry as usize].link
+    }
+
+    #[inline]
+    fn link_mut(&mut self, entry: u32) -> &mut Link {
         &mut self[entry as usize].link
     }
 
+    #[inline]
+    fn name(&self, entry: u32) -> Common {
+        self[entry as usize].pattern.common()
+    }
+
+    #[inline]
     fn stamp(&self, entry: u32) -> u64 {
         self[entry as usize].stamp
     }
@@ -64,7 +75,7 @@ impl<R: Copy> Posted<R> {
                 continue;
             }
             let name = shape.common(key);
-            let Some(slot) = queues.head(name) else { continue };
+            let Some(slot) = queues.head(name, &self.entries) else { continue };
             let stamp = self.entries.stamp(slot);
             if first.is_none_or(|(earliest, ..)| stamp < earliest) {
                 first = Some((stamp, slot, shape, name));
