@@ -16,8 +16,8 @@ macro_rules! run {
 
 run! {
     exchange: sendrecv1 2, sendrecv2 2, sendrecv3 2, isendirecv 2, isendrecv 3, isendrecv_replace 3,
-        pingping 2, eagerdt 2, dtype_send 2, large_tag 2, pipeline 4, pssend 2,
-        multi_psend_derived 2, send_tests 2;
+        pingping 2, eagerdt 2, dtype_send 2, large_tag 2, pipeline 2, pssend 2,
+        multi_psend_derived 2, send_tests 3;
     buffered: bsend1 2, bsend2 2, bsend3 2, bsend4 1, bsend5 3, bsend_iflush 2, bsendalign 2,
         bsendfrag 2, bsendpending 2, ibsend 2;
     cancelling: cancelrecv 2, cancelanysrc 2, rcancel 2, scancel 2, scancel2 2, scancel_unmatch 2,

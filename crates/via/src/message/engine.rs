@@ -271,7 +271,9 @@ impl<C: Carrier> Progression for Engine<C> {
 
     #[inline]
     fn destroy(&mut self, request: Request, undo: bool) {
-        if let Some(held) = self.desk.claimed.remove(&request) {
+        if !self.desk.claimed.is_empty()
+            && let Some(held) = self.desk.claimed.remove(&request)
+        {
             self.desk.put_back(held);
         }
         match self.desk.requests.state(request) {

@@ -48,18 +48,26 @@ pub(crate) async fn cancelanysrc<P: Progression>(world: World<P>) {
     }
 }
 
-/// Cancelling a receive whose message is here already changes nothing.
+/// Of four receives three are cancelled, in another order than they were posted; the fourth gets
+/// its message. Cancelling one whose message is here already changes nothing.
 pub(crate) async fn rcancel<P: Progression>(world: World<P>) {
     if world.rank().0 == 0 {
+        world.receive(rank(1), tag(9)).await.unwrap();
         world.send(rank(1), tag(1), text(1, 9)).await.unwrap();
+        world.isend(Mode::Standard, rank(1), tag(5), text(5, 9)).unwrap().free();
     } else {
-        world.probe(rank(0), tag(1)).await.unwrap();
-        let receive = world.ireceive_into(rank(0), tag(1), room(9)).unwrap();
-        receive.cancel();
-        assert_eq!(receive.await.unwrap().bytes, text(1, 9));
-        let receive = world.ireceive(rank(0), tag(1)).unwrap();
-        receive.cancel();
-        assert_eq!(receive.await, Err(CANCELLED));
+        let receive = |n: u32| world.ireceive_into(rank(0), tag(n), room(10 << n)).unwrap();
+        let [first, stays, third, fourth] = [0, 1, 2, 3].map(receive);
+        for cancelled in [third, fourth, first] {
+            cancelled.cancel();
+            assert_eq!(cancelled.await, Err(CANCELLED));
+        }
+        world.send(rank(0), tag(9), vec![]).await.unwrap();
+        assert_eq!(stays.await.unwrap().bytes, text(1, 9));
+        world.probe(rank(0), tag(5)).await.unwrap();
+        let late = receive(5);
+        late.cancel();
+        assert_eq!(late.await.unwrap().bytes, text(5, 9));
     }
 }
 

@@ -170,18 +170,16 @@ pub(crate) async fn large_tag<P: Progression>(world: World<P>) {
     }
 }
 
-/// A message in pieces goes down a line of processes, each passing on what it has.
+/// A long message and a short one behind it, with the same tag: they are received in their order.
 pub(crate) async fn pipeline<P: Progression>(world: World<P>) {
-    let (own, size) = (world.rank().0, world.size());
-    for piece in 0..20 {
-        let bytes = if own == 0 {
-            text(piece, 500)
-        } else {
-            world.receive(rank(own - 1), tag(piece)).await.unwrap().bytes
-        };
-        assert_eq!(bytes, text(piece, 500));
-        if own + 1 < size {
-            world.send(rank(own + 1), tag(piece), bytes).await.unwrap();
+    let sizes = [400_000, 4096];
+    if world.rank().0 == 0 {
+        let sends = sizes.map(|size| world.isend(Mode::Standard, rank(1), tag(0), text(1, size)));
+        let results = wait_all(sends.map(Result::unwrap)).await;
+        assert!(results.iter().all(Result::is_ok));
+    } else {
+        for size in sizes {
+            assert!(world.receive(rank(0), tag(0)).await.unwrap().bytes == text(1, size));
         }
     }
 }
@@ -231,19 +229,46 @@ pub(crate) async fn multi_psend_derived<P: Progression>(world: World<P>) {
     }
 }
 
-/// All four modes, blocking, with the receive posted and not.
+/// Standard and synchronous, expected and not, with and without each wildcard, short and long.
 pub(crate) async fn send_tests<P: Progression>(world: World<P>) {
-    world.attach(1 << 16);
-    for mode in [Mode::Standard, Mode::Buffered, Mode::Synchronous, Mode::Ready] {
-        for size in [0, 10, 2000] {
-            if world.rank().0 == 0 {
-                world.receive(rank(1), tag(9)).await.unwrap();
-                world.send_as(mode, rank(1), tag(1), text(1, size)).await.unwrap();
-            } else {
-                let posted = world.ireceive(rank(0), tag(1)).unwrap();
-                world.send(rank(0), tag(9), vec![]).await.unwrap();
-                assert_eq!(posted.await.unwrap().bytes, text(1, size));
+    for to in [1, 2] {
+        for size in [4, 40_000] {
+            for flags in 0..16 {
+                one_send(&world, to, size, [1, 2, 4, 8].map(|flag| flags & flag != 0)).await;
             }
         }
+    }
+}
+
+async fn one_send<P: Progression>(
+    world: &World<P>,
+    to: u32,
+    size: usize,
+    [early, any_source, any_tag, synchronous]: [bool; 4],
+) {
+    if world.rank().0 == 0 {
+        let mode = if synchronous { Mode::Synchronous } else { Mode::Standard };
+        if !early {
+            world.barrier().await.unwrap();
+        }
+        let send = world.isend(mode, rank(to), tag(1234), text(to, size)).unwrap();
+        if early {
+            world.barrier().await.unwrap();
+        }
+        send.await.unwrap();
+    } else if world.rank().0 == to {
+        if early {
+            world.barrier().await.unwrap();
+        }
+        let source = (!any_source).then_some(rank(0));
+        let receive = world.ireceive(source, (!any_tag).then_some(tag(1234))).unwrap();
+        if !early {
+            world.barrier().await.unwrap();
+        }
+        let got = receive.await.unwrap();
+        assert_eq!((got.source, got.tag), (rank(0), tag(1234)));
+        assert!(got.bytes == text(to, size));
+    } else {
+        world.barrier().await.unwrap();
     }
 }
