@@ -76,7 +76,9 @@ fn engine(bytes: &[u8]) -> f64 {
         engine.addprocs(&[Peer(0), Peer(1)]).expect("there are two");
     }
     // Each tells the other its window.
-    pair.iter_mut().for_each(|engine| drop(engine.advance(Wait::Not)));
+    for engine in &mut pair {
+        engine.advance(Wait::Not);
+    }
     let mut storage = Vec::with_capacity(bytes.len());
     let context = Context(0);
     let mut side = |from: &mut Lower, to: &mut Lower, source, target| {
