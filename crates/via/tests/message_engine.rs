@@ -148,3 +148,15 @@ fn an_announced_message_that_no_receive_met_can_be_taken_back() {
     assert!(pair[1].explain().unmatched.is_empty());
     assert_eq!(pair[1].unexpected_bytes(), 0);
 }
+
+#[test]
+fn who_receives_and_does_nothing_else_keeps_no_sender_waiting() {
+    for (mode, length) in [(Mode::Synchronous, 10), (Mode::Standard, 90)] {
+        let mut pair = cluster(2, MemoryConfig::default(), Config::default().eager(100));
+        let sent = send(&mut pair[0], mode, 1, 1, &message(0, 0, length));
+        settle(&mut pair);
+        let _ = receive(&mut pair[1], Some(0), Some(1), 10_000);
+        pair[0].advance(Wait::Not);
+        assert_eq!(pair[0].requests().state(sent), Some(State::Done), "{mode:?}");
+    }
+}

@@ -15,7 +15,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 
 use bytes::Bytes;
@@ -133,7 +133,7 @@ impl<P: Progression> Communicator<P> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Desk<P>> {
-        self.desk.lock().expect("nothing panics while it holds this lock")
+        lock(&self.desk)
     }
 
     /// The process behind it, for as long as `work` takes; other tasks wait meanwhile.
@@ -337,6 +337,12 @@ impl<P: Progression> Communicator<P> {
         let Outcome { status, bytes, .. } = outcome;
         Received { source: self.scope.rank_of(status.source), tag: status.tag, bytes }
     }
+}
+
+/// Ours do not panic in here. A caller of [`Communicator::with`] may, between two calls: what it
+/// leaves is whole.
+fn lock<P>(desk: &Mutex<Desk<P>>) -> MutexGuard<'_, Desk<P>> {
+    desk.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a future on this thread: it polls for a while, then parks until it is woken.

@@ -142,6 +142,11 @@ impl<C: Carrier> Engine<C> {
         &self.carrier
     }
 
+    /// What carries its packets, to be told what no trait says.
+    pub const fn carrier_mut(&mut self) -> &mut C {
+        &mut self.carrier
+    }
+
     /// Takes in what has come, a batch at most; whether there may be more.
     fn take_in(&mut self) -> bool {
         for _ in 0..self.desk.config.batch {
@@ -160,14 +165,17 @@ impl<C: Carrier> Engine<C> {
         true
     }
 
+    /// Lets leave what can; whether more could at once.
+    #[inline]
+    fn flush(&mut self) -> bool {
+        !self.desk.busy.is_empty() && self.desk.flush(&mut self.carrier)
+    }
+
     fn progress(&mut self) -> bool {
         if self.desk.requests.has_marked() {
             self.desk.cancel_marked();
         }
-        let more = self.take_in();
-        if !self.desk.busy.is_empty() {
-            self.desk.flush(&mut self.carrier);
-        }
+        let more = self.take_in() | self.flush();
         more || !self.desk.to_self.is_empty()
     }
 }
@@ -243,7 +251,6 @@ impl<C: Carrier> Progression for Engine<C> {
                 let route = departures::Route { mode, to, context, tag };
                 if !desk.send_at_once(&mut self.carrier, request, route, &bytes) {
                     desk.queue_send(request, to, bytes);
-                    desk.flush(&mut self.carrier);
                 }
             }
             (Operation::Receive(pattern), Load::Room { room, storage }) => {
@@ -257,21 +264,26 @@ impl<C: Carrier> Progression for Engine<C> {
             }
             _ => return Err(StartError::WrongLoad),
         }
+        // A receive may have met its message: the sender need not wait for our next advance.
+        self.flush();
         Ok(())
     }
 
     #[inline]
     fn destroy(&mut self, request: Request, undo: bool) {
-        if let Some(held) = self.desk.claimed.remove(&request) {
+        if !self.desk.claimed.is_empty()
+            && let Some(held) = self.desk.claimed.remove(&request)
+        {
             self.desk.put_back(held);
         }
-        let Some(record) = self.desk.requests.get_mut(request) else { return };
-        match record.state {
-            State::Built => {}
-            State::Done if !undo => {}
-            _ => return self.desk.abandon(request, undo),
+        match self.desk.requests.state(request) {
+            Some(State::Done) if undo => self.desk.abandon(request, undo),
+            Some(State::Waiting | State::Active) => self.desk.abandon(request, undo),
+            _ => {
+                self.desk.requests.remove(request);
+            }
         }
-        self.desk.requests.remove(request);
+        self.flush();
     }
 
     fn finalize(&mut self) -> Poll<()> {

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use super::{Communicator, Desk, Received};
+use super::{Communicator, Desk, Received, lock};
 use crate::message::process::MessageError;
 use crate::message::progression::{Progression, Wait};
 use crate::message::request::{Failure, Outcome, Request};
@@ -47,10 +48,11 @@ impl<P: Progression> Pending<P> {
     /// The outcome, if it is there; moves things forward first.
     pub fn test(&mut self) -> Option<Result<Received, MessageError>> {
         let request = self.request?;
-        self.communicator.with(|process| {
-            process.lower_mut().advance(Wait::Not);
-        });
-        let outcome = self.take(&mut self.communicator.clone().lock(), request)?;
+        let shared = Arc::clone(&self.communicator.desk);
+        let mut desk = lock(&shared);
+        desk.process.lower_mut().advance(Wait::Not);
+        desk.tell_probes();
+        let outcome = self.take(&mut desk, request)?;
         Some(self.result(outcome))
     }
 
@@ -93,8 +95,8 @@ impl<P: Progression> Pending<P> {
 
     fn poll_outcome(&mut self, context: &Context<'_>) -> Poll<Outcome> {
         let request = self.request.expect("polled after it was ready");
-        let communicator = self.communicator.clone();
-        let mut desk = communicator.lock();
+        let shared = Arc::clone(&self.communicator.desk);
+        let mut desk = lock(&shared);
         if let Some(outcome) = self.take(&mut desk, request) {
             return Poll::Ready(outcome);
         }

@@ -1,9 +1,10 @@
 //! Requests that are built once and started again and again.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 
-use super::{Communicator, Received};
+use super::{Communicator, Received, lock};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
@@ -72,8 +73,8 @@ impl<P: Progression> Persistent<P> {
     /// Dropped, it has taken nothing.
     pub async fn wait(&mut self) -> Option<(Received, Result<(), Failure>)> {
         poll_fn(|context| {
-            let communicator = self.communicator.clone();
-            let mut desk = communicator.lock();
+            let shared = Arc::clone(&self.communicator.desk);
+            let mut desk = lock(&shared);
             let requests = desk.process.lower_mut().requests();
             if matches!(requests.state(self.request), None | Some(State::Built)) {
                 return Poll::Ready(None);
@@ -87,7 +88,7 @@ impl<P: Progression> Persistent<P> {
             };
             desk.waiters.leave(&mut self.place);
             let result = outcome.result;
-            Poll::Ready(Some((communicator.received(outcome), result)))
+            Poll::Ready(Some((self.communicator.received(outcome), result)))
         })
         .await
     }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::peer::Stream;
+use super::peer::{Link, Stream};
 use super::{Arrived, Counters, Desk, ENTRY, WhenFull};
 use crate::message::carrier::{Carrier, Refusal};
 use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
@@ -89,23 +89,10 @@ impl Desk {
         bytes: &[u8],
     ) -> Attempt {
         let Some(link) = self.links.get(route.to.0 as usize) else { return Attempt::NotNow };
-        if link.lost {
-            return Attempt::Failed(Failure::PeerLost(route.to));
-        }
-        let short = bytes.len() <= self.eager;
-        let fits = short && link.has_window(ENTRY + bytes.len());
-        if short && !fits {
-            match self.config.when_full {
-                WhenFull::Announce => {}
-                WhenFull::Wait => return Attempt::NotNow,
-                // Before the first grant the other side is not full, only unknown.
-                WhenFull::Refuse if link.limit == 0 => return Attempt::NotNow,
-                WhenFull::Refuse => return Attempt::Failed(Failure::Refused(route.to)),
-            }
-        }
-        if !fits && !link.has_window(ENTRY) {
-            return Attempt::NotNow;
-        }
+        let fits = match self.may_leave(link, route.to, bytes.len()) {
+            Ok(fits) => fits,
+            Err(attempt) => return attempt,
+        };
         let kind = if fits { Kind::Eager } else { Kind::Announce };
         let answered = !fits || route.mode == Mode::Synchronous;
         let envelope = Envelope {
@@ -125,7 +112,7 @@ impl Desk {
             Err(Refusal::Full) => return Attempt::NotNow,
             Err(Refusal::Lost) => return Attempt::Failed(Failure::PeerLost(route.to)),
         }
-        self.count_departure(fits, short);
+        self.count_departure(fits, bytes.len() <= self.eager);
         let charge = if fits { ENTRY + bytes.len() } else { ENTRY };
         let link = self.link_mut(route.to).expect("it was there");
         link.next_out = link.next_out.wrapping_add(1);
@@ -138,6 +125,28 @@ impl Desk {
             record.status = sent;
         }
         Attempt::Left
+    }
+
+    /// Whether a message leaves whole, or is announced.
+    #[inline]
+    fn may_leave(&self, link: &Link, to: Peer, length: usize) -> Result<bool, Attempt> {
+        if link.lost {
+            return Err(Attempt::Failed(Failure::PeerLost(to)));
+        }
+        let short = length <= self.eager;
+        if short && link.has_window(ENTRY + length) {
+            return Ok(true);
+        }
+        match self.config.when_full {
+            _ if !short => {}
+            WhenFull::Announce => {}
+            // Before the first grant the other side is not full, only unknown.
+            WhenFull::Refuse if link.limit > 0 => {
+                return Err(Attempt::Failed(Failure::Refused(to)));
+            }
+            WhenFull::Wait | WhenFull::Refuse => return Err(Attempt::NotNow),
+        }
+        if link.has_window(ENTRY) { Ok(false) } else { Err(Attempt::NotNow) }
     }
 
     #[inline]
@@ -237,13 +246,14 @@ impl Desk {
         self.answer(peer, Kind::Credit, Marks::NONE, (granted, 0), 0);
     }
 
-    /// Lets leave what can.
-    pub(super) fn flush<C: Carrier>(&mut self, carrier: &mut C) {
+    /// Lets leave what can; whether there is more that could leave in a further turn.
+    pub(super) fn flush<C: Carrier>(&mut self, carrier: &mut C) -> bool {
         let mut at = 0;
+        let mut more = false;
         while at < self.busy.len() {
             let peer = self.busy[at];
-            self.flush_link(carrier, peer);
-            let idle = self.link(peer).is_none_or(super::Link::is_idle);
+            more |= self.flush_link(carrier, peer);
+            let idle = self.link(peer).is_none_or(Link::is_idle);
             if idle {
                 if let Some(link) = self.link_mut(peer) {
                     link.listed = false;
@@ -254,12 +264,13 @@ impl Desk {
                 at += 1;
             }
         }
+        more
     }
 
-    fn flush_link<C: Carrier>(&mut self, carrier: &mut C, peer: Peer) {
+    fn flush_link<C: Carrier>(&mut self, carrier: &mut C, peer: Peer) -> bool {
         while let Some(envelope) = self.link(peer).and_then(|link| link.answers.front().copied()) {
             if self.post(carrier, peer, &envelope, &[]) == Err(Refusal::Full) {
-                return;
+                return false;
             }
             self.link_mut(peer).expect("it was there").answers.pop_front();
         }
@@ -282,12 +293,13 @@ impl Desk {
         }
         for _ in 0..PARTS {
             let Some(stream) = self.link_mut(peer).and_then(|link| link.streams.pop_front()) else {
-                break;
+                return false;
             };
             if !self.send_part(carrier, peer, stream) {
-                break;
+                return false;
             }
         }
+        self.link(peer).is_some_and(|link| !link.streams.is_empty())
     }
 
     /// The next part of an announced message leaves; `false` if there is no room for it.

@@ -2,7 +2,7 @@
 
 use slab::Slab;
 
-use super::key::{Key, Pattern, Shape};
+use super::key::{Common, Key, Pattern, Shape};
 use super::queues::{Link, Linked, Queues};
 
 /// Names a held message; never another one later.
@@ -44,17 +44,29 @@ pub(super) struct Unexpected<M> {
     seed: u64,
 }
 
-struct Seen<'a, M> {
-    entries: &'a mut Slab<Entry<M>>,
+/// The entries, as the queues of one shape see them.
+struct Seen<E> {
+    entries: E,
     shape: Shape,
 }
 
-impl<M> Linked for Seen<'_, M> {
+impl<M> Linked for Seen<&mut Slab<Entry<M>>> {
     #[inline]
-    fn link(&mut self, entry: u32) -> &mut Link {
+    fn link(&self, entry: u32) -> Link {
+        self.entries[entry as usize].links[self.shape.index()]
+    }
+
+    #[inline]
+    fn link_mut(&mut self, entry: u32) -> &mut Link {
         &mut self.entries[entry as usize].links[self.shape.index()]
     }
 
+    #[inline]
+    fn name(&self, entry: u32) -> Common {
+        self.shape.common(self.entries[entry as usize].key)
+    }
+
+    #[inline]
     fn stamp(&self, entry: u32) -> u64 {
         self.entries[entry as usize].stamp
     }
@@ -106,7 +118,8 @@ impl<M> Unexpected<M> {
         if self.queues[shape.index()].is_none() {
             self.open(shape);
         }
-        self.queues[shape.index()].as_ref()?.head(pattern.common())
+        let queues = self.queues[shape.index()].as_ref()?;
+        queues.head(pattern.common(), &Seen { entries: &mut self.entries, shape })
     }
 
     /// Somebody asks with this shape for the first time.
