@@ -159,7 +159,7 @@ fn coprocessors_us(machine: &Machine) -> f64 {
 }
 
 /// One way of `bytes` between two applications, each of which sends on what it has received.
-fn applications_us(machine: &Machine, bytes: usize) -> f64 {
+pub(crate) fn applications_us(machine: &Machine, bytes: usize) -> f64 {
     let mut world = raw::world(machine);
     let host = world.host(B);
     world.spawn(B, async move {
@@ -258,7 +258,7 @@ fn interrupt_us(machine: &Machine, notice: Notice) -> f64 {
 }
 
 /// Goodput of frames of `bytes`, one after another, in 10^6 byte/s.
-fn stream_mb_per_s(machine: &Machine, bytes: usize) -> f64 {
+pub(crate) fn stream_mb_per_s(machine: &Machine, bytes: usize) -> f64 {
     const FRAMES: u64 = 400;
     let mut world = raw::world(machine);
     let host = world.host(B);
