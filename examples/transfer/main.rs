@@ -8,6 +8,9 @@ mod compare;
 #[path = "../common/gantt.rs"]
 mod gantt;
 mod peer;
+#[path = "../common/ranks.rs"]
+#[expect(dead_code, reason = "every rank here has a place")]
+mod ranks;
 mod wire;
 
 use std::path::PathBuf;
@@ -22,12 +25,9 @@ use clap::Parser;
 #[derive(Clone, Debug, Parser)]
 #[command(after_long_help = HELP)]
 pub(crate) struct Arguments {
-    /// Rank of this process: 0 sends, 1 receives.
-    #[arg(long, requires = "peers")]
-    rank: Option<usize>,
-    /// File with one host:port a line, one for each rank.
-    #[arg(long, value_name = "FILE", requires = "rank")]
-    peers: Option<PathBuf>,
+    /// Rank 0 sends, rank 1 receives.
+    #[command(flatten)]
+    ranks: ranks::Ranks,
     /// Rounds of paired runs.
     #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,17 +59,17 @@ impl Drop for Temporary {
 
 /// Plays the part that the arguments give this process.
 pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<bool, Fault> {
-    match (arguments.child, arguments.rank, &arguments.peers) {
-        (true, ..) => receive(runtime, arguments, "127.0.0.1:0".into()),
-        (_, Some(rank), Some(peers)) => {
-            let addresses = addresses(peers)?;
-            match rank {
-                0 => send(runtime, arguments, &addresses[1]),
-                1 => receive(runtime, arguments, addresses[1].clone()),
-                _ => Err(Fault::Input(format!("--rank {rank}: must be 0 (sends) or 1 (receives)"))),
-            }
-        }
-        _ => {
+    if arguments.child {
+        return receive(runtime, arguments, "127.0.0.1:0".into());
+    }
+    match arguments.ranks.place().map_err(Fault::Input)? {
+        Some(place) if place.size() != 2 => Err(Fault::Input(format!(
+            "--peers: must name two host:port, a sender and a receiver, not {}",
+            place.size()
+        ))),
+        Some(place) if place.rank == 0 => send(runtime, arguments, &place.peers[1]),
+        Some(mut place) => receive(runtime, arguments, place.peers.remove(1)),
+        None => {
             let (child, address) = runtime
                 .block_on(start_child(arguments))
                 .map_err(Fault::lost("starting the receiver"))?;
@@ -77,21 +77,6 @@ pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<bool, Faul
             runtime.block_on(end_child(child));
             outcome
         }
-    }
-}
-
-fn addresses(file: &Path) -> Result<Vec<String>, Fault> {
-    let bad =
-        |problem: &dyn Display| Fault::Input(format!("--peers {}: {problem}", file.display()));
-    let text = std::fs::read_to_string(file).map_err(|problem| bad(&problem))?;
-    let lines: Vec<String> =
-        text.lines().map(str::trim).filter(|line| !line.is_empty()).map(Into::into).collect();
-    if lines.len() != 2 {
-        return Err(bad(&format!("must name two host:port, not {}", lines.len())));
-    }
-    match lines.iter().position(|line| !line.contains(':')) {
-        Some(index) => Err(bad(&format!("line {} is not host:port", index + 1))),
-        None => Ok(lines),
     }
 }
 

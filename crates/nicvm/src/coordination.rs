@@ -27,7 +27,9 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::RegionRef;
 use midplane_simhw::time::{Instant, nanos};
 
-pub use config::{ConfigError, CoordinationConfig, Hold, LinkConfig, Uncontrolled};
+pub use config::{
+    ConfigError, CoordinationConfig, DEFAULT_RESERVE, Hold, LinkConfig, Uncontrolled,
+};
 pub use lead::{Lead, LeadEstimator};
 pub use link::LinkCounters;
 pub use member::{MAX_SENDERS, Party};
@@ -228,7 +230,7 @@ impl Coordination {
                     nic.now(),
                     bytes,
                     small,
-                    self.config.reserve,
+                    self.config.reserve.unwrap_or(DEFAULT_RESERVE),
                     nic.line_rate(),
                 );
             message.controlled = !free;

@@ -94,6 +94,13 @@ proptest! {
         let most = 400.max(plan.fragments().len() + 50);
         let best = (1..=most).map(|count| signature.latency(bytes, count as f64).get()).fold(f64::INFINITY, f64::min);
         prop_assert!(close(plan.latency().get(), best, 1e-9), "{} against {best}", plan.latency());
+        for (fewest, most) in [(1, 65_536), (3, 9), (5, 5)] {
+            let cold = fixed::count(&chain, bytes, fewest, most);
+            let known = signature.count(bytes, fewest, most);
+            prop_assert!((fewest..=most).contains(&cold));
+            let us = |count: usize| signature.latency(bytes, count as f64).get();
+            prop_assert!(close(us(cold), us(known), 1e-12), "{cold} against {known}");
+        }
         let sizes = vec![bytes / 7.0; 7];
         prop_assert!(close(chain.latency(&sizes, None).get(), signature.latency(bytes, 7.0).get(), 1e-12));
     }

@@ -37,19 +37,27 @@ pub enum DropCause {
     NicMemory,
     /// There is no way to the destination.
     NoRoute,
+    /// It met a collision each time that it was sent over a shared medium.
+    Collisions,
     /// The bytes are no frame of this fabric's version.
     Malformed,
     /// It came from no peer, or claimed to be from another one.
     Stranger,
     /// It was for another node.
     Misrouted,
+    /// It was not sealed, or with no keys that its receiver knows.
+    Unsealed,
+    /// It was sealed, and had been received before, or came too late to tell.
+    Replayed,
+    /// No keys could be agreed on with its destination.
+    NoKeys,
     /// The operating system did not take or keep it.
     System,
 }
 
 impl DropCause {
     /// Every cause.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 23] = [
         Self::BufferFull,
         Self::PartialDiscard,
         Self::EarlyDiscard,
@@ -65,9 +73,13 @@ impl DropCause {
         Self::NicDown,
         Self::NicMemory,
         Self::NoRoute,
+        Self::Collisions,
         Self::Malformed,
         Self::Stranger,
         Self::Misrouted,
+        Self::Unsealed,
+        Self::Replayed,
+        Self::NoKeys,
         Self::System,
     ];
 
@@ -90,9 +102,13 @@ impl DropCause {
             Self::NicDown => "nic_down",
             Self::NicMemory => "nic_memory",
             Self::NoRoute => "no_route",
+            Self::Collisions => "collisions",
             Self::Malformed => "malformed",
             Self::Stranger => "stranger",
             Self::Misrouted => "misrouted",
+            Self::Unsealed => "unsealed",
+            Self::Replayed => "replayed",
+            Self::NoKeys => "no_keys",
             Self::System => "system",
         }
     }

@@ -8,8 +8,11 @@
 //! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like and what
 //!   goes wrong
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
-//! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
+//! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and what
+//!   they lose
+//! - [`seal`]: frames that only holders of a key can read, make or change
 //! - [`udp`]: the fabric of real sockets, and the switch in software
+//! - [`launch`]: who am I, and where are my peers
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![forbid(unsafe_code)]
 
@@ -19,12 +22,15 @@ pub mod frame;
 pub mod hardware;
 pub mod host;
 pub mod id;
+pub mod launch;
 pub mod link;
+pub mod medium;
 pub mod port;
 pub mod profile;
 pub mod region;
 mod ring;
 pub mod rng;
+pub mod seal;
 pub mod sim;
 pub mod switch;
 pub mod time;

@@ -12,6 +12,7 @@ mod frames;
 mod incidents;
 mod network;
 mod nic;
+mod shared;
 mod uplink;
 mod watch;
 
@@ -23,11 +24,12 @@ use crate::drops::DropCause;
 use crate::frame::{Frame, HEADER_BYTES};
 use crate::hardware::{Firmware, Hardware};
 use crate::id::{Incarnation, NodeId};
+use crate::medium::MediumStats;
 use crate::profile::NicProfile;
 use crate::region::Payload;
 use crate::switch::Output;
 use crate::time::{Instant, nanos};
-use crate::topology::{LinkId, Topology};
+use crate::topology::{LinkId, MediumId, Topology};
 use crate::trace::{Engine, Record};
 
 use event_queue::{Event, EventQueue};
@@ -273,6 +275,9 @@ impl<F: Firmware> World<F> {
             Event::OutputFree { link } => {
                 self.network.on_output_free(&mut self.queue, self.now, link);
             }
+            Event::Medium { medium } => {
+                self.network.on_medium(&mut self.queue, self.now, medium);
+            }
             Event::Wake { slot } => self.executor.wake_sleeper(slot),
             Event::Completion { node, life } => {
                 if self.is_live(node, life) {
@@ -478,6 +483,12 @@ impl<F: Firmware> World<F> {
     #[must_use]
     pub fn output(&self, link: LinkId) -> Option<&Output> {
         self.network.output(link)
+    }
+
+    /// What a shared medium has carried; `None` if there is no such medium.
+    #[must_use]
+    pub fn medium(&self, medium: MediumId) -> Option<&MediumStats> {
+        self.network.shared.stats(medium)
     }
 
     /// The firmware of `node`, to look at.

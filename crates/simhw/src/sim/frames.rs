@@ -24,6 +24,8 @@ pub(super) struct InFlight {
     pub(super) pieces: u16,
     /// Pieces that have neither arrived nor been dropped.
     pub(super) outstanding: u16,
+    /// Whether it has its own place on its NIC's line.
+    pub(super) reserved: bool,
     /// Whether a piece has arrived.
     pub(super) arrived: bool,
     /// Why the first lost piece was lost.
@@ -73,6 +75,7 @@ impl FramePool {
                     payload: Vec::new(),
                     pieces: 0,
                     outstanding: 0,
+                    reserved: false,
                     arrived: false,
                     lost: None,
                     line,
@@ -91,6 +94,7 @@ impl FramePool {
         frame.number = self.numbers;
         frame.link = None;
         frame.origin = origin;
+        frame.reserved = false;
         frame.arrived = false;
         frame.line = line;
         frame.lost = None;

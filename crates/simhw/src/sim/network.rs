@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::ailments::{Ailments, Damage};
 use super::event_queue::{Event, EventQueue};
 use super::frames::FramePool;
+use super::shared::SharedMedia;
 use super::uplink::Uplink;
 use super::watch::Watch;
 use crate::drops::{DropCause, Drops};
@@ -54,10 +55,11 @@ pub(super) struct Network {
     pub(super) partitions: BTreeSet<(NodeId, NodeId)>,
     pub(super) uplinks: Vec<Uplink>,
     wires: Vec<Wire>,
+    pub(super) shared: SharedMedia,
     routes: Vec<Vec<Option<LinkId>>>,
-    hosts: Vec<(LinkId, LinkId)>,
-    framing: Framing,
-    rng: Rng,
+    pub(super) hosts: Vec<(LinkId, LinkId)>,
+    pub(super) framing: Framing,
+    pub(super) rng: Rng,
     /// With cells, for each node: the frames whose last piece has not arrived, one for each NIC that
     /// sends to it, in the order of those.
     unfinished: Vec<Vec<(NodeId, u32)>>,
@@ -76,8 +78,12 @@ impl Network {
     pub(super) fn new(topology: &Topology, seed: u64) -> Self {
         let wires: Vec<Wire> =
             topology.links.iter().map(|link| Wire::new(*link, topology)).collect();
-        let rate = |up: &LinkId| topology.links[up.0 as usize].profile.rate;
-        let uplinks = topology.hosts.iter().map(|(up, _)| Uplink::new(rate(up))).collect();
+        let shared = SharedMedia::new(topology, seed);
+        let uplink = |(up, _): &(LinkId, LinkId)| {
+            let link = &topology.links[up.0 as usize];
+            Uplink::new(link.profile.rate, matches!(link.to, End::Medium(_)))
+        };
+        let uplinks = topology.hosts.iter().map(uplink).collect();
         Self {
             frames: FramePool::default(),
             traffic: Traffic::default(),
@@ -87,6 +93,7 @@ impl Network {
             partitions: BTreeSet::new(),
             uplinks,
             wires,
+            shared,
             routes: topology.routes(),
             hosts: topology.hosts.clone(),
             framing: topology.links.first().map_or(Framing::PLAIN, |link| link.profile.framing),
@@ -134,6 +141,7 @@ impl Network {
         let frame = self.frames.at(key);
         frame.pieces = pieces as u16;
         frame.outstanding = pieces as u16;
+        frame.reserved = !header.is_urgent();
         frame.sent = sent;
         frame.thefts = thefts;
         (key, leaves)
@@ -145,13 +153,14 @@ impl Network {
         let frame = self.frames.at(key);
         let (origin, destination) = (frame.origin, frame.header.destination);
         self.watch.sent(frame);
-        if frame.header.is_urgent() {
+        if frame.header.is_urgent() && !self.shared.has(origin) {
             let uplink = &mut self.uplinks[origin.index()];
             let on_wire = self.framing.wire_bytes(frame.header.frame_bytes() as u32);
             let nanos = uplink.rate().nanos_for(u64::from(on_wire));
             frame.sent = uplink.steal(frame.sent, nanos);
         }
         if self.is_cut(origin, destination) {
+            self.leave_line(queue.now(), key);
             self.drop_frame(key, DropCause::Partition);
             return;
         }
@@ -180,6 +189,7 @@ impl Network {
     fn apply_faults(&mut self, queue: &mut EventQueue, key: u32) -> bool {
         let faults = self.faults;
         if self.rng.chance(faults.loss) {
+            self.leave_line(queue.now(), key);
             self.drop_frame(key, DropCause::LinkLoss);
             return false;
         }
@@ -205,6 +215,10 @@ impl Network {
     /// Schedules the arrival of a piece at the end of its NIC's uplink.
     fn send_piece(&mut self, queue: &mut EventQueue, key: u32, index: u16) {
         let frame = self.frames.at(key);
+        if self.shared.has(frame.origin) {
+            self.share(queue, key);
+            return;
+        }
         let uplink = self.hosts[frame.origin.index()].0;
         let (destination, delay) = (frame.header.destination, frame.delay);
         let bytes = self.framing.piece_bytes(frame.header.frame_bytes() as u32, u32::from(index));
@@ -265,6 +279,7 @@ impl Network {
                 }
                 Arrival::Nothing
             }
+            End::Medium(_) => unreachable!("what is on a medium arrives at a NIC"),
         }
     }
 
@@ -282,7 +297,7 @@ impl Network {
         let (origin, destination) = (frame.origin, frame.header.destination);
         let lost = lost.or_else(|| match to {
             End::Switch(switch) => self.ailments.at_switch(switch, origin, destination),
-            End::Nic(_) => None,
+            End::Nic(_) | End::Medium(_) => None,
         });
         if let Some(cause) = lost {
             self.drop_piece(key, cause);
@@ -464,7 +479,7 @@ impl Network {
         }
     }
 
-    fn drop_piece(&mut self, key: u32, cause: DropCause) {
+    pub(super) fn drop_piece(&mut self, key: u32, cause: DropCause) {
         let frame = self.frames.at(key);
         let cause = *frame.lost.get_or_insert(cause);
         frame.outstanding -= 1;
@@ -549,13 +564,19 @@ impl Network {
 
 /// Whether the cause took a piece of a frame and not the frame.
 const fn cause_of_piece(cause: DropCause) -> bool {
-    matches!(cause, DropCause::BufferFull | DropCause::PartialDiscard | DropCause::EarlyDiscard)
+    matches!(
+        cause,
+        DropCause::BufferFull
+            | DropCause::PartialDiscard
+            | DropCause::EarlyDiscard
+            | DropCause::Collisions
+    )
 }
 
 impl Wire {
     fn new(link: Link, topology: &Topology) -> Self {
         let (output, capacity) = match link.from {
-            End::Nic(_) => (None, 0),
+            End::Nic(_) | End::Medium(_) => (None, 0),
             End::Switch(switch) => {
                 let profile = &topology.switches[usize::from(switch.0)];
                 let output = Output::from_profile(link.profile.rate, profile);
@@ -563,7 +584,7 @@ impl Wire {
             }
         };
         let (latency, cut_through) = match link.to {
-            End::Nic(_) => (0, 0),
+            End::Nic(_) | End::Medium(_) => (0, 0),
             End::Switch(switch) => {
                 let profile = &topology.switches[usize::from(switch.0)];
                 let header = match profile.forwarding {

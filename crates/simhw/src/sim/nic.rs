@@ -322,11 +322,13 @@ impl SimHardware<'_> {
 
     /// Whether a transmit slot is free. Urgent frames need none.
     fn claim_transmit_slot(&mut self) -> Result<(), TransmitRefused> {
-        let (waiting, first) = self.network.uplinks[self.nic.node.index()].waiting(self.now);
+        let node = self.nic.node;
+        let (waiting, first) = self.network.uplinks[node.index()].waiting(self.now);
         if waiting < usize::from(self.nic.profile.transmit_slots) {
             return Ok(());
         }
         let until = first.max(self.now.plus_nanos(1));
+        let until = self.network.shared.not_before(node, until);
         Err(TransmitRefused::Busy { until: self.nic.clock.read(until) })
     }
 

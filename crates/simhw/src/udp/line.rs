@@ -91,6 +91,14 @@ impl Line {
         self.spare.pop().unwrap_or_default()
     }
 
+    /// Takes back a buffer that was not needed.
+    pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
+        if self.spare.len() < SPARES {
+            buffer.clear();
+            self.spare.push(buffer);
+        }
+    }
+
     /// Puts a frame of `wire_bytes` on the line; returns when its last bit will have left.
     pub(super) fn put(
         &mut self,
@@ -165,7 +173,7 @@ impl Line {
         for _ in 0..count {
             let urgent = self.is_urgent_next(0, 0);
             let queue = if urgent { &mut self.urgent } else { &mut self.frames };
-            let Some(mut frame) = queue.pop_front() else { break };
+            let Some(frame) = queue.pop_front() else { break };
             if urgent {
                 self.committed_urgent -= 1;
             } else {
@@ -174,10 +182,7 @@ impl Line {
                 self.lag = ends.nanos_since(frame.promised);
             }
             total += frame.bytes.len() as u64;
-            if self.spare.len() < SPARES {
-                frame.bytes.clear();
-                self.spare.push(frame.bytes);
-            }
+            self.recycle(frame.bytes);
         }
         total
     }

@@ -17,6 +17,7 @@ use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::link::Framing;
 use crate::port::{Command, Completion, NicPort, Ports};
 use crate::region::{Access, Payload, RegionError, RegionRef};
+use crate::seal::{Envelope, Opened, SEAL_BYTES, SealConfigError, Seals, Verdict};
 use crate::time::{Instant, LineRate};
 
 /// How long before their time frames go to a soft switch, which holds them until then: a host that
@@ -38,6 +39,8 @@ pub(super) struct Nic {
     mtu: usize,
     now: Instant,
     pub(super) line: Line,
+    /// With a key.
+    seals: Option<Seals>,
     pub(super) counters: UdpCounters,
     ports: Ports,
     /// Ports that are open, and those that are closing.
@@ -59,6 +62,8 @@ struct Staged {
     copies: Vec<(DmaId, Dma)>,
     completions: Vec<(PortId, Completion)>,
     looped: Vec<Vec<u8>>,
+    /// Frames for which there are no keys yet, and whether they are urgent.
+    held: Vec<(NodeId, bool, Vec<u8>)>,
     timers: Option<[Instant; TIMERS]>,
     /// Frames to nodes that there are not.
     unroutable: u64,
@@ -71,16 +76,26 @@ impl Staged {
         self.copies.clear();
         self.completions.clear();
         self.looped.clear();
+        self.held.clear();
         self.timers = None;
         self.unroutable = 0;
     }
 }
 
 impl Nic {
-    pub(super) fn new(config: &UdpConfig) -> Self {
-        Self {
+    /// A NIC of a checked configuration.
+    pub(super) fn new(config: &UdpConfig) -> Result<Self, SealConfigError> {
+        let incarnation = config.incarnation.unwrap_or_else(Clock::incarnation);
+        let seals = if config.keys.is_empty() {
+            None
+        } else {
+            let keys = config.keys.clone();
+            Some(Seals::new(config.node, config.peers.len(), keys)?)
+        };
+        Ok(Self {
             node: config.node,
-            incarnation: config.incarnation.unwrap_or_else(Clock::incarnation),
+            incarnation,
+            seals,
             peers: config.peers.clone(),
             via: config.via,
             framing: config.line.framing,
@@ -100,7 +115,7 @@ impl Nic {
             dma_done: VecDeque::new(),
             next_dma: 0,
             staged: Staged::default(),
-        }
+        })
     }
 
     /// Begins a turn: the time stands still in it.
@@ -156,7 +171,64 @@ impl Nic {
 
     /// When the NIC has to do something by itself.
     pub(super) fn next_alarm(&self) -> Instant {
-        self.timers.iter().copied().fold(Instant::FAR_FUTURE, Instant::min)
+        let keys = self.seals.as_ref().map_or(Instant::FAR_FUTURE, Seals::poll_timeout);
+        self.timers.iter().copied().fold(keys, Instant::min)
+    }
+
+    /// Whether frames are sealed.
+    pub(super) const fn is_sealed(&self) -> bool {
+        self.seals.is_some()
+    }
+
+    /// Whether frames may still wait for keys.
+    pub(super) fn awaits_keys(&self) -> bool {
+        self.seals.as_ref().is_some_and(Seals::is_asking)
+    }
+
+    /// Opens a datagram into `plain`, where frames are sealed.
+    pub(super) fn open(
+        &mut self,
+        envelope: &Envelope,
+        body: &[u8],
+        plain: &mut [u8],
+    ) -> Result<Opened, DropCause> {
+        self.now = Clock::now();
+        let Some(seals) = &mut self.seals else { return Err(DropCause::Malformed) };
+        let opened = seals.open(self.now, envelope, body, plain);
+        self.send_about_keys();
+        opened
+    }
+
+    /// What is due about keys. Nothing may be staged.
+    pub(super) fn run_keys(&mut self) {
+        let Some(seals) = &mut self.seals else { return };
+        if seals.poll_timeout() <= self.now {
+            seals.handle_timeout(self.now);
+            self.send_about_keys();
+        }
+    }
+
+    /// Puts on the line what there is about keys, and what has waited for them. Nothing may be staged.
+    fn send_about_keys(&mut self) {
+        let Self { seals: Some(seals), line, counters, peers, via, framing, now, .. } = self else {
+            return;
+        };
+        loop {
+            let mut bytes = line.buffer();
+            let Some((to, urgent)) = seals.poll_transmit(&mut bytes) else {
+                line.recycle(bytes);
+                break;
+            };
+            let to = via.unwrap_or(peers[to.index()]);
+            let wire_bytes = framing.wire_bytes(u32::try_from(bytes.len()).expect("a datagram"));
+            if urgent {
+                line.put_urgent(*now, wire_bytes, to, bytes);
+            } else {
+                line.put(*now, wire_bytes, to, bytes);
+            }
+        }
+        line.commit();
+        counters.drops.add_many(DropCause::NoKeys, seals.take_given_up());
     }
 
     /// Whether a frame of `source` may come from `from`.
@@ -186,6 +258,23 @@ impl Nic {
             payload.copy_to(&mut frame[HEADER_BYTES..]);
         }
         Ok(frame)
+    }
+
+    /// The frame as it leaves; `None` if it has to wait for keys, and is staged for that.
+    fn seal(&mut self, header: &Header, frame: Vec<u8>) -> Option<Vec<u8>> {
+        let Some(seals) = &mut self.seals else { return Some(frame) };
+        let (to, urgent) = (header.destination, header.is_urgent());
+        let waiting = self.staged.held.iter().any(|(node, ..)| *node == to);
+        let mut sealed = self.line.buffer();
+        if !waiting
+            && seals.seal(to, (header.hop_limit, urgent), &frame, &mut sealed) == Verdict::Sealed
+        {
+            self.line.recycle(frame);
+            return Some(sealed);
+        }
+        self.line.recycle(sealed);
+        self.staged.held.push((to, urgent, frame));
+        None
     }
 
     fn transmit_looped(
@@ -224,7 +313,8 @@ impl Hardware for Nic {
     }
 
     fn wire_bytes(&self, payload: usize) -> u32 {
-        let frame = u32::try_from(HEADER_BYTES + payload).unwrap_or(u32::MAX / 2);
+        let around = HEADER_BYTES + if self.is_sealed() { SEAL_BYTES } else { 0 };
+        let frame = u32::try_from(around + payload).unwrap_or(u32::MAX / 2);
         self.framing.wire_bytes(frame)
     }
 
@@ -253,7 +343,12 @@ impl Hardware for Nic {
         };
         let to = self.via.unwrap_or(*peer);
         let wire_bytes = self.wire_bytes(usize::from(header.length));
-        Ok(if header.is_urgent() {
+        let urgent = header.is_urgent();
+        let Some(frame) = self.seal(header, frame) else {
+            // It leaves when there are keys; nobody knows when that is.
+            return Ok(self.now.plus_nanos(self.line.rate().nanos_for(u64::from(wire_bytes))));
+        };
+        Ok(if urgent {
             self.line.put_urgent(self.now, wire_bytes, to, frame)
         } else {
             self.line.put(self.now, wire_bytes, to, frame)
@@ -311,6 +406,12 @@ impl Hardware for Nic {
             self.dma_done.push_back(id);
         }
         self.line.commit();
+        for (to, urgent, frame) in staged.held.drain(..) {
+            let held = self.seals.as_mut().is_some_and(|s| s.hold(self.now, to, urgent, frame));
+            if !held {
+                self.counters.drops.add(DropCause::NoKeys);
+            }
+        }
         self.looped.extend(staged.looped.drain(..));
         for (port, completion) in staged.completions.drain(..) {
             if let Some(port) = self.ports.at(port) {
@@ -323,6 +424,7 @@ impl Hardware for Nic {
         for _ in 0..std::mem::take(&mut staged.unroutable) {
             self.counters.drops.add(DropCause::NoRoute);
         }
+        self.send_about_keys();
     }
 
     fn abort(&mut self) {

@@ -11,5 +11,6 @@ mod harness;
 mod line;
 mod observe;
 mod ports;
+mod shared;
 mod tasks;
 mod timers;
