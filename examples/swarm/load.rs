@@ -38,8 +38,9 @@ pub(crate) struct Habits {
     pub(crate) coordinated: bool,
     pub(crate) longest: u64,
     pub(crate) pause: Duration,
-    /// Commands in all; none for as many as there is time for.
-    pub(crate) commands: Option<u32>,
+    /// To each other node a message and a control message, so many times; none for whatever comes to
+    /// mind, as long as there is time.
+    pub(crate) rounds: Option<u32>,
     /// Whether extensions are made to fail.
     pub(crate) bombs: bool,
     pub(crate) damages: bool,
@@ -76,20 +77,22 @@ struct Sender<'a, H> {
 
 impl<H: Host> Sender<'_, H> {
     /// Posts one command.
-    fn post(&mut self, rng: &mut Rng) {
+    fn post(&mut self, rng: &mut Rng, left: Option<u32>) {
         let busy: Vec<usize> = self.under_way.values().map(|(slot, _)| *slot).collect();
         let Some(slot) = (0..UNDER_WAY).find(|slot| !busy.contains(slot)) else { return };
         let me = self.host.node();
         let others = u64::from(self.habits.nodes - 1);
-        let to = NodeId(((u64::from(me.0) + 1 + rng.below(others)) % (others + 1)) as u16);
+        let which = left.map_or_else(|| rng.below(others), |left| u64::from(left / 2) % others);
+        let to = NodeId(((u64::from(me.0) + 1 + which) % (others + 1)) as u16);
         let coordinated = self.habits.coordinated && me != CENTRE && rng.chance(0.5);
-        let draw = rng.below(100);
+        let draw = left.map_or_else(|| rng.below(100), |left| u64::from(left % 2) * 39 + 1);
         let (command, fails) = if self.habits.bombs && draw < 1 {
             (Command { extension: BOMB, ..Command::default() }, true)
         } else if draw < 40 {
             (Command { extension: TALK, node: to, ..Command::default() }, false)
         } else {
-            let to = if coordinated { CENTRE } else { to };
+            let to = if coordinated && left.is_none() { CENTRE } else { to };
+            let coordinated = coordinated && to == CENTRE;
             (self.message(rng, slot, to, coordinated), false)
         };
         self.cookie += 1;
@@ -143,7 +146,8 @@ impl<H: Host> Sender<'_, H> {
 /// Sends until it is told to stop, and then until everything has completed.
 pub(crate) async fn send<H: Host>(host: H, oracle: Shared, habits: Habits) {
     let mut rng = host.rng(&format!("sender {}", host.now()));
-    let mut left = habits.commands;
+    let others = u32::from(habits.nodes - 1);
+    let mut left = habits.rounds.map(|rounds| rounds * others * 2);
     loop {
         let memory = host.open_port().ok().and_then(|mut port| {
             let regions = (0..UNDER_WAY).map(|_| port.register(habits.longest as usize));
@@ -180,8 +184,8 @@ async fn send_all<H: Host>(
             return true;
         }
         if !done && sender.under_way.len() < UNDER_WAY {
-            sender.post(rng);
             *left = left.map(|left| left - 1);
+            sender.post(rng, *left);
         }
         let pause = Duration::from_nanos(rng.between(1_000, sender.habits.pause.as_nanos() as u64));
         let patience = if done { PATIENCE } else { pause };
@@ -190,7 +194,7 @@ async fn send_all<H: Host>(
             Some(Err(PortClosed)) => return false,
             None => sender.port.ring(),
         }
-        if !done && sender.habits.commands.is_none() {
+        if !done && sender.habits.rounds.is_none() {
             sender.host.sleep_until(sender.host.now() + pause).await;
         }
     }
@@ -224,7 +228,15 @@ async fn receive_all<H: Host>(
         }
         buffers.insert(cookie, buffer);
     }
-    while !oracle.lock().stop_receivers {
+    let renewals = oracle.lock().renewals;
+    loop {
+        let (stop, current) = {
+            let oracle = oracle.lock();
+            (oracle.stop_receivers, oracle.renewals)
+        };
+        if stop || current != renewals {
+            return;
+        }
         let completion = match next(host, &mut port, PATIENCE).await {
             Some(Ok(completion)) => completion,
             Some(Err(PortClosed)) => return,

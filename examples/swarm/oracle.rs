@@ -67,6 +67,8 @@ pub(crate) struct Oracle {
     /// Senders send nothing new.
     pub(crate) stop_senders: bool,
     pub(crate) stop_receivers: bool,
+    /// Receivers open their ports anew whenever this grows.
+    pub(crate) renewals: u32,
     /// What did not hold.
     pub(crate) complaints: Vec<String>,
 }
@@ -79,6 +81,12 @@ impl Oracle {
     /// Messages that were ever sent.
     pub(crate) fn sent(&self) -> u64 {
         self.messages.len() as u64
+    }
+
+    /// From whom and to whom messages from the `first` one on have not arrived.
+    pub(crate) fn lost_after(&self, first: u64) -> Vec<(u16, u16)> {
+        let late = self.messages.iter().skip(first as usize).filter(|sent| !sent.delivered);
+        late.map(|sent| (sent.from.0, sent.to.0)).collect()
     }
 
     /// A message is about to be sent; its tag.

@@ -229,6 +229,8 @@ impl Transmit {
         for node in stopped {
             if self.gate.allowance(node) > 0 {
                 self.tell_if_drained(hw, node);
+            } else if self.lanes.to(node, true).all(|queue| queue.waiting.is_empty()) {
+                self.gate.forget_held(node);
             }
         }
     }
