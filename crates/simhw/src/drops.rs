@@ -29,6 +29,8 @@ pub enum DropCause {
     NicMemory,
     /// There is no way to the destination.
     NoRoute,
+    /// It had passed as many switches as it may.
+    HopLimit,
     /// The bytes are no frame of this fabric's version.
     Malformed,
     /// It came from no peer, or claimed to be from another one.
@@ -47,7 +49,7 @@ pub enum DropCause {
 
 impl DropCause {
     /// Every cause.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::BufferFull,
         Self::PartialDiscard,
         Self::EarlyDiscard,
@@ -59,6 +61,7 @@ impl DropCause {
         Self::NicDown,
         Self::NicMemory,
         Self::NoRoute,
+        Self::HopLimit,
         Self::Malformed,
         Self::Stranger,
         Self::Misrouted,
@@ -83,6 +86,7 @@ impl DropCause {
             Self::NicDown => "nic_down",
             Self::NicMemory => "nic_memory",
             Self::NoRoute => "no_route",
+            Self::HopLimit => "hop_limit",
             Self::Malformed => "malformed",
             Self::Stranger => "stranger",
             Self::Misrouted => "misrouted",

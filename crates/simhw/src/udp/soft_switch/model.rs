@@ -8,6 +8,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use crate::drops::{DropCause, Drops};
+use crate::frame::{HEADER_BYTES, Header};
 use crate::link::{Framing, LinkProfile};
 use crate::rng::Rng;
 use crate::switch::{Departure, Forwarding, Output, Piece, SwitchProfile};
@@ -70,10 +71,23 @@ struct InFlight {
     /// When its first bit is ready to enter the line.
     ready: Instant,
     pieces: u32,
+    /// Its hop limit lets it go no further.
+    ends_here: bool,
     passed: u32,
     dropped: u32,
     cause: Option<DropCause>,
     last_dropped: bool,
+}
+
+/// A frame that has come.
+#[derive(Debug)]
+pub(super) struct Offered {
+    pub(super) source: u16,
+    pub(super) destination: u16,
+    pub(super) urgent: bool,
+    /// Its hop limit lets it go no further.
+    pub(super) ends_here: bool,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// A frame that leaves the switch.
@@ -152,14 +166,9 @@ impl Model {
         }
     }
 
-    /// A frame has come from host `source` at `now`, for host `destination`; whether it is urgent.
-    pub(super) fn offer(
-        &mut self,
-        now: Instant,
-        (source, destination): (u16, u16),
-        urgent: bool,
-        bytes: Vec<u8>,
-    ) {
+    /// A frame has come at `now`.
+    pub(super) fn offer(&mut self, now: Instant, offered: Offered) {
+        let Offered { source, destination, urgent, ends_here, bytes } = offered;
         self.tally.frames += 1;
         let ingress = &mut self.ingresses[usize::from(source)];
         if ingress.held + bytes.len() > self.memory {
@@ -175,6 +184,7 @@ impl Model {
             // What is past is past, also for a frame that was seen late.
             ready: now.max(self.reached),
             pieces: self.link.framing.pieces(length),
+            ends_here,
             passed: 0,
             dropped: 0,
             cause: None,
@@ -302,6 +312,12 @@ impl Model {
         } else {
             waiting.piece += 1;
         }
+        if frame.ends_here {
+            if piece.last {
+                self.send_back(now, slot);
+            }
+            return self.begin_piece(source);
+        }
         self.tally.pieces += 1;
         let port = frame.destination;
         match self.egresses[usize::from(port)].output.accept(now, piece) {
@@ -315,6 +331,36 @@ impl Model {
             }
         }
         self.begin_piece(source);
+    }
+
+    /// A frame has arrived whole that may go no further: its header goes back, past the buffer of its
+    /// sender's port.
+    fn send_back(&mut self, now: Instant, slot: u32) {
+        self.tally.drops.add(DropCause::HopLimit);
+        let Some(frame) = self.forget(slot) else { return };
+        let header = Header::parse(&frame.bytes).ok();
+        let Some(back) = header.and_then(|(header, _)| header.returned(now.as_nanos())) else {
+            return;
+        };
+        self.tally.frames += 1;
+        let back = InFlight {
+            bytes: back.emit().to_vec(),
+            source: frame.destination,
+            destination: frame.source,
+            ready: now,
+            ends_here: false,
+            pieces: 1,
+            passed: 0,
+            dropped: 0,
+            cause: None,
+            last_dropped: false,
+        };
+        let bytes = self.link.framing.wire_bytes(HEADER_BYTES as u32);
+        let slot = self.store(back);
+        // What a line takes for a header, and no queue: it is small, and what it measures is not.
+        let takes = self.link.rate.nanos_for(u64::from(bytes));
+        let at = now.plus_nanos(takes) + self.link.propagation;
+        self.schedule(at, Event::Delivered { frame: slot });
     }
 
     fn on_departure(&mut self, port: u16, departure: Departure) {
