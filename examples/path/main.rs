@@ -218,7 +218,8 @@ fn finish(arguments: &Arguments, document: &Document) -> ExitCode {
     if arguments.json {
         report::print_json(document);
     } else {
-        let mtu = document.path_mtu_bytes.map_or("unknown".into(), |mtu| format!("{mtu} bytes"));
+        let mtu =
+            document.path_mtu_bytes.map_or_else(|| "unknown".into(), |mtu| format!("{mtu} bytes"));
         let mut text = format!("longest datagram to the next hop: {mtu}\n");
         for (number, stage) in (1..).zip(&document.stages) {
             text += &format!(

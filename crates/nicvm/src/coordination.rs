@@ -119,6 +119,17 @@ impl Place {
     }
 }
 
+/// A token that a node holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Holding {
+    /// Its link's number.
+    pub link: u16,
+    /// Which of the link's tokens it is.
+    pub epoch: Epoch,
+    /// Until when its holder may send, on its own clock.
+    pub valid_until: Instant,
+}
+
 /// Sender coordination, as an extension.
 #[derive(Debug)]
 pub struct Coordination {
@@ -147,6 +158,20 @@ impl Coordination {
             receiver: Messages::new(),
             alarm: None,
         })
+    }
+
+    /// The tokens that are here.
+    pub fn tokens(&self) -> impl Iterator<Item = Holding> + '_ {
+        self.places.iter().filter_map(|place| {
+            let (epoch, valid_until) = place.link.as_ref()?.validity()?;
+            Some(Holding { link: place.config.number, epoch, valid_until })
+        })
+    }
+
+    /// Buffers that are posted for coordinated messages, and not taken by one that has begun.
+    #[must_use]
+    pub fn free_buffers(&self) -> u32 {
+        self.receiver.free_buffers()
     }
 
     fn start(&mut self, nic: &Context<'_>) {

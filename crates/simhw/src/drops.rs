@@ -19,6 +19,14 @@ pub enum DropCause {
     Merged,
     /// The link lost it (a fault).
     LinkLoss,
+    /// The link was down (a fault).
+    LinkDown,
+    /// It was cut short on its way (a fault).
+    Truncated,
+    /// A switch's table had no room for its circuit (a fault).
+    NoCircuit,
+    /// A switch was starting anew (a fault).
+    SwitchDown,
     /// It arrived damaged, which the link's checksum told (a fault).
     Corrupt,
     /// The two nodes are cut off from each other (a fault).
@@ -31,6 +39,8 @@ pub enum DropCause {
     NoRoute,
     /// It had passed as many switches as it may.
     HopLimit,
+    /// It met a collision each time that it was sent over a shared medium.
+    Collisions,
     /// The bytes are no frame of this fabric's version.
     Malformed,
     /// It came from no peer, or claimed to be from another one.
@@ -49,19 +59,24 @@ pub enum DropCause {
 
 impl DropCause {
     /// Every cause.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 24] = [
         Self::BufferFull,
         Self::PartialDiscard,
         Self::EarlyDiscard,
         Self::Incomplete,
         Self::Merged,
         Self::LinkLoss,
+        Self::LinkDown,
+        Self::Truncated,
+        Self::NoCircuit,
+        Self::SwitchDown,
         Self::Corrupt,
         Self::Partition,
         Self::NicDown,
         Self::NicMemory,
         Self::NoRoute,
         Self::HopLimit,
+        Self::Collisions,
         Self::Malformed,
         Self::Stranger,
         Self::Misrouted,
@@ -81,12 +96,17 @@ impl DropCause {
             Self::Incomplete => "incomplete",
             Self::Merged => "merged",
             Self::LinkLoss => "link_loss",
+            Self::LinkDown => "link_down",
+            Self::Truncated => "truncated",
+            Self::NoCircuit => "no_circuit",
+            Self::SwitchDown => "switch_down",
             Self::Corrupt => "corrupt",
             Self::Partition => "partition",
             Self::NicDown => "nic_down",
             Self::NicMemory => "nic_memory",
             Self::NoRoute => "no_route",
             Self::HopLimit => "hop_limit",
+            Self::Collisions => "collisions",
             Self::Malformed => "malformed",
             Self::Stranger => "stranger",
             Self::Misrouted => "misrouted",
