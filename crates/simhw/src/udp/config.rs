@@ -15,6 +15,20 @@ use crate::port;
 use crate::seal::{Key, SEAL_BYTES, SealConfigError, check_keys};
 use crate::time::LineRate;
 
+/// The setters of whatever has a socket.
+macro_rules! socket_setters {
+    () => {
+        /// Bytes to ask the system for, for each of the socket's two buffers. Default:
+        /// [`DEFAULT_SOCKET_BUFFER`].
+        #[must_use]
+        pub const fn socket_buffer(mut self, bytes: usize) -> Self {
+            self.socket_buffer = bytes;
+            self
+        }
+    };
+}
+pub(super) use socket_setters;
+
 /// What runs the firmware.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Coprocessor {
@@ -176,13 +190,7 @@ impl UdpConfig {
         self
     }
 
-    /// Bytes to ask the system for, for each of the socket's two buffers. Default:
-    /// [`DEFAULT_SOCKET_BUFFER`].
-    #[must_use]
-    pub const fn socket_buffer(mut self, bytes: usize) -> Self {
-        self.socket_buffer = bytes;
-        self
-    }
+    socket_setters!();
 
     /// Seals every frame, and takes none that is not sealed: see [`seal`](crate::seal). Handshakes
     /// begin with the first key that is given and are answered with any, so that keys can be

@@ -13,12 +13,12 @@ use tokio::sync::oneshot;
 
 use super::alarm::Alarm;
 use super::batch::{self, Datagram, Inbox, Sent, Socket, plain};
-use super::config::{DEFAULT_SOCKET_BUFFER, StartError, check_family, check_peers};
+use super::config::{DEFAULT_SOCKET_BUFFER, StartError, check_family, check_peers, socket_setters};
 use super::{kernel, run_on_thread};
 use crate::drops::{DropCause, Drops};
 use crate::frame::{HEADER_BYTES, Header, MAX_PAYLOAD};
 use crate::id::NodeId;
-use crate::link::LinkProfile;
+use crate::link::{Framing, LinkProfile};
 use crate::rng::Rng;
 use crate::seal::Envelope;
 use crate::switch::{Buffer, SwitchProfile};
@@ -41,6 +41,7 @@ pub struct SwitchConfig {
     bind: SocketAddr,
     peers: Vec<SocketAddr>,
     link: LinkProfile,
+    recut: Option<Framing>,
     profile: SwitchProfile,
     ingress_memory: usize,
     jitter: Option<Duration>,
@@ -56,6 +57,7 @@ impl SwitchConfig {
             bind,
             peers,
             link: DEFAULT_SWITCH_LINK,
+            recut: None,
             profile: DEFAULT_SWITCH_PROFILE,
             ingress_memory: DEFAULT_INGRESS_MEMORY,
             jitter: None,
@@ -68,6 +70,15 @@ impl SwitchConfig {
     #[must_use]
     pub const fn link(mut self, link: LinkProfile) -> Self {
         self.link = link;
+        self
+    }
+
+    /// Puts frames together as they come in and cuts them anew, as `framing` says, on their way out: what
+    /// a gateway does between two kinds of network. A frame leaves no sooner than it is there whole,
+    /// whatever the profile says of cutting through. Default: pieces leave as they come in.
+    #[must_use]
+    pub const fn recut(mut self, framing: Framing) -> Self {
+        self.recut = Some(framing);
         self
     }
 
@@ -106,20 +117,14 @@ impl SwitchConfig {
         self
     }
 
-    /// Bytes to ask the system for, for each of the socket's two buffers. Default:
-    /// [`DEFAULT_SOCKET_BUFFER`].
-    #[must_use]
-    pub const fn socket_buffer(mut self, bytes: usize) -> Self {
-        self.socket_buffer = bytes;
-        self
-    }
+    socket_setters!();
 
     fn model(&self) -> Model {
         let full = self.link.framing.piece_bytes(FULL_FRAME, 0);
         let piece = Duration::from_nanos(self.link.rate.nanos_for(u64::from(full)));
         let jitter = (self.jitter.unwrap_or(piece), Rng::new(self.seed, "switch jitter"));
         let memory = self.ingress_memory.max(HEADER_BYTES + MAX_PAYLOAD);
-        Model::new(self.peers.len(), self.link, self.profile, memory, jitter)
+        Model::new(self.peers.len(), self.link, self.profile, memory, jitter).recut(self.recut)
     }
 }
 

@@ -111,6 +111,8 @@ pub(super) struct Tally {
 #[derive(Debug)]
 pub(super) struct Model {
     link: LinkProfile,
+    /// How frames are cut on their way out, where that is another way than they came in.
+    recut: Option<Framing>,
     profile: SwitchProfile,
     memory: usize,
     jitter: u64,
@@ -149,6 +151,7 @@ impl Model {
         let cells = matches!(link.framing, Framing::Cells);
         Self {
             link,
+            recut: None,
             profile,
             memory,
             jitter: nanos(jitter.0),
@@ -164,6 +167,17 @@ impl Model {
             outbound: VecDeque::new(),
             tally: Tally::default(),
         }
+    }
+
+    /// The same, which cuts frames anew on their way out.
+    pub(super) fn recut(mut self, framing: Option<Framing>) -> Self {
+        if let Some(Framing::Cells) = framing {
+            self.merging = vec![false; self.egresses.len() * self.egresses.len()];
+        } else if framing.is_some() {
+            self.merging = Vec::new();
+        }
+        self.recut = framing;
+        self
     }
 
     /// A frame has come at `now`.
@@ -279,10 +293,10 @@ impl Model {
         let begins = ingress.line.free_at().max(frame.ready);
         let ends = ingress.line.send(frame.ready, bytes);
         let known = match self.profile.forwarding {
-            Forwarding::StoreAndForward => ends,
-            Forwarding::CutThrough { header } => {
+            Forwarding::CutThrough { header } if self.recut.is_none() => {
                 begins.plus_nanos(self.link.rate.nanos_for(u64::from(header.min(bytes))))
             }
+            Forwarding::CutThrough { .. } | Forwarding::StoreAndForward => ends,
         };
         let jitter = self.rng.between(0, self.jitter);
         let nominal = known + self.link.propagation + self.profile.latency;
@@ -312,13 +326,37 @@ impl Model {
         } else {
             waiting.piece += 1;
         }
-        if frame.ends_here {
-            if piece.last {
-                self.send_back(now, slot);
-            }
-            return self.begin_piece(source);
+        match (frame.ends_here, self.recut) {
+            (false, None) => self.queue(now, piece),
+            // It waits until it is whole.
+            _ if !piece.last => {}
+            (true, _) => self.send_back(now, slot),
+            (false, Some(framing)) => self.cut_anew(now, slot, framing),
         }
+        self.begin_piece(source);
+    }
+
+    /// A frame is whole: all its pieces on the way out stand before its output.
+    fn cut_anew(&mut self, now: Instant, slot: u32, framing: Framing) {
+        let frame = self.frame(slot);
+        let length = u32::try_from(frame.bytes.len()).expect("a datagram");
+        let pieces = framing.pieces(length);
+        frame.pieces = pieces;
+        for index in 0..pieces {
+            let piece = Piece {
+                frame: slot,
+                index: u16::try_from(index).unwrap_or(u16::MAX),
+                last: index + 1 == pieces,
+                bytes: framing.piece_bytes(length, index),
+            };
+            self.queue(now, piece);
+        }
+    }
+
+    /// A piece stands before its output.
+    fn queue(&mut self, now: Instant, piece: Piece) {
         self.tally.pieces += 1;
+        let frame = self.frames[piece.frame as usize].as_mut().expect("a piece of it is here");
         let port = frame.destination;
         match self.egresses[usize::from(port)].output.accept(now, piece) {
             Ok(Some(departure)) => self.on_departure(port, departure),
@@ -327,10 +365,9 @@ impl Model {
                 frame.dropped += 1;
                 frame.cause.get_or_insert(cause);
                 frame.last_dropped |= piece.last;
-                self.settle(now, slot);
+                self.settle(now, piece.frame);
             }
         }
-        self.begin_piece(source);
     }
 
     /// A frame has arrived whole that may go no further: its header goes back, past the buffer of its

@@ -76,6 +76,22 @@ fn a_frame_that_ends_here_goes_back_with_the_time_at_which_it_was_here_whole() {
 }
 
 #[test]
+fn a_frame_that_is_cut_anew_comes_in_one_way_and_leaves_another() {
+    let length = 5_000;
+    let mut model = model(Framing::ETHERNET, SwitchProfile::new(Buffer::Cells(200)));
+    model = model.recut(Some(Framing::Cells));
+    model.offer(Instant::ZERO, frame(0, 1, vec![3; length as usize]));
+    let end = run(&mut model).as_nanos();
+    // Whole at the switch, and then all its cells.
+    let bytes = Framing::ETHERNET.wire_bytes(length) + Framing::Cells.wire_bytes(length);
+    let model_end = u64::from(bytes) * 80 + 2 * 2_000;
+    assert!(end.abs_diff(model_end) <= 200, "{end} and {model_end}");
+    assert_eq!(model.tally.pieces, u64::from(Framing::Cells.pieces(length)));
+    assert_eq!(model.outbound.pop_front().unwrap().bytes, vec![3; length as usize]);
+    assert_eq!(model.in_flight(), 0);
+}
+
+#[test]
 fn a_late_wake_up_changes_no_fate() {
     let outcome = |step: u64| {
         let mut model = model(Framing::Cells, SwitchProfile::new(Buffer::Cells(100)));
@@ -171,10 +187,12 @@ fn any_profile() -> impl Strategy<Value = (Framing, SwitchProfile)> {
 proptest! {
     #[test]
     fn every_frame_is_delivered_dropped_or_in_flight(
-        (framing, profile) in any_profile(), jitter in prop_oneof![Just(0), 0_u64..200_000],
+        (framing, profile) in any_profile(),
+        recut in prop_oneof![Just(None), Just(Some(Framing::Cells)), Just(Some(Framing::ETHERNET))],
+        jitter in prop_oneof![Just(0), 0_u64..200_000],
         load in proptest::collection::vec((0_u64..200_000, 0_u16..4, 0_u16..4, 48_usize..12_000), 1..80),
     ) {
-        let mut model = jittery(framing, profile, jitter);
+        let mut model = jittery(framing, profile, jitter).recut(recut);
         let mut now = Instant::ZERO;
         for (number, (gap, source, destination, length)) in load.iter().enumerate() {
             now = now.plus_nanos(*gap);
