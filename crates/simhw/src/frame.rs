@@ -55,11 +55,14 @@ pub enum Kind {
     Hello = 3,
     /// The answer to [`Kind::Hello`], and to a frame for a former incarnation.
     Welcome = 4,
+    /// A frame's header, come back from the switch at which its hop limit ended: see
+    /// [`Header::returned`].
+    Returned = 5,
 }
 
 impl Kind {
-    const ALL: [Self; 5] =
-        [Self::Data, Self::Control, Self::Acknowledge, Self::Hello, Self::Welcome];
+    const ALL: [Self; 6] =
+        [Self::Data, Self::Control, Self::Acknowledge, Self::Hello, Self::Welcome, Self::Returned];
 }
 
 /// A frame's header: only valid ones exist.
@@ -214,6 +217,23 @@ impl Header {
         zerocopy::transmute!(raw)
     }
 
+    /// What a switch sends back for a frame that had arrived whole at `stamp`, nanoseconds of the
+    /// switch's own clock, and may go no further: as from its destination, without its payload, the
+    /// stamp in its second word. What has come back does not come back again: `None`.
+    #[must_use]
+    pub fn returned(&self, stamp: u64) -> Option<Self> {
+        (self.kind != Kind::Returned).then_some(Self {
+            kind: Kind::Returned,
+            source: self.destination,
+            destination: self.source,
+            destination_incarnation: self.incarnation,
+            length: 0,
+            hop_limit: DEFAULT_HOP_LIMIT,
+            words: [self.words[0], stamp],
+            ..*self
+        })
+    }
+
     /// Whether it may pass others on its NIC's line: a message of the firmware to itself.
     #[must_use]
     pub const fn is_urgent(&self) -> bool {
@@ -243,7 +263,7 @@ mod tests {
 
     prop_compose! {
         fn any_header()(
-            kind in 0_usize..5, extension: u8, source: u16, destination: u16, incarnation: u32,
+            kind in 0_usize..6, extension: u8, source: u16, destination: u16, incarnation: u32,
             destination_incarnation: u32, length in 0_u16..200, port: u16, sequence: u32,
             acknowledgement: u32, flags: u8, hop_limit: u8, words: [u64; 2],
         ) -> Header {
