@@ -49,6 +49,8 @@ pub const PAID: u16 = 1;
 
 /// Flag of a frame that carries feedback.
 const FEEDBACK: u8 = 1;
+/// Flag of a frame that is a stamp and nothing else.
+const PROBE: u8 = 2;
 
 /// A command that sends `region` to `port` of `node`.
 #[must_use]
@@ -163,7 +165,9 @@ impl Warp {
             let source = Bytes::Bytes(Payload::from(&bytes[..]));
             let _ = nic.send_packet(&Packet { flags: FEEDBACK, source, ..Packet::to(from) });
         }
-        self.receiver.on_data(nic, from, frame);
+        if frame.header.flags & PROBE == 0 {
+            self.receiver.on_data(nic, from, frame);
+        }
     }
 
     fn complete_knowledge(&self, nic: &mut Context<'_>, command: &Command) {
@@ -194,8 +198,11 @@ impl Extension for Warp {
             let refused = |_| InitError::Refused { extension: WARP, reason };
             nic.install_admission(Pace::default()).map_err(refused)?;
         }
-        for path in &mut self.paths {
-            path.begin(nic);
+        for at in 0..self.paths.len() {
+            self.paths[at].begin(nic);
+            if self.config.paces_others {
+                self.pump(nic, at);
+            }
         }
         Ok(())
     }

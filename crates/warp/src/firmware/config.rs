@@ -61,7 +61,7 @@ impl WarpConfig {
     }
 
     /// Also paces the frames of other extensions to these destinations, sender coordination's
-    /// among them; off unless set.
+    /// among them; off unless set. They carry no stamps: an empty frame a span does, all the time.
     pub const fn paces_others(&mut self, does: bool) -> &mut Self {
         self.paces_others = does;
         self
@@ -82,7 +82,7 @@ impl WarpConfig {
         let floor = frame_bytes as f64 / (16.0 * self.span.as_secs_f64());
         let floor = floor.min(line / 16.0);
         let mut config = ControlConfig::new(self.backlog, floor, CEILING * line);
-        config.first_delay(self.span * 4);
+        config.first_delay(self.span * 4).is_always_used(self.paces_others);
         config
     }
 

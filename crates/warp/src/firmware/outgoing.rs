@@ -11,7 +11,7 @@ use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::time::Instant;
 
-use super::{PAID, WarpConfig};
+use super::{PAID, PROBE, WarpConfig};
 use crate::control::Controller;
 use crate::feedback::Feedback;
 use crate::gate::{Gate, GateKeeper};
@@ -44,6 +44,8 @@ pub(super) struct Path {
     /// The message that the waiting frame ends, completed when it has left.
     ends: Option<Command>,
     steered: f64,
+    /// When the next probe is due, where those of others are paced: they carry no stamps.
+    probe_at: Option<Instant>,
 }
 
 /// Bytes of a datagram that go into one frame of an Ethernet, and of its headers in the first.
@@ -78,6 +80,7 @@ impl Path {
             is_blocked: false,
             ends: None,
             steered: 0.0,
+            probe_at: config.paces_others.then_some(Instant::ZERO),
         };
         (path, gate)
     }
@@ -98,6 +101,9 @@ impl Path {
     pub(super) fn pump(&mut self, nic: &mut Context<'_>, token: u64) {
         let now = nic.now();
         self.keeper.pour(now, self.law.rate(now));
+        if self.probe_at.is_some_and(|at| now >= at) {
+            self.probe(nic);
+        }
         while !self.is_blocked {
             let Some(front) = self.queue.front().copied() else { break };
             let length = self.frame_length(nic, &front);
@@ -115,10 +121,11 @@ impl Path {
         let now = nic.now();
         let front = self.queue.front().filter(|_| !self.is_blocked);
         // With nothing to send the gate is still filled for those who ask it.
-        let length =
-            front.map_or(frame_payload(&self.config), |front| self.frame_length(nic, front));
+        let length = front
+            .map_or_else(|| frame_payload(&self.config), |front| self.frame_length(nic, front));
         let cost = wire_bytes(nic, length as usize);
-        self.keeper.poll_timeout(now, self.law.rate(now), cost)
+        let pour = self.keeper.poll_timeout(now, self.law.rate(now), cost);
+        [pour, self.probe_at].into_iter().flatten().min()
     }
 
     /// Whether the admission is to be told of a rate: one that differs by more than a hundredth.
@@ -148,6 +155,23 @@ impl Path {
     pub(super) fn end(&mut self, nic: &mut Context<'_>) {
         for waiting in self.queue.drain(..) {
             complete(nic, &waiting.command, Status::ExtensionDown);
+        }
+    }
+
+    /// A stamp by itself.
+    fn probe(&mut self, nic: &mut Context<'_>) {
+        let now = nic.now();
+        self.probe_at = Some(now + self.config.span);
+        let stamp = self.encoder.stamp(now);
+        let packet = Packet {
+            flags: PROBE,
+            sequence: stamp.sequence as u32,
+            acknowledgement: (stamp.sent.as_nanos() / TICK_NS) as u32,
+            ..Packet::to(self.node)
+        };
+        // An empty frame is never too long.
+        if nic.send_packet(&packet).is_ok() {
+            self.law.on_sent(now, wire_bytes(nic, 0) as usize);
         }
     }
 
