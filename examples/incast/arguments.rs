@@ -164,9 +164,7 @@ impl Arguments {
 
     /// The runs that are asked for; `senders` are those that the peers are, where there are any.
     pub(crate) fn settings(&self, senders: Option<u16>) -> Vec<Setting> {
-        let modes = self
-            .mode
-            .map_or_else(|| vec![Mode::None, Mode::Token, Mode::TokenEtr], |mode| vec![mode]);
+        let modes = self.mode.map_or_else(|| Mode::value_variants().to_vec(), |mode| vec![mode]);
         let counts =
             self.senders.or(senders).map_or_else(|| SENDERS.to_vec(), |senders| vec![senders]);
         let sizes = self.message_bytes.map_or_else(|| SIZES.to_vec(), |size| vec![size]);

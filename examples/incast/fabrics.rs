@@ -15,6 +15,7 @@ use midplane::simhw::sim::World;
 use midplane::simhw::time::nanos;
 use midplane::simhw::topology::Topology;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
+use midplane::warp::firmware::{WARP, Warp};
 
 use crate::run::Run;
 use crate::scenario::{Failure, Part, RECEIVER, receive, send};
@@ -24,9 +25,13 @@ use crate::setting::Setting;
 const PORT_DEPTH: usize = 4_096;
 
 /// The firmware of every NIC of a run.
-fn firmware(setting: &Setting, genesis: bool) -> Result<Unit, Failure> {
+fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Failure> {
     let mut unit = Unit::default();
     unit.install(MESSAGES, Messages::new()).map_err(Failure::stopped)?;
+    if let Some(config) = setting.warp(node) {
+        let (warp, _) = Warp::new(config);
+        unit.install(WARP, warp).map_err(Failure::stopped)?;
+    }
     if let Some(lead) = setting.lead() {
         let senders: Vec<NodeId> = (1..=setting.senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
@@ -44,13 +49,13 @@ fn firmware(setting: &Setting, genesis: bool) -> Result<Unit, Failure> {
 /// A whole run in virtual time.
 pub(crate) fn simulate(setting: &Setting) -> Result<Run, Failure> {
     // What a wrong configuration has to say is said here, once.
-    firmware(setting, true)?;
+    firmware(setting, RECEIVER, true)?;
     let topology = Topology::star(setting.nodes(), setting.link(), setting.switch());
     let profile =
         if setting.buffer_cells.is_some() { NicProfile::SBA_200E } else { NicProfile::MODERN };
     let for_nics = setting.clone();
-    let mut world = World::new(&topology, profile, setting.seed, move |_, _| {
-        firmware(&for_nics, true).expect("it was checked")
+    let mut world = World::new(&topology, profile, setting.seed, move |node, _| {
+        firmware(&for_nics, node, true).expect("it was checked")
     });
     // No two real senders keep in step to the nanosecond.
     world.set_faults(Faults { jitter: setting.piece_time(), ..Faults::NONE });
@@ -110,7 +115,7 @@ pub(crate) async fn take_part(
         config = config.via(switch);
     }
     config = place.keys.iter().cloned().fold(config, UdpConfig::key);
-    let nic = UdpNic::start(config, firmware(setting, false)?)
+    let nic = UdpNic::start(config, firmware(setting, node, false)?)
         .map_err(|error| Failure::Input(format!("--peers: {error}")))?;
     let host = nic.host();
     let epoch_ns = place.is_one_host().then(|| nanos(time_of_day()) - host.now().as_nanos());

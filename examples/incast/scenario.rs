@@ -7,7 +7,7 @@ use std::time::Duration;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 
-use crate::setting::{Mode, Setting};
+use crate::setting::{Service, Setting};
 
 mod receiver;
 mod sender;
@@ -45,9 +45,9 @@ impl Part {
         node.0 > self.setting.senders
     }
 
-    /// Whether `node`'s messages are coordinated.
-    pub(crate) fn is_coordinated(&self, node: NodeId) -> bool {
-        self.setting.mode != Mode::None && !self.is_background(node)
+    /// The service that `node` sends its messages by.
+    pub(crate) fn service(&self, node: NodeId) -> Service {
+        if self.is_background(node) { Service::Messages } else { self.setting.mode.service() }
     }
 
     /// Bytes of the messages of `node`.

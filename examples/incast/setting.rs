@@ -7,12 +7,14 @@ use std::time::Duration;
 use clap::ValueEnum;
 use midplane::nicvm::coordination::{DEFAULT_RESERVE, Lead};
 use midplane::simhw::frame::HEADER_BYTES;
+use midplane::simhw::id::NodeId;
 use midplane::simhw::link::{CELL_BYTES, LinkProfile};
 use midplane::simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane::simhw::time::LineRate;
+use midplane::warp::firmware::WarpConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::scenario::BACKGROUND_BYTES;
+use crate::scenario::{BACKGROUND_BYTES, RECEIVER};
 
 /// What the nodes are joined by.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
@@ -36,6 +38,32 @@ pub(crate) enum Mode {
     Token,
     /// The same, the token released early (ETR).
     TokenEtr,
+    /// Each at the rate that the delay of its own messages allows.
+    Warp,
+    /// Tokens released early, and what leaves under them paced by Warp where others share the way.
+    TokenWarp,
+}
+
+/// The service that carries messages.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Service {
+    /// At once.
+    Messages,
+    /// When the token is there.
+    Coordination,
+    /// As the rate allows.
+    Warp,
+}
+
+impl Mode {
+    /// The service by which its senders send.
+    pub(crate) const fn service(self) -> Service {
+        match self {
+            Self::None => Service::Messages,
+            Self::Token | Self::TokenEtr | Self::TokenWarp => Service::Coordination,
+            Self::Warp => Service::Warp,
+        }
+    }
 }
 
 /// What a full buffer does.
@@ -149,13 +177,35 @@ impl Setting {
     /// How early the firmware releases tokens; `None` where there are none.
     pub(crate) fn lead(&self) -> Option<Lead> {
         match (self.mode, self.etr_lead) {
-            (Mode::None, _) => None,
+            (Mode::None | Mode::Warp, _) => None,
             (Mode::Token, _) => Some(Lead::Off),
-            (Mode::TokenEtr, EtrLead::Auto) => Some(Lead::Steered),
-            (Mode::TokenEtr, EtrLead::Cells(cells)) => {
+            (Mode::TokenEtr | Mode::TokenWarp, EtrLead::Auto) => Some(Lead::Steered),
+            (Mode::TokenEtr | Mode::TokenWarp, EtrLead::Cells(cells)) => {
                 let nanos = self.rate().nanos_for(u64::from(cells) * u64::from(CELL_BYTES));
                 Some(Lead::Fixed(Duration::from_nanos(nanos)))
             }
+        }
+    }
+
+    /// How the firmware of `node` finds its rate; `None` where it does not.
+    pub(crate) fn warp(&self, node: NodeId) -> Option<WarpConfig> {
+        let to: &[NodeId] = if node == RECEIVER { &[] } else { &[RECEIVER] };
+        // Half of the buffer stands full; the other half takes the bursts. Who holds the token is
+        // alone, and what waits at its own NIC counts, too: some messages of the largest frame.
+        let (queue, sharers) = match self.mode {
+            Mode::TokenWarp => (self.buffer_bytes.max(4 * self.message_bytes), 1),
+            _ => ((self.buffer_bytes / 2).max(1), self.senders),
+        };
+        let mut config = WarpConfig::new(to, self.rate(), queue, sharers);
+        match self.mode {
+            Mode::Warp => Some(config),
+            Mode::TokenWarp => {
+                // A stamp now and then: with one owner at a time there is no queue to look for.
+                let span = Duration::from_nanos(self.rate().nanos_for(u64::from(queue)) * 4);
+                config.paces_others(true).span(span);
+                Some(config)
+            }
+            Mode::None | Mode::Token | Mode::TokenEtr => None,
         }
     }
 

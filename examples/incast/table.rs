@@ -78,6 +78,8 @@ pub(crate) fn plot(path: &Path, runs: &[Run]) -> Result<(), String> {
         (Mode::None, "Without coordination"),
         (Mode::Token, "With tokens"),
         (Mode::TokenEtr, "With tokens, released early"),
+        (Mode::Warp, "Under Warp"),
+        (Mode::TokenWarp, "With tokens under Warp"),
     ];
     let panels: Vec<Panel> = titles
         .iter()

@@ -63,6 +63,7 @@ pub struct ControlConfig {
     floor: f64,
     ceiling: f64,
     first_delay: Duration,
+    is_always_used: bool,
 }
 
 impl ControlConfig {
@@ -78,7 +79,20 @@ impl ControlConfig {
     pub fn new(backlog: f64, floor: f64, ceiling: f64) -> Self {
         assert!(backlog > 0.0, "a sender without a backlog has no share");
         assert!(floor > 0.0 && ceiling >= floor, "rates go from the floor to the ceiling");
-        Self { backlog, floor, ceiling, first_delay: Duration::from_millis(1) }
+        Self {
+            backlog,
+            floor,
+            ceiling,
+            first_delay: Duration::from_millis(1),
+            is_always_used: false,
+        }
+    }
+
+    /// Does not ask how much of the rate is used, for who is not told of what others send under
+    /// it; off unless set. The rate of an idle sender then rises to its ceiling.
+    pub const fn is_always_used(&mut self, is: bool) -> &mut Self {
+        self.is_always_used = is;
+        self
     }
 
     /// The feedback delay that is assumed before the first one is measured; 1 ms unless set. Too
@@ -353,7 +367,8 @@ impl Controller {
             (1.0 - 1.0 / filled.max(1.0)).powi(2) * self.calm * (queue / DEEP).min(1.0).powi(2);
         let retreat = GROWTH * over * (1.0 + excess / brake).clamp(0.0, 1.0);
         let rise = BACKLOG_GAIN * allowed.min(2.0) + growth;
-        let rise = if self.usage.is_limited { 0.0 } else { rise };
+        let is_limited = self.usage.is_limited && !self.config.is_always_used;
+        let rise = if is_limited { 0.0 } else { rise };
         let change = rise - retreat - BACKLOG_GAIN * queue - GRADIENT_GAIN * bounded(excess);
         let factor = (change * step).clamp(-4.0, 1.0).exp();
         self.rate = (self.rate * factor).clamp(self.config.floor, self.config.ceiling);

@@ -44,11 +44,13 @@ impl<T> CSend<T> {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Words {
     gate: AtomicU64,
     /// Bytes a second that the keeper pours in.
     rate: AtomicU64,
+    /// Most credit; a longer message costs no more, or it would never be sent.
+    depth: u64,
 }
 
 /// The sender's side of a gate; clones are the same gate.
@@ -62,7 +64,7 @@ impl Gate {
     #[must_use]
     #[inline]
     pub fn is_open(&self, bytes: u32) -> bool {
-        self.words.gate.load(Ordering::Relaxed) & CREDIT >= u64::from(bytes)
+        self.words.gate.load(Ordering::Relaxed) & CREDIT >= self.cost(bytes)
     }
 
     /// Sends a message of `bytes` if the network takes it: `send` builds and sends it, and is not
@@ -114,11 +116,11 @@ impl Gate {
     fn take(&self, bytes: u32) -> Result<(), Reason> {
         let mut word = self.words.gate.load(Ordering::Relaxed);
         loop {
-            if word & CREDIT < u64::from(bytes) {
+            if word & CREDIT < self.cost(bytes) {
                 return Err(if word & SHUT != 0 { Reason::Shut } else { Reason::Congested });
             }
             // No data is handed over by the word: the order of other accesses does not matter.
-            let less = word - u64::from(bytes);
+            let less = word - self.cost(bytes);
             match self.words.gate.compare_exchange_weak(
                 word,
                 less,
@@ -129,6 +131,11 @@ impl Gate {
                 Err(other) => word = other,
             }
         }
+    }
+
+    #[inline]
+    fn cost(&self, bytes: u32) -> u64 {
+        u64::from(bytes).min(self.words.depth)
     }
 
     fn give(&self, bytes: u64, most: u64) {
@@ -162,7 +169,7 @@ impl Permit<'_> {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.gate.give(self.bytes.into(), CREDIT);
+            self.gate.give(self.gate.cost(self.bytes), CREDIT);
         }
     }
 }
@@ -179,14 +186,15 @@ pub struct GateKeeper {
 
 impl GateKeeper {
     /// A gate that holds up to `depth` bytes of credit, and is full: two messages at least, or the
-    /// grain of pouring costs rate.
+    /// grain of pouring costs rate. A message of more than `depth` bytes takes all of it.
     ///
     /// # Panics
     /// If `depth` is zero or above 2^47.
     #[must_use]
     pub fn new(depth: u64) -> (Self, Gate) {
         assert!(depth > 0 && depth <= CREDIT / 2, "a gate holds from one byte to 2^47");
-        let gate = Gate { words: Arc::default() };
+        let words = Words { gate: AtomicU64::new(0), rate: AtomicU64::new(0), depth };
+        let gate = Gate { words: Arc::new(words) };
         gate.give(depth, depth);
         let keeper = Self { gate: gate.clone(), depth, poured: None, shut_until: None };
         (keeper, gate)

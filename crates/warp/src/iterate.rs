@@ -13,6 +13,7 @@ pub mod problem;
 pub mod termination;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A fixed-point problem: F of each unknown.
 pub trait FixedPoint {
@@ -32,6 +33,24 @@ pub trait FixedPoint {
         let (now, next) = (x[i], self.update(i, x));
         // Two that are infinite alike are at rest: a node that nothing reaches.
         if now == next { 0.0 } else { (next - now).abs() }
+    }
+}
+
+impl<P: FixedPoint> FixedPoint for Arc<P> {
+    fn unknowns(&self) -> usize {
+        (**self).unknowns()
+    }
+
+    fn update(&self, i: usize, x: &[f64]) -> f64 {
+        (**self).update(i, x)
+    }
+
+    fn start(&self, i: usize) -> f64 {
+        (**self).start(i)
+    }
+
+    fn residual(&self, i: usize, x: &[f64]) -> f64 {
+        (**self).residual(i, x)
     }
 }
 
@@ -97,6 +116,17 @@ impl<P: FixedPoint> Part<P> {
             }
         }
         largest
+    }
+
+    /// Computes one of its unknowns anew, from what is known now; its residual before, and its value.
+    ///
+    /// # Panics
+    /// If there is no such unknown.
+    pub fn update(&mut self, i: usize) -> (f64, f64) {
+        let residual = self.problem.residual(i, &self.x);
+        let value = self.problem.update(i, &self.x);
+        self.x[i] = value;
+        (residual, value)
     }
 
     /// Another rank's value of unknown `i`; what is out of range or not a number is ignored.

@@ -5,6 +5,7 @@
 //! is one of them. Nothing reads a clock or does I/O.
 //!
 //! - [`control`]: start here: the rate law to use; [`law`] has the paper's own, for study
+//! - [`firmware`]: the extension: messages that leave at the rate that the law allows
 //! - [`gate`], [`slots`]: whether to send at all, and how the last value arrives all the same
 //! - [`memory`]: shared memory whose writes are as coherent as each needs to be
 //! - [`iterate`]: fixed points by asynchronous iteration, and when one is found
@@ -16,6 +17,7 @@
 pub mod control;
 pub mod estimate;
 pub mod feedback;
+pub mod firmware;
 pub mod gate;
 pub mod iterate;
 pub mod law;

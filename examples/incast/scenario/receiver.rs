@@ -10,10 +10,11 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::port::{Completion, Port, Status};
 use midplane::simhw::region::Region;
 use midplane::simhw::time::Instant;
+use midplane::warp::firmware;
 
 use super::{BACKGROUND_BYTES, COUNTS, Failure, Part, STAMP_BYTES};
 use crate::mailbox::{Either, Mailbox, Note, Sent, Word, by, either, later};
-use crate::setting::Mode;
+use crate::setting::{Mode, Service};
 
 /// Bytes of buffers that are lent for each kind of message: a third of a second at 100 Mb/s.
 const BUFFER_BYTES: usize = 4 << 20;
@@ -261,8 +262,13 @@ impl<'a> Receiver<'a> {
     }
 
     fn lend(&mut self, slot: usize) -> Result<(), Failure> {
-        let coordinated = self.part.setting.mode != Mode::None && slot < self.each;
-        let receive = if coordinated { coordination::receive } else { messages::receive };
+        let service =
+            if slot < self.each { self.part.setting.mode.service() } else { Service::Messages };
+        let receive = match service {
+            Service::Messages => messages::receive,
+            Service::Coordination => coordination::receive,
+            Service::Warp => firmware::receive,
+        };
         let command = receive(self.buffers[slot].whole(), slot as u64);
         self.port.post(&command).map_err(Failure::stopped)
     }

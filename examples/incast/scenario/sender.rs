@@ -9,9 +9,11 @@ use midplane::simhw::port::{Command, Completion, Port};
 use midplane::simhw::region::Region;
 use midplane::simhw::rng::Rng;
 use midplane::simhw::time::Instant;
+use midplane::warp::firmware;
 
 use super::{COUNTS, Failure, POSTED, Part, RECEIVER, STAMP_BYTES};
 use crate::mailbox::{Either, Mailbox, Note, REPEAT, Sent, Word, by, either, later};
+use crate::setting::Service;
 
 /// The cookie of a question for the coordination's counters.
 const COUNTERS_COOKIE: u64 = u64::MAX;
@@ -87,7 +89,7 @@ struct Pump<'a> {
     target: PortId,
     memory: Region,
     message_bytes: usize,
-    coordinated: bool,
+    service: Service,
     /// Places in memory that the NIC does not read.
     free: Vec<u32>,
     next: u32,
@@ -112,7 +114,7 @@ impl<'a> Pump<'a> {
             target,
             memory,
             message_bytes,
-            coordinated: part.is_coordinated(node),
+            service: part.service(node),
             free: (0..POSTED).collect(),
             next: 0,
             counts: false,
@@ -219,7 +221,11 @@ impl<'a> Pump<'a> {
             self.memory.write(at, &stamp.to_le_bytes()).map_err(Failure::stopped)?;
         }
         let range = self.memory.range(at, self.message_bytes).expect("within the region");
-        let command = if self.coordinated { coordination::send } else { messages::send };
+        let command = match self.service {
+            Service::Messages => messages::send,
+            Service::Coordination => coordination::send,
+            Service::Warp => firmware::send,
+        };
         let tag = self.next | if self.counts { COUNTS } else { 0 };
         let command = Command {
             args: [u64::from(tag), 0, 0],
@@ -232,7 +238,7 @@ impl<'a> Pump<'a> {
     }
 
     fn ask_counters(&mut self) -> Result<(), Failure> {
-        if !self.coordinated {
+        if self.service != Service::Coordination {
             return Ok(());
         }
         let command = Command {

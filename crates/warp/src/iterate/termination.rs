@@ -4,7 +4,7 @@
 //! when all say that they are at rest the coordinator has them hold still, gathers the very values
 //! that would be the answer, and computes their residual. If it is small enough those values are
 //! the answer; if not, all go on, and say so later next time. What ranks and coordinator tell each
-//! other must arrive once and in order; values between ranks need not.
+//! other must arrive, and may arrive again; values between ranks need not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -33,7 +33,7 @@ pub enum Report {
 /// What the coordinator tells all ranks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Order {
-    /// Hold still, and report your values.
+    /// Hold still, and report your values; told again, report them again.
     Hold {
         /// The round.
         round: u32,
@@ -100,7 +100,7 @@ impl Participant {
                 };
                 return own.iter().filter(|range| !range.is_empty()).map(report).collect();
             }
-            Order::GoOn { round } if self.state != State::Stopped => {
+            Order::GoOn { round } if round > self.round && self.state != State::Stopped => {
                 self.round = round;
                 self.state = State::Working;
                 self.calm = 0;
@@ -109,6 +109,12 @@ impl Participant {
             Order::Hold { .. } | Order::GoOn { .. } => {}
         }
         Vec::new()
+    }
+
+    /// The report that it is at rest, once more: for where reports may be lost.
+    #[must_use]
+    pub fn repeat(&self) -> Option<Report> {
+        (self.state == State::AtRest).then_some(Report::AtRest { round: self.round })
     }
 
     /// Whether it may change its unknowns.
@@ -176,6 +182,16 @@ impl Coordinator {
     pub fn on_lost(&mut self, rank: usize) -> Option<Order> {
         self.ranks.remove(&rank);
         self.answer.is_none().then(|| self.go_on())
+    }
+
+    /// What ranks are to be told, once more: for where orders may be lost.
+    #[must_use]
+    pub fn repeat(&self) -> Order {
+        match (&self.answer, &self.values) {
+            (Some(_), _) => Order::Stop,
+            (None, Some(_)) => Order::Hold { round: self.round },
+            (None, None) => Order::GoOn { round: self.round },
+        }
     }
 
     /// The answer, once it has been checked.

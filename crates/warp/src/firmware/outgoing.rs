@@ -1,0 +1,320 @@
+//! What leaves to one destination: frames, each stamped as it leaves.
+
+use std::collections::VecDeque;
+
+use midplane_nicvm::context::Context;
+use midplane_nicvm::messages;
+use midplane_nicvm::transmit::{Packet, Sending, Sent};
+use midplane_simhw::frame::Header;
+use midplane_simhw::hardware::Source;
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::time::Instant;
+
+use super::{PAID, PROBE, WarpConfig};
+use crate::control::Controller;
+use crate::feedback::Feedback;
+use crate::gate::{Gate, GateKeeper};
+use crate::stamp::{Encoder, Stamp};
+
+/// Stamps travel in units of so many nanoseconds, 32 bits of them: they repeat after 137 s.
+const TICK_NS: u64 = 32;
+
+/// A message of which some bytes have not left.
+#[derive(Clone, Copy, Debug)]
+struct Outgoing {
+    command: Command,
+    number: u32,
+    offset: u32,
+}
+
+/// One destination.
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) node: NodeId,
+    pub(super) law: Controller,
+    config: WarpConfig,
+    encoder: Encoder,
+    keeper: GateKeeper,
+    gate: Gate,
+    queue: VecDeque<Outgoing>,
+    messages: u32,
+    /// A frame waits in the scheduler; the next one is stamped when that one has left.
+    is_blocked: bool,
+    /// The message that the waiting frame ends, completed when it has left.
+    ends: Option<Command>,
+    steered: f64,
+    /// When the next probe is due, where those of others are paced: they carry no stamps.
+    probe_at: Option<Instant>,
+}
+
+/// Bytes of a datagram that go into one frame of an Ethernet, and of its headers in the first.
+const PIECE: u32 = 1_480;
+const HEADERS: u32 = 60;
+/// Most frames of an Ethernet that one of ours takes: what comes between waits no longer.
+const MOST_PIECES: f64 = 4.0;
+
+/// Most bytes of a frame's payload: as many whole frames of an Ethernet as the backlog has room for.
+fn frame_payload(config: &WarpConfig) -> u32 {
+    let pieces = (config.backlog / f64::from(PIECE)).floor().clamp(1.0, MOST_PIECES) as u32;
+    pieces * PIECE - HEADERS
+}
+
+/// About what such a frame takes on an Ethernet; the line of the NIC says it exactly.
+fn full_frame(config: &WarpConfig) -> u64 {
+    u64::from(frame_payload(config)) * 21 / 20 + 64
+}
+
+impl Path {
+    pub(super) fn new(node: NodeId, config: &WarpConfig) -> (Self, Gate) {
+        let (keeper, gate) = GateKeeper::new(config.depth(full_frame(config)));
+        let path = Self {
+            node,
+            law: Controller::new(config.control(full_frame(config)), Instant::ZERO),
+            config: config.clone(),
+            encoder: Encoder::default(),
+            keeper,
+            gate: gate.clone(),
+            queue: VecDeque::new(),
+            messages: 0,
+            is_blocked: false,
+            ends: None,
+            steered: 0.0,
+            probe_at: config.paces_others.then_some(Instant::ZERO),
+        };
+        (path, gate)
+    }
+
+    /// The NIC is there: its frames' size and its time are known.
+    pub(super) fn begin(&mut self, nic: &Context<'_>) {
+        let frame = wire_bytes(nic, frame_payload(&self.config) as usize);
+        self.law = Controller::new(self.config.control(u64::from(frame)), nic.now());
+    }
+
+    pub(super) fn enqueue(&mut self, command: Command) {
+        let number = self.messages;
+        self.messages = self.messages.wrapping_add(1);
+        self.queue.push_back(Outgoing { command, number, offset: 0 });
+    }
+
+    /// Sends as much as the gate lets through.
+    pub(super) fn pump(&mut self, nic: &mut Context<'_>, token: u64) {
+        let now = nic.now();
+        self.keeper.pour(now, self.law.rate(now));
+        if self.probe_at.is_some_and(|at| now >= at) {
+            self.probe(nic);
+        }
+        while !self.is_blocked {
+            let Some(front) = self.queue.front().copied() else { break };
+            let length = self.frame_length(nic, &front);
+            let cost = wire_bytes(nic, length as usize);
+            let is_paid = front.command.flags & PAID != 0;
+            if !is_paid && !self.gate.c_send(cost, || ()).is_sent() {
+                break;
+            }
+            self.send(nic, front, length, token);
+        }
+    }
+
+    /// When to pump again, if nothing else happens.
+    pub(super) fn poll_pace(&self, nic: &Context<'_>) -> Option<Instant> {
+        let now = nic.now();
+        let front = self.queue.front().filter(|_| !self.is_blocked);
+        // With nothing to send the gate is still filled for those who ask it.
+        let length = front
+            .map_or_else(|| frame_payload(&self.config), |front| self.frame_length(nic, front));
+        let cost = wire_bytes(nic, length as usize);
+        let pour = self.keeper.poll_timeout(now, self.law.rate(now), cost);
+        [pour, self.probe_at].into_iter().flatten().min()
+    }
+
+    /// Whether the admission is to be told of a rate: one that differs by more than a hundredth.
+    pub(super) fn has_new_rate(&mut self, rate: f64) -> bool {
+        let is_new = self.config.paces_others && (rate / self.steered - 1.0).abs() > 0.01;
+        if is_new {
+            self.steered = rate;
+        }
+        is_new
+    }
+
+    /// The frame that waited in the scheduler has left, or never will.
+    pub(super) fn on_sent(&mut self, nic: &mut Context<'_>, sent: Sent) {
+        self.is_blocked = false;
+        if let Some(command) = self.ends.take() {
+            complete(nic, &command, sent.status);
+        }
+    }
+
+    /// Messages of a port that is gone are forgotten: their memory is.
+    pub(super) fn on_port_closed(&mut self, port: PortId) {
+        self.queue.retain(|waiting| waiting.command.region.port != port);
+        self.ends = self.ends.filter(|command| command.region.port != port);
+    }
+
+    /// All that waits ends unsent.
+    pub(super) fn end(&mut self, nic: &mut Context<'_>) {
+        for waiting in self.queue.drain(..) {
+            complete(nic, &waiting.command, Status::ExtensionDown);
+        }
+    }
+
+    /// A stamp by itself.
+    fn probe(&mut self, nic: &mut Context<'_>) {
+        let now = nic.now();
+        self.probe_at = Some(now + self.config.span);
+        let stamp = self.encoder.stamp(now);
+        let packet = Packet {
+            flags: PROBE,
+            sequence: stamp.sequence as u32,
+            acknowledgement: (stamp.sent.as_nanos() / TICK_NS) as u32,
+            ..Packet::to(self.node)
+        };
+        // An empty frame is never too long.
+        if nic.send_packet(&packet).is_ok() {
+            self.law.on_sent(now, wire_bytes(nic, 0) as usize);
+        }
+    }
+
+    fn frame_length(&self, nic: &Context<'_>, waiting: &Outgoing) -> u32 {
+        let mtu = nic.mtu_bytes() as u32 - midplane_simhw::frame::HEADER_BYTES as u32;
+        let most = mtu.min(frame_payload(&self.config));
+        (waiting.command.region.length - waiting.offset).min(most)
+    }
+
+    fn send(&mut self, nic: &mut Context<'_>, mut front: Outgoing, length: u32, token: u64) {
+        let command = front.command;
+        let stamp = self.encoder.stamp(nic.now());
+        let is_last = front.offset + length >= command.region.length;
+        let part = command.region.part(front.offset, length);
+        let words = [
+            u64::from(front.number) | u64::from(front.offset) << 32,
+            u64::from(command.region.length) | command.args[0] << 32,
+        ];
+        let packet = part.map(|part| Packet {
+            port: command.port,
+            sequence: stamp.sequence as u32,
+            acknowledgement: (stamp.sent.as_nanos() / TICK_NS) as u32,
+            words,
+            source: Source::Region(part),
+            token: Some(token),
+            ..Packet::to(self.node)
+        });
+        let outcome = packet.map(|packet| nic.send_packet(&packet));
+        let Some(Ok(sending)) = outcome else {
+            self.queue.pop_front();
+            return complete(nic, &command, Status::Region);
+        };
+        self.law.on_sent(nic.now(), wire_bytes(nic, length as usize) as usize);
+        self.is_blocked = sending == Sending::Queued;
+        if !is_last {
+            front.offset += length;
+            self.queue[0] = front;
+            return;
+        }
+        self.queue.pop_front();
+        if self.is_blocked {
+            self.ends = Some(command);
+        } else {
+            complete(nic, &command, Status::Done);
+        }
+    }
+}
+
+/// Bytes that a frame with `payload` takes on the line.
+fn wire_bytes(nic: &Context<'_>, payload: usize) -> u32 {
+    let bytes = nic.line_rate().bytes_in(nic.frame_nanos(payload));
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+fn complete(nic: &mut Context<'_>, command: &Command, status: Status) {
+    let completion = Completion {
+        status,
+        opcode: messages::SEND,
+        flags: command.flags,
+        node: command.node,
+        port: command.port,
+        cookie: command.cookie,
+        length: if status == Status::Done { u64::from(command.region.length) } else { 0 },
+        ..Completion::default()
+    };
+    nic.complete(command.region.port, &completion);
+}
+
+/// The whole stamp of a frame: what travels is its lower half, and `newest` the last one that came.
+pub(super) fn stamp_of(header: &Header, newest: &mut (u64, u64), now: Instant) -> Stamp {
+    let (sequence, ticks) = *newest;
+    // The first stamp is taken for one of about now; from then on each follows the last.
+    let near = if ticks == 0 { now.as_nanos() / TICK_NS } else { ticks };
+    let whole = |last: u64, part: u32| {
+        let ahead = part.wrapping_sub(last as u32).cast_signed();
+        last.saturating_add_signed(ahead.into())
+    };
+    let stamp = (whole(sequence, header.sequence), whole(near, header.acknowledgement));
+    if stamp.0 >= sequence {
+        *newest = (stamp.0, stamp.1.max(1));
+    }
+    Stamp { sequence: stamp.0, sent: Instant::from_nanos(stamp.1.saturating_mul(TICK_NS)) }
+}
+
+/// Feedback with the stamps that were sent: where the two clocks are far apart the receiver has
+/// taken the travelling half of a stamp for that of another time.
+pub(super) fn in_own_time(mut feedback: Feedback, now: Instant) -> Feedback {
+    let estimate = &mut feedback.estimate;
+    let ticks = now.as_nanos() / TICK_NS;
+    let behind = (ticks as u32).wrapping_sub((estimate.newest.as_nanos() / TICK_NS) as u32);
+    let own = ticks.saturating_sub(behind.into()) * TICK_NS;
+    let shift = estimate.newest.as_nanos().wrapping_sub(own).cast_signed();
+    estimate.newest = Instant::from_nanos(own);
+    estimate.delay_ns = estimate.delay_ns.wrapping_add(shift);
+    estimate.least_delay_ns = estimate.least_delay_ns.wrapping_add(shift);
+    feedback
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimate::{Arrivals, Estimate};
+
+    #[test]
+    fn clocks_that_are_hours_apart_do_not_matter() {
+        for offset in [-40_000_000_000_000_i64, -1, 0, 1, 40_000_000_000_000] {
+            let sent = 50_000_000_000_000_u64;
+            let clock = |at: u64| Instant::from_nanos(at.saturating_add_signed(offset));
+            let header = Header { acknowledgement: (sent / TICK_NS) as u32, ..Header::default() };
+            let arrived = clock(sent + 300_000);
+            let stamp = stamp_of(&header, &mut (0, 0), arrived);
+            let delay = arrived.as_nanos().wrapping_sub(stamp.sent.as_nanos()).cast_signed();
+            let estimate = Estimate {
+                warp: 1.0,
+                delay_ns: delay,
+                least_delay_ns: delay,
+                noise_ns: 0.0,
+                newest: stamp.sent,
+                span_ns: 0,
+                epoch: 0,
+            };
+            let back = Feedback::new(1, estimate, Arrivals::default(), arrived);
+            let now = Instant::from_nanos(sent + 500_000);
+            let own = in_own_time(back, now).estimate;
+            assert_eq!(own.newest.as_nanos() / TICK_NS, sent / TICK_NS, "{offset}");
+            // What the two clocks differ by, and no more.
+            assert!((own.delay_ns - 300_000 - offset).abs() <= TICK_NS as i64, "{offset}");
+        }
+    }
+
+    #[test]
+    fn stamps_come_out_whole_however_often_their_half_repeats() {
+        let mut newest = (0, 0);
+        let start = 1_000_000_000_000;
+        for i in 0..3_000_u64 {
+            let sent = start + i * 100_000_000;
+            let header = Header {
+                sequence: i as u32,
+                acknowledgement: (sent / TICK_NS) as u32,
+                ..Header::default()
+            };
+            let stamp = stamp_of(&header, &mut newest, Instant::from_nanos(sent + 50_000));
+            assert_eq!((stamp.sequence, stamp.sent.as_nanos() / TICK_NS), (i, sent / TICK_NS));
+        }
+    }
+}
