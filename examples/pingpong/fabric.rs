@@ -74,7 +74,13 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
             };
             let _child = start(&place)?;
             let game = Asks(arguments);
-            runtime(*wait)?.block_on(ours((*fabric, *layer, *wait), &place, 0, most(arguments), game))
+            runtime(*wait)?.block_on(ours(
+                (*fabric, *layer, *wait),
+                &place,
+                0,
+                most(arguments),
+                game,
+            ))
         }
     }
 }

@@ -30,17 +30,11 @@ fn failed(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Waits as the command line says: by looking, or by awaiting, or by blocking the thread.
-async fn wait_for<T>(wait: Wait, mut look: impl FnMut() -> Option<T>, rest: impl Future<Output = T>) -> T {
+/// Awaits, or blocks the thread.
+async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
     match wait {
-        Wait::Poll => loop {
-            if let Some(found) = look() {
-                return found;
-            }
-            std::hint::spin_loop();
-        },
-        Wait::Await => rest.await,
-        Wait::Block => block_on(rest),
+        Wait::Block => block_on(future),
+        Wait::Await | Wait::Poll => future.await,
     }
 }
 
@@ -61,13 +55,26 @@ const PORT: PortId = PortId(1);
 const SENT: u64 = u64::MAX;
 
 impl Raw {
-    pub(crate) fn new(host: &impl Host, node: NodeId, most: usize, wait: Wait) -> Result<Self, String> {
+    pub(crate) fn new(
+        host: &impl Host,
+        node: NodeId,
+        most: usize,
+        wait: Wait,
+    ) -> Result<Self, String> {
         let mut port = host.open_port_with(PortOptions::default().number(PORT)).map_err(failed)?;
         let room = most.max(8);
         let receives = port.register(RECEIVES * room).map_err(failed)?;
         let sends = port.register(room).map_err(failed)?;
-        let mut raw =
-            Self { port, node, wait, receives, room, sends, arrived: Vec::new(), scratch: vec![0; room] };
+        let mut raw = Self {
+            port,
+            node,
+            wait,
+            receives,
+            room,
+            sends,
+            arrived: Vec::new(),
+            scratch: vec![0; room],
+        };
         for slot in 0..RECEIVES {
             raw.lend(slot)?;
         }
@@ -106,8 +113,7 @@ impl Side for Raw {
                     }
                     std::hint::spin_loop();
                 },
-                Wait::Await => self.port.completion().await.map_err(failed)?,
-                Wait::Block => block_on(self.port.completion()).map_err(failed)?,
+                wait => rest(wait, self.port.completion()).await.map_err(failed)?,
             };
             if completion.status != Status::Done {
                 return Err(format!("a message ended as {:?}", completion.status));
@@ -186,8 +192,7 @@ impl Side for Interface {
                 }
                 std::hint::spin_loop();
             },
-            Wait::Await => self.nic.wait(self.vi, WorkQueue::Receive).await.map_err(failed)?,
-            Wait::Block => block_on(self.nic.wait(self.vi, WorkQueue::Receive)).map_err(failed)?,
+            wait => rest(wait, self.nic.wait(self.vi, WorkQueue::Receive)).await.map_err(failed)?,
         };
         done.outcome.map_err(failed)?;
         if done.length != bytes {
@@ -249,12 +254,13 @@ impl Side for Messages {
         match self {
             Self::Polled { process, scope, peer, scratch, .. } => {
                 let load = Load::Copy(&scratch[..bytes]);
-                let sent = process.isend(scope, Mode::Standard, *peer, TAG, load).map_err(failed)?;
+                let sent =
+                    process.isend(scope, Mode::Standard, *peer, TAG, load).map_err(failed)?;
                 finish(process, sent).map(drop)
             }
             Self::Awaited { all, peer, wait, scratch } => {
                 let sent = all.send(*peer, TAG, scratch[..bytes].to_vec());
-                wait_for(*wait, || None, sent).await.map_err(failed)
+                rest(*wait, sent).await.map_err(failed)
             }
         }
     }
@@ -270,9 +276,13 @@ impl Side for Messages {
             }
             Self::Awaited { all, peer, wait, .. } => {
                 let received = all.receive(*peer, TAG);
-                wait_for(*wait, || None, received).await.map_err(failed)?.bytes.len()
+                rest(*wait, received).await.map_err(failed)?.bytes.len()
             }
         };
-        if length == bytes { Ok(()) } else { Err(format!("a message has {length} bytes, not {bytes}")) }
+        if length == bytes {
+            Ok(())
+        } else {
+            Err(format!("a message has {length} bytes, not {bytes}"))
+        }
     }
 }
