@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use midplane::simhw::drops::Drops;
-use midplane::simhw::link::LinkProfile;
+use midplane::simhw::link::{Framing, LinkProfile};
 use midplane::simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{SoftSwitch, SwitchConfig, SwitchCounters, resolve_peers};
@@ -63,6 +63,10 @@ struct Arguments {
     #[arg(long, value_name = "CELLS", conflicts_with = "buffer_bytes", value_parser = clap::value_parser!(u32).range(8..=1 << 24))]
     buffer_cells: Option<u32>,
 
+    /// Cuts frames anew on their way out, once they are there whole
+    #[arg(long, value_enum)]
+    recut: Option<Recut>,
+
     /// What a full buffer drops
     #[arg(long, value_enum, default_value = "tail")]
     discard: Discard,
@@ -78,6 +82,14 @@ struct Arguments {
     /// Prints the counters as one JSON document
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Recut {
+    /// Packets of Ethernet
+    Ethernet,
+    /// ATM cells
+    Cells,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -143,7 +155,14 @@ fn start(arguments: &Arguments) -> Result<SoftSwitch, String> {
         Discard::Epd => DiscardPolicy::EARLY,
     };
     let profile = SwitchProfile { discard, ..SwitchProfile::new(buffer) };
-    let config = SwitchConfig::new(bind, peers).link(link).profile(profile).seed(arguments.seed);
+    let mut config =
+        SwitchConfig::new(bind, peers).link(link).profile(profile).seed(arguments.seed);
+    if let Some(recut) = arguments.recut {
+        config = config.recut(match recut {
+            Recut::Ethernet => Framing::ETHERNET,
+            Recut::Cells => Framing::Cells,
+        });
+    }
     SoftSwitch::start(config).map_err(|error| format!("--bind {}: {error}", arguments.bind))
 }
 

@@ -133,6 +133,24 @@ ours() {
         "$(value jain "$report")"
 }
 
+# against_sim SENDERS: ours on these links and in virtual time, uncoordinated.
+against_sim() {
+    local senders=$1 real=$FOLDER/ours0 simulated=$FOLDER/simulated
+    fresh ours none "$senders" >/dev/null
+    timeout 60 "$INCAST" --fabric sim --mode none --senders "$senders" --message-bytes "$MESSAGE" \
+        --link-mbps 100 --buffer-bytes 32768 --seconds "$SECONDS_EACH" --json >"$simulated" || true
+    if [[ ! -s $real || ! -s $simulated ]]; then
+        row "$MESSAGE bytes" "$senders" failed - -
+        return
+    fi
+    awk -v bytes="$MESSAGE" -v n="$senders" -v g="$(value goodput_mbps "$real")" \
+        -v s="$(value goodput_mbps "$simulated")" -v l="$(value loss "$real")" \
+        -v m="$(value loss "$simulated")" 'BEGIN {
+            off = l > 0.001 ? sprintf("%+.1f %%", 100 * (m / l - 1)) : sprintf("%.3f", m - l)
+            printf "%-12s%8s%12.2f%12.2f%10.1f%10.3f%10.3f%12s\n", bytes, n, g, s, s - g, l, m, off
+        }'
+}
+
 cargo build --release --quiet --example incast --example kernel_peer
 examples=${CARGO_TARGET_DIR:-target}/release/examples
 INCAST=$examples/incast
@@ -146,4 +164,11 @@ for senders in 1 2 3; do
     fresh kernel udp $senders
     fresh kernel tcp $senders
     for mode in none token token-etr; do fresh ours $mode $senders; done
+done
+
+echo
+echo "Uncoordinated, on these links and in sim: asked are goodputs within 3 Mb/s and losses within 25 %"
+printf '%-12s%8s%12s%12s%10s%10s%10s%12s\n' bytes senders "veth Mb/s" "sim Mb/s" off "veth loss" "sim loss" off
+for MESSAGE in 1400 10240; do
+    for senders in 1 2 3; do against_sim $senders; done
 done

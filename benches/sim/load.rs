@@ -7,7 +7,7 @@ use midplane::simhw::hardware::{Firmware, Hardware, Source, TransmitRefused};
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{DmaId, NodeId, PortId, TimerId};
 use midplane::simhw::link::LinkProfile;
-use midplane::simhw::port::{Command, Completion, Port};
+use midplane::simhw::port::{Command, Completion, Port, PortOptions};
 use midplane::simhw::profile::NicProfile;
 use midplane::simhw::region::{Payload, Region, RegionRef};
 use midplane::simhw::sim::{SimHost, World};
@@ -90,18 +90,31 @@ fn generators(propagation: Duration, percent: u64, payload: usize) -> World<Gene
 }
 
 /// Opcode of "receive into this region"; 0 is "send this region".
-const RECEIVE: u8 = 1;
+pub(crate) const RECEIVE: u8 = 1;
 /// Instructions of carrying out a command or a frame.
 const HANDLER: u64 = 40;
 
 /// Sends what ports post, and fills the buffers that they post, in order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Messenger {
+    destination: NodeId,
+    payload: usize,
     buffers: std::collections::VecDeque<(PortId, u64, RegionRef)>,
     refused: Option<(PortId, Command)>,
 }
 
+impl Default for Messenger {
+    fn default() -> Self {
+        Self::to(RECEIVER, PAYLOAD)
+    }
+}
+
 impl Messenger {
+    /// Sends messages of `payload` bytes to one node.
+    pub(crate) fn to(destination: NodeId, payload: usize) -> Self {
+        Self { destination, payload, buffers: Default::default(), refused: None }
+    }
+
     fn serve(&mut self, hw: &mut impl Hardware, port: PortId) {
         while self.refused.is_none() {
             let Some(command) = hw.next_command(port) else { return };
@@ -115,7 +128,8 @@ impl Messenger {
             self.buffers.push_back((port, command.cookie, command.region));
             return;
         }
-        match hw.transmit(&header(hw.node(), PAYLOAD), Source::Region(command.region)) {
+        let header = Header { destination: self.destination, ..header(hw.node(), self.payload) };
+        match hw.transmit(&header, Source::Region(command.region)) {
             Ok(_) => {
                 let cookie = command.cookie;
                 hw.complete(port, &Completion { cookie, ..Completion::default() });
@@ -172,9 +186,11 @@ pub(crate) fn full(percent: u64, burst: u64) -> World<Messenger> {
     world
 }
 
-/// Posts a frame for every interval, and takes completions as they come.
+/// Posts a frame for every interval, and takes completions as they come. A port no deeper than what
+/// is ever under way keeps its rings in the cache.
 async fn send(host: SimHost, interval: u64, burst: u64) {
-    let mut port = host.open_port().expect("the NIC is up");
+    let depth = PortOptions::default().depth(32);
+    let mut port = host.open_port_with(depth).expect("the NIC is up");
     let region = port.register(PAYLOAD).expect("a small region");
     region.write(0, &[7; PAYLOAD]).expect("as long as the region");
     let command = Command { region: region.whole(), ..Command::default() };

@@ -5,6 +5,7 @@
 //! contains "full"; without it, criterion measures the first rows afterwards.
 
 mod load;
+mod scale;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
@@ -26,22 +27,28 @@ use midplane::simhw::topology::Topology;
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+/// Bytes that are allocated and not freed.
+static LIVE: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: every call is handed on unchanged to the system's allocator, which keeps the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        LIVE.fetch_add(layout.size() as u64, Ordering::Relaxed);
         // SAFETY: the caller's promise about `layout` is the one that is asked for here.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size() as u64, Ordering::Relaxed);
         // SAFETY: `pointer` came from `alloc` or `realloc`, that is from the system, with `layout`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        LIVE.fetch_add(bytes as u64, Ordering::Relaxed);
+        LIVE.fetch_sub(layout.size() as u64, Ordering::Relaxed);
         // SAFETY: as for `dealloc`; the caller's promise about `bytes` is handed on.
         unsafe { System.realloc(pointer, layout, bytes) }
     }
@@ -84,6 +91,22 @@ fn fastest<F: Firmware>(mut world: World<F>, nanos: u64) -> Speed {
     best
 }
 
+/// Seconds of the processor that `work` takes, which others on the machine lengthen less than they
+/// do the time on the wall.
+#[cfg(target_os = "linux")]
+fn seconds(work: impl FnOnce()) -> f64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let now = || {
+        let now = clock_gettime(ClockId::ThreadCPUTime);
+        now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+    };
+    let begin = now();
+    work();
+    now() - begin
+}
+
+/// Seconds that `work` takes.
+#[cfg(not(target_os = "linux"))]
 fn seconds(work: impl FnOnce()) -> f64 {
     #[expect(clippy::disallowed_methods, reason = "a bench measures real time")]
     let begin = std::time::Instant::now();
@@ -108,12 +131,17 @@ fn one_node() -> Topology {
     Topology::star(1, link, SwitchProfile::new(Buffer::Bytes(1 << 20)))
 }
 
+/// Nanoseconds that a task sleeps at once.
+fn nap(number: u64) -> u64 {
+    1_000 + (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 50)
+}
+
 /// `count` tasks that sleep for one to about 17 us, again and again.
 fn sleepers(count: u64) -> World<Nothing> {
     let mut world = World::new(&one_node(), NicProfile::FREE, 1, |_, _| Nothing);
     for number in 0..count {
         let host = world.host(NodeId(0));
-        let nap = 1_000 + (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 50);
+        let nap = nap(number);
         world.spawn(NodeId(0), async move {
             loop {
                 host.sleep_until(host.now().plus_nanos(nap)).await;
@@ -123,37 +151,111 @@ fn sleepers(count: u64) -> World<Nothing> {
     world
 }
 
+/// One line of the report.
+struct Row {
+    name: &'static str,
+    asked: &'static str,
+    measure: fn() -> (f64, &'static str),
+}
+
+const fn row(name: &'static str, asked: &'static str, measure: fn() -> (f64, &'static str)) -> Row {
+    Row { name, asked, measure }
+}
+
+fn packets(speed: Speed) -> (f64, &'static str) {
+    assert!(speed.allocations_per_packet < 0.001, "no allocation per packet");
+    (speed.packets / 1e6, "M packet/s")
+}
+
+fn events(speed: Speed) -> (f64, &'static str) {
+    (speed.events / 1e6, "M event/s")
+}
+
+fn sleeps(speed: Speed) -> (f64, &'static str) {
+    (speed.events / 1e6, "M sleep/s")
+}
+
+/// What is asked of the fabric, and how it is measured.
+const ROWS: [Row; 14] = [
+    row("packets, plain links, 95 % of the output", ">= 3", || {
+        packets(fastest(load::plain(95), 200_000_000))
+    }),
+    row("packets, plain links, 150 %", "", || packets(fastest(load::plain(150), 150_000_000))),
+    row("packets, full NIC model and async tasks, 95 %", ">= 2", || {
+        packets(fastest(load::full(95, 1), 150_000_000))
+    }),
+    row("packets, full, 8 frames a doorbell, 95 %", "", || {
+        packets(fastest(load::full(95, 8), 150_000_000))
+    }),
+    row("packets, full, 8 frames a doorbell, 150 %", "", || {
+        packets(fastest(load::full(150, 8), 100_000_000))
+    }),
+    row("engine, 1,000 events pending", ">= 15", || {
+        events(fastest(load::engine(1_000), 10_000_000))
+    }),
+    row("engine, 100,000 events pending", ">= 6", || {
+        events(fastest(load::engine(100_000), 10_000_000))
+    }),
+    row("digest on against off, time", "<= 5", digest_cost),
+    row("async sleeps, 1,000 tasks", ">= 10", || sleeps(fastest(sleepers(1_000), 10_000_000))),
+    row("async sleeps, 1,000 tasks, bach 0.2", "", bach),
+    row("async sleeps, 100,000 tasks", "", || sleeps(fastest(sleepers(100_000), 300_000))),
+    row("500 hosts, 100 messages/s each, 10 s", "< 15", || {
+        let mut world = scale::light(500);
+        let seconds = seconds(|| world.run_until(Instant::from_nanos(10_000_000_000)));
+        assert!(world.traffic().delivered > 490_000, "{:?}", world.traffic());
+        (seconds, "s")
+    }),
+    row("10,000 idle nodes, memory", "<= 100", || megabytes(None)),
+    row("... with a task and a port of 16 commands each", "", || megabytes(Some(16))),
+];
+
+/// How much longer the same events take with the digest than without it; the least of several pairs,
+/// for whatever disturbs one of the two only adds.
+fn digest_cost() -> (f64, &'static str) {
+    let time = |digesting: bool| {
+        let mut world = load::engine(1_000);
+        world.set_digesting(digesting);
+        world.run_until(Instant::from_nanos(WARM_UP));
+        let until = world.now().plus_nanos(10_000_000);
+        seconds(|| world.run_until(until))
+    };
+    let least = |digesting| (0..RUNS).map(|_| time(digesting)).fold(f64::INFINITY, f64::min);
+    ((least(true) / least(false) - 1.0) * 100.0, "%")
+}
+
+fn bach() -> (f64, &'static str) {
+    let run = || {
+        let mut count = 0;
+        let seconds = seconds(|| count = scale::bach_sleeps(1_000, 3_000_000));
+        count as f64 / seconds / 1e6
+    };
+    ((0..RUNS).map(|_| run()).fold(0.0, f64::max), "M sleep/s")
+}
+
+fn megabytes(depth: Option<usize>) -> (f64, &'static str) {
+    let before = LIVE.load(Ordering::Relaxed);
+    let mut world = scale::idle(10_000, depth);
+    world.run_until(Instant::from_nanos(1_000));
+    let bytes = LIVE.load(Ordering::Relaxed) - before;
+    (bytes as f64 / 1e6, "MB")
+}
+
 /// Prints the rows whose name contains `only`.
 fn report(only: &str) {
-    println!("16 senders to 1, 1000-byte packets, two hops; the best of {RUNS} runs each");
-    println!("packets count when they are sent: at 150 % a third of them is dropped at the switch");
-    println!("(whatever else the machine does slows runs down: take the best as a lower bound)");
+    println!(
+        "the best of {RUNS} runs each, in seconds of the processor; packets: 16 senders to 1, 1000 bytes, two hops,"
+    );
+    println!(
+        "counted when they are sent: at 150 % a third of them is dropped at the switch. Whatever else the machine does"
+    );
+    println!("slows runs down: take the best as a lower bound.");
     println!();
-    println!("{:<44} {:>9} {:>9} {:>12}", "", "M pkt/s", "M event/s", "alloc/packet");
-    let row = |name: &str, run: &dyn Fn() -> Speed| {
-        if name.contains(only) {
-            let Speed { packets, events, allocations_per_packet } = run();
-            let (packets, events) = (packets / 1e6, events / 1e6);
-            println!("{name:<44} {packets:>9.2} {events:>9.2} {allocations_per_packet:>12.6}");
-        }
-    };
-    row("plain links, 95 % of the output", &|| fastest(load::plain(95), 200_000_000));
-    row("plain links, 150 %", &|| fastest(load::plain(150), 150_000_000));
-    row("full NIC model and async tasks, 95 %", &|| fastest(load::full(95, 1), 150_000_000));
-    row("... 8 frames a doorbell, 95 %", &|| fastest(load::full(95, 8), 150_000_000));
-    row("... 8 frames a doorbell, 150 %", &|| fastest(load::full(150, 8), 100_000_000));
-    println!();
-    let row = |name: &str, run: &dyn Fn() -> Speed| {
-        if name.contains(only) {
-            println!("{name:<54} {:>9.2}", run().events / 1e6);
-        }
-    };
-    row("engine, 1,000 events pending: M event/s", &|| fastest(load::engine(1_000), 10_000_000));
-    row("engine, 100,000 events pending: M event/s", &|| {
-        fastest(load::engine(100_000), 10_000_000)
-    });
-    row("async sleeps, 1,000 tasks: M sleep/s", &|| fastest(sleepers(1_000), 10_000_000));
-    row("async sleeps, 100,000 tasks: M sleep/s", &|| fastest(sleepers(100_000), 300_000));
+    println!("{:<52} {:>8} {:>10}", "", "asked", "measured");
+    for Row { name, asked, measure } in ROWS.iter().filter(|row| row.name.contains(only)) {
+        let (value, unit) = measure();
+        println!("{name:<52} {asked:>8} {value:>10.2} {unit}");
+    }
 }
 
 fn criterion_benches(criterion: &mut Criterion) {

@@ -12,6 +12,13 @@ macro_rules! conformance {
                 crate::fabrics::sim(crate::cases::$group::$case);
             })+)+
         }
+        #[cfg(target_os = "linux")]
+        mod shm {
+            $($(#[test]
+            fn $case() {
+                crate::fabrics::shm(crate::cases::$group::$case);
+            })+)+
+        }
         mod udp {
             $($(#[test]
             fn $case() {
@@ -31,7 +38,8 @@ conformance! {
         a_random_stream_repeats,
         random_streams_differ_by_name_and_node,
         spawned_tasks_run,
-        a_spawned_task_outlives_who_spawned_it;
+        a_spawned_task_outlives_who_spawned_it,
+        sleeps_end_in_the_order_of_their_instants;
     ports:
         ports_have_numbers_of_their_own,
         memory_of_no_bytes_or_too_many_is_refused,
@@ -48,7 +56,16 @@ conformance! {
         the_region_of_another_port_is_refused,
         a_dropped_region_is_refused,
         a_range_past_its_region_is_refused,
-        the_counters_answer;
+        the_counters_answer,
+        a_port_has_the_number_that_was_asked_for,
+        a_number_that_is_open_is_refused,
+        a_number_comes_back_when_its_port_is_gone,
+        well_known_numbers_are_only_for_who_asks,
+        a_port_is_as_deep_as_asked,
+        a_depth_that_no_port_has_is_refused,
+        a_region_says_its_rights_and_its_tag,
+        a_region_that_may_not_be_read_is_not_sent,
+        a_port_goes_on_in_another_task;
     messages:
         a_message_to_oneself_arrives,
         a_message_comes_with_its_tag_its_source_and_its_length,
@@ -66,7 +83,12 @@ conformance! {
         each_port_gets_its_own_messages,
         answers_come_back,
         a_port_dropped_with_buffers_harms_nobody,
-        a_port_inherits_no_buffers;
+        a_port_inherits_no_buffers,
+        a_message_finds_a_well_known_port,
+        a_buffer_that_may_not_be_written_gets_nothing,
+        a_region_sent_again_is_read_again,
+        a_region_may_go_once_it_was_read,
+        ports_of_two_tasks_do_not_disturb_each_other;
     coordinated:
         coordinated_messages_of_two_senders_all_arrive,
         coordinated_messages_of_one_sender_stay_in_order,

@@ -109,6 +109,11 @@ impl Gate {
         !std::mem::replace(&mut passage.told, true)
     }
 
+    /// Nothing is held any more: what is next is news.
+    pub(crate) fn forget_held(&mut self, destination: NodeId) {
+        self.passages.entry(destination).or_default().told = false;
+    }
+
     /// What was let through is used up: when it was on the line, if any of it was.
     pub(crate) fn drain(&mut self, destination: NodeId) -> Option<(Instant, Instant)> {
         let passage = self.passages.entry(destination).or_default();

@@ -37,6 +37,8 @@ pub enum DropCause {
     NicMemory,
     /// There is no way to the destination.
     NoRoute,
+    /// It had passed as many switches as it may.
+    HopLimit,
     /// It met a collision each time that it was sent over a shared medium.
     Collisions,
     /// The bytes are no frame of this fabric's version.
@@ -57,7 +59,7 @@ pub enum DropCause {
 
 impl DropCause {
     /// Every cause.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::BufferFull,
         Self::PartialDiscard,
         Self::EarlyDiscard,
@@ -73,6 +75,7 @@ impl DropCause {
         Self::NicDown,
         Self::NicMemory,
         Self::NoRoute,
+        Self::HopLimit,
         Self::Collisions,
         Self::Malformed,
         Self::Stranger,
@@ -102,6 +105,7 @@ impl DropCause {
             Self::NicDown => "nic_down",
             Self::NicMemory => "nic_memory",
             Self::NoRoute => "no_route",
+            Self::HopLimit => "hop_limit",
             Self::Collisions => "collisions",
             Self::Malformed => "malformed",
             Self::Stranger => "stranger",

@@ -55,11 +55,14 @@ pub enum Kind {
     Hello = 3,
     /// The answer to [`Kind::Hello`], and to a frame for a former incarnation.
     Welcome = 4,
+    /// A frame's header, come back from the switch at which its hop limit ended: see
+    /// [`Header::returned`].
+    Returned = 5,
 }
 
 impl Kind {
-    const ALL: [Self; 5] =
-        [Self::Data, Self::Control, Self::Acknowledge, Self::Hello, Self::Welcome];
+    const ALL: [Self; 6] =
+        [Self::Data, Self::Control, Self::Acknowledge, Self::Hello, Self::Welcome, Self::Returned];
 }
 
 /// A frame's header: only valid ones exist.
@@ -143,9 +146,23 @@ impl Header {
     /// # Errors
     /// [`FrameError`] says what is wrong; the bytes are then nobody's frame.
     pub fn parse(frame: &[u8]) -> Result<(Self, &[u8]), FrameError> {
-        let Ok((raw, payload)) = Raw::read_from_prefix(frame) else {
+        let Some((header, payload)) = frame.split_first_chunk::<HEADER_BYTES>() else {
             return Err(FrameError::Truncated(frame.len()));
         };
+        let header = Self::parse_alone(header)?;
+        if usize::from(header.length) != payload.len() {
+            return Err(FrameError::Length);
+        }
+        Ok((header, payload))
+    }
+
+    /// Reads and checks a header whose payload lies elsewhere; that it is as long as the header says
+    /// is the caller's to check.
+    ///
+    /// # Errors
+    /// [`FrameError`] says what is wrong; the bytes are then nobody's header.
+    pub fn parse_alone(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        let raw: Raw = zerocopy::transmute!(*bytes);
         if raw.magic != MAGIC {
             return Err(FrameError::Magic);
         }
@@ -156,13 +173,10 @@ impl Header {
             return Err(FrameError::Kind(raw.kind));
         };
         let length = raw.length.get();
-        if usize::from(length) != payload.len()
-            || payload.len() > MAX_PAYLOAD
-            || raw.reserved.get() != 0
-        {
+        if usize::from(length) > MAX_PAYLOAD || raw.reserved.get() != 0 {
             return Err(FrameError::Length);
         }
-        let header = Self {
+        Ok(Self {
             kind,
             extension: ExtensionId(raw.extension),
             source: NodeId(raw.source.get()),
@@ -176,8 +190,7 @@ impl Header {
             flags: raw.flags,
             hop_limit: raw.hop_limit,
             words: raw.words.map(U64::get),
-        };
-        Ok((header, payload))
+        })
     }
 
     /// The header's bytes.
@@ -202,6 +215,23 @@ impl Header {
             words: self.words.map(U64::new),
         };
         zerocopy::transmute!(raw)
+    }
+
+    /// What a switch sends back for a frame that had arrived whole at `stamp`, nanoseconds of the
+    /// switch's own clock, and may go no further: as from its destination, without its payload, the
+    /// stamp in its second word. What has come back does not come back again: `None`.
+    #[must_use]
+    pub fn returned(&self, stamp: u64) -> Option<Self> {
+        (self.kind != Kind::Returned).then_some(Self {
+            kind: Kind::Returned,
+            source: self.destination,
+            destination: self.source,
+            destination_incarnation: self.incarnation,
+            length: 0,
+            hop_limit: DEFAULT_HOP_LIMIT,
+            words: [self.words[0], stamp],
+            ..*self
+        })
     }
 
     /// Whether it may pass others on its NIC's line: a message of the firmware to itself.
@@ -233,7 +263,7 @@ mod tests {
 
     prop_compose! {
         fn any_header()(
-            kind in 0_usize..5, extension: u8, source: u16, destination: u16, incarnation: u32,
+            kind in 0_usize..6, extension: u8, source: u16, destination: u16, incarnation: u32,
             destination_incarnation: u32, length in 0_u16..200, port: u16, sequence: u32,
             acknowledgement: u32, flags: u8, hop_limit: u8, words: [u64; 2],
         ) -> Header {

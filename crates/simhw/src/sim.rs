@@ -12,6 +12,7 @@ mod frames;
 mod incidents;
 mod network;
 mod nic;
+mod processor;
 mod shared;
 mod uplink;
 mod watch;
@@ -25,7 +26,7 @@ use crate::frame::{Frame, HEADER_BYTES};
 use crate::hardware::{Firmware, Hardware};
 use crate::id::{Incarnation, NodeId};
 use crate::medium::MediumStats;
-use crate::profile::NicProfile;
+use crate::profile::{HostProfile, NicProfile};
 use crate::region::Payload;
 use crate::switch::Output;
 use crate::time::{Instant, nanos};
@@ -37,6 +38,7 @@ use executor::{Doorbell, Executor, Shared};
 use incidents::Script;
 use network::{Arrival, Network};
 use nic::{Nic, SimHardware, Work};
+use processor::Processors;
 
 pub use executor::SimHost;
 pub use network::Traffic;
@@ -66,9 +68,12 @@ pub struct World<F> {
     /// Tasks that are ready, while they are run.
     ready: Vec<u32>,
     script: Script,
+    /// Events and turns of tasks, and how many there were before this instant.
     turns: u64,
+    turns_before: u64,
     events: u64,
     digest: u64,
+    digesting: bool,
     tracer: Option<Box<dyn FnMut(TraceEvent) + Send>>,
 }
 
@@ -108,7 +113,9 @@ impl<F: Firmware> World<F> {
             ready: Vec::new(),
             script: Script::default(),
             turns: 0,
+            turns_before: 0,
             events: 0,
+            digesting: true,
             digest: seed,
             tracer: None,
         };
@@ -176,7 +183,7 @@ impl<F: Firmware> World<F> {
     fn advance(&mut self, at: Instant) {
         if at != self.now {
             self.now = at;
-            self.turns = 0;
+            self.turns_before = self.turns;
             self.network.watch.now = at;
             self.queue.set_now(at);
             self.shared.set_now(at);
@@ -201,13 +208,26 @@ impl<F: Firmware> World<F> {
     }
 
     fn run_task(&mut self, task: u32) {
+        if self.shared.is_charged() && self.waits_for_processor(task) {
+            return;
+        }
         self.note(9 | u64::from(task) << 4);
         self.executor.poll(task);
     }
 
+    /// Whether the host is at work on something else; the task is called then when that is done.
+    fn waits_for_processor(&mut self, task: u32) -> bool {
+        let (node, now) = (self.executor.node_of(task), self.now);
+        let free_at = self.shared.processors(|processors| processors.switch_to(node, now, task));
+        let Some(at) = free_at.flatten() else { return false };
+        self.queue.schedule(at, Event::Task { task });
+        true
+    }
+
     fn count_turn(&mut self) {
         self.turns += 1;
-        assert!(self.turns < LIVELOCK_TURNS, "the world goes in circles at {}", self.now);
+        let here = self.turns - self.turns_before;
+        assert!(here < LIVELOCK_TURNS, "the world goes in circles at {}", self.now);
     }
 
     /// Takes up what tasks and hosts have asked for.
@@ -222,7 +242,7 @@ impl<F: Firmware> World<F> {
             }
         }
         requests.schedule_sleepers(queue);
-        for Doorbell { node, port, life } in requests.doorbells.drain(..) {
+        for Doorbell { node, port, life, at } in requests.doorbells.drain(..) {
             let nic = &mut nics[node.index()];
             if !nic.up || nic.life != life {
                 continue;
@@ -235,7 +255,7 @@ impl<F: Firmware> World<F> {
                 ailments.doorbells(node, nic.rung())
             };
             if times > 0 && nic.ring(port) {
-                let at = now.plus_nanos(nanos(nic.profile.doorbell));
+                let at = at.max(*now).plus_nanos(nanos(nic.profile.doorbell));
                 network.watch.busy(Engine::Doorbell(node), *now, at, "doorbell", None);
                 for _ in 0..times {
                     queue.schedule(at, Event::Doorbell { node, port, life });
@@ -253,9 +273,11 @@ impl<F: Firmware> World<F> {
     }
 
     fn note(&mut self, fingerprint: u64) {
-        let mixed = (self.digest ^ fingerprint ^ self.now.as_nanos().rotate_left(32))
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        self.digest = mixed ^ mixed >> 29;
+        if self.digesting {
+            let mixed = (self.digest ^ fingerprint ^ self.now.as_nanos().rotate_left(32))
+                .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            self.digest = mixed ^ mixed >> 29;
+        }
         if let Some(tracer) = &mut self.tracer {
             tracer(TraceEvent { at: self.now, fingerprint });
         }
@@ -303,7 +325,7 @@ impl<F: Firmware> World<F> {
             }
             Event::Coprocessor { node, life } if self.is_live(node, life) => {
                 if let Some(work) = self.nics[node.index()].inbox.pop_front() {
-                    self.turn(node, work);
+                    self.turn(node, work, false);
                 }
                 self.schedule_coprocessor(node);
             }
@@ -340,7 +362,7 @@ impl<F: Firmware> World<F> {
     fn dispatch(&mut self, node: NodeId, work: Work) {
         let nic = &mut self.nics[node.index()];
         if nic.busy_until <= self.now && nic.inbox.is_empty() {
-            self.turn(node, work);
+            self.turn(node, work, true);
             return;
         }
         nic.inbox.push_back(work);
@@ -357,8 +379,8 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// One turn of one NIC's firmware.
-    fn turn(&mut self, node: NodeId, work: Work) {
+    /// One turn of one NIC's firmware, which was idle or not.
+    fn turn(&mut self, node: NodeId, work: Work, idle: bool) {
         let nic = &mut self.nics[node.index()];
         let firmware = &mut self.firmware[node.index()];
         let mut closed = None;
@@ -388,6 +410,9 @@ impl<F: Firmware> World<F> {
             frame,
         };
         hw.charge(u64::from(hw.nic.profile.event_instructions));
+        if hw.nic.host.runs_firmware && idle && !matches!(work, Work::Start | Work::Doorbell(_)) {
+            hw.cost_ps += u64::from(hw.nic.host.interrupt_ns) * 1000;
+        }
         match work {
             Work::Start => firmware.on_start(&mut hw),
             Work::Doorbell(port) => {
@@ -414,7 +439,12 @@ impl<F: Firmware> World<F> {
         {
             reached += by;
         }
-        self.nics[node.index()].busy_until = reached;
+        let nic = &mut self.nics[node.index()];
+        nic.busy_until = reached;
+        if nic.host.runs_firmware {
+            let (now, nanos) = (self.now, reached.nanos_since(self.now));
+            self.shared.processors(|processors| processors.interrupt(node, now, nanos));
+        }
         let coprocessor = Engine::Coprocessor(node);
         self.network.watch.busy(coprocessor, self.now, reached, work.name(), frame);
         if let Some(port) = closed {
@@ -424,6 +454,14 @@ impl<F: Firmware> World<F> {
         if let Work::Frame(key) = work {
             self.network.frames.at(key).payload = current.1;
             self.network.deliver(key);
+        }
+    }
+
+    /// Sets what hosts cost from now on, all of them; nothing until then.
+    pub fn set_hosts(&mut self, profile: HostProfile) {
+        self.shared.set_processors(Processors::new(profile, self.nics.len()));
+        for nic in &mut self.nics {
+            nic.host = profile;
         }
     }
 
@@ -504,6 +542,12 @@ impl<F: Firmware> World<F> {
     #[must_use]
     pub const fn events(&self) -> u64 {
         self.events
+    }
+
+    /// Whether what happens from now on goes into the digest: it does, unless somebody measures what
+    /// that costs.
+    pub const fn set_digesting(&mut self, on: bool) {
+        self.digesting = on;
     }
 
     /// A number that everything that happened has gone into.

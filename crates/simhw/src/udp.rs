@@ -13,9 +13,7 @@
 //! and counted: see [`seal`](crate::seal). Without one the NIC says at its start, as a warning of
 //! `tracing`, that it trusts its network.
 
-mod alarm;
 mod batch;
-mod clock;
 mod config;
 mod desk;
 mod driver;
@@ -23,6 +21,7 @@ mod host;
 mod kernel;
 mod line;
 mod nic;
+mod path;
 mod soft_switch;
 
 use std::net::SocketAddr;
@@ -34,12 +33,15 @@ use tracing::warn;
 
 use crate::drops::Drops;
 use crate::hardware::Firmware;
+use crate::live::Tasks;
+use crate::live::{alarm, clock};
 
 pub use config::{
     Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_TRANSMIT_DEPTH,
     ResolveError, StartError, UdpConfig, resolve_peers,
 };
 pub use host::UdpHost;
+pub use path::path_mtus;
 pub use soft_switch::{
     DEFAULT_INGRESS_MEMORY, DEFAULT_SWITCH_LINK, DEFAULT_SWITCH_PROFILE, SoftSwitch, SwitchConfig,
     SwitchCounters,
@@ -74,6 +76,7 @@ pub struct UdpNic {
     desk: Arc<Desk>,
     address: SocketAddr,
     is_sealed: bool,
+    mtu: usize,
     ended: oneshot::Receiver<()>,
 }
 
@@ -93,6 +96,7 @@ impl UdpNic {
         F: Firmware + Send + 'static,
     {
         let bind = config.check()?;
+        let config = config.fitted();
         let runtime = Handle::try_current().map_err(|_| StartError::NoRuntime)?;
         let failed = |error: std::io::Error| StartError::from_io(bind, &error);
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
@@ -119,8 +123,8 @@ impl UdpNic {
                 run_on_thread(format!("nic {}", config.node), end, driver).map_err(failed)?;
             }
         }
-        let host = UdpHost::new(config.node, config.seed, runtime, Arc::clone(&desk));
-        Ok(Self { host, desk, address, is_sealed, ended })
+        let host = UdpHost::new(Tasks::new(config.node, config.seed, runtime), Arc::clone(&desk));
+        Ok(Self { host, desk, address, is_sealed, mtu: config.mtu, ended })
     }
 
     /// The application's side of the NIC.
@@ -133,6 +137,12 @@ impl UdpNic {
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Most payload bytes of one frame.
+    #[must_use]
+    pub const fn mtu(&self) -> usize {
+        self.mtu
     }
 
     /// Whether frames are sealed; if not, the NIC trusts its network, and has said so at its start.

@@ -3,7 +3,59 @@
 //! Two layers, as in LAM/MPI: an upper one that knows modes, communicators and collectives, and a
 //! lower one, behind the trait of LAM's eight functions, that moves requests forward.
 //!
+//! - [`communicator`]: start here: messages as futures; [`process`]: the same, polled;
+//!   [`group`]: ranks and contexts
+//! - [`collective`]: what all processes do together; [`typed`], [`layout`]: values, plain data, strides
+//! - [`progression`], [`request`]: the seam between the layers
+//! - [`engine`]: a lower layer over any [`carrier`]; [`memory`]: a carrier within one process
 //! - [`envelope`], [`matching`]: what travels before a message, and which receive it meets
+//! - [`explain`]: why nothing happens
+//!
+//! ```
+//! use midplane_via::message::communicator::Communicator;
+//! use midplane_via::message::engine::{Config, Engine};
+//! use midplane_via::message::envelope::Tag;
+//! use midplane_via::message::group::Rank;
+//! use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
+//! use midplane_via::message::process::{MessageError, Process};
+//!
+//! /// Passes a number round all ranks; each adds its own.
+//! async fn round(world: Communicator<Engine<MemoryCarrier>>) -> Result<u32, MessageError> {
+//!     let (own, last) = (world.rank(), Rank(world.size() - 1));
+//!     let mut sum = own.0;
+//!     if own != Rank(0) {
+//!         sum += world.receive_value::<u32>(Rank(own.0 - 1), Tag(1)).await?.0;
+//!     }
+//!     if own != last {
+//!         world.send_value(Rank(own.0 + 1), Tag(1), &sum).await?;
+//!     }
+//!     world.broadcast_value(last, &sum).await
+//! }
+//!
+//! let ranks = network(3, MemoryConfig::default()).into_iter().map(|carrier| {
+//!     std::thread::spawn(move || {
+//!         let engine = Engine::new(carrier, Config::default());
+//!         let (process, scope) = Process::new(engine, 3).expect("there are three");
+//!         let world = Communicator::world(process, scope);
+//!         world.block_on(round(world.clone()))
+//!     })
+//! });
+//! for rank in ranks.collect::<Vec<_>>() {
+//!     assert_eq!(rank.join().expect("it does not panic"), Ok(3));
+//! }
+//! ```
 
+pub mod carrier;
+pub mod collective;
+pub mod communicator;
+pub mod engine;
 pub mod envelope;
+pub mod explain;
+pub mod group;
+pub mod layout;
 pub mod matching;
+pub mod memory;
+pub mod process;
+pub mod progression;
+pub mod request;
+pub mod typed;

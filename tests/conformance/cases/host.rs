@@ -114,6 +114,25 @@ pub(crate) async fn a_spawned_task_outlives_who_spawned_it<H: Host>(site: Site<H
     assert_eq!(ended.await, Ok(site.host.node()));
 }
 
+pub(crate) async fn sleeps_end_in_the_order_of_their_instants<H: Host>(site: Site<H>) {
+    let ended = Arc::new(Mutex::new(Vec::new()));
+    let begin = site.host.now();
+    let tasks: Vec<_> = [3_u64, 1, 2]
+        .map(|place| {
+            let (host, ended) = (site.host.clone(), Arc::clone(&ended));
+            start(&site.host, async move {
+                // Far enough apart for hosts that are late.
+                host.sleep_until(begin + SHORT * 100 * place as u32).await;
+                ended.lock().await.push(place);
+            })
+        })
+        .into();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*ended.lock().await, [1, 2, 3]);
+}
+
 /// Spawns `task`; the result ends with it.
 fn start<H: Host>(
     host: &H,

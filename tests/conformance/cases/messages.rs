@@ -7,7 +7,8 @@ use std::time::Duration;
 use midplane::nicvm::messages::{self, receive, send};
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
-use midplane::simhw::port::{Command, Port, Status};
+use midplane::simhw::port::{Command, Port, PortOptions, Status, WELL_KNOWN};
+use midplane::simhw::region::{RegionOptions, Rights};
 
 use super::{contents, filled, lend, next, open, pattern, poll_once, settle, succeed};
 use crate::fabrics::{CENTRE, MTU, NODES, Site};
@@ -398,5 +399,91 @@ pub(crate) async fn a_port_inherits_no_buffers<H: Host>(site: Site<H>) {
         let completion = next(&mut port).await;
         assert_eq!((completion.status, completion.cookie), (Status::Done, 1_000));
         assert_eq!(contents(&region, completion.length), b"new");
+    }
+}
+
+pub(crate) async fn a_message_finds_a_well_known_port<H: Host>(site: Site<H>) {
+    const SERVICE: PortId = PortId(WELL_KNOWN.start);
+    if site.is(0) {
+        let mut port = site.host.open_port_with(PortOptions::default().number(SERVICE)).unwrap();
+        let buffers = lend(&mut port, 1, 16, receive).await;
+        site.meet().await;
+        let completion = next(&mut port).await;
+        assert_eq!(contents(&buffers[0], completion.length), b"found");
+        return;
+    }
+    site.meet().await;
+    if site.is(1) {
+        send_to_centre(&mut open(&site.host), SERVICE, b"found").await;
+    }
+}
+
+pub(crate) async fn a_buffer_that_may_not_be_written_gets_nothing<H: Host>(site: Site<H>) {
+    let (mut from, mut to) = (open(&site.host), open(&site.host));
+    let options = RegionOptions::default().rights(Rights::LOCAL_READ);
+    let buffer = to.register_with(8, options).unwrap();
+    buffer.write(0, &[1; 8]).unwrap();
+    to.submit(&receive(buffer.whole(), 1)).unwrap();
+    settle_or_region(&mut to).await;
+    let region = filled(&mut from, &[2; 8]);
+    succeed(&mut from, &send(site.host.node(), to.id(), region.whole(), 3)).await;
+    settle(&mut from).await;
+    assert_eq!(contents(&buffer, 8), [1; 8]);
+}
+
+/// Waits until the NIC has taken a buffer that it may refuse.
+async fn settle_or_region(port: &mut Port) {
+    port.submit(&super::ask(u64::MAX)).unwrap();
+    while next(port).await.cookie != u64::MAX {}
+}
+
+pub(crate) async fn a_region_sent_again_is_read_again<H: Host>(site: Site<H>) {
+    let (mut from, mut to) = (open(&site.host), open(&site.host));
+    let buffers = lend(&mut to, 5, 8, receive).await;
+    let region = from.register(8).unwrap();
+    for round in 0..5_u64 {
+        region.write(0, &round.to_le_bytes()).unwrap();
+        succeed(&mut from, &send(site.host.node(), to.id(), region.whole(), round)).await;
+        let completion = next(&mut to).await;
+        assert_eq!(completion.cookie, round);
+        assert_eq!(contents(&buffers[round as usize], 8), round.to_le_bytes());
+    }
+}
+
+pub(crate) async fn a_region_may_go_once_it_was_read<H: Host>(site: Site<H>) {
+    let (mut from, mut to) = (open(&site.host), open(&site.host));
+    let bytes = pattern(6, 3_000);
+    let buffers = lend(&mut to, 1, 3_000, receive).await;
+    let region = filled(&mut from, &bytes);
+    succeed(&mut from, &send(site.host.node(), to.id(), region.whole(), 1)).await;
+    drop(region);
+    let _other = filled(&mut from, &[0xFF; 3_000]);
+    let completion = next(&mut to).await;
+    assert_eq!(contents(&buffers[0], completion.length), bytes);
+}
+
+pub(crate) async fn ports_of_two_tasks_do_not_disturb_each_other<H: Host>(site: Site<H>) {
+    const ROUNDS: u64 = 20;
+    let mut ended = Vec::new();
+    for task in 0..2_u8 {
+        let host = site.host.clone();
+        let (end, waits) = tokio::sync::oneshot::channel();
+        ended.push(waits);
+        site.host.spawn(async move {
+            let (mut from, mut to) = (open(&host), open(&host));
+            let buffer = to.register(8).unwrap();
+            let region = filled(&mut from, &[task; 8]);
+            for round in 0..ROUNDS {
+                to.submit(&receive(buffer.whole(), round)).unwrap();
+                settle(&mut to).await;
+                succeed(&mut from, &send(host.node(), to.id(), region.whole(), round)).await;
+                assert_eq!(next(&mut to).await.cookie, round);
+                assert_eq!(contents(&buffer, 8), [task; 8]);
+            }
+            end.send(()).unwrap();
+        });
+    }
+    for waits in ended {
+        waits.await.unwrap();
     }
 }

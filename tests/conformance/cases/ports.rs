@@ -1,11 +1,17 @@
 //! Ports, their memory, and commands that never leave the node.
 
+use std::time::Duration;
+
 use midplane::nicvm::coordination;
 use midplane::nicvm::messages;
-use midplane::simhw::host::Host;
+use midplane::simhw::host::{Host, OpenError};
 use midplane::simhw::id::{ExtensionId, PortId};
-use midplane::simhw::port::{Command, PostError, RegisterError, Status};
-use midplane::simhw::region::{MAX_REGION, RegionError, RegionRef};
+use midplane::simhw::port::{
+    Command, MAX_DEPTH, PortOptions, PostError, RegisterError, Status, WELL_KNOWN,
+};
+use midplane::simhw::region::{
+    MAX_REGION, ProtectionTag, RegionError, RegionOptions, RegionRef, Rights,
+};
 
 use super::{ask, carry_out, contents, filled, next, open, settle};
 use crate::fabrics::{CENTRE, Site};
@@ -168,4 +174,94 @@ pub(crate) async fn the_counters_answer<H: Host>(site: Site<H>) {
     assert_eq!((before.status, before.cookie), (Status::Done, 11));
     let after = carry_out(&mut port, &ask(12)).await;
     assert!(before.args.iter().zip(&after.args).all(|(before, after)| before <= after));
+}
+
+const KNOWN: PortId = PortId(WELL_KNOWN.start + 7);
+
+pub(crate) async fn a_port_has_the_number_that_was_asked_for<H: Host>(site: Site<H>) {
+    for number in [KNOWN, PortId(3), PortId(40_000), PortId(u16::MAX)] {
+        let port = site.host.open_port_with(PortOptions::default().number(number)).unwrap();
+        assert_eq!(port.id(), number);
+    }
+}
+
+pub(crate) async fn a_number_that_is_open_is_refused<H: Host>(site: Site<H>) {
+    let any = open(&site.host);
+    let known = site.host.open_port_with(PortOptions::default().number(KNOWN)).unwrap();
+    for number in [any.id(), known.id()] {
+        let again = site.host.open_port_with(PortOptions::default().number(number));
+        assert_eq!(again.unwrap_err(), OpenError::Taken(number));
+    }
+}
+
+pub(crate) async fn a_number_comes_back_when_its_port_is_gone<H: Host>(site: Site<H>) {
+    let options = PortOptions::default().number(KNOWN);
+    for _ in 0..3 {
+        let mut port = loop {
+            match site.host.open_port_with(options) {
+                Ok(port) => break port,
+                // The NIC has not seen it go yet.
+                Err(error) => assert_eq!(error, OpenError::Taken(KNOWN)),
+            }
+            site.host.sleep_until(site.host.now() + Duration::from_micros(100)).await;
+        };
+        settle(&mut port).await;
+    }
+}
+
+pub(crate) async fn well_known_numbers_are_only_for_who_asks<H: Host>(site: Site<H>) {
+    let ports: Vec<_> = (0..WELL_KNOWN.start + 10).map(|_| open(&site.host)).collect();
+    assert!(ports.iter().all(|port| !WELL_KNOWN.contains(&port.id().0)));
+}
+
+pub(crate) async fn a_port_is_as_deep_as_asked<H: Host>(site: Site<H>) {
+    let mut port = site.host.open_port_with(PortOptions::default().depth(4)).unwrap();
+    assert_eq!(port.depth(), 4);
+    for _ in 0..4 {
+        port.post(&ask(0)).unwrap();
+    }
+    assert_eq!(port.post(&ask(0)), Err(PostError::QueueFull { depth: 4 }));
+    port.ring();
+    for _ in 0..4 {
+        assert_eq!(next(&mut port).await.status, Status::Done);
+    }
+}
+
+pub(crate) async fn a_depth_that_no_port_has_is_refused<H: Host>(site: Site<H>) {
+    for depth in [0, MAX_DEPTH + 1, usize::MAX] {
+        let refused = site.host.open_port_with(PortOptions::default().depth(depth));
+        assert_eq!(refused.unwrap_err(), OpenError::Depth(depth));
+    }
+}
+
+pub(crate) async fn a_region_says_its_rights_and_its_tag<H: Host>(site: Site<H>) {
+    let mut port = open(&site.host);
+    let plain = port.register(8).unwrap();
+    assert_eq!((plain.rights(), plain.tag()), (Rights::LOCAL, ProtectionTag(0)));
+    let options = RegionOptions::default().rights(Rights::REMOTE_READ).tag(ProtectionTag(7));
+    let other = port.register_with(8, options).unwrap();
+    assert_eq!((other.rights(), other.tag()), (Rights::REMOTE_READ, ProtectionTag(7)));
+}
+
+pub(crate) async fn a_region_that_may_not_be_read_is_not_sent<H: Host>(site: Site<H>) {
+    let mut port = open(&site.host);
+    for rights in [Rights::NONE, Rights::LOCAL_WRITE] {
+        let options = RegionOptions::default().rights(rights);
+        let region = port.register_with(8, options).unwrap();
+        let send = messages::send(CENTRE, PortId(0), region.whole(), 10);
+        assert_eq!(carry_out(&mut port, &send).await.status, Status::Region);
+    }
+}
+
+pub(crate) async fn a_port_goes_on_in_another_task<H: Host>(site: Site<H>) {
+    let mut port = open(&site.host);
+    port.submit(&ask(1)).unwrap();
+    let (back, came) = tokio::sync::oneshot::channel();
+    site.host.spawn(async move {
+        assert_eq!(next(&mut port).await.cookie, 1);
+        port.submit(&ask(2)).unwrap();
+        assert!(back.send(port).is_ok());
+    });
+    let mut port = came.await.unwrap();
+    assert_eq!(next(&mut port).await.cookie, 2);
 }

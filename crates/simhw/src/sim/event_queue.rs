@@ -57,8 +57,10 @@ impl Event {
             Self::Piece { .. } => 1,
             Self::DmaDone { .. } | Self::Completion { .. } | Self::Interrupt { .. } => 2,
             Self::Doorbell { .. } | Self::Coprocessor { .. } => 3,
-            Self::Timer { .. } | Self::Wake { .. } | Self::Task { .. } => 4,
-            Self::Incident { .. } => 5,
+            Self::Timer { .. } | Self::Wake { .. } => 4,
+            // Who is done with its work gives the processor to who waits for it.
+            Self::Task { .. } => 5,
+            Self::Incident { .. } => 6,
         }
     }
 
@@ -148,6 +150,9 @@ impl Default for EventQueue {
 impl EventQueue {
     /// Schedules an event; what is meant for the past happens now, what is meant for
     /// [`Instant::FAR_FUTURE`] never.
+    // Inlined, an event is written where it stays; passed on, its parts are written one by one and
+    // read back as one word, which stalls the processor.
+    #[inline(always)]
     pub(super) fn schedule(&mut self, at: Instant, event: Event) -> Scheduled {
         if at == Instant::FAR_FUTURE {
             return Scheduled::NEVER;
@@ -155,19 +160,26 @@ impl EventQueue {
         self.sequence += 1;
         let order = event.priority() << 60 | self.sequence;
         let at = at.as_nanos().max(self.now);
-        let entry = Entry { at, order, event, previous: END, next: END };
+        if self.free == END {
+            self.grow();
+        }
         let index = self.free;
-        let index = if index == END {
-            self.entries.push(entry);
-            u32::try_from(self.entries.len() - 1).expect("fewer events than 2^32")
-        } else {
-            let slot = &mut self.entries[index as usize];
-            self.free = slot.next;
-            *slot = entry;
-            index
-        };
+        let entry = &mut self.entries[index as usize];
+        self.free = entry.next;
+        entry.at = at;
+        entry.order = order;
+        entry.event = event;
         self.link(index, at, order);
         Scheduled { index, order }
+    }
+
+    /// Makes a free entry.
+    #[cold]
+    fn grow(&mut self) {
+        let index = u32::try_from(self.entries.len()).expect("fewer events than 2^32");
+        let event = Event::Wake { slot: 0 };
+        self.entries.push(Entry { at: 0, order: 0, event, previous: END, next: END });
+        self.free = index;
     }
 
     /// Takes back what was scheduled, if it has not happened.

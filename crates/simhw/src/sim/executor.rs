@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use super::clock::Clock;
 use super::event_queue::{Event, EventQueue, Scheduled};
+use super::processor::Processors;
 use crate::host::{Host, OpenError};
 use crate::id::{NodeId, PortId};
 use crate::port::{Bell, DEFAULT_DEPTH, NicPort, Port, PortNumbers, PortOptions, port};
@@ -37,6 +38,8 @@ pub(super) struct Doorbell {
     pub(super) node: NodeId,
     pub(super) port: PortId,
     pub(super) life: u16,
+    /// When the host has written it.
+    pub(super) at: Instant,
 }
 
 /// What hosts know of their NIC.
@@ -106,6 +109,9 @@ pub(super) struct Shared {
     seed: u64,
     /// Some node's clock is wrong.
     skewed: AtomicBool,
+    /// Hosts cost something; their processors, if so.
+    charged: AtomicBool,
+    processors: Mutex<Option<Processors>>,
     /// Something was asked for.
     asked: AtomicBool,
     /// The task that was woken last, and through [`TaskWaker::next`] those before it.
@@ -130,6 +136,8 @@ impl Shared {
             now: AtomicU64::new(0),
             seed,
             skewed: AtomicBool::new(false),
+            charged: AtomicBool::new(false),
+            processors: Mutex::new(None),
             asked: AtomicBool::new(false),
             ready: AtomicU32::new(NO_TASK),
             running: AtomicU32::new(NO_TASK),
@@ -138,8 +146,23 @@ impl Shared {
         })
     }
 
-    fn now(&self) -> Instant {
+    pub(super) fn now(&self) -> Instant {
         Instant::from_nanos(self.now.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_processors(&self, processors: Processors) {
+        *lock(&self.processors) = Some(processors);
+        self.charged.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether hosts cost something.
+    pub(super) fn is_charged(&self) -> bool {
+        self.charged.load(Ordering::Relaxed)
+    }
+
+    /// What `ask` says of the processors; `None` where hosts cost nothing.
+    pub(super) fn processors<T>(&self, ask: impl FnOnce(&mut Processors) -> T) -> Option<T> {
+        if self.is_charged() { lock(&self.processors).as_mut().map(ask) } else { None }
     }
 
     pub(super) fn set_now(&self, now: Instant) {
@@ -337,8 +360,8 @@ impl Executor {
 /// A node of the simulated fabric, to applications.
 #[derive(Clone)]
 pub struct SimHost {
-    node: NodeId,
-    shared: Arc<Shared>,
+    pub(super) node: NodeId,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl std::fmt::Debug for SimHost {
@@ -359,7 +382,9 @@ impl Host for SimHost {
     }
 
     fn now(&self) -> Instant {
-        self.shared.clock(self.node).read(self.shared.now())
+        let now = self.shared.now();
+        let reached = self.shared.processors(|processors| processors.free_at(self.node, now));
+        self.shared.clock(self.node).read(reached.unwrap_or(now))
     }
 
     async fn sleep_until(&self, at: Instant) {
@@ -403,17 +428,18 @@ struct SimBell {
 
 impl Bell for SimBell {
     fn ring(&self, port: PortId) {
-        let (node, life) = (self.node, self.life);
-        self.shared.ask(|requests| requests.doorbells.push(Doorbell { node, port, life }));
+        let (node, life, now) = (self.node, self.life, self.shared.now());
+        let at = self.shared.processors(|processors| processors.ring(node, now)).unwrap_or(now);
+        self.shared.ask(|requests| requests.doorbells.push(Doorbell { node, port, life, at }));
     }
 }
 
 /// Waits for an instant of virtual time.
-struct Sleep<'a> {
-    shared: &'a Shared,
-    at: Instant,
+pub(super) struct Sleep<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) at: Instant,
     /// Where it is asleep, and which use of the slot that is.
-    slot: Option<(u32, u32)>,
+    pub(super) slot: Option<(u32, u32)>,
 }
 
 impl Future for Sleep<'_> {

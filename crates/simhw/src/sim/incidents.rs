@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::World;
+use super::ailments::Telling;
 use super::clock::Clock;
 use super::event_queue::{Event, Phase};
 use super::executor::SimHost;
@@ -12,6 +13,7 @@ use crate::drops::DropCause;
 use crate::fault::{Fault, FaultCounts, Faults, Incident};
 use crate::hardware::Firmware;
 use crate::id::NodeId;
+use crate::profile::Notice;
 use crate::time::nanos;
 use crate::trace::Record;
 
@@ -50,6 +52,7 @@ impl<F: Firmware> World<F> {
         // What was asked for before is part of what ends.
         self.take_requests();
         self.executor.kill(node);
+        self.shared.processors(|processors| processors.reset(node));
         *self.script.exits.entry(node).or_default() += 1;
         let frozen = std::mem::take(&mut self.script.frozen);
         for task in frozen {
@@ -305,7 +308,15 @@ impl<F: Firmware> World<F> {
     pub(super) fn publish_completion(&mut self, node: NodeId) {
         let nic = &mut self.nics[node.index()];
         let Some((port, completion)) = nic.next_completion() else { return };
-        let telling = self.network.ailments.telling(node);
+        let told = self.network.ailments.telling(node);
+        let (now, host) = (self.now, &nic.host);
+        let telling = match told {
+            Telling::Usual if host.notice != Notice::Polled => {
+                let ends = self.shared.processors(|p| p.notify(node, now, host.notice_ns()));
+                Telling::Late(ends.unwrap_or(now).since(now))
+            }
+            told => told,
+        };
         if let Some(late) = nic.publish(port, &completion, telling) {
             let event = Event::Interrupt { node, port, life: nic.life };
             self.queue.schedule(self.now + late, event);

@@ -12,7 +12,7 @@ use crate::frame::Header;
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion, Ports};
-use crate::profile::NicProfile;
+use crate::profile::{HostProfile, NicProfile, Notice};
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
 use crate::trace::{Engine, Record};
@@ -60,6 +60,7 @@ pub(super) struct Nic {
     pub(super) life: u16,
     pub(super) up: bool,
     pub(super) profile: NicProfile,
+    pub(super) host: HostProfile,
     pub(super) clock: Clock,
     pub(super) ports: Ports,
     pub(super) inbox: VecDeque<Work>,
@@ -127,6 +128,7 @@ impl Nic {
             life: 0,
             up: true,
             profile,
+            host: HostProfile::FREE,
             clock: Clock::default(),
             ports: Ports::default(),
             inbox: VecDeque::new(),
@@ -152,7 +154,7 @@ impl Nic {
         }
         let fresh = Self::new(self.node, self.profile);
         let (incarnation, life) = (self.incarnation.next(), self.life.wrapping_add(1));
-        Self { incarnation, life, clock: self.clock, ..fresh }
+        Self { incarnation, life, clock: self.clock, host: self.host, ..fresh }
     }
 
     /// Takes note of a doorbell; `false` if the firmware is yet to look at an earlier one.
@@ -211,9 +213,9 @@ impl Nic {
         match telling {
             Telling::Usual => at.complete(completion),
             Telling::Never => {}
-            Telling::Unheard => drop(at.publish(completion)),
+            Telling::Unheard => drop(at.complete_silently(completion)),
             Telling::Late(by) => {
-                at.publish(completion);
+                at.complete_silently(completion);
                 return Some(by);
             }
         }
@@ -379,8 +381,8 @@ impl SimHardware<'_> {
             .max(engines.last_completion);
         engines.last_completion = seen;
         self.network.watch.show(&Record::Completed { at: seen, node: nic.node, port });
-        let healthy = self.network.ailments.is_none();
-        if seen <= self.now && nic.completions.is_empty() && healthy {
+        let at_once = self.network.ailments.is_none() && nic.host.notice == Notice::Polled;
+        if seen <= self.now && nic.completions.is_empty() && at_once {
             nic.publish(port, &completion, Telling::Usual);
             return;
         }
@@ -463,8 +465,9 @@ impl Hardware for SimHardware<'_> {
         self.begin();
         let reached = self.reached();
         let (ready, gathered) = match source {
-            Source::Bytes(_) => (reached, None),
-            Source::Region(_) => {
+            // What a kernel sends lies in the host's memory.
+            Source::Bytes(_) if !self.nic.host.runs_firmware => (reached, None),
+            _ => {
                 let (ready, gathered) = self.gather_ahead(reached, length);
                 (ready, Some(gathered))
             }
@@ -486,6 +489,9 @@ impl Hardware for SimHardware<'_> {
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
         self.nic.ports.check_write(to, from.len())?;
         self.reach_host()?;
+        if self.nic.host.runs_firmware {
+            self.cost_ps += self.nic.host.copy.nanos(from.len()) * 1000;
+        }
         let from = self.store(from);
         self.nic.staged.effects.push(Effect::Write { to, from });
         Ok(())

@@ -7,12 +7,27 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::batch::plain;
-use crate::frame::MAX_PAYLOAD;
+use super::path::path_mtus;
+use crate::frame::{HEADER_BYTES, MAX_PAYLOAD};
 use crate::id::{Incarnation, NodeId};
 use crate::link::LinkProfile;
 use crate::port;
-use crate::seal::{Key, SealConfigError, check_keys};
+use crate::seal::{Key, SEAL_BYTES, SealConfigError, check_keys};
 use crate::time::LineRate;
+
+/// The setters of whatever has a socket.
+macro_rules! socket_setters {
+    () => {
+        /// Bytes to ask the system for, for each of the socket's two buffers. Default:
+        /// [`DEFAULT_SOCKET_BUFFER`].
+        #[must_use]
+        pub const fn socket_buffer(mut self, bytes: usize) -> Self {
+            self.socket_buffer = bytes;
+            self
+        }
+    };
+}
+pub(super) use socket_setters;
 
 /// What runs the firmware.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -51,6 +66,7 @@ pub struct UdpConfig {
     pub(super) catch_up: Duration,
     pub(super) socket_buffer: usize,
     pub(super) keys: Vec<Key>,
+    pub(super) find_mtu: Option<Duration>,
 }
 
 impl UdpConfig {
@@ -72,6 +88,7 @@ impl UdpConfig {
             catch_up: DEFAULT_CATCH_UP,
             socket_buffer: DEFAULT_SOCKET_BUFFER,
             keys: Vec::new(),
+            find_mtu: None,
         }
     }
 
@@ -128,11 +145,23 @@ impl UdpConfig {
     }
 
     /// Most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`], which is the default: the
-    /// system fragments what exceeds the path's MTU. On Linux over IPv6 it does not: what exceeds
-    /// the MTU is refused there, and counted as [`System`](crate::drops::DropCause::System).
+    /// system fragments what exceeds the path's MTU. Where it does not, what exceeds it is refused, and
+    /// counted as [`System`](crate::drops::DropCause::System).
     #[must_use]
     pub const fn mtu(mut self, bytes: usize) -> Self {
         self.mtu = bytes;
+        self
+    }
+
+    /// Keeps frames to what reaches every peer (or the switch) without being cut, headers counted, as
+    /// far as [`path_mtus`] finds out within `wait` at the start, which takes as long: where IP cuts
+    /// packets, one that is lost loses all pieces of its frame. [`UdpConfig::mtu`] is the most still.
+    /// Default: not asked; 100 ms reach around the world but for its slowest parts.
+    ///
+    /// [`path_mtus`]: super::path_mtus
+    #[must_use]
+    pub const fn find_mtu(mut self, wait: Duration) -> Self {
+        self.find_mtu = Some(wait);
         self
     }
 
@@ -161,13 +190,7 @@ impl UdpConfig {
         self
     }
 
-    /// Bytes to ask the system for, for each of the socket's two buffers. Default:
-    /// [`DEFAULT_SOCKET_BUFFER`].
-    #[must_use]
-    pub const fn socket_buffer(mut self, bytes: usize) -> Self {
-        self.socket_buffer = bytes;
-        self
-    }
+    socket_setters!();
 
     /// Seals every frame, and takes none that is not sealed: see [`seal`](crate::seal). Handshakes
     /// begin with the first key that is given and are answered with any, so that keys can be
@@ -175,6 +198,21 @@ impl UdpConfig {
     #[must_use]
     pub fn key(mut self, key: Key) -> Self {
         self.keys.push(key);
+        self
+    }
+
+    /// The same, frames no longer than paths let through whole, if that is asked for.
+    pub(super) fn fitted(mut self) -> Self {
+        let Some(wait) = self.find_mtu else { return self };
+        let others = self.peers.iter().enumerate().filter(|(node, _)| *node != self.node.index());
+        let targets: Vec<SocketAddr> = match self.via {
+            Some(switch) => vec![switch],
+            None => others.map(|(_, peer)| *peer).collect(),
+        };
+        let around = HEADER_BYTES + if self.keys.is_empty() { 0 } else { SEAL_BYTES };
+        let found = path_mtus(&targets, wait).into_iter().flatten().min();
+        let fits = found.map_or(self.mtu, |bytes| bytes.saturating_sub(around).max(1));
+        self.mtu = self.mtu.min(fits);
         self
     }
 

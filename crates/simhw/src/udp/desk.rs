@@ -1,6 +1,5 @@
 //! What the hosts of a NIC and its driver share: rung bells, opened ports, the end.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,7 +11,7 @@ use super::{UdpCounters, kernel};
 use crate::drops::DropCause;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
-use crate::port::{Bell, NicPort, Port, PortNumbers, PortOptions, port};
+use crate::port::{Bell, Bells, NicPort, Port, PortNumbers, PortOptions, port};
 
 /// How a driver is asked to end.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -28,6 +27,7 @@ pub(super) enum Ending {
 
 /// What hosts leave for the driver, and the driver for them.
 pub(super) struct Desk {
+    bells: Bells,
     notes: Mutex<Notes>,
     waker: AtomicWaker,
     node: NodeId,
@@ -37,7 +37,6 @@ pub(super) struct Desk {
 
 #[derive(Default)]
 struct Notes {
-    rung: BTreeSet<PortId>,
     opened: Vec<(PortId, NicPort)>,
     numbers: PortNumbers,
     ending: Ending,
@@ -48,14 +47,20 @@ struct Notes {
 /// What there is to do.
 #[derive(Default)]
 pub(super) struct Errands {
-    pub(super) rung: BTreeSet<PortId>,
+    pub(super) rung: Vec<PortId>,
     pub(super) opened: Vec<(PortId, NicPort)>,
     pub(super) ending: Ending,
 }
 
 impl Desk {
     pub(super) fn new(node: NodeId, port_depth: usize) -> Arc<Self> {
-        Arc::new(Self { notes: Mutex::default(), waker: AtomicWaker::new(), node, port_depth })
+        Arc::new(Self {
+            bells: Bells::new(1 << 16),
+            notes: Mutex::default(),
+            waker: AtomicWaker::new(),
+            node,
+            port_depth,
+        })
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
@@ -101,19 +106,18 @@ impl Desk {
 
     /// The driver's: what was left since the last time.
     pub(super) fn collect(&self) -> Errands {
+        let mut rung = Vec::new();
+        self.bells.take(|port| rung.push(port));
+        // After the bells: a port that was opened before it was rung is there when it is answered.
         let mut notes = self.notes();
-        Errands {
-            rung: std::mem::take(&mut notes.rung),
-            opened: std::mem::take(&mut notes.opened),
-            ending: notes.ending,
-        }
+        Errands { rung, opened: std::mem::take(&mut notes.opened), ending: notes.ending }
     }
 
     /// The driver's: whether something was left; if not, it is woken when something is.
     pub(super) fn is_waiting(&self, waker: &Waker) -> bool {
         self.waker.register(waker);
         let notes = self.notes();
-        !notes.rung.is_empty() || !notes.opened.is_empty() || notes.ending != Ending::Running
+        !self.bells.is_silent() || !notes.opened.is_empty() || notes.ending != Ending::Running
     }
 
     /// The driver's: the port is gone, its number free.
@@ -144,17 +148,7 @@ struct PortBell(Arc<Desk>);
 
 impl Bell for PortBell {
     fn ring(&self, port: PortId) {
-        let first = {
-            let mut notes = self.0.notes();
-            let first = notes.rung.is_empty();
-            // Nobody looks at a bell any more once the driver has ended.
-            if !notes.stopped {
-                notes.rung.insert(port);
-            }
-            first
-        };
-        // Whoever rang first has woken it already.
-        if first {
+        if self.0.bells.ring(port) {
             self.0.waker.wake();
         }
     }

@@ -13,18 +13,18 @@ use tokio::sync::oneshot;
 
 use super::alarm::Alarm;
 use super::batch::{self, Datagram, Inbox, Sent, Socket, plain};
-use super::config::{DEFAULT_SOCKET_BUFFER, StartError, check_family, check_peers};
+use super::config::{DEFAULT_SOCKET_BUFFER, StartError, check_family, check_peers, socket_setters};
 use super::{kernel, run_on_thread};
 use crate::drops::{DropCause, Drops};
 use crate::frame::{HEADER_BYTES, Header, MAX_PAYLOAD};
 use crate::id::NodeId;
-use crate::link::LinkProfile;
+use crate::link::{Framing, LinkProfile};
 use crate::rng::Rng;
 use crate::seal::Envelope;
 use crate::switch::{Buffer, SwitchProfile};
 use crate::time::{Instant, LineRate};
 
-use model::Model;
+use model::{Model, Offered};
 
 /// 100 Mb/s Ethernet with a microsecond of cable and adapters: slow enough for one core to keep
 /// time with.
@@ -41,6 +41,7 @@ pub struct SwitchConfig {
     bind: SocketAddr,
     peers: Vec<SocketAddr>,
     link: LinkProfile,
+    recut: Option<Framing>,
     profile: SwitchProfile,
     ingress_memory: usize,
     jitter: Option<Duration>,
@@ -56,6 +57,7 @@ impl SwitchConfig {
             bind,
             peers,
             link: DEFAULT_SWITCH_LINK,
+            recut: None,
             profile: DEFAULT_SWITCH_PROFILE,
             ingress_memory: DEFAULT_INGRESS_MEMORY,
             jitter: None,
@@ -68,6 +70,15 @@ impl SwitchConfig {
     #[must_use]
     pub const fn link(mut self, link: LinkProfile) -> Self {
         self.link = link;
+        self
+    }
+
+    /// Puts frames together as they come in and cuts them anew, as `framing` says, on their way out: what
+    /// a gateway does between two kinds of network. A frame leaves no sooner than it is there whole,
+    /// whatever the profile says of cutting through. Default: pieces leave as they come in.
+    #[must_use]
+    pub const fn recut(mut self, framing: Framing) -> Self {
+        self.recut = Some(framing);
         self
     }
 
@@ -106,20 +117,14 @@ impl SwitchConfig {
         self
     }
 
-    /// Bytes to ask the system for, for each of the socket's two buffers. Default:
-    /// [`DEFAULT_SOCKET_BUFFER`].
-    #[must_use]
-    pub const fn socket_buffer(mut self, bytes: usize) -> Self {
-        self.socket_buffer = bytes;
-        self
-    }
+    socket_setters!();
 
     fn model(&self) -> Model {
         let full = self.link.framing.piece_bytes(FULL_FRAME, 0);
         let piece = Duration::from_nanos(self.link.rate.nanos_for(u64::from(full)));
         let jitter = (self.jitter.unwrap_or(piece), Rng::new(self.seed, "switch jitter"));
         let memory = self.ingress_memory.max(HEADER_BYTES + MAX_PAYLOAD);
-        Model::new(self.peers.len(), self.link, self.profile, memory, jitter)
+        Model::new(self.peers.len(), self.link, self.profile, memory, jitter).recut(self.recut)
     }
 }
 
@@ -131,7 +136,7 @@ const FULL_FRAME: u32 = 1_500;
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct SwitchCounters {
-    /// Datagrams that arrived, whatever they were; on Linux also those that the system had no room
+    /// Datagrams that arrived, whatever they were, and headers that were sent back; on Linux also those that the system had no room
     /// for, which are dropped as [`System`](DropCause::System). Several that one call sent are one
     /// to the system: what its hosts sent in all is in their counters.
     pub frames_in: u64,
@@ -166,7 +171,9 @@ impl SwitchCounters {
 /// says, and it is sent on when its last piece has reached the other end of its wire. With cells,
 /// a packet whose last cell was lost takes the next one of its sender with it
 /// ([`Merged`](DropCause::Merged)). The one byte of a frame that changes is its hop limit; a sealed
-/// one's envelope tells as much as the switch has to know.
+/// one's envelope tells as much as the switch has to know. A frame whose hop limit ends here is dropped
+/// when it has arrived whole, and its header goes back to its sender with the time at which that was
+/// ([`Header::returned`]); of a sealed one the switch can make none.
 #[derive(Debug)]
 pub struct SoftSwitch {
     shared: Arc<Shared>,
@@ -434,10 +441,13 @@ fn take_in(model: &mut Model, peers: &[SocketAddr], refused: &mut Drops, datagra
     match check(peers, datagram) {
         Ok(route) => {
             model.advance(datagram.at, EVENTS_PER_TURN);
-            let mut frame = datagram.bytes.to_vec();
-            frame[route.hop_limit] -= 1;
-            let ends = (route.source.0, route.destination.0);
-            model.offer(datagram.at, ends, route.urgent, frame);
+            let mut bytes = datagram.bytes.to_vec();
+            let left = bytes[route.hop_limit].checked_sub(1);
+            bytes[route.hop_limit] = left.unwrap_or(0);
+            let (source, destination) = (route.source.0, route.destination.0);
+            let (urgent, ends_here) = (route.urgent, left.is_none());
+            let offered = Offered { source, destination, urgent, ends_here, bytes };
+            model.offer(datagram.at, offered);
         }
         Err(cause) => refused.add(cause),
     }
@@ -449,7 +459,7 @@ fn check(peers: &[SocketAddr], datagram: Datagram<'_>) -> Result<Route, DropCaus
     if peer.is_none_or(|peer| plain(*peer) != datagram.from) {
         return Err(DropCause::Stranger);
     }
-    if route.destination.index() >= peers.len() || datagram.bytes[route.hop_limit] == 0 {
+    if route.destination.index() >= peers.len() {
         return Err(DropCause::NoRoute);
     }
     Ok(route)

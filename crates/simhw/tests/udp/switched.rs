@@ -1,7 +1,7 @@
 //! NICs behind a switch in software.
 
 use midplane_simhw::drops::DropCause;
-use midplane_simhw::frame::Header;
+use midplane_simhw::frame::{Header, Kind};
 use midplane_simhw::host::Host as _;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
@@ -116,7 +116,11 @@ fn a_frame_passes_as_many_switches_as_its_hop_limit_says() {
         assert_eq!(arrived[0].header.hop_limit, 63);
         assert_eq!(arrived[1].header.hop_limit, 0);
         let counters = switch.shutdown().await;
-        assert_eq!(counters.frame_drops.of(DropCause::NoRoute), 1, "{counters:?}");
+        assert_eq!(counters.frame_drops.of(DropCause::HopLimit), 1, "{counters:?}");
+        let back = cluster.seen[0].wait_for(1).await;
+        assert_eq!(back[0].header.kind, Kind::Returned);
+        assert_eq!(back[0].header.source, NodeId(1));
+        assert_ne!(back[0].header.words[1], 0);
         for nic in cluster.nics {
             assert_eq!(UdpNic::shutdown(nic).await.drops.total(), 0);
         }

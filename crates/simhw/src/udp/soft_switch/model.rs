@@ -8,6 +8,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use crate::drops::{DropCause, Drops};
+use crate::frame::{HEADER_BYTES, Header};
 use crate::link::{Framing, LinkProfile};
 use crate::rng::Rng;
 use crate::switch::{Departure, Forwarding, Output, Piece, SwitchProfile};
@@ -70,10 +71,23 @@ struct InFlight {
     /// When its first bit is ready to enter the line.
     ready: Instant,
     pieces: u32,
+    /// Its hop limit lets it go no further.
+    ends_here: bool,
     passed: u32,
     dropped: u32,
     cause: Option<DropCause>,
     last_dropped: bool,
+}
+
+/// A frame that has come.
+#[derive(Debug)]
+pub(super) struct Offered {
+    pub(super) source: u16,
+    pub(super) destination: u16,
+    pub(super) urgent: bool,
+    /// Its hop limit lets it go no further.
+    pub(super) ends_here: bool,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// A frame that leaves the switch.
@@ -97,6 +111,8 @@ pub(super) struct Tally {
 #[derive(Debug)]
 pub(super) struct Model {
     link: LinkProfile,
+    /// How frames are cut on their way out, where that is another way than they came in.
+    recut: Option<Framing>,
     profile: SwitchProfile,
     memory: usize,
     jitter: u64,
@@ -135,6 +151,7 @@ impl Model {
         let cells = matches!(link.framing, Framing::Cells);
         Self {
             link,
+            recut: None,
             profile,
             memory,
             jitter: nanos(jitter.0),
@@ -152,14 +169,20 @@ impl Model {
         }
     }
 
-    /// A frame has come from host `source` at `now`, for host `destination`; whether it is urgent.
-    pub(super) fn offer(
-        &mut self,
-        now: Instant,
-        (source, destination): (u16, u16),
-        urgent: bool,
-        bytes: Vec<u8>,
-    ) {
+    /// The same, which cuts frames anew on their way out.
+    pub(super) fn recut(mut self, framing: Option<Framing>) -> Self {
+        if let Some(Framing::Cells) = framing {
+            self.merging = vec![false; self.egresses.len() * self.egresses.len()];
+        } else if framing.is_some() {
+            self.merging = Vec::new();
+        }
+        self.recut = framing;
+        self
+    }
+
+    /// A frame has come at `now`.
+    pub(super) fn offer(&mut self, now: Instant, offered: Offered) {
+        let Offered { source, destination, urgent, ends_here, bytes } = offered;
         self.tally.frames += 1;
         let ingress = &mut self.ingresses[usize::from(source)];
         if ingress.held + bytes.len() > self.memory {
@@ -175,6 +198,7 @@ impl Model {
             // What is past is past, also for a frame that was seen late.
             ready: now.max(self.reached),
             pieces: self.link.framing.pieces(length),
+            ends_here,
             passed: 0,
             dropped: 0,
             cause: None,
@@ -269,10 +293,10 @@ impl Model {
         let begins = ingress.line.free_at().max(frame.ready);
         let ends = ingress.line.send(frame.ready, bytes);
         let known = match self.profile.forwarding {
-            Forwarding::StoreAndForward => ends,
-            Forwarding::CutThrough { header } => {
+            Forwarding::CutThrough { header } if self.recut.is_none() => {
                 begins.plus_nanos(self.link.rate.nanos_for(u64::from(header.min(bytes))))
             }
+            Forwarding::CutThrough { .. } | Forwarding::StoreAndForward => ends,
         };
         let jitter = self.rng.between(0, self.jitter);
         let nominal = known + self.link.propagation + self.profile.latency;
@@ -302,7 +326,37 @@ impl Model {
         } else {
             waiting.piece += 1;
         }
+        match (frame.ends_here, self.recut) {
+            (false, None) => self.queue(now, piece),
+            // It waits until it is whole.
+            _ if !piece.last => {}
+            (true, _) => self.send_back(now, slot),
+            (false, Some(framing)) => self.cut_anew(now, slot, framing),
+        }
+        self.begin_piece(source);
+    }
+
+    /// A frame is whole: all its pieces on the way out stand before its output.
+    fn cut_anew(&mut self, now: Instant, slot: u32, framing: Framing) {
+        let frame = self.frame(slot);
+        let length = u32::try_from(frame.bytes.len()).expect("a datagram");
+        let pieces = framing.pieces(length);
+        frame.pieces = pieces;
+        for index in 0..pieces {
+            let piece = Piece {
+                frame: slot,
+                index: u16::try_from(index).unwrap_or(u16::MAX),
+                last: index + 1 == pieces,
+                bytes: framing.piece_bytes(length, index),
+            };
+            self.queue(now, piece);
+        }
+    }
+
+    /// A piece stands before its output.
+    fn queue(&mut self, now: Instant, piece: Piece) {
         self.tally.pieces += 1;
+        let frame = self.frames[piece.frame as usize].as_mut().expect("a piece of it is here");
         let port = frame.destination;
         match self.egresses[usize::from(port)].output.accept(now, piece) {
             Ok(Some(departure)) => self.on_departure(port, departure),
@@ -311,10 +365,39 @@ impl Model {
                 frame.dropped += 1;
                 frame.cause.get_or_insert(cause);
                 frame.last_dropped |= piece.last;
-                self.settle(now, slot);
+                self.settle(now, piece.frame);
             }
         }
-        self.begin_piece(source);
+    }
+
+    /// A frame has arrived whole that may go no further: its header goes back, past the buffer of its
+    /// sender's port.
+    fn send_back(&mut self, now: Instant, slot: u32) {
+        self.tally.drops.add(DropCause::HopLimit);
+        let Some(frame) = self.forget(slot) else { return };
+        let header = Header::parse(&frame.bytes).ok();
+        let Some(back) = header.and_then(|(header, _)| header.returned(now.as_nanos())) else {
+            return;
+        };
+        self.tally.frames += 1;
+        let back = InFlight {
+            bytes: back.emit().to_vec(),
+            source: frame.destination,
+            destination: frame.source,
+            ready: now,
+            ends_here: false,
+            pieces: 1,
+            passed: 0,
+            dropped: 0,
+            cause: None,
+            last_dropped: false,
+        };
+        let bytes = self.link.framing.wire_bytes(HEADER_BYTES as u32);
+        let slot = self.store(back);
+        // What a line takes for a header, and no queue: it is small, and what it measures is not.
+        let takes = self.link.rate.nanos_for(u64::from(bytes));
+        let at = now.plus_nanos(takes) + self.link.propagation;
+        self.schedule(at, Event::Delivered { frame: slot });
     }
 
     fn on_departure(&mut self, port: u16, departure: Departure) {

@@ -5,6 +5,10 @@ use slab::Slab;
 use super::key::{Common, Key, Pattern, Shape};
 use super::queues::{Link, Linked, Queues};
 
+/// The receives that were posted last stand in a list: to look through so few costs less than to
+/// enter one of them in a table and find it again.
+const LISTED: usize = 8;
+
 /// Names a posted receive; never another one later.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PostedId {
@@ -17,22 +21,38 @@ struct Entry<R> {
     pattern: Pattern,
     stamp: u64,
     link: Link,
+    /// It stands in a queue; else, in the list.
+    queued: bool,
     receive: R,
 }
 
+/// The list's receives were all posted after those in the queues.
 #[derive(Debug)]
 pub(super) struct Posted<R> {
     entries: Slab<Entry<R>>,
+    list: Vec<(Pattern, u32)>,
     queues: [Queues; Shape::COUNT],
+    queued: usize,
     next_stamp: u64,
 }
 
 impl<R> Linked for Slab<Entry<R>> {
     #[inline]
-    fn link(&mut self, entry: u32) -> &mut Link {
+    fn link(&self, entry: u32) -> Link {
+        self[entry as usize].link
+    }
+
+    #[inline]
+    fn link_mut(&mut self, entry: u32) -> &mut Link {
         &mut self[entry as usize].link
     }
 
+    #[inline]
+    fn name(&self, entry: u32) -> Common {
+        self[entry as usize].pattern.common()
+    }
+
+    #[inline]
     fn stamp(&self, entry: u32) -> u64 {
         self[entry as usize].stamp
     }
@@ -40,23 +60,48 @@ impl<R> Linked for Slab<Entry<R>> {
 
 impl<R: Copy> Posted<R> {
     pub(super) fn new(seed: u64) -> Self {
-        Self { entries: Slab::new(), queues: [(); 4].map(|()| Queues::new(seed)), next_stamp: 0 }
+        Self {
+            entries: Slab::new(),
+            list: Vec::with_capacity(LISTED),
+            queues: [(); Shape::COUNT].map(|()| Queues::new(seed)),
+            queued: 0,
+            next_stamp: 0,
+        }
     }
 
     #[inline]
     pub(super) fn push(&mut self, pattern: &Pattern, receive: R) -> PostedId {
         let stamp = self.next_stamp;
         self.next_stamp += 1;
-        let entry = Entry { pattern: *pattern, stamp, link: Link::LONE, receive };
+        let entry = Entry { pattern: *pattern, stamp, link: Link::LONE, queued: false, receive };
         let slot = u32::try_from(self.entries.insert(entry)).expect("fewer than 2^32 receives");
-        let queues = &mut self.queues[pattern.shape().index()];
-        queues.push(pattern.common(), slot, &mut self.entries);
+        if self.list.len() == LISTED {
+            let (oldest, slot) = self.list.remove(0);
+            self.entries[slot as usize].queued = true;
+            self.queued += 1;
+            let queues = &mut self.queues[oldest.shape().index()];
+            queues.push(oldest.common(), slot, &mut self.entries);
+        }
+        self.list.push((*pattern, slot));
         PostedId { slot, stamp }
     }
 
     /// The receive that was posted first among those that accept `key`.
     #[inline]
     pub(super) fn take(&mut self, key: Key) -> Option<R> {
+        if self.queued > 0
+            && let Some((slot, shape, name)) = self.first_queued(key)
+        {
+            self.queues[shape.index()].remove(name, slot, &mut self.entries);
+            self.queued -= 1;
+            return Some(self.entries.remove(slot as usize).receive);
+        }
+        let at = self.list.iter().position(|(pattern, _)| pattern.accepts(key))?;
+        let (_, slot) = self.list.remove(at);
+        Some(self.entries.remove(slot as usize).receive)
+    }
+
+    fn first_queued(&self, key: Key) -> Option<(u32, Shape, Common)> {
         let mut first: Option<(u64, u32, Shape, Common)> = None;
         for shape in Shape::ALL {
             let queues = &self.queues[shape.index()];
@@ -64,24 +109,27 @@ impl<R: Copy> Posted<R> {
                 continue;
             }
             let name = shape.common(key);
-            let Some(slot) = queues.head(name) else { continue };
+            let Some(slot) = queues.head(name, &self.entries) else { continue };
             let stamp = self.entries.stamp(slot);
             if first.is_none_or(|(earliest, ..)| stamp < earliest) {
                 first = Some((stamp, slot, shape, name));
             }
         }
-        let (_, slot, shape, name) = first?;
-        self.queues[shape.index()].remove(name, slot, &mut self.entries);
-        Some(self.entries.remove(slot as usize).receive)
+        first.map(|(_, slot, shape, name)| (slot, shape, name))
     }
 
     pub(super) fn remove(&mut self, id: PostedId) -> bool {
         let Some(entry) = self.entries.get(id.slot as usize).filter(|e| e.stamp == id.stamp) else {
             return false;
         };
-        let pattern = entry.pattern;
-        let queues = &mut self.queues[pattern.shape().index()];
-        queues.remove(pattern.common(), id.slot, &mut self.entries);
+        if entry.queued {
+            let pattern = entry.pattern;
+            let queues = &mut self.queues[pattern.shape().index()];
+            queues.remove(pattern.common(), id.slot, &mut self.entries);
+            self.queued -= 1;
+        } else {
+            self.list.retain(|(_, slot)| *slot != id.slot);
+        }
         self.entries.remove(id.slot as usize);
         true
     }

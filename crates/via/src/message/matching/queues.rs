@@ -1,23 +1,25 @@
 //! Queues by name, linked through the entries of somebody else's table.
+//!
+//! The table of names holds the number of each queue's first entry and nothing else, 4 bytes a
+//! queue: it stays in the cache where the entries do not, and whoever finds a queue has touched the
+//! entry that he wants. The first entry's `previous` is the last one.
+
+use std::hash::{BuildHasher, Hash};
 
 use foldhash::fast::FixedState;
-use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 use super::key::Common;
 
-/// Empty queues that stay in the table: a program that goes round a few tags neither adds nor
-/// removes any.
-const KEPT_EMPTY: usize = 64;
-
 /// The end of a queue.
-pub(super) const NONE: u32 = u32::MAX;
+const NONE: u32 = u32::MAX;
 
 /// An entry's neighbours in one queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
-    pub(super) previous: u32,
-    pub(super) next: u32,
+    previous: u32,
+    next: u32,
 }
 
 impl Link {
@@ -26,63 +28,74 @@ impl Link {
 
 /// Where the links are: the table of entries, as the queues of one shape see it.
 pub(super) trait Linked {
-    fn link(&mut self, entry: u32) -> &mut Link;
+    fn link(&self, entry: u32) -> Link;
+    fn link_mut(&mut self, entry: u32) -> &mut Link;
+    /// The queue that an entry belongs to.
+    fn name(&self, entry: u32) -> Common;
     /// Older entries have smaller stamps.
     fn stamp(&self, entry: u32) -> u64;
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Queue {
-    head: u32,
-    tail: u32,
-}
-
-impl Queue {
-    const EMPTY: Self = Self { head: NONE, tail: NONE };
 }
 
 /// The queues of one shape: first in, first out, save for what leaves from the middle.
 #[derive(Debug)]
 pub(super) struct Queues {
-    by_name: HashMap<Common, Queue, FixedState>,
-    /// Entries in all of them.
-    len: usize,
+    heads: HashTable<u32>,
+    hasher: FixedState,
+}
+
+fn hash(hasher: &FixedState, name: Common) -> u64 {
+    let mut state = hasher.build_hasher();
+    name.hash(&mut state);
+    std::hash::Hasher::finish(&state)
 }
 
 impl Queues {
     pub(super) fn new(seed: u64) -> Self {
-        Self { by_name: HashMap::with_hasher(FixedState::with_seed(seed)), len: 0 }
+        Self { heads: HashTable::new(), hasher: FixedState::with_seed(seed) }
     }
 
     #[inline]
-    pub(super) const fn is_empty(&self) -> bool {
-        self.len == 0
+    pub(super) fn is_empty(&self) -> bool {
+        self.heads.is_empty()
     }
 
     #[inline]
-    pub(super) fn head(&self, name: Common) -> Option<u32> {
-        if self.len == 0 {
+    pub(super) fn head(&self, name: Common, entries: &impl Linked) -> Option<u32> {
+        if self.heads.is_empty() {
             return None;
         }
-        self.by_name.get(&name).map(|queue| queue.head).filter(|head| *head != NONE)
+        let hash = hash(&self.hasher, name);
+        self.heads.find(hash, |head| entries.name(*head) == name).copied()
     }
 
     #[inline]
     pub(super) fn push(&mut self, name: Common, entry: u32, entries: &mut impl Linked) {
-        let queue = self.by_name.entry(name).or_insert(Queue::EMPTY);
-        *entries.link(entry) = Link { previous: queue.tail, next: NONE };
-        match queue.tail {
-            NONE => queue.head = entry,
-            tail => entries.link(tail).next = entry,
+        let hasher = &self.hasher;
+        let found = self.heads.entry(
+            hash(hasher, name),
+            |head| entries.name(*head) == name,
+            |head| hash(hasher, entries.name(*head)),
+        );
+        match found {
+            Entry::Occupied(found) => {
+                let head = *found.get();
+                let tail = entries.link(head).previous;
+                *entries.link_mut(entry) = Link { previous: tail, next: NONE };
+                entries.link_mut(tail).next = entry;
+                entries.link_mut(head).previous = entry;
+            }
+            Entry::Vacant(place) => {
+                place.insert(entry);
+                *entries.link_mut(entry) = Link { previous: entry, next: NONE };
+            }
         }
-        queue.tail = entry;
-        self.len += 1;
     }
 
     /// Puts an entry where its stamp belongs.
     pub(super) fn insert(&mut self, name: Common, entry: u32, entries: &mut impl Linked) {
         let stamp = entries.stamp(entry);
-        let mut next = self.head(name).unwrap_or(NONE);
+        let head = self.head(name, entries);
+        let mut next = head.unwrap_or(NONE);
         while next != NONE && entries.stamp(next) < stamp {
             next = entries.link(next).next;
         }
@@ -90,42 +103,47 @@ impl Queues {
             return self.push(name, entry, entries);
         }
         let previous = entries.link(next).previous;
-        *entries.link(entry) = Link { previous, next };
-        entries.link(next).previous = entry;
-        match previous {
-            NONE => {
-                let queue = self.by_name.get_mut(&name).expect("it has a head");
-                queue.head = entry;
-            }
-            previous => entries.link(previous).next = entry,
+        *entries.link_mut(entry) = Link { previous, next };
+        entries.link_mut(next).previous = entry;
+        if Some(next) == head {
+            self.replace(name, next, entry);
+        } else {
+            entries.link_mut(previous).next = entry;
         }
-        self.len += 1;
     }
 
     #[inline]
     pub(super) fn remove(&mut self, name: Common, entry: u32, entries: &mut impl Linked) {
-        let Link { previous, next } = *entries.link(entry);
-        self.len -= 1;
-        if previous != NONE && next != NONE {
-            entries.link(previous).next = next;
-            entries.link(next).previous = previous;
-            return;
+        let Link { previous, next } = entries.link(entry);
+        // The last entry leads nowhere, so that nobody comes before the first one.
+        let first = entries.link(previous).next != entry;
+        match (first, next) {
+            (true, NONE) => {
+                let hash = hash(&self.hasher, name);
+                let found = self.heads.find_entry(hash, |head| *head == entry);
+                found.expect("a first entry is in the table").remove();
+            }
+            (true, next) => {
+                entries.link_mut(next).previous = previous;
+                self.replace(name, entry, next);
+            }
+            (false, NONE) => {
+                let head = self.head(name, entries).expect("it has an entry before this one");
+                entries.link_mut(head).previous = previous;
+                entries.link_mut(previous).next = NONE;
+            }
+            (false, next) => {
+                entries.link_mut(previous).next = next;
+                entries.link_mut(next).previous = previous;
+            }
         }
-        let keep = self.by_name.len() <= KEPT_EMPTY;
-        let Entry::Occupied(mut found) = self.by_name.entry(name) else {
-            unreachable!("a linked entry's queue is in the table");
-        };
-        let queue = found.get_mut();
-        match previous {
-            NONE => queue.head = next,
-            previous => entries.link(previous).next = next,
-        }
-        match next {
-            NONE => queue.tail = previous,
-            next => entries.link(next).previous = previous,
-        }
-        if queue.head == NONE && !keep {
-            found.remove();
-        }
+    }
+
+    /// A queue has another first entry.
+    #[inline]
+    fn replace(&mut self, name: Common, old: u32, new: u32) {
+        let hash = hash(&self.hasher, name);
+        let head = self.heads.find_mut(hash, |head| *head == old);
+        *head.expect("a first entry is in the table") = new;
     }
 }

@@ -2,7 +2,7 @@
 
 use slab::Slab;
 
-use super::key::{Key, Pattern, Shape};
+use super::key::{Common, Key, Pattern, Shape};
 use super::queues::{Link, Linked, Queues};
 
 /// Names a held message; never another one later.
@@ -12,14 +12,19 @@ pub struct HeldId {
     stamp: u64,
 }
 
+/// A message's place in the order of arrival.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Arrival(pub(super) u64);
+
 /// A message that was held.
 #[derive(Debug)]
 pub struct Held<M> {
     /// What it is matched by.
     pub key: Key,
+    /// When it came.
+    pub arrival: Arrival,
     /// What was held.
     pub message: M,
-    stamp: u64,
 }
 
 #[derive(Debug)]
@@ -36,21 +41,32 @@ struct Entry<M> {
 pub(super) struct Unexpected<M> {
     entries: Slab<Entry<M>>,
     queues: [Option<Queues>; Shape::COUNT],
-    next_stamp: u64,
     seed: u64,
 }
 
-struct Seen<'a, M> {
-    entries: &'a mut Slab<Entry<M>>,
+/// The entries, as the queues of one shape see them.
+struct Seen<E> {
+    entries: E,
     shape: Shape,
 }
 
-impl<M> Linked for Seen<'_, M> {
+impl<M> Linked for Seen<&mut Slab<Entry<M>>> {
     #[inline]
-    fn link(&mut self, entry: u32) -> &mut Link {
+    fn link(&self, entry: u32) -> Link {
+        self.entries[entry as usize].links[self.shape.index()]
+    }
+
+    #[inline]
+    fn link_mut(&mut self, entry: u32) -> &mut Link {
         &mut self.entries[entry as usize].links[self.shape.index()]
     }
 
+    #[inline]
+    fn name(&self, entry: u32) -> Common {
+        self.shape.common(self.entries[entry as usize].key)
+    }
+
+    #[inline]
     fn stamp(&self, entry: u32) -> u64 {
         self.entries[entry as usize].stamp
     }
@@ -59,13 +75,12 @@ impl<M> Linked for Seen<'_, M> {
 impl<M> Unexpected<M> {
     pub(super) fn new(seed: u64) -> Self {
         let queues = [Some(Queues::new(seed)), None, None, None];
-        Self { entries: Slab::new(), queues, next_stamp: 0, seed }
+        Self { entries: Slab::new(), queues, seed }
     }
 
     #[inline]
-    pub(super) fn push(&mut self, key: Key, message: M) -> HeldId {
-        let stamp = self.next_stamp;
-        self.next_stamp += 1;
+    pub(super) fn push(&mut self, held: Held<M>) -> HeldId {
+        let Held { key, arrival: Arrival(stamp), message } = held;
         let links = [Link::LONE; Shape::COUNT];
         let slot = self.entries.insert(Entry { key, stamp, links, message });
         let slot = u32::try_from(slot).expect("fewer than 2^32 messages");
@@ -82,7 +97,7 @@ impl<M> Unexpected<M> {
     }
 
     pub(super) fn put_back(&mut self, held: Held<M>) -> HeldId {
-        let Held { key, message, stamp } = held;
+        let Held { key, arrival: Arrival(stamp), message } = held;
         let links = [Link::LONE; Shape::COUNT];
         let slot = self.entries.insert(Entry { key, stamp, links, message }) as u32;
         for shape in Shape::ALL {
@@ -103,7 +118,8 @@ impl<M> Unexpected<M> {
         if self.queues[shape.index()].is_none() {
             self.open(shape);
         }
-        self.queues[shape.index()].as_ref()?.head(pattern.common())
+        let queues = self.queues[shape.index()].as_ref()?;
+        queues.head(pattern.common(), &Seen { entries: &mut self.entries, shape })
     }
 
     /// Somebody asks with this shape for the first time.
@@ -142,7 +158,7 @@ impl<M> Unexpected<M> {
             }
         }
         let Entry { message, stamp, .. } = self.entries.remove(slot as usize);
-        Held { key, message, stamp }
+        Held { key, arrival: Arrival(stamp), message }
     }
 
     pub(super) fn peek(&mut self, pattern: &Pattern) -> Option<(HeldId, Key, &M)> {

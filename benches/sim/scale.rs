@@ -1,0 +1,96 @@
+//! Large worlds: many hosts with little to do, many nodes with nothing to do.
+
+use std::time::Duration;
+
+use midplane::simhw::host::Host as _;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::link::LinkProfile;
+use midplane::simhw::port::{Command, PortOptions};
+use midplane::simhw::profile::NicProfile;
+use midplane::simhw::sim::{SimHost, World};
+use midplane::simhw::switch::{Buffer, SwitchProfile};
+use midplane::simhw::time::LineRate;
+use midplane::simhw::topology::Topology;
+
+use crate::load::{Messenger, RECEIVE};
+
+/// Bytes of a message of the light traffic.
+const MESSAGE: usize = 100;
+/// Nanoseconds between two messages of one host.
+const INTERVAL: u64 = 10_000_000;
+
+fn star(hosts: u16) -> Topology {
+    let link = LinkProfile::ethernet(LineRate::mbps(10_000), Duration::from_nanos(500));
+    Topology::star(hosts, link, SwitchProfile::new(Buffer::Bytes(256 << 10)))
+}
+
+/// Hosts each of which sends its neighbour 100 bytes every 10 ms, and receives as many.
+pub(crate) fn light(hosts: u16) -> World<Messenger> {
+    let mut world = World::new(&star(hosts), NicProfile::MODERN, 1, move |node, _| {
+        Messenger::to(NodeId((node.0 + 1) % hosts), MESSAGE)
+    });
+    for node in (0..hosts).map(NodeId) {
+        let host = world.host(node);
+        world.spawn(node, chat(host));
+    }
+    world
+}
+
+async fn chat(host: SimHost) {
+    let mut port = host.open_port().expect("the NIC is up");
+    let (out, into) = (port.register(MESSAGE), port.register(MESSAGE));
+    let (out, into) = (out.expect("a small region"), into.expect("a small region"));
+    let receive =
+        Command { opcode: RECEIVE, cookie: 1, region: into.whole(), ..Command::default() };
+    let send = Command { region: out.whole(), ..Command::default() };
+    let mut next = host.now().plus_nanos(u64::from(host.node().0) * 1_000);
+    port.submit(&receive).expect("there is room");
+    loop {
+        host.sleep_until(next).await;
+        next = next.plus_nanos(INTERVAL);
+        port.submit(&send).expect("there is room");
+        while let Some(completion) = port.poll() {
+            if completion.cookie == 1 {
+                port.submit(&receive).expect("there is room");
+            }
+        }
+    }
+}
+
+/// Nodes whose firmware waits; with a task each that sleeps and a port of `depth`, if there is one.
+pub(crate) fn idle(nodes: u16, depth: Option<usize>) -> World<Messenger> {
+    let mut world = World::new(&star(nodes), NicProfile::MODERN, 1, |_, _| Messenger::default());
+    for node in (0..nodes).map(NodeId) {
+        let host = world.host(node);
+        let Some(depth) = depth else { continue };
+        world.spawn(node, async move {
+            let port = host.open_port_with(PortOptions::default().depth(depth));
+            let port = port.expect("the NIC is up");
+            host.sleep_until(host.now().plus_nanos(1 << 60)).await;
+            drop(port);
+        });
+    }
+    world
+}
+
+/// Virtual nanoseconds for which bach's tasks sleep, again and again, and how often they do.
+pub(crate) fn bach_sleeps(tasks: u64, nanos: u64) -> u64 {
+    let count = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let total = std::sync::Arc::clone(&count);
+    bach::sim(move || {
+        for number in 0..tasks {
+            let nap = Duration::from_nanos(crate::nap(number));
+            let count = std::sync::Arc::clone(&count);
+            bach::spawn(async move {
+                loop {
+                    bach::time::sleep(nap).await;
+                    count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                }
+            });
+        }
+        bach::task::primary::spawn(async move {
+            bach::time::sleep(Duration::from_nanos(nanos)).await;
+        });
+    });
+    total.load(std::sync::atomic::Ordering::Relaxed)
+}

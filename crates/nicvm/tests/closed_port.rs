@@ -1,0 +1,32 @@
+//! A port that is closed takes what it had waiting with it, and nothing of anybody else's.
+
+mod cluster;
+
+use std::time::Duration;
+
+use cluster::{Cluster, RECEIVER};
+use midplane_nicvm::coordination;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::port::Status;
+
+#[test]
+fn a_message_is_sent_after_one_that_waited_for_the_token_was_withdrawn() {
+    let cluster = Cluster::ethernet(2);
+    let mut world = cluster.world();
+    // The token begins at node 1.
+    let host = world.host(NodeId(2));
+    let sent = world.block_on(NodeId(2), async move {
+        let mut closed = host.open_port().unwrap();
+        let memory = closed.register(2_000).unwrap();
+        closed.submit(&coordination::send(RECEIVER, PortId(0), memory.whole(), 0)).unwrap();
+        host.sleep_until(host.now() + Duration::from_micros(3)).await;
+        drop((closed, memory));
+        host.sleep_until(host.now() + Duration::from_millis(5)).await;
+        let mut port = host.open_port().unwrap();
+        let memory = port.register(2_000).unwrap();
+        port.submit(&coordination::send(RECEIVER, PortId(0), memory.whole(), 0)).unwrap();
+        port.completion().await.unwrap().status
+    });
+    assert_eq!(sent, Some(Status::Done));
+}

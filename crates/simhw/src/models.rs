@@ -1,0 +1,182 @@
+//! Every interleaving of rings, lanes, doorbells and going to sleep, each within its memory model:
+//! `RUSTFLAGS="--cfg midplane_loom" cargo test -p midplane-simhw --lib models`.
+
+use std::sync::Arc;
+
+use loom::sync::Notify;
+use loom::sync::atomic::AtomicBool;
+use loom::thread;
+
+use crate::frame::Header;
+use crate::id::PortId;
+use crate::lane::{Receiver, Sender, Shape};
+use crate::port::Bells;
+use crate::ring::{Consumer, Producer, ring, ring_bytes};
+use crate::segment::{Segment, View};
+use crate::sync::{Ordering, fence};
+
+/// All interleavings with at most three preemptions: more take minutes, and have found nothing.
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+fn small_ring() -> (Producer, Consumer) {
+    ring(&Arc::new(Segment::private(ring_bytes(2))), 0, 2)
+}
+
+fn take(consumer: &mut Consumer) -> [u64; 7] {
+    loop {
+        match consumer.pop() {
+            Some(entry) => return entry,
+            None => thread::yield_now(),
+        }
+    }
+}
+
+#[test]
+fn a_ring_passes_whole_entries_in_order_around_its_end() {
+    check(|| {
+        let (mut producer, mut consumer) = small_ring();
+        let writer = thread::spawn(move || {
+            for value in 1..=3 {
+                while producer.push(&[value; 7]).is_err() {
+                    thread::yield_now();
+                }
+            }
+        });
+        for value in 1..=3 {
+            assert_eq!(take(&mut consumer), [value; 7]);
+        }
+        assert!(consumer.is_empty());
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn staged_entries_are_seen_all_at_once() {
+    check(|| {
+        let (mut producer, mut consumer) = small_ring();
+        let writer = thread::spawn(move || {
+            producer.stage(&[9; 7]).unwrap();
+            producer.unstage();
+            producer.stage(&[1; 7]).unwrap();
+            producer.stage(&[2; 7]).unwrap();
+            producer.publish();
+        });
+        assert_eq!(take(&mut consumer), [1; 7]);
+        assert_eq!(consumer.pop(), Some([2; 7]), "it was published before");
+        writer.join().unwrap();
+    });
+}
+
+const SHAPE: Shape = Shape { slots: 4, areas: 4, mtu: 64 };
+
+fn lane() -> (Sender, Receiver) {
+    let segment = Arc::new(Segment::private(SHAPE.lane_bytes()));
+    (Sender::new(Arc::clone(&segment), 0, SHAPE), Receiver::new(segment, 0, SHAPE))
+}
+
+fn send(sender: &mut Sender, number: u32) {
+    let header = Header { sequence: number, ..Header::default() };
+    sender.stage(&header, View::from(&[][..])).unwrap();
+    sender.publish();
+}
+
+#[test]
+fn a_lane_passes_whole_headers_in_order() {
+    check(|| {
+        let (mut sender, mut receiver) = lane();
+        let writer = thread::spawn(move || (1..=2).for_each(|number| send(&mut sender, number)));
+        for number in 1..=2 {
+            while !receiver.has_frame() {
+                thread::yield_now();
+            }
+            let arrived = receiver.frame().unwrap();
+            assert_eq!(arrived.header, Header { sequence: number, ..Header::default() });
+            receiver.give_back(Some(&arrived));
+        }
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn no_wake_is_lost_between_the_last_look_and_sleep() {
+    check(|| {
+        let (mut sender, receiver) = lane();
+        let event = Arc::new(Notify::new());
+        let rings = Arc::clone(&event);
+        let writer = thread::spawn(move || {
+            send(&mut sender, 1);
+            fence(Ordering::SeqCst);
+            if sender.takes_wake() {
+                rings.notify();
+            }
+        });
+        // As the engine does: say so, fence, look once more, wait.
+        receiver.fall_asleep();
+        fence(Ordering::SeqCst);
+        // A wait may end by itself; one that nothing ends is found out.
+        while !receiver.has_frame() {
+            event.wait();
+        }
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn no_completion_is_missed_by_who_begins_to_wait() {
+    check(|| {
+        let (mut producer, mut consumer) = small_ring();
+        let waiting = Arc::new(AtomicBool::new(false));
+        let event = Arc::new(Notify::new());
+        let (waits, rings) = (Arc::clone(&waiting), Arc::clone(&event));
+        let nic = thread::spawn(move || {
+            producer.push(&[1; 7]).unwrap();
+            fence(Ordering::SeqCst);
+            if waits.load(Ordering::Relaxed) {
+                waits.store(false, Ordering::Relaxed);
+                rings.notify();
+            }
+        });
+        // As a port does: the waker, the flag, a fence, one more look.
+        waiting.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        while consumer.is_empty() {
+            event.wait();
+        }
+        assert_eq!(consumer.pop(), Some([1; 7]));
+        nic.join().unwrap();
+    });
+}
+
+#[test]
+fn no_doorbell_is_lost_and_somebody_always_tells_the_nic() {
+    check(|| {
+        let bells = Arc::new(Bells::new(128));
+        let told = Arc::new(Notify::new());
+        let ringers: Vec<_> = [3, 4]
+            .map(|port| {
+                let (bells, told) = (Arc::clone(&bells), Arc::clone(&told));
+                thread::spawn(move || {
+                    if bells.ring(PortId(port)) {
+                        told.notify();
+                    }
+                })
+            })
+            .into();
+        let mut heard = Vec::new();
+        while heard.len() < 2 {
+            bells.take(|port| heard.push(port));
+            if heard.len() < 2 && bells.is_silent() {
+                told.wait();
+            }
+        }
+        heard.sort_unstable();
+        assert_eq!(heard, [PortId(3), PortId(4)]);
+        for ringer in ringers {
+            ringer.join().unwrap();
+        }
+    });
+}

@@ -1,0 +1,97 @@
+//! The doorbells of one NIC's ports: ringing one costs one atomic operation, mostly.
+
+use crate::id::PortId;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Bits of a word.
+const WORD: usize = 64;
+
+/// Which ports were rung since the NIC last looked: a bit each, and above them a bit for each word
+/// that has any.
+#[derive(Debug)]
+pub(crate) struct Bells {
+    words: Box<[AtomicU64]>,
+    summary: Box<[AtomicU64]>,
+}
+
+impl Bells {
+    /// Bells of the ports below `ports`.
+    pub(crate) fn new(ports: usize) -> Self {
+        let words = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect::<Box<[_]>>();
+        let count = ports.div_ceil(WORD);
+        Self { words: words(count), summary: words(count.div_ceil(WORD)) }
+    }
+
+    /// Rings; whether the NIC has to be told, for nobody has told it since it last looked.
+    ///
+    /// Whoever finds its bit set need not tell anybody: who set it does, or has, and the NIC looks
+    /// at the port after it has taken the bit. The operations order what was posted before them.
+    pub(crate) fn ring(&self, port: PortId) -> bool {
+        let (word, bit) = (port.index() / WORD, port.index() % WORD);
+        if self.words[word].fetch_or(1 << bit, Ordering::AcqRel) & 1 << bit != 0 {
+            return false;
+        }
+        self.summary[word / WORD].fetch_or(1 << (word % WORD), Ordering::AcqRel) == 0
+    }
+
+    /// Whether none was rung.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.summary.iter().all(|word| word.load(Ordering::Acquire) == 0)
+    }
+
+    /// Takes all that were rung, in the order of their numbers.
+    pub(crate) fn take(&self, mut each: impl FnMut(PortId)) {
+        for (high, summary) in self.summary.iter().enumerate() {
+            if summary.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            for middle in bits(summary.swap(0, Ordering::AcqRel)) {
+                let word = high * WORD + middle;
+                for bit in bits(self.words[word].swap(0, Ordering::AcqRel)) {
+                    let port = u16::try_from(word * WORD + bit);
+                    each(PortId(port.expect("as many bells as ports at most")));
+                }
+            }
+        }
+    }
+}
+
+/// The places of the bits that are set.
+fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let place = word.trailing_zeros() as usize;
+        let is_any = word != 0;
+        word &= word.wrapping_sub(1);
+        is_any.then_some(place)
+    })
+}
+
+#[cfg(all(test, not(midplane_loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn every_bell_that_was_rung_is_heard_once(
+            ops in proptest::collection::vec(proptest::option::weighted(0.8, any::<u16>()), 0..200),
+        ) {
+            let bells = Bells::new(1 << 16);
+            let mut model = BTreeSet::new();
+            for op in ops {
+                prop_assert_eq!(bells.is_silent(), model.is_empty());
+                if let Some(port) = op {
+                    let was_silent = model.is_empty();
+                    let tells = bells.ring(PortId(port));
+                    prop_assert!(tells || !was_silent, "nobody else would");
+                    model.insert(PortId(port));
+                } else {
+                    let mut heard = Vec::new();
+                    bells.take(|port| heard.push(port));
+                    prop_assert_eq!(heard, std::mem::take(&mut model).into_iter().collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+}

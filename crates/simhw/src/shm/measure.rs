@@ -1,0 +1,73 @@
+//! The slots alone, without a NIC: what benches compare with.
+
+use std::sync::mpsc::{self, Receiver as Inbox, Sender as Outbox};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::config::{ShmConfig, StartError};
+use super::rendezvous::{Link, Lobby, Rendezvous};
+use crate::frame::Header;
+use crate::id::{Incarnation, NodeId};
+use crate::segment::View;
+
+/// How long to wait for the other side.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Both directions between two processes, and nothing around them.
+#[derive(Debug)]
+pub struct Bare {
+    link: Link,
+    _rendezvous: Rendezvous,
+}
+
+struct Door(Mutex<Outbox<Link>>);
+
+impl Lobby for Door {
+    fn joined(&self, link: Link) {
+        let outbox = self.0.lock().expect("nothing panics while it holds this lock");
+        // The other end is gone once it has one.
+        let _ = outbox.send(link);
+    }
+
+    fn left(&self, _: NodeId) {}
+}
+
+impl Bare {
+    /// Waits for the other of the two nodes of the fabric; blocks for 20 s at most.
+    ///
+    /// # Errors
+    /// [`StartError`] if this side can't open its place, or nobody comes.
+    pub fn meet(config: &ShmConfig) -> Result<Self, StartError> {
+        config.check()?;
+        let system = |error: rustix::io::Errno| StartError::System(error.kind());
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
+        let (outbox, inbox): (Outbox<Link>, Inbox<Link>) = mpsc::channel();
+        let door = Arc::new(Door(Mutex::new(outbox)));
+        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, event, door)?;
+        let late = |_| StartError::System(std::io::ErrorKind::TimedOut);
+        let link = inbox.recv_timeout(PATIENCE).map_err(late)?;
+        Ok(Self { link, _rendezvous: rendezvous })
+    }
+
+    /// Publishes one frame; `false` while there is no slot.
+    #[inline]
+    pub fn send(&mut self, header: &Header, payload: &[u8]) -> bool {
+        let is_staged = self.link.sender.stage(header, View::from(payload)).is_ok();
+        self.link.sender.publish();
+        is_staged
+    }
+
+    /// Takes the next frame and copies its payload out; its length, if there is one.
+    #[inline]
+    pub fn receive(&mut self, out: &mut [u8]) -> Option<usize> {
+        if !self.link.receiver.has_frame() {
+            return None;
+        }
+        let arrived = self.link.receiver.frame().ok()?;
+        let length = self.link.receiver.payload(&arrived).copy_to(out);
+        self.link.receiver.give_back(Some(&arrived));
+        Some(length)
+    }
+}

@@ -1,0 +1,125 @@
+//! How long a packet may be that reaches a peer whole.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Bytes of UDP's header.
+const UDP_HEADER: usize = 8;
+
+/// Most bytes that one datagram to each of `peers` may have so that no router cuts it, as far as the
+/// system finds out within `wait`; `None` where it does not tell, which is everywhere but on Linux.
+///
+/// Classical path MTU discovery (RFC 1191, RFC 8201): packets of the length that the route allows go
+/// to the discard port of each host (RFC 863), forbidden to be cut; a router for which they are too
+/// long says so, and shorter ones follow. Routers that say nothing are not found out.
+///
+/// Blocks for `wait`, unless all peers are on this host.
+#[must_use]
+pub fn path_mtus(peers: &[SocketAddr], wait: Duration) -> Vec<Option<usize>> {
+    let mut probes: Vec<Option<system::Probe>> =
+        peers.iter().map(|peer| system::Probe::new(*peer)).collect();
+    let far = peers.iter().any(|peer| !peer.ip().to_canonical().is_loopback());
+    for _ in 0..if far { ROUNDS } else { 0 } {
+        probes.iter_mut().flatten().for_each(system::Probe::send);
+        std::thread::park_timeout(wait / ROUNDS);
+    }
+    let ip_header = |peer: &SocketAddr| if peer.ip().to_canonical().is_ipv4() { 20 } else { 40 };
+    let datagram = |(probe, peer): (&Option<system::Probe>, &SocketAddr)| {
+        probe.as_ref()?.mtu()?.checked_sub(ip_header(peer) + UDP_HEADER)
+    };
+    probes.iter().zip(peers).map(datagram).collect()
+}
+
+/// Lengths tried one after another: each router on the way may shorten it once more.
+const ROUNDS: u32 = 5;
+
+#[cfg(target_os = "linux")]
+mod system {
+    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+    use nix::sys::socket::{getsockopt, sockopt};
+    use rustix::net::sockopt::{
+        Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover,
+    };
+
+    use super::UDP_HEADER;
+
+    /// The discard protocol's port.
+    const DISCARD: u16 = 9;
+
+    #[derive(Debug)]
+    pub(super) struct Probe {
+        socket: UdpSocket,
+        ip_header: usize,
+    }
+
+    impl Probe {
+        pub(super) fn new(peer: SocketAddr) -> Option<Self> {
+            let ip = peer.ip().to_canonical();
+            let (any, ip_header): (IpAddr, _) = match ip {
+                IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), 20),
+                IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED.into(), 40),
+            };
+            let socket = UdpSocket::bind((any, 0)).ok()?;
+            let forbidden = match ip {
+                IpAddr::V4(_) => set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO),
+                IpAddr::V6(_) => set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO),
+            };
+            forbidden.ok()?;
+            let mut to = peer;
+            to.set_ip(ip);
+            to.set_port(DISCARD);
+            socket.connect(to).ok()?;
+            socket.set_nonblocking(true).ok()?;
+            Some(Self { socket, ip_header })
+        }
+
+        /// What the system knows of the path now, IP's header counted.
+        pub(super) fn mtu(&self) -> Option<usize> {
+            // The option is IPv4's by its name, and tells of the route that the socket has.
+            usize::try_from(getsockopt(&self.socket, sockopt::IpMtu).ok()?).ok()
+        }
+
+        /// Sends a packet as long as the path seems to allow. An error is news of an earlier one.
+        pub(super) fn send(&mut self) {
+            let most = self.mtu().unwrap_or(0).saturating_sub(self.ip_header + UDP_HEADER);
+            for _ in 0..2 {
+                if self.socket.send(&vec![0; most.min(65_507)]).is_ok() {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    use std::net::SocketAddr;
+
+    #[derive(Debug)]
+    pub(super) struct Probe;
+
+    impl Probe {
+        pub(super) const fn new(_: SocketAddr) -> Option<Self> {
+            None
+        }
+
+        pub(super) const fn mtu(&self) -> Option<usize> {
+            None
+        }
+
+        pub(super) const fn send(&mut self) {}
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_host_is_reached_by_the_longest_datagrams_and_none_waits_for_it() {
+        let peers = ["127.0.0.1:7000", "[::1]:7000"].map(|peer| peer.parse().unwrap());
+        let found = path_mtus(&peers, Duration::from_secs(1_000));
+        assert_eq!(found, [Some(65_535 - 28), Some(65_536 - 48)]);
+    }
+}

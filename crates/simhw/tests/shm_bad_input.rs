@@ -1,0 +1,108 @@
+//! Shared memory: configurations that contradict each other, places that are taken, strangers.
+#![cfg(target_os = "linux")]
+
+#[path = "shm/firmware.rs"]
+mod firmware;
+
+use std::io::Write;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::time::Duration;
+
+use midplane_simhw::host::{Host, OpenError};
+use midplane_simhw::id::NodeId;
+use midplane_simhw::port::{Command, PortClosed, PostError};
+use midplane_simhw::shm::{ShmConfig, ShmNic, StartError};
+
+use firmware::{Probe, name, run, start};
+
+#[test]
+fn a_place_that_is_taken_is_refused_and_comes_back() {
+    let fabric = name("taken");
+    run(async {
+        let config = || ShmConfig::new(&fabric, NodeId(0), 2);
+        let (nic, _) = start(config());
+        let refused = ShmNic::start(config(), Probe::new(false).0).map(drop);
+        let occupied = StartError::Occupied { node: NodeId(0), name: fabric.clone() };
+        assert_eq!(refused.unwrap_err(), occupied);
+        let host = nic.host();
+        nic.shutdown().await;
+        assert_eq!(host.open_port().unwrap_err(), OpenError::Stopped(NodeId(0)));
+        start(config());
+    });
+}
+
+#[test]
+fn without_a_runtime_nothing_starts() {
+    let config = ShmConfig::new("nowhere", NodeId(0), 1);
+    let refused = ShmNic::start(config, Probe::new(false).0).map(drop);
+    assert_eq!(refused.unwrap_err(), StartError::NoRuntime);
+}
+
+#[test]
+fn peers_of_another_shape_do_not_meet_and_harm_nobody() {
+    let fabric = name("shapes");
+    run(async {
+        let (one, _) = start(ShmConfig::new(&fabric, NodeId(0), 3));
+        let (other, _) = start(ShmConfig::new(&fabric, NodeId(1), 3).mtu(1_000));
+        let (alike, _) = start(ShmConfig::new(&fabric, NodeId(2), 3));
+        let mut peers = one.peers();
+        let met = peers.wait_for(|peers| peers == &[NodeId(2)]);
+        tokio::time::timeout(Duration::from_secs(20), met).await.expect("these two agree").unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(*one.peers().borrow(), [NodeId(2)]);
+        assert_eq!(*other.peers().borrow(), []);
+        assert_eq!(*alike.peers().borrow(), [NodeId(0)]);
+    });
+}
+
+#[test]
+fn a_stranger_at_the_door_is_shown_out() {
+    let fabric = name("stranger");
+    run(async {
+        let (nic, _) = start(ShmConfig::new(&fabric, NodeId(0), 2));
+        let place = format!("midplane/{fabric}/0");
+        let address = SocketAddr::from_abstract_name(place).unwrap();
+        // Sockets of other kinds do not even connect.
+        assert!(UnixStream::connect_addr(&address).is_err());
+        assert!(UnixDatagram::unbound().unwrap().connect_addr(&address).is_err());
+        for words in [&b""[..], b"let me in", &[0xFF; 64], &[0; 4_096]] {
+            let flags = rustix::net::SocketFlags::CLOEXEC;
+            let kind = rustix::net::SocketType::SEQPACKET;
+            let family = rustix::net::AddressFamily::UNIX;
+            let socket = rustix::net::socket_with(family, kind, flags, None).unwrap();
+            let at = rustix::net::SocketAddrUnix::new_abstract_name(
+                format!("midplane/{fabric}/0").as_bytes(),
+            );
+            rustix::net::connect(&socket, &at.unwrap()).unwrap();
+            let mut stream = UnixStream::from(socket);
+            stream.write_all(words).unwrap();
+        }
+        let (peer, _) = start(ShmConfig::new(&fabric, NodeId(1), 2));
+        tokio::time::timeout(Duration::from_secs(20), nic.meet()).await.expect("a peer is let in");
+        drop(peer);
+    });
+}
+
+#[test]
+fn firmware_that_panics_closes_its_ports_and_leaves_its_peers() {
+    let fabric = name("panic");
+    run(async {
+        let (nic, _) = start(ShmConfig::new(&fabric, NodeId(0), 2).spin(Duration::ZERO));
+        let (peer, _) = start(ShmConfig::new(&fabric, NodeId(1), 2));
+        nic.meet().await;
+        let (mut port, mut other) =
+            (nic.host().open_port().unwrap(), nic.host().open_port().unwrap());
+        let fatal = Command { flags: 1, ..Command::default() };
+        let ring = std::panic::AssertUnwindSafe(|| port.submit(&fatal));
+        assert!(std::panic::catch_unwind(ring).is_err(), "it runs where it is rung");
+        assert_eq!(other.poll(), None);
+        assert_eq!(other.completion().await, Err(PortClosed));
+        assert_eq!(port.post(&Command::default()), Err(PostError::Closed));
+        assert_eq!(nic.host().open_port().unwrap_err(), OpenError::Stopped(NodeId(0)));
+        nic.shutdown().await;
+        let mut peers = peer.peers();
+        let left = peers.wait_for(Vec::is_empty);
+        tokio::time::timeout(Duration::from_secs(20), left).await.expect("it is missed").unwrap();
+    });
+}

@@ -1,0 +1,253 @@
+//! Futures that are dropped at every point, on several runtimes and threads.
+
+mod scenarios;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use midplane_simhw::frame::Frame;
+use midplane_simhw::hardware::{Firmware, Hardware};
+use midplane_simhw::host::Host;
+use midplane_simhw::id::{DmaId, NodeId, PortId, TimerId};
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::sim::World as SimWorld;
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::LineRate;
+use midplane_simhw::topology::Topology;
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::Config;
+use midplane_via::message::memory::MemoryConfig;
+use midplane_via::message::process::MessageError;
+use midplane_via::message::request::Mode;
+use scenarios::harness::{Lower, turns, world};
+use scenarios::{ANY, ANY_TAG, rank, room, tag, text};
+
+type Outcome = Result<(), MessageError>;
+
+/// A future that is polled at most `left` times, then dropped.
+async fn at_most<T>(left: u32, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = Some(Box::pin(future));
+    let mut left = left;
+    std::future::poll_fn(move |context| {
+        if left == 0 {
+            future = None;
+        }
+        let Some(running) = &mut future else { return Poll::Ready(None) };
+        left -= 1;
+        match running.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending if left == 0 => {
+                future = None;
+                Poll::Ready(None)
+            }
+            Poll::Pending => {
+                // Whether it was woken or not.
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
+/// Ten messages; each receive is tried with one poll more until it gets one. None is lost, none
+/// comes twice, none overtakes.
+#[test]
+fn a_receive_that_is_dropped_at_any_poll_loses_nothing() {
+    for length in [10, 3_000, 50_000] {
+        for probe in [false, true] {
+            let memory = MemoryConfig::default().depth(3).room(500);
+            let config = Config::default().eager(400);
+            let views = world(2, memory, config);
+            let dropped = Arc::new(AtomicU32::new(0));
+            let programs: Vec<_> = views
+                .clone()
+                .into_iter()
+                .map(|world| drop_receives(world, length, probe, Arc::clone(&dropped)))
+                .collect();
+            turns(programs, &views);
+            assert!(dropped.load(Ordering::Relaxed) > 10, "some were dropped on the way");
+        }
+    }
+}
+
+async fn drop_receives(
+    world: Communicator<Lower>,
+    length: usize,
+    probe: bool,
+    dropped: Arc<AtomicU32>,
+) {
+    if world.rank() == rank(0) {
+        for n in 0..10 {
+            world.send(rank(1), tag(1), text(n, length)).await.unwrap();
+        }
+        world.receive(rank(1), tag(2)).await.unwrap();
+        assert!(world.explain().waiting.is_empty());
+        return;
+    }
+    for n in 0..10 {
+        for polls in 0.. {
+            let receive = async {
+                if probe {
+                    return world.mprobe(rank(0), tag(1)).await?.receive().await;
+                }
+                world.receive(ANY, ANY_TAG).await
+            };
+            match at_most(polls, receive).await {
+                Some(got) => {
+                    assert!(got.unwrap().bytes == text(n, length), "message {n}");
+                    break;
+                }
+                None => dropped.fetch_add(1, Ordering::Relaxed),
+            };
+        }
+    }
+    assert!(world.iprobe(ANY, ANY_TAG).unwrap().is_none());
+    world.send(rank(0), tag(2), vec![]).await.unwrap();
+    let unexpected = world.with(|process| process.lower().unexpected_bytes());
+    assert_eq!(unexpected, 0, "windows are conserved");
+}
+
+/// A send that is dropped before its first poll has sent nothing; later, it is delivered.
+#[test]
+fn a_send_that_is_dropped_is_sent_or_not_as_it_was_polled_or_not() {
+    for length in [10, 50_000] {
+        let views = world(2, MemoryConfig::default().depth(2).room(500), Config::default());
+        let programs: Vec<_> = views.clone().into_iter().map(|w| drop_sends(w, length)).collect();
+        turns(programs, &views);
+    }
+}
+
+async fn drop_sends(world: Communicator<Lower>, length: usize) {
+    if world.rank() == rank(0) {
+        for polls in 0..4 {
+            let send = world.send_as(Mode::Synchronous, rank(1), tag(1), text(polls, length));
+            let _ = at_most(polls, send).await;
+        }
+        world.send(rank(1), tag(2), vec![]).await.unwrap();
+    } else {
+        world.receive(rank(0), tag(2)).await.unwrap();
+        for polls in 1..4 {
+            assert!(world.receive(rank(0), tag(1)).await.unwrap().bytes == text(polls, length));
+        }
+        assert!(world.iprobe(ANY, ANY_TAG).unwrap().is_none());
+    }
+}
+
+/// A collective operation that is dropped abandons its communicator, and only that.
+#[test]
+fn a_dropped_collective_abandons_its_communicator_only() {
+    let views = world(2, MemoryConfig::default(), Config::default());
+    let program = |world: Communicator<Lower>| async move {
+        let other = world.duplicate().await.unwrap();
+        if world.rank() == rank(0) {
+            assert!(at_most(1, world.barrier()).await.is_none());
+            assert_eq!(world.barrier().await, Err(MessageError::Abandoned));
+        }
+        other.barrier().await.unwrap();
+        let peer = rank(1 - world.rank().0);
+        world.send_receive((peer, tag(1)), vec![1], peer, tag(1)).await.unwrap();
+    };
+    turns(views.clone().into_iter().map(program).collect(), &views);
+}
+
+/// What both of the following run.
+async fn exchange(world: Communicator<Lower>) -> Outcome {
+    let size = world.size();
+    let own = world.rank().0;
+    for n in 0..20 {
+        let (next, before) = (rank((own + 1) % size), rank((own + size - 1) % size));
+        let to = (next, tag(n));
+        let got = world.send_receive(to, text(own, 100 * n as usize), before, tag(n)).await?;
+        assert_eq!(got.bytes, text(before.0, 100 * n as usize));
+        let sum = world.all_reduce_slice(&[own], |a, b| *a += b).await?;
+        assert_eq!(sum, [size * (size - 1) / 2]);
+    }
+    Ok(())
+}
+
+#[test]
+fn threads_that_block_are_woken() {
+    let views = world(3, MemoryConfig::default().depth(2).room(300), Config::default());
+    let threads = views
+        .into_iter()
+        .map(|world| std::thread::spawn(move || world.block_on(exchange(world.clone())).unwrap()));
+    threads.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn tasks_of_tokio_are_woken() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    runtime.block_on(async {
+        let views = world(3, MemoryConfig::default().depth(2).room(300), Config::default());
+        let tasks: Vec<_> = views.into_iter().map(|world| tokio::spawn(exchange(world))).collect();
+        for task in tasks {
+            task.await.unwrap().unwrap();
+        }
+    });
+}
+
+/// A NIC that does nothing: only the host's clock and tasks are wanted.
+struct Nothing;
+
+impl Firmware for Nothing {
+    fn on_start(&mut self, _: &mut impl Hardware) {}
+    fn on_doorbell(&mut self, _: &mut impl Hardware, _: PortId) {}
+    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
+    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
+    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
+}
+
+#[test]
+fn tasks_in_virtual_time_are_woken() {
+    let link = LinkProfile::ethernet(LineRate::mbps(100), std::time::Duration::from_micros(1));
+    let star = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(1 << 15)));
+    let mut sim = SimWorld::new(&star, NicProfile::MODERN, 1, |_, _| Nothing);
+    let mut views = world(2, MemoryConfig::default(), Config::default()).into_iter();
+    let (first, second) = (views.next().unwrap(), views.next().unwrap());
+    sim.spawn(NodeId(0), async move {
+        first.send(rank(1), tag(1), vec![7]).await.unwrap();
+        exchange(first).await.unwrap();
+    });
+    let host = sim.host(NodeId(1));
+    let done = sim.block_on(NodeId(1), async move {
+        let before = host.now();
+        let timed = second.ireceive_into(rank(0), tag(5), room(9)).unwrap();
+        host.sleep_until(before + std::time::Duration::from_micros(50)).await;
+        drop(timed);
+        assert_eq!(second.receive(rank(0), tag(1)).await.unwrap().bytes, [7]);
+        exchange(second).await
+    });
+    done.expect("it ends").unwrap();
+}
+
+/// The one whose waker is armed is dropped: another one is woken to see to that.
+#[test]
+fn a_task_that_leaves_hands_over() {
+    let mut views = world(2, MemoryConfig::default(), Config::default()).into_iter();
+    let (first, second) = (views.next().unwrap(), views.next().unwrap());
+    let flag = Arc::new(Count::default());
+    let waker = Waker::from(Arc::clone(&flag));
+    let mut stays = Box::pin(first.receive(rank(1), tag(1)));
+    let mut leaves = Box::pin(first.receive(rank(1), tag(2)));
+    assert!(stays.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    assert!(leaves.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(leaves);
+    assert_eq!(flag.0.swap(0, Ordering::Relaxed), 1, "it was woken to be armed");
+    assert!(stays.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    second.block_on(second.send(rank(0), tag(1), vec![])).unwrap();
+    assert!(flag.0.load(Ordering::Relaxed) > 0);
+    assert!(stays.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+}
+
+#[derive(Default)]
+struct Count(AtomicU32);
+
+impl std::task::Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,161 @@
+//! Processes that poll or block, without futures: two threads that park whenever they wait.
+
+use std::thread;
+
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::Tag;
+use midplane_via::message::group::{Rank, Scope};
+use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
+use midplane_via::message::process::{Found, MessageError, Parker, Process};
+use midplane_via::message::progression::Claim;
+use midplane_via::message::request::{Failure, Load, Mode, Request};
+
+type Own = Process<Engine<MemoryCarrier>>;
+
+const A: Rank = Rank(0);
+const B: Rank = Rank(1);
+
+/// Runs both sides on threads of their own; neither polls before it parks.
+fn pair(
+    first: impl FnOnce(&mut Own, &Scope, &Parker) + Send + 'static,
+    second: impl FnOnce(&mut Own, &Scope, &Parker) + Send + 'static,
+) {
+    let config = Config::default().eager(100);
+    let memory = MemoryConfig::default().depth(2).room(128);
+    let mut ends = network(2, memory).into_iter();
+    let mut side = |program: Box<dyn FnOnce(&mut Own, &Scope, &Parker) + Send>| {
+        let end = ends.next().expect("two");
+        thread::spawn(move || {
+            let (mut process, scope) = Process::new(Engine::new(end, config), 2).unwrap();
+            let parker = Parker::new(0);
+            program(&mut process, &scope, &parker);
+            part(&mut process, &parker, &scope);
+        })
+    };
+    let threads = [side(Box::new(first)), side(Box::new(second))];
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// Both sides say that they are done; who has heard it needs nothing more.
+fn part(process: &mut Own, parker: &Parker, scope: &Scope) {
+    let other = Rank(1 - scope.rank().0);
+    let end = Tag(u32::MAX);
+    let room = Load::anything();
+    let heard = process.ireceive(scope, Some(other), Some(end), room).unwrap();
+    process.send(scope, Mode::Standard, other, end, &[], parker).unwrap();
+    process.wait(heard, parker).unwrap().result.unwrap();
+}
+
+fn receives(process: &mut Own, scope: &Scope, tags: &[u32]) -> Vec<Request> {
+    let one = |tag: &u32| {
+        process.ireceive(scope, None, Some(Tag(*tag)), Load::anything()).expect("it is up")
+    };
+    tags.iter().map(one).collect()
+}
+
+#[test]
+fn messages_go_and_come_in_storage_that_is_used_again() {
+    pair(
+        |process, scope, parker| {
+            let mut storage = Vec::new();
+            for n in 0..200_usize {
+                let bytes = vec![n as u8; n * 3];
+                process.send(scope, Mode::Synchronous, B, Tag(1), &bytes, parker).unwrap();
+                let room = Load::Room { room: 1000, storage };
+                let back = process.receive(scope, Some(B), Some(Tag(2)), room, parker).unwrap();
+                assert_eq!(back.bytes, bytes);
+                storage = back.bytes;
+            }
+        },
+        |process, scope, parker| {
+            for _ in 0..200 {
+                let got = process.receive(scope, None, None, Load::anything(), parker).unwrap();
+                process.send(scope, Mode::Standard, A, Tag(2), &got.bytes, parker).unwrap();
+            }
+        },
+    );
+}
+
+#[test]
+fn any_some_and_all_are_waited_for() {
+    pair(
+        |process, scope, parker| {
+            let requests = receives(process, scope, &[0, 1, 2, 3, 4, 5]);
+            let (first, outcome) = process.wait_any(&requests, parker).unwrap();
+            assert_eq!(outcome.bytes, [first as u8; 300]);
+            let mut seen = vec![first];
+            while seen.len() < 3 {
+                let some = process.wait_some(&requests, parker).unwrap();
+                seen.extend(some.iter().map(|(index, _)| *index));
+            }
+            let all = process.wait_all(&requests, parker);
+            for (index, outcome) in all.iter().enumerate() {
+                assert_eq!(outcome.is_none(), seen.contains(&index));
+            }
+            assert!(matches!(process.test_any(&requests), Found::Idle));
+            requests.iter().for_each(|request| process.free(*request));
+            assert!(process.explain().waiting.is_empty());
+        },
+        |process, scope, parker| {
+            for n in [3, 1, 5, 0, 4, 2] {
+                let bytes = vec![n; 300];
+                let tag = Tag(u32::from(n));
+                process.send(scope, Mode::Standard, A, tag, &bytes, parker).unwrap();
+            }
+        },
+    );
+}
+
+#[test]
+fn probes_and_the_attached_buffer_work_without_futures() {
+    pair(
+        |process, scope, parker| {
+            process.attach(2000);
+            let bytes = [9; 1500];
+            process.send(scope, Mode::Buffered, B, Tag(1), &bytes, parker).unwrap();
+            let full = process.send(scope, Mode::Buffered, B, Tag(1), &bytes, parker);
+            assert!(matches!(full, Err(MessageError::Buffer { needed: 1564, .. })), "{full:?}");
+            process.send(scope, Mode::Synchronous, B, Tag(2), &[], parker).unwrap();
+            assert_eq!(process.detach(), Some(2000), "the first one was received");
+        },
+        |process, scope, parker| {
+            let found = process.probe(scope, None, Some(Tag(1)), Claim::Leave, parker).unwrap();
+            assert_eq!((scope.rank_of(found.key.source), found.length), (A, 1500));
+            let found = process.probe(scope, Some(A), None, Claim::Take, parker).unwrap();
+            let message = found.claimed.unwrap();
+            process.start(message, Load::anything()).unwrap();
+            assert_eq!(process.wait(message, parker).unwrap().bytes, [9; 1500]);
+            assert!(process.start(message, Load::anything()).is_err(), "it is received once");
+            process.free(message);
+            process.receive(scope, Some(A), Some(Tag(2)), Load::anything(), parker).unwrap();
+        },
+    );
+}
+
+#[test]
+fn wrong_use_is_refused_and_changes_nothing() {
+    pair(
+        |process, scope, parker| {
+            let send = process.send_init(scope, Mode::Standard, B, Tag(1)).unwrap();
+            assert!(process.start(send, Load::anything()).is_err(), "a send has no room");
+            let receive = process.receive_init(scope, Some(B), None).unwrap();
+            assert!(process.start(receive, Load::Copy(b"x")).is_err(), "a receive no message");
+            process.start(receive, Load::anything()).unwrap();
+            assert!(process.start(receive, Load::anything()).is_err(), "it is under way");
+            process.cancel(receive);
+            let outcome = process.wait(receive, parker).unwrap();
+            assert_eq!(outcome.result, Err(Failure::Cancelled));
+            process.free(receive);
+            assert!(process.start(receive, Load::anything()).is_err(), "it is gone");
+            assert!(process.test(receive).is_none());
+            process.free(receive);
+            process.start(send, Load::Copy(b"x")).unwrap();
+            process.wait(send, parker).unwrap().result.unwrap();
+            assert!(process.send_init(scope, Mode::Standard, Rank(2), Tag(1)).is_err());
+        },
+        |process, scope, parker| {
+            let got = process.receive(scope, Some(A), None, Load::anything(), parker).unwrap();
+            assert_eq!(got.bytes, b"x");
+        },
+    );
+}

@@ -1,0 +1,104 @@
+//! Runs a program on all ranks in turns; a rank is polled only after it was woken, so that a lost
+//! wake-up is a failure.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use midplane_simhw::rng::Rng;
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::{Config, Engine, WhenFull};
+use midplane_via::message::envelope::Tag;
+use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
+use midplane_via::message::process::Process;
+
+pub(crate) type Lower = Engine<MemoryCarrier>;
+
+/// One rank has been woken.
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn world(ranks: u32, memory: MemoryConfig, config: Config) -> Vec<Communicator<Lower>> {
+    let ends = network(ranks as usize, memory).into_iter();
+    let processes = ends.map(|end| Process::new(Engine::new(end, config), ranks).unwrap());
+    processes.map(|(process, scope)| Communicator::world(process, scope)).collect()
+}
+
+/// Runs `program` over networks in memory: one that is ample, one where everything is announced and
+/// cut up, one where queues and windows are always full.
+pub(crate) fn run<F: Future<Output = ()> + Send + 'static>(
+    ranks: u32,
+    program: impl Fn(Communicator<Lower>) -> F,
+) {
+    let ample = (MemoryConfig::default(), Config::default());
+    let cut = (MemoryConfig::default().room(64).depth(3).seed(1), Config::default().eager(16));
+    let narrow = (
+        MemoryConfig::default().room(700).depth(1).seed(2),
+        Config::default().window(4096).batch(2),
+    );
+    let waiting = (narrow.0.seed(3), narrow.1.when_full(WhenFull::Wait).window(1 << 16));
+    for (memory, config) in [ample, cut, narrow, waiting] {
+        let world = world(ranks, memory, config);
+        let views = world.clone();
+        let programs = world.into_iter().map(&program);
+        let done = catch_unwind(AssertUnwindSafe(|| turns(programs.collect(), &views)));
+        if let Err(panic) = done {
+            eprintln!("with {memory:?} and {config:?}");
+            // What waits is dropped with its queues; the panic says what is wrong.
+            std::mem::forget(views);
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// Polls whoever was woken, in a random order, until all are done. A rank that is done serves the
+/// others, as one does that has not finalised.
+pub(crate) fn turns<F: Future<Output = ()> + Send + 'static>(
+    programs: Vec<F>,
+    views: &[Communicator<Lower>],
+) {
+    let mut rng = Rng::new(7, "turns");
+    let mut ranks: Vec<_> = programs
+        .into_iter()
+        .map(|program| {
+            let flag = Arc::new(Flag(AtomicBool::new(true)));
+            let program: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(program);
+            (program, Waker::from(Arc::clone(&flag)), flag, false)
+        })
+        .collect();
+    loop {
+        let first = rng.below(ranks.len() as u64) as usize;
+        let mut polled = false;
+        for step in 0..ranks.len() {
+            let at = (first + step) % ranks.len();
+            let (program, waker, flag, done) = &mut ranks[at];
+            if !flag.0.swap(false, Ordering::Relaxed) {
+                continue;
+            }
+            polled = true;
+            let future: Pin<&mut _> = program.as_mut();
+            let mut context = Context::from_waker(waker);
+            if future.poll(&mut context).is_ready() && !std::mem::replace(done, true) {
+                let view = views[at].clone();
+                *program = Box::pin(async move {
+                    let _ = view.probe(view.rank(), Tag(0xFFFF_0000)).await;
+                });
+                waker.wake_by_ref();
+            }
+        }
+        if ranks.iter().all(|(.., done)| *done) {
+            return;
+        }
+        let stuck = || views.iter().map(|v| format!("rank {}:\n{}", v.rank(), v.explain()));
+        assert!(polled, "nobody was woken\n{}", stuck().collect::<String>());
+    }
+}

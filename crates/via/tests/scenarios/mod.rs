@@ -1,0 +1,44 @@
+//! The scenarios of MPICH's point-to-point tests under their names, told anew, for any lower layer.
+//!
+//! Each is a program that all ranks run; a panic is a failure. Sizes above memory's are scaled down.
+
+#![allow(dead_code, reason = "each test uses its own part")]
+
+pub(crate) mod buffered;
+pub(crate) mod cancelling;
+pub(crate) mod collective;
+pub(crate) mod exchange;
+pub(crate) mod failures;
+pub(crate) mod harness;
+pub(crate) mod null;
+pub(crate) mod probing;
+pub(crate) mod selves;
+pub(crate) mod several;
+pub(crate) mod volume;
+
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::envelope::Tag;
+use midplane_via::message::group::Rank;
+use midplane_via::message::request::Load;
+
+pub(crate) type World<P> = Communicator<P>;
+
+pub(crate) const ANY: Option<Rank> = None;
+pub(crate) const ANY_TAG: Option<Tag> = None;
+
+pub(crate) fn tag(tag: u32) -> Tag {
+    Tag(tag)
+}
+
+pub(crate) fn rank(rank: u32) -> Rank {
+    Rank(rank)
+}
+
+/// Bytes that say which message they are of.
+pub(crate) fn text(number: u32, length: usize) -> Vec<u8> {
+    (0..length).map(|i| (i as u32).wrapping_mul(31).wrapping_add(number * 7) as u8).collect()
+}
+
+pub(crate) fn room(room: usize) -> Load<'static> {
+    Load::Room { room, storage: Vec::new() }
+}

@@ -1,0 +1,143 @@
+//! Nobody, and requests that are not under way: `probenull`, `recvnull`, `inactivereq`,
+//! `waitany_null`, `waittestnull`, `rqstatus`, `rqfree*`.
+
+use midplane_via::message::communicator::{wait_all, wait_any, wait_some};
+use midplane_via::message::group::Rank;
+use midplane_via::message::process::{Found, Parker};
+use midplane_via::message::progression::Progression;
+use midplane_via::message::request::{Load, Mode};
+
+use super::{ANY_TAG, World, rank, tag, text};
+
+/// A probe of nobody finds a message without bytes at once.
+pub(crate) async fn probenull<P: Progression>(world: World<P>) {
+    let found = world.probe(Rank::NULL, ANY_TAG).await.unwrap();
+    assert_eq!((found.source, found.length), (Rank::NULL, 0));
+    let message = world.mprobe(Rank::NULL, ANY_TAG).await.unwrap();
+    let received = message.receive().await.unwrap();
+    assert_eq!((received.source, received.bytes.len()), (Rank::NULL, 0));
+}
+
+/// Receives from nobody and sends to nobody are done at once, in every mode and way.
+pub(crate) async fn recvnull<P: Progression>(world: World<P>) {
+    let received = world.receive(Rank::NULL, tag(5)).await.unwrap();
+    assert_eq!((received.source, received.bytes.len()), (Rank::NULL, 0));
+    for mode in [Mode::Standard, Mode::Buffered, Mode::Synchronous, Mode::Ready] {
+        world.send_as(mode, Rank::NULL, tag(1), text(1, 100)).await.unwrap();
+    }
+    let mut receive = world.receive_init(Rank::NULL, ANY_TAG).unwrap();
+    for _ in 0..2 {
+        receive.start(Load::anything()).unwrap();
+        assert_eq!(receive.wait().await.unwrap().0.source, Rank::NULL);
+    }
+    let both = world.send_receive((Rank::NULL, tag(1)), vec![1], Rank::NULL, tag(1)).await;
+    assert!(both.unwrap().bytes.is_empty());
+}
+
+/// Requests that were built and not started count as done and empty.
+pub(crate) async fn inactivereq<P: Progression>(world: World<P>) {
+    let scope = world.scope().clone();
+    let own = world.rank();
+    world.with(|process| {
+        let parker = Parker::new(0);
+        let receive = process.receive_init(&scope, Some(own), None).unwrap();
+        let send = process.send_init(&scope, Mode::Standard, own, tag(1)).unwrap();
+        let both = [receive, send];
+        for _ in 0..2 {
+            assert!(process.wait(receive, &parker).is_none());
+            assert!(process.test(send).is_none());
+            assert!(process.status(send).is_none());
+            assert!(matches!(process.test_any(&both), Found::Idle));
+            assert!(matches!(process.test_some(&both), Found::Idle));
+            assert!(process.test_all(&both).unwrap().iter().all(Option::is_none));
+            assert!(process.wait_any(&both, &parker).is_none());
+            assert!(process.wait_some(&both, &parker).is_none());
+            process.start(receive, Load::anything()).unwrap();
+            process.start(send, Load::Copy(b"x")).unwrap();
+            let done = process.wait_all(&both, &parker);
+            assert!(done.iter().all(Option::is_some), "and then as they were");
+        }
+        process.free(receive);
+        process.free(send);
+    });
+}
+
+/// Of several receives whose outcomes are taken one by one, there is none left in the end.
+pub(crate) async fn waitany_null<P: Progression>(world: World<P>) {
+    if world.rank().0 == 0 {
+        let mut receives = [5, 6, 7].map(|n| world.ireceive(rank(1), tag(n)).unwrap());
+        let mut seen = vec![];
+        while let Some((index, got)) = wait_any(&mut receives).await {
+            assert_eq!(got.unwrap().tag, tag(5 + index as u32));
+            seen.push(index);
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1, 2]);
+        assert!(wait_some(&mut receives).await.is_empty());
+    } else {
+        for n in [6, 7, 5] {
+            world.send(rank(0), tag(n), vec![]).await.unwrap();
+        }
+    }
+}
+
+/// Lists of no requests.
+pub(crate) async fn waittestnull<P: Progression>(world: World<P>) {
+    assert!(wait_any::<P>(&mut []).await.is_none());
+    assert!(wait_some::<P>(&mut []).await.is_empty());
+    assert!(wait_all::<P>([]).await.is_empty());
+    world.with(|process| {
+        assert!(matches!(process.test_any(&[]), Found::Idle));
+        assert!(matches!(process.test_some(&[]), Found::Idle));
+        assert!(process.test_all(&[]).unwrap().is_empty());
+    });
+}
+
+/// Asking for a status takes nothing away.
+pub(crate) async fn rqstatus<P: Progression>(world: World<P>) {
+    if world.rank().0 == 0 {
+        let receive = world.ireceive(rank(1), tag(1)).unwrap();
+        assert!(!receive.is_done());
+        world.send(rank(1), tag(2), vec![]).await.unwrap();
+        world.receive(rank(1), tag(3)).await.unwrap();
+        let request = receive.request().unwrap();
+        for _ in 0..3 {
+            let (status, result) = world.with(|process| process.status(request)).unwrap();
+            assert_eq!((status.length, result), (10, Ok(())));
+        }
+        assert_eq!(receive.await.unwrap().bytes, text(1, 10));
+    } else {
+        world.receive(rank(0), tag(2)).await.unwrap();
+        world.send(rank(0), tag(1), text(1, 10)).await.unwrap();
+        world.send(rank(0), tag(3), vec![]).await.unwrap();
+    }
+}
+
+/// A send and a receive that are freed while they are under way go on.
+pub(crate) async fn rqfree<P: Progression>(world: World<P>) {
+    if world.rank().0 == 0 {
+        world.ireceive(rank(1), tag(1)).unwrap().free();
+        world.isend(Mode::Synchronous, rank(1), tag(2), text(2, 20_000)).unwrap().free();
+        world.receive(rank(1), tag(3)).await.unwrap();
+        assert!(world.iprobe(rank(1), tag(1)).unwrap().is_none(), "it was received");
+    } else {
+        world.send(rank(0), tag(1), text(1, 10)).await.unwrap();
+        assert_eq!(world.receive(rank(0), tag(2)).await.unwrap().bytes, text(2, 20_000));
+        world.send(rank(0), tag(3), vec![]).await.unwrap();
+    }
+}
+
+/// The same for a buffered one.
+pub(crate) async fn rqfreeb<P: Progression>(world: World<P>) {
+    if world.rank().0 == 0 {
+        world.attach(1 << 16);
+        for n in 0..4 {
+            world.isend(Mode::Buffered, rank(1), tag(n), text(n, 10_000)).unwrap().free();
+        }
+        world.detach().await;
+    } else {
+        for n in (0..4).rev() {
+            assert_eq!(world.receive(rank(0), tag(n)).await.unwrap().bytes, text(n, 10_000));
+        }
+    }
+}

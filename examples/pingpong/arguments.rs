@@ -1,0 +1,204 @@
+//! The command line, and who is measured.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  pingpong                                     every layer over shared memory, beside the kernel
+  pingpong --layer message --wait poll         messages alone, both processes spinning
+  pingpong --fabric udp --peer tcp --sizes 64,4096,65536
+  pingpong --json --plot pingpong.svg
+
+One way is half a round trip: the median over batches of round trips, and over the rounds; the receiver
+reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, message MPI's
+point-to-point with tags. With --wait poll both processes look without pause and want a core each.
+
+Exit code: 0 it ran; 1 a process was lost; 2 bad input.";
+
+/// Where the two processes meet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Fabric {
+    /// Shared memory.
+    Shm,
+    /// UDP over loopback.
+    Udp,
+}
+
+/// What carries the messages.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Layer {
+    /// The unit's message service.
+    Raw,
+    /// Virtual Interfaces.
+    Vi,
+    /// Messages with tags over Virtual Interfaces.
+    Message,
+}
+
+/// How a process waits.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Wait {
+    /// Looks without pause.
+    Poll,
+    /// Awaits.
+    Await,
+    /// Blocks its thread.
+    Block,
+}
+
+/// Who else is measured, in the same run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Kernel {
+    /// tokio's TCP over loopback.
+    Tcp,
+    /// tokio's Unix sockets.
+    Unix,
+    /// tokio's UDP over loopback.
+    Udp,
+}
+
+macro_rules! display {
+    ($($name:ty),*) => {
+        $(impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.to_possible_value().expect("none is skipped").get_name())
+            }
+        })*
+    };
+}
+display!(Fabric, Layer, Wait, Kernel);
+
+/// One contestant.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Contest {
+    Ours(Fabric, Layer, Wait),
+    Kernel(Kernel),
+}
+
+impl Contest {
+    pub(crate) fn name(&self) -> String {
+        format!("{} {} {}", self.fabric(), self.layer(), self.wait())
+    }
+
+    pub(crate) fn fabric(&self) -> String {
+        match self {
+            Self::Ours(fabric, ..) => fabric.to_string(),
+            Self::Kernel(kernel) => kernel.to_string(),
+        }
+    }
+
+    pub(crate) fn layer(&self) -> String {
+        match self {
+            Self::Ours(_, layer, _) => layer.to_string(),
+            Self::Kernel(_) => "kernel".into(),
+        }
+    }
+
+    pub(crate) const fn wait(&self) -> Wait {
+        match self {
+            Self::Ours(.., wait) => *wait,
+            Self::Kernel(_) => Wait::Await,
+        }
+    }
+}
+
+/// One message there and one back: ours beside the kernel's, in the same run.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "pingpong", version, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Where the two processes meet
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm")]
+    pub(crate) fabric: Vec<Fabric>,
+
+    /// What carries the messages; all of them, if not given
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) layer: Vec<Layer>,
+
+    /// How the processes wait
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "poll,await")]
+    pub(crate) wait: Vec<Wait>,
+
+    /// Who else is measured
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,unix")]
+    pub(crate) peer: Vec<Kernel>,
+
+    /// Bytes of a message, each up to 1048576
+    #[arg(long, value_delimiter = ',', default_value = "8,64,1024,4096,16384,65536")]
+    pub(crate) sizes: Vec<usize>,
+
+    /// Rounds, in each of which everything is measured once, from 1 to 100
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+
+    /// Milliseconds of each measurement, about, from 10 to 10000
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=10_000))]
+    pub(crate) milliseconds: u32,
+
+    /// Prints one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draws latency and bandwidth over size
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+
+    /// Where the other process waits: the second process of a run is started with it
+    #[arg(long, hide = true)]
+    pub(crate) child: Option<String>,
+}
+
+/// Most bytes of a message.
+pub(crate) const MAX_BYTES: usize = 1 << 20;
+
+impl Arguments {
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if let Some(bytes) = self.sizes.iter().find(|bytes| **bytes > MAX_BYTES) {
+            return Err(format!("--sizes {bytes}: must be at most {MAX_BYTES} bytes"));
+        }
+        if self.sizes.is_empty() {
+            return Err("--sizes: must name one size at least".into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn contests(&self) -> Vec<Contest> {
+        let all = [Layer::Raw, Layer::Vi, Layer::Message];
+        let layers = if self.layer.is_empty() { &all[..] } else { &self.layer[..] };
+        let mut contests = Vec::new();
+        for fabric in &self.fabric {
+            for wait in &self.wait {
+                for layer in layers {
+                    contests.push(Contest::Ours(*fabric, *layer, *wait));
+                }
+            }
+        }
+        contests.extend(self.peer.iter().copied().map(Contest::Kernel));
+        contests
+    }
+
+    /// The command line of a second process that answers one contestant.
+    pub(crate) fn for_child(&self, contest: &Contest, place: &str) -> Vec<String> {
+        let sizes: Vec<String> = self.sizes.iter().map(usize::to_string).collect();
+        let mut words = vec![
+            format!("--child={place}"),
+            format!("--sizes={}", sizes.join(",")),
+            format!("--milliseconds={}", self.milliseconds),
+        ];
+        match contest {
+            Contest::Ours(fabric, layer, wait) => words.extend([
+                format!("--fabric={fabric}"),
+                format!("--layer={layer}"),
+                format!("--wait={wait}"),
+                "--peer=tcp".into(),
+            ]),
+            Contest::Kernel(kernel) => {
+                words.extend([format!("--peer={kernel}"), "--fabric=udp".into()]);
+                words.push("--wait=block".into());
+            }
+        }
+        words
+    }
+}

@@ -1,0 +1,151 @@
+//! Two processes on a fabric, and the game between them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use midplane::nicvm::messages::{MESSAGES, Messages as Service};
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::link::LinkProfile;
+use midplane::simhw::shm::{ShmConfig, ShmNic};
+use midplane::simhw::time::LineRate;
+use midplane::simhw::udp::{UdpConfig, UdpNic};
+use midplane::via::VIA;
+use midplane::via::firmware::{Via, ViaConfig};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::arguments::{Arguments, Contest, Fabric, Layer, Wait};
+use crate::baseline::{self, Game};
+use crate::layers::{Interface, Messages, Raw};
+use crate::measure::{self, Figures, Side};
+use crate::processes::{self, Peer};
+
+fn runtime(wait: Wait) -> Result<Runtime, String> {
+    let built = match wait {
+        // Whoever blocks its thread needs another one for the NIC.
+        Wait::Block => Builder::new_multi_thread().worker_threads(1).enable_all().build(),
+        Wait::Poll | Wait::Await => Builder::new_current_thread().enable_all().build(),
+    };
+    built.map_err(|error| format!("no runtime: {error}"))
+}
+
+/// Measures.
+struct Asks<'a>(&'a Arguments);
+
+impl Game for Asks<'_> {
+    type Result = Vec<Figures>;
+    async fn play(self, side: &mut impl Side) -> Result<Vec<Figures>, String> {
+        measure::ask(side, &self.0.sizes, self.0.milliseconds).await
+    }
+}
+
+/// Answers.
+struct Answers<'a>(&'a Arguments);
+
+impl Game for Answers<'_> {
+    type Result = ();
+    async fn play(self, side: &mut impl Side) -> Result<(), String> {
+        measure::answer(side, &self.0.sizes, self.0.milliseconds).await
+    }
+}
+
+/// The first process: starts the second one, and measures.
+pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figures>, String> {
+    let start = |place: &str| Peer::start(&arguments.for_child(contest, place), &[]);
+    match contest {
+        Contest::Kernel(kernel) => runtime(Wait::Await)?.block_on(async {
+            let mut child = None;
+            let tell = |place: String| {
+                child = Some(start(&format!("kernel={place}"))?);
+                Ok(())
+            };
+            let figures = baseline::wait(*kernel, tell, Asks(arguments)).await;
+            drop(child);
+            figures
+        }),
+        Contest::Ours(fabric, layer, wait) => {
+            let place = match fabric {
+                Fabric::Shm => format!("midplane-pingpong-{}", std::process::id()),
+                Fabric::Udp => {
+                    let addresses = processes::free_addresses(2)?;
+                    format!("{},{}", addresses[0], addresses[1])
+                }
+            };
+            let _child = start(&place)?;
+            let game = Asks(arguments);
+            runtime(*wait)?.block_on(ours((*fabric, *layer, *wait), &place, 0, most(arguments), game))
+        }
+    }
+}
+
+/// The second process.
+pub(crate) fn answer(arguments: &Arguments, place: &str) -> Result<(), String> {
+    if let Some(place) = place.strip_prefix("kernel=") {
+        let kernel = arguments.peer[0];
+        return runtime(Wait::Await)?.block_on(baseline::go(kernel, place, Answers(arguments)));
+    }
+    let (fabric, layer, wait) = (arguments.fabric[0], arguments.layer[0], arguments.wait[0]);
+    let game = Answers(arguments);
+    runtime(wait)?.block_on(ours((fabric, layer, wait), place, 1, most(arguments), game))
+}
+
+fn most(arguments: &Arguments) -> usize {
+    arguments.sizes.iter().copied().max().unwrap_or(0)
+}
+
+fn unit() -> Result<Unit, String> {
+    let mut unit = Unit::default();
+    unit.install(MESSAGES, Service::new()).map_err(|error| error.to_string())?;
+    unit.install(VIA, Via::new(ViaConfig::default())).map_err(|error| error.to_string())?;
+    Ok(unit)
+}
+
+async fn ours<G: Game>(
+    (fabric, layer, wait): (Fabric, Layer, Wait),
+    place: &str,
+    node: u16,
+    most: usize,
+    game: G,
+) -> Result<G::Result, String> {
+    match fabric {
+        Fabric::Shm => {
+            let config = ShmConfig::new(place, NodeId(node), 2);
+            let nic = ShmNic::start(config, unit()?).map_err(|error| error.to_string())?;
+            let met = tokio::time::timeout(Duration::from_secs(10), nic.meet()).await;
+            met.map_err(|_| "the other process did not come up in 10 s")?;
+            let result = play(&nic.host(), NodeId(1 - node), layer, wait, most, game).await;
+            nic.shutdown().await;
+            result
+        }
+        Fabric::Udp => {
+            let addresses: Result<Vec<SocketAddr>, _> = place.split(',').map(str::parse).collect();
+            let addresses = addresses.map_err(|error| format!("--child {place}: {error}"))?;
+            // Faster than any loopback: nothing is paced.
+            let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
+            let config = UdpConfig::new(NodeId(node), addresses).line(line);
+            let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
+            play(&nic.host(), NodeId(1 - node), layer, wait, most, game).await
+        }
+    }
+}
+
+async fn play<G: Game>(
+    host: &impl Host,
+    peer: NodeId,
+    layer: Layer,
+    wait: Wait,
+    most: usize,
+    game: G,
+) -> Result<G::Result, String> {
+    match layer {
+        Layer::Raw => {
+            let mut side = Raw::new(host, peer, most, wait)?;
+            // Buffers must be lent before anybody sends.
+            host.sleep_until(host.now() + Duration::from_millis(50)).await;
+            game.play(&mut side).await
+        }
+        Layer::Vi => game.play(&mut Interface::new(host, peer, most, wait).await?).await,
+        Layer::Message => game.play(&mut Messages::new(host, peer, most, wait).await?).await,
+    }
+}

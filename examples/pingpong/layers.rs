@@ -1,0 +1,278 @@
+//! Our layers, each as one side of a connection.
+
+use std::future::Future;
+
+use midplane::nicvm::messages;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::port::{Port, PortOptions, Status};
+use midplane::simhw::region::Region;
+use midplane::via::attributes::{Address, Reliability, ViAttributes};
+use midplane::via::descriptor::Descriptor;
+use midplane::via::memory::{Memory, MemoryOptions};
+use midplane::via::message::communicator::{Communicator, block_on};
+use midplane::via::message::engine::{Config, Engine};
+use midplane::via::message::envelope::{Peer, Tag};
+use midplane::via::message::group::{Rank, Scope};
+use midplane::via::message::process::Process;
+use midplane::via::message::progression::{Progression as _, Wait as Advance};
+use midplane::via::message::request::{Load, Mode, Request, State};
+use midplane::via::nic::{Nic, ViId, WorkQueue};
+use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
+
+use crate::arguments::{MAX_BYTES, Wait};
+use crate::measure::{Side, WINDOW};
+
+/// Receives that are kept posted.
+const RECEIVES: usize = 2 * WINDOW;
+
+fn failed(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Waits as the command line says: by looking, or by awaiting, or by blocking the thread.
+async fn wait_for<T>(wait: Wait, mut look: impl FnMut() -> Option<T>, rest: impl Future<Output = T>) -> T {
+    match wait {
+        Wait::Poll => loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            std::hint::spin_loop();
+        },
+        Wait::Await => rest.await,
+        Wait::Block => block_on(rest),
+    }
+}
+
+/// The unit's message service: buffers that are lent, messages that are sent.
+pub(crate) struct Raw {
+    port: Port,
+    node: NodeId,
+    wait: Wait,
+    receives: Region,
+    room: usize,
+    sends: Region,
+    arrived: Vec<(usize, usize)>,
+    scratch: Vec<u8>,
+}
+
+/// Everybody's port of this example.
+const PORT: PortId = PortId(1);
+const SENT: u64 = u64::MAX;
+
+impl Raw {
+    pub(crate) fn new(host: &impl Host, node: NodeId, most: usize, wait: Wait) -> Result<Self, String> {
+        let mut port = host.open_port_with(PortOptions::default().number(PORT)).map_err(failed)?;
+        let room = most.max(8);
+        let receives = port.register(RECEIVES * room).map_err(failed)?;
+        let sends = port.register(room).map_err(failed)?;
+        let mut raw =
+            Self { port, node, wait, receives, room, sends, arrived: Vec::new(), scratch: vec![0; room] };
+        for slot in 0..RECEIVES {
+            raw.lend(slot)?;
+        }
+        Ok(raw)
+    }
+
+    fn lend(&mut self, slot: usize) -> Result<(), String> {
+        let range = self.receives.range(slot * self.room, self.room).expect("a slot of it");
+        self.port.submit(&messages::receive(range, slot as u64)).map_err(failed)
+    }
+}
+
+impl Side for Raw {
+    async fn send(&mut self, bytes: usize) -> Result<(), String> {
+        self.sends.write(0, &self.scratch[..bytes]).map_err(failed)?;
+        let range = self.sends.range(0, bytes).expect("it is that long");
+        let command = messages::send(self.node, PORT, range, SENT);
+        while self.port.submit(&command).is_err() {
+            let completion = self.port.completion().await.map_err(failed)?;
+            if completion.cookie != SENT {
+                self.arrived.insert(0, (completion.cookie as usize, completion.length as usize));
+            }
+        }
+        Ok(())
+    }
+
+    async fn receive(&mut self, bytes: usize) -> Result<(), String> {
+        let (slot, length) = loop {
+            if let Some(arrived) = self.arrived.pop() {
+                break arrived;
+            }
+            let completion = match self.wait {
+                Wait::Poll => loop {
+                    if let Some(completion) = self.port.poll() {
+                        break completion;
+                    }
+                    std::hint::spin_loop();
+                },
+                Wait::Await => self.port.completion().await.map_err(failed)?,
+                Wait::Block => block_on(self.port.completion()).map_err(failed)?,
+            };
+            if completion.status != Status::Done {
+                return Err(format!("a message ended as {:?}", completion.status));
+            }
+            if completion.cookie != SENT {
+                break (completion.cookie as usize, completion.length as usize);
+            }
+        };
+        if length != bytes {
+            return Err(format!("a message has {length} bytes, not {bytes}"));
+        }
+        self.receives.read(slot * self.room, &mut self.scratch[..length]).map_err(failed)?;
+        self.lend(slot)
+    }
+}
+
+/// A Virtual Interface, reliable.
+pub(crate) struct Interface {
+    nic: Nic,
+    vi: ViId,
+    wait: Wait,
+    sends: Memory,
+    spare: Vec<Descriptor>,
+    scratch: Vec<u8>,
+}
+
+impl Interface {
+    pub(crate) async fn new(
+        host: &impl Host,
+        node: NodeId,
+        most: usize,
+        wait: Wait,
+    ) -> Result<Self, String> {
+        let mut nic = Nic::open(host, PortOptions::default()).await.map_err(failed)?;
+        let room = most.max(8);
+        let attributes = ViAttributes {
+            reliability: Reliability::ReliableDelivery,
+            max_transfer: MAX_BYTES as u32,
+            ..ViAttributes::default()
+        };
+        let vi = nic.create_vi(attributes).await.map_err(failed)?;
+        let receives = nic.register(RECEIVES * room, MemoryOptions::default()).map_err(failed)?;
+        for slot in 0..RECEIVES {
+            let segment = receives.segment(slot * room, room).map_err(failed)?;
+            nic.post_receive(vi, Descriptor::of(segment)).map_err(failed)?;
+        }
+        let name = |node: NodeId| node.0.to_le_bytes();
+        let to = Address::new(node, &name(node)).expect("two bytes");
+        let own = Address::new(nic.node(), &name(nic.node())).expect("two bytes").discriminator;
+        let patience = Some(std::time::Duration::from_secs(10));
+        let ticket = nic.connect_peer(vi, to, own, patience).map_err(failed)?;
+        nic.finish(&ticket).await.map_err(failed)?;
+        let sends = nic.register(room, MemoryOptions::default()).map_err(failed)?;
+        Ok(Self { nic, vi, wait, sends, spare: Vec::new(), scratch: vec![0; room] })
+    }
+}
+
+impl Side for Interface {
+    async fn send(&mut self, bytes: usize) -> Result<(), String> {
+        while let Some(done) = self.nic.send_done(self.vi).map_err(failed)? {
+            done.outcome.map_err(failed)?;
+            self.spare.push(done.descriptor);
+        }
+        self.sends.write(0, &self.scratch[..bytes]).map_err(failed)?;
+        let mut descriptor = self.spare.pop().unwrap_or_default();
+        descriptor.segments.clear();
+        descriptor.segments.push(self.sends.segment(0, bytes).map_err(failed)?);
+        self.nic.post_send(self.vi, descriptor).map_err(failed)
+    }
+
+    async fn receive(&mut self, bytes: usize) -> Result<(), String> {
+        let done = match self.wait {
+            Wait::Poll => loop {
+                if let Some(done) = self.nic.receive_done(self.vi).map_err(failed)? {
+                    break done;
+                }
+                std::hint::spin_loop();
+            },
+            Wait::Await => self.nic.wait(self.vi, WorkQueue::Receive).await.map_err(failed)?,
+            Wait::Block => block_on(self.nic.wait(self.vi, WorkQueue::Receive)).map_err(failed)?,
+        };
+        done.outcome.map_err(failed)?;
+        if done.length != bytes {
+            return Err(format!("a message has {} bytes, not {bytes}", done.length));
+        }
+        let segment = &done.descriptor.segments[0];
+        segment.memory().read(segment.offset(), &mut self.scratch[..bytes]).map_err(failed)?;
+        self.nic.post_receive(self.vi, done.descriptor).map_err(failed)
+    }
+}
+
+type Lower = Engine<RdmaCarrier>;
+
+/// Messages with tags: polled by hand, or as futures.
+pub(crate) enum Messages {
+    Polled { process: Process<Lower>, scope: Scope, peer: Rank, scratch: Vec<u8>, storage: Vec<u8> },
+    Awaited { all: Communicator<Lower>, peer: Rank, wait: Wait, scratch: Vec<u8> },
+}
+
+const TAG: Tag = Tag(1);
+
+impl Messages {
+    pub(crate) async fn new(
+        host: &impl Host,
+        node: NodeId,
+        most: usize,
+        wait: Wait,
+    ) -> Result<Self, String> {
+        let own = Peer(host.node().0.into());
+        let config = RdmaConfig::default();
+        let carrier = RdmaCarrier::open(host, own, &[NodeId(0), NodeId(1)], config).await;
+        let engine = Engine::new(carrier.map_err(failed)?, Config::default());
+        let (process, scope) = Process::new(engine, 2).map_err(failed)?;
+        let peer = Rank(node.0.into());
+        let scratch = vec![0; most.max(8)];
+        if wait == Wait::Poll {
+            let storage = scratch.clone();
+            return Ok(Self::Polled { process, scope, peer, scratch, storage });
+        }
+        Ok(Self::Awaited { all: Communicator::world(process, scope), peer, wait, scratch })
+    }
+}
+
+/// Looks until a request is done; what came of it.
+fn finish(process: &mut Process<Lower>, request: Request) -> Result<Vec<u8>, String> {
+    loop {
+        if process.lower_mut().requests().state(request) == Some(State::Done) {
+            let outcome = process.lower_mut().requests().take(request).ok_or("no outcome")?;
+            process.free(request);
+            outcome.result.map_err(failed)?;
+            return Ok(outcome.bytes);
+        }
+        process.lower_mut().advance(Advance::Not);
+    }
+}
+
+impl Side for Messages {
+    async fn send(&mut self, bytes: usize) -> Result<(), String> {
+        match self {
+            Self::Polled { process, scope, peer, scratch, .. } => {
+                let load = Load::Copy(&scratch[..bytes]);
+                let sent = process.isend(scope, Mode::Standard, *peer, TAG, load).map_err(failed)?;
+                finish(process, sent).map(drop)
+            }
+            Self::Awaited { all, peer, wait, scratch } => {
+                let sent = all.send(*peer, TAG, scratch[..bytes].to_vec());
+                wait_for(*wait, || None, sent).await.map_err(failed)
+            }
+        }
+    }
+
+    async fn receive(&mut self, bytes: usize) -> Result<(), String> {
+        let length = match self {
+            Self::Polled { process, scope, peer, storage, .. } => {
+                let load = Load::Room { room: MAX_BYTES, storage: std::mem::take(storage) };
+                let received =
+                    process.ireceive(scope, Some(*peer), Some(TAG), load).map_err(failed)?;
+                *storage = finish(process, received)?;
+                storage.len()
+            }
+            Self::Awaited { all, peer, wait, .. } => {
+                let received = all.receive(*peer, TAG);
+                wait_for(*wait, || None, received).await.map_err(failed)?.bytes.len()
+            }
+        };
+        if length == bytes { Ok(()) } else { Err(format!("a message has {length} bytes, not {bytes}")) }
+    }
+}

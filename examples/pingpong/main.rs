@@ -1,0 +1,149 @@
+//! One message there and one back, between two processes: ours on every layer, beside the kernel's.
+//!
+//! ```text
+//! cargo run --release --example pingpong
+//! ```
+
+mod arguments;
+mod baseline;
+mod fabric;
+mod layers;
+mod measure;
+
+#[path = "../common/command_line.rs"]
+mod command_line;
+#[path = "../common/plot.rs"]
+mod plot;
+#[path = "../common/processes.rs"]
+#[allow(dead_code, reason = "other examples use the rest")]
+mod processes;
+#[path = "../common/report.rs"]
+mod report;
+
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use arguments::{Arguments, Contest};
+use measure::Figures;
+
+/// One row of the report.
+#[derive(Clone, Debug, Serialize)]
+struct Run {
+    fabric: String,
+    layer: String,
+    wait: String,
+    bytes: usize,
+    median_us: f64,
+    p99_us: f64,
+    gb_per_s: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Document {
+    runs: Vec<Run>,
+}
+
+fn main() -> ExitCode {
+    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    if let Err(what) = arguments.check() {
+        return report::fail(&what, report::BAD_INPUT);
+    }
+    if let Some(place) = &arguments.child {
+        processes::end_with_parent();
+        return match fabric::answer(&arguments, place) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+        };
+    }
+    match contest(&arguments) {
+        Ok(runs) => finish(&arguments, runs),
+        Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+    }
+}
+
+/// Every contestant at every size, in turn, so that what else the machine does hits all of them.
+fn contest(arguments: &Arguments) -> Result<Vec<Run>, String> {
+    let contests = arguments.contests();
+    let steps = contests.len() * arguments.rounds as usize;
+    let bar = ProgressBar::new(steps as u64);
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}").expect("a constant"));
+    let mut figures: Vec<Vec<Vec<Figures>>> = vec![Vec::new(); contests.len()];
+    for _ in 0..arguments.rounds {
+        for (contest, figures) in contests.iter().zip(&mut figures) {
+            bar.set_message(contest.name());
+            figures.push(fabric::ask(arguments, contest)?);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let rows = contests.iter().zip(figures);
+    Ok(rows.flat_map(|(contest, rounds)| rows_of(arguments, contest, &rounds)).collect())
+}
+
+/// The medians over the rounds.
+fn rows_of(arguments: &Arguments, contest: &Contest, rounds: &[Vec<Figures>]) -> Vec<Run> {
+    let row = |(at, bytes): (usize, &usize)| {
+        let median = |figure: fn(&Figures) -> f64| {
+            measure::median(rounds.iter().map(|round| figure(&round[at])).collect())
+        };
+        Run {
+            fabric: contest.fabric(),
+            layer: contest.layer(),
+            wait: contest.wait().to_string(),
+            bytes: *bytes,
+            median_us: median(|figures| figures.median_us),
+            p99_us: median(|figures| figures.p99_us),
+            gb_per_s: median(|figures| figures.gb_per_s),
+        }
+    };
+    arguments.sizes.iter().enumerate().map(row).collect()
+}
+
+fn finish(arguments: &Arguments, runs: Vec<Run>) -> ExitCode {
+    if let Some(path) = &arguments.plot {
+        let lines = |pick: fn(&Run) -> f64| {
+            let mut lines: Vec<plot::Line> = Vec::new();
+            for run in &runs {
+                let label = format!("{} {} {}", run.fabric, run.layer, run.wait);
+                let point = ((run.bytes.max(1) as f64).log2(), pick(run).log10());
+                match lines.iter_mut().find(|line| line.label == label) {
+                    Some(line) => line.points.push(point),
+                    None => lines.push(plot::Line { label, points: vec![point] }),
+                }
+            }
+            lines
+        };
+        let panels = [
+            plot::Panel { title: "one way, log10 us".into(), lines: lines(|run| run.median_us) },
+            plot::Panel { title: "bandwidth, log10 GB/s".into(), lines: lines(|run| run.gb_per_s) },
+        ];
+        if let Err(what) = plot::draw(path, "log2 bytes", "", &panels) {
+            return report::fail(&what, report::BAD_INPUT);
+        }
+    }
+    if arguments.json {
+        report::print_json(&Document { runs });
+    } else {
+        report::say(&table(&runs));
+    }
+    ExitCode::SUCCESS
+}
+
+fn table(runs: &[Run]) -> String {
+    let mut text = format!(
+        "{:<8}{:<9}{:<7}{:>9}{:>12}{:>12}{:>10}\n",
+        "fabric", "layer", "wait", "bytes", "one way us", "p99 us", "GB/s"
+    );
+    for run in runs {
+        text += &format!(
+            "{:<8}{:<9}{:<7}{:>9}{:>12.3}{:>12.3}{:>10.3}\n",
+            run.fabric, run.layer, run.wait, run.bytes, run.median_us, run.p99_us, run.gb_per_s
+        );
+    }
+    text
+}
