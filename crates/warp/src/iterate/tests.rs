@@ -16,7 +16,111 @@ struct Net {
 }
 
 /// Ranks that sweep in no order, over a network that loses, doubles, delays and reorders values.
-/// Reports and orders are delayed but arrive once and in order. The answer, and sweeps in all.
+/// Reports and orders are delayed but arrive once and in order.
+struct Cluster<'a, P> {
+    problem: &'a P,
+    net: Net,
+    rng: Rng,
+    now: u64,
+    serial: u64,
+    ranges: Vec<Range<usize>>,
+    parts: Vec<Part<P>>,
+    sides: Vec<Participant>,
+    coordinator: Coordinator,
+    /// By when they arrive: values for a rank, a rank's reports, orders for all.
+    values: BTreeMap<(u64, u64), (usize, usize, f64)>,
+    reports: BTreeMap<(u64, u64), (usize, Report)>,
+    orders: BTreeMap<(u64, u64), termination::Order>,
+    /// When the last report of each rank arrives, and the last order.
+    last_report: Vec<u64>,
+    last_order: u64,
+}
+
+/// What is due of `queue`.
+fn due<T>(queue: &mut BTreeMap<(u64, u64), T>, now: u64) -> Vec<T> {
+    let later = queue.split_off(&(now + 1, 0));
+    std::mem::replace(queue, later).into_values().collect()
+}
+
+impl<'a, P: FixedPoint + Clone> Cluster<'a, P> {
+    fn new(problem: &'a P, ranks: usize, tolerance: f64, net: Net, seed: u64) -> Self {
+        let ranges = partition(problem.unknowns(), ranks);
+        let order =
+            if seed.is_multiple_of(2) { super::Order::Jacobi } else { super::Order::GaussSeidel };
+        let part = |own: &Range<usize>| Part::new(problem.clone(), own.clone(), order);
+        Self {
+            problem,
+            net,
+            rng: Rng::new(seed, "iterate"),
+            now: 0,
+            serial: 0,
+            parts: ranges.iter().map(part).collect(),
+            ranges,
+            sides: vec![Participant::new(tolerance * 0.5); ranks],
+            coordinator: Coordinator::new(ranks, tolerance),
+            values: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            orders: BTreeMap::new(),
+            last_report: vec![0; ranks],
+            last_order: 0,
+        }
+    }
+
+    fn say(&mut self, rank: usize, report: Report) {
+        self.serial += 1;
+        self.last_report[rank] = (self.now + self.rng.below(20)).max(self.last_report[rank]);
+        self.reports.insert((self.last_report[rank], self.serial), (rank, report));
+    }
+
+    fn deliver(&mut self) {
+        for (rank, i, value) in due(&mut self.values, self.now) {
+            if self.sides[rank].may_sweep() {
+                self.parts[rank].handle_value(i, value);
+            }
+        }
+        for (rank, report) in due(&mut self.reports, self.now) {
+            if let Some(order) = self.coordinator.handle_report(self.problem, rank, report) {
+                self.serial += 1;
+                self.last_order = (self.now + self.rng.below(20)).max(self.last_order);
+                self.orders.insert((self.last_order, self.serial), order);
+            }
+        }
+        for order in due(&mut self.orders, self.now) {
+            for rank in 0..self.parts.len() {
+                let own = [self.ranges[rank].clone()];
+                let reports = self.sides[rank].handle_order(order, &own, self.parts[rank].x());
+                reports.into_iter().for_each(|report| self.say(rank, report));
+            }
+        }
+    }
+
+    /// One rank sweeps, and sends what it has computed.
+    fn sweep(&mut self) {
+        let ranks = self.parts.len();
+        let rank = self.rng.below(ranks as u64) as usize;
+        if !self.sides[rank].may_sweep() {
+            return;
+        }
+        let found = self.parts[rank].sweep();
+        if let Some(report) = self.sides[rank].on_sweep(found) {
+            self.say(rank, report);
+        }
+        for i in self.parts[rank].own() {
+            for to in (0..ranks).filter(|to| *to != rank) {
+                let copies = 1 + u32::from(self.rng.chance(self.net.doubled));
+                for _ in 0..copies {
+                    self.serial += 1;
+                    if !self.rng.chance(self.net.loss) {
+                        let at = self.now + 1 + self.rng.below(self.net.delay * ranks as u64);
+                        self.values.insert((at, self.serial), (to, i, self.parts[rank].x()[i]));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The answer, sweeps in all, and how often all were at rest while the answer was not one.
 fn solve<P: FixedPoint + Clone>(
     problem: &P,
     ranks: usize,
@@ -24,74 +128,15 @@ fn solve<P: FixedPoint + Clone>(
     net: Net,
     seed: u64,
 ) -> Option<(Vec<f64>, u64, u32)> {
-    let mut rng = Rng::new(seed, "iterate");
-    let ranges = partition(problem.unknowns(), ranks);
-    let order =
-        if seed.is_multiple_of(2) { super::Order::Jacobi } else { super::Order::GaussSeidel };
-    let mut parts: Vec<Part<P>> =
-        ranges.iter().map(|own| Part::new(problem.clone(), own.clone(), order)).collect();
-    let mut sides = vec![Participant::new(tolerance * 0.5); ranks];
-    let mut coordinator = Coordinator::new(ranks, tolerance);
-    let mut values: BTreeMap<(u64, u64), (usize, usize, f64)> = BTreeMap::new();
-    let mut reports: BTreeMap<(u64, u64), (usize, Report)> = BTreeMap::new();
-    let mut orders: BTreeMap<(u64, u64), termination::Order> = BTreeMap::new();
-    let (mut serial, mut last_report, mut last_order) = (0, vec![0; ranks], 0);
-    for now in 0..400_000_u64 {
-        let due = |now: u64| ..=(now, u64::MAX);
-        for (at, ()) in values.range(due(now)).map(|(at, _)| (*at, ())).collect::<Vec<_>>() {
-            let (rank, i, value) = values.remove(&at).unwrap();
-            if sides[rank].may_sweep() {
-                parts[rank].handle_value(i, value);
-            }
+    let mut cluster = Cluster::new(problem, ranks, tolerance, net, seed);
+    while cluster.now < 400_000 {
+        cluster.deliver();
+        if let Some(answer) = cluster.coordinator.answer() {
+            let sweeps = cluster.parts.iter().map(Part::sweeps).sum();
+            return Some((answer.to_vec(), sweeps, cluster.coordinator.rounds_failed()));
         }
-        let mut told = Vec::new();
-        for at in reports.range(due(now)).map(|(at, _)| *at).collect::<Vec<_>>() {
-            let (rank, report) = reports.remove(&at).unwrap();
-            told.extend(coordinator.handle_report(problem, rank, report));
-        }
-        for order in told {
-            serial += 1;
-            last_order = (now + rng.below(20)).max(last_order);
-            orders.insert((last_order, serial), order);
-        }
-        let mut say = |rng: &mut Rng, serial: &mut u64, rank: usize, report: Report| {
-            *serial += 1;
-            last_report[rank] = (now + rng.below(20)).max(last_report[rank]);
-            reports.insert((last_report[rank], *serial), (rank, report));
-        };
-        for at in orders.range(due(now)).map(|(at, _)| *at).collect::<Vec<_>>() {
-            let order = orders.remove(&at).unwrap();
-            for rank in 0..ranks {
-                let own = [ranges[rank].clone()];
-                for report in sides[rank].handle_order(order, &own, parts[rank].x()) {
-                    say(&mut rng, &mut serial, rank, report);
-                }
-            }
-        }
-        if let Some(answer) = coordinator.answer() {
-            let sweeps = parts.iter().map(Part::sweeps).sum();
-            return Some((answer.to_vec(), sweeps, coordinator.rounds_failed()));
-        }
-        let rank = rng.below(ranks as u64) as usize;
-        if !sides[rank].may_sweep() {
-            continue;
-        }
-        let found = parts[rank].sweep();
-        if let Some(report) = sides[rank].on_sweep(found) {
-            say(&mut rng, &mut serial, rank, report);
-        }
-        for i in parts[rank].own() {
-            for to in (0..ranks).filter(|to| *to != rank) {
-                let copies = 1 + u32::from(rng.chance(net.doubled));
-                for _ in 0..copies {
-                    serial += 1;
-                    if !rng.chance(net.loss) {
-                        let at = now + 1 + rng.below(net.delay * ranks as u64);
-                        values.insert((at, serial), (to, i, parts[rank].x()[i]));
-                    }
-                }
-            }
-        }
+        cluster.sweep();
+        cluster.now += 1;
     }
     None
 }

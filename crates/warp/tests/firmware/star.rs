@@ -20,7 +20,7 @@ use midplane_warp::gate::Gate;
 use midplane_warp::model::jain;
 
 const RECEIVER: NodeId = NodeId(0);
-const WARM_UP: Duration = Duration::from_millis(300);
+const WARM_UP: Duration = Duration::from_millis(200);
 const RATE: LineRate = LineRate::mbps(100);
 
 /// How messages are sent.
@@ -71,7 +71,7 @@ impl Star {
             last: vec![Instant::ZERO; count],
             ..Tally::default()
         };
-        let time = Duration::from_millis(900);
+        let time = Duration::from_millis(600);
         Self { senders, message, time, tally: Arc::new(Mutex::new(tally)) }
     }
 
