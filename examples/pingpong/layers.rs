@@ -208,8 +208,17 @@ type Lower = Engine<RdmaCarrier>;
 
 /// Messages with tags: polled by hand, or as futures.
 pub(crate) enum Messages {
-    Polled { process: Process<Lower>, scope: Scope, peer: Rank, scratch: Vec<u8>, storage: Vec<u8> },
+    Polled(Box<Polled>),
     Awaited { all: Communicator<Lower>, peer: Rank, wait: Wait, scratch: Vec<u8> },
+}
+
+/// What is polled by hand.
+pub(crate) struct Polled {
+    process: Process<Lower>,
+    scope: Scope,
+    peer: Rank,
+    scratch: Vec<u8>,
+    storage: Vec<u8>,
 }
 
 const TAG: Tag = Tag(1);
@@ -230,7 +239,8 @@ impl Messages {
         let scratch = vec![0; most.max(8)];
         if wait == Wait::Poll {
             let storage = scratch.clone();
-            return Ok(Self::Polled { process, scope, peer, scratch, storage });
+            let polled = Polled { process, scope, peer, scratch, storage };
+            return Ok(Self::Polled(Box::new(polled)));
         }
         Ok(Self::Awaited { all: Communicator::world(process, scope), peer, wait, scratch })
     }
@@ -252,7 +262,8 @@ fn finish(process: &mut Process<Lower>, request: Request) -> Result<Vec<u8>, Str
 impl Side for Messages {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
         match self {
-            Self::Polled { process, scope, peer, scratch, .. } => {
+            Self::Polled(polled) => {
+                let Polled { process, scope, peer, scratch, .. } = &mut **polled;
                 let load = Load::Copy(&scratch[..bytes]);
                 let sent =
                     process.isend(scope, Mode::Standard, *peer, TAG, load).map_err(failed)?;
@@ -267,7 +278,8 @@ impl Side for Messages {
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
         let length = match self {
-            Self::Polled { process, scope, peer, storage, .. } => {
+            Self::Polled(polled) => {
+                let Polled { process, scope, peer, storage, .. } = &mut **polled;
                 let load = Load::Room { room: MAX_BYTES, storage: std::mem::take(storage) };
                 let received =
                     process.ireceive(scope, Some(*peer), Some(TAG), load).map_err(failed)?;

@@ -1,8 +1,8 @@
 //! What a run shows to whoever watches it; watching changes nothing.
 //!
 //! [`World::observe`](crate::sim::World::observe) hands every [`Record`] of a run to a closure. With
-//! the feature `trace` there are two that write files: [`PcapngWriter`], for Wireshark with the
-//! dissector in `docs/wireshark/midplane.lua`, and [`PerfettoWriter`], for the Perfetto viewer.
+//! the feature `trace` there are two that write files: `PcapngWriter`, for Wireshark with the
+//! dissector in `docs/wireshark/midplane.lua`, and `PerfettoWriter`, for the Perfetto viewer.
 
 #[cfg(feature = "trace")]
 mod pcapng;

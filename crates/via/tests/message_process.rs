@@ -10,6 +10,9 @@ use midplane_via::message::process::{Found, MessageError, Parker, Process};
 use midplane_via::message::progression::Claim;
 use midplane_via::message::request::{Failure, Load, Mode, Request};
 
+/// What one of two processes does.
+type Program = Box<dyn FnOnce(&mut Own, &Scope, &Parker) + Send>;
+
 type Own = Process<Engine<MemoryCarrier>>;
 
 const A: Rank = Rank(0);
@@ -23,7 +26,7 @@ fn pair(
     let config = Config::default().eager(100);
     let memory = MemoryConfig::default().depth(2).room(128);
     let mut ends = network(2, memory).into_iter();
-    let mut side = |program: Box<dyn FnOnce(&mut Own, &Scope, &Parker) + Send>| {
+    let mut side = |program: Program| {
         let end = ends.next().expect("two");
         thread::spawn(move || {
             let (mut process, scope) = Process::new(Engine::new(end, config), 2).unwrap();
