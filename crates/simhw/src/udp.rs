@@ -23,6 +23,7 @@ mod host;
 mod kernel;
 mod line;
 mod nic;
+mod observe;
 mod soft_switch;
 
 use std::net::SocketAddr;
