@@ -117,9 +117,6 @@ struct Bomb {
     refuses: bool,
 }
 
-/// What its panics say, so that they are told from others.
-pub(crate) const ON_PURPOSE: &str = "a bomb goes off";
-
 impl Extension for Bomb {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
         let (extension, reason) = (nic.extension(), "it was told to");
@@ -130,7 +127,7 @@ impl Extension for Bomb {
         // Nothing of what a handler asks for happens when it panics.
         nic.complete(command.region.port, &Completion::default());
         let _ = nic.send_control(NodeId(u16::from(nic.node().0 == 0)), &[0; 12]);
-        panic!("{ON_PURPOSE}");
+        panic!("it fails on purpose");
     }
 
     fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {

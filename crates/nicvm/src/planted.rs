@@ -39,15 +39,13 @@ macro_rules! bugs {
 
 bugs! {
     DuplicateDelivered = "duplicate-delivered": "a control message that had arrived is delivered again",
-    EarlyAcknowledgement = "early-acknowledgement": "a missing control message is acknowledged",
+    EarlyDelivered = "early-delivered": "a control message that comes too early is delivered at once",
     QueueSurvives = "queue-survives": "messages of an ended connection are sent over the next",
-    ResendForgotten = "resend-forgotten": "a control message that was lost is not sent again",
     TokenCopied = "token-copied": "whoever grants a token keeps it",
-    HastyWitness = "hasty-witness": "a new token is made before the old one's lease is over",
     GapIgnored = "gap-ignored": "a message whose middle is missing is delivered",
     MessageTwice = "message-twice": "a message that was doubled is delivered twice",
     BusyForgotten = "busy-forgotten": "a message that finds the line busy is forgotten",
-    AlarmForgotten = "alarm-forgotten": "an alarm that has gone off is taken to be set",
+    TimeoutEarly = "timeout-early": "a timeout goes off before it is due",
     BuffersSurvive = "buffers-survive": "buffers of a closed port stay",
     TrapCommits = "trap-commits": "what a handler asked for before it panicked happens",
 }

@@ -392,7 +392,8 @@ impl Unit {
         let lent = self.lent.as_mut().expect("the unit has started");
         lent.control.handle_timeout(now);
         let mut expired = std::mem::take(&mut self.expired);
-        lent.timeouts.expire(now, &mut expired);
+        let early = if planted::is(Bug::TimeoutEarly) { 100_000 } else { 0 };
+        lent.timeouts.expire(now.plus_nanos(early), &mut expired);
         for (number, timeout) in expired.drain(..) {
             let _ = self.run(hw, number, |extension, nic| extension.on_timeout(nic, timeout));
         }
@@ -488,9 +489,7 @@ impl Firmware for Unit {
     }
 
     fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
-        if !planted::is(Bug::AlarmForgotten) {
-            self.alarm = Instant::FAR_FUTURE;
-        }
+        self.alarm = Instant::FAR_FUTURE;
         self.expire(hw);
         self.finish(hw);
     }

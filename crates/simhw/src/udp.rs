@@ -21,6 +21,7 @@ mod host;
 mod kernel;
 mod line;
 mod nic;
+mod observe;
 mod path;
 mod soft_switch;
 

@@ -190,9 +190,9 @@ impl Peer {
         }
         if self.timers.take_expired(Timer::Resend, now) {
             self.estimate.on_timeout();
-            if self.up && !planted::is(Bug::ResendForgotten) {
+            if self.up {
                 self.sending.on_timeout();
-            } else if !self.up {
+            } else {
                 self.hello_due = true;
             }
         }
@@ -343,7 +343,12 @@ impl Peer {
                     reports.deliver(self.node, extension, body);
                 }
             }
-            Arrival::Kept => reports.counters.out_of_order += 1,
+            Arrival::Kept => {
+                reports.counters.out_of_order += 1;
+                if planted::is(Bug::EarlyDelivered) {
+                    reports.deliver(self.node, header.extension, *body);
+                }
+            }
             Arrival::Duplicate => {
                 reports.counters.duplicates += 1;
                 if planted::is(Bug::DuplicateDelivered) {

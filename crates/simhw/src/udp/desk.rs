@@ -7,7 +7,7 @@ use std::task::Waker;
 
 use atomic_waker::AtomicWaker;
 
-use super::{UdpCounters, kernel};
+use super::{UdpCounters, kernel, observe};
 use crate::drops::DropCause;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
@@ -101,7 +101,8 @@ impl Desk {
 
     /// The driver's: its counters, for others to read.
     pub(super) fn report(&self, counters: &UdpCounters) {
-        self.notes().counters = *counters;
+        let before = std::mem::replace(&mut self.notes().counters, *counters);
+        observe::on_report(self.node, &before, counters);
     }
 
     /// The driver's: what was left since the last time.
@@ -127,10 +128,10 @@ impl Desk {
 
     /// The driver's last: no port opens from here on.
     pub(super) fn close(&self, counters: &UdpCounters) {
+        self.report(counters);
         let opened = {
             let mut notes = self.notes();
             notes.stopped = true;
-            notes.counters = *counters;
             std::mem::take(&mut notes.opened)
         };
         drop(opened);

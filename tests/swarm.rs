@@ -1,0 +1,30 @@
+//! The first seeds of the swarm hold, and are the same run each time.
+
+#[path = "../examples/swarm/firmware.rs"]
+mod firmware;
+#[path = "../examples/swarm/load.rs"]
+mod load;
+#[path = "../examples/swarm/oracle.rs"]
+mod oracle;
+#[path = "../examples/swarm/plan.rs"]
+mod plan;
+#[path = "../examples/swarm/run.rs"]
+#[expect(dead_code, reason = "the example sums more of it up")]
+mod run;
+
+#[test]
+fn the_first_seeds_hold() {
+    for seed in 0..24 {
+        let outcome = run::run(seed, None);
+        assert_eq!(outcome.complaints, Vec::<String>::new(), "seed {seed}");
+        assert!(outcome.messages > 0 && outcome.control_messages > 0, "seed {seed} sends nothing");
+    }
+}
+
+#[test]
+fn a_seed_is_one_run_watched_or_not() {
+    for seed in [3, 7] {
+        let digest = run::run(seed, None).digest;
+        assert_eq!(run::run(seed, Some(Box::new(|_| {}))).digest, digest);
+    }
+}
