@@ -9,8 +9,8 @@ use std::hint::black_box;
 use chains::Dice;
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use midplane::pipeline::auto::Refragment;
-use midplane::pipeline::fixed::Signature;
-use midplane::pipeline::{Limits, Planner, Request, auto, ramp};
+use midplane::pipeline::fixed::{self, Signature};
+use midplane::pipeline::{Limits, Pipeline, Planner, Request, auto, ramp};
 
 fn cached(c: &mut Criterion) {
     let mut dice = Dice::new(1);
@@ -35,10 +35,17 @@ fn cold(c: &mut Criterion) {
     let mut group = c.benchmark_group("pipeline/equal fragments, cold (at most 50 ns)");
     for stages in [2, 4, 8] {
         let mut dice = Dice::new(2);
-        let signatures: Vec<Signature> =
-            (0..256).map(|_| Signature::new(&dice.chain(stages))).collect();
+        let chains: Vec<Pipeline> = (0..256).map(|_| dice.chain(stages)).collect();
+        let signatures: Vec<Signature> = chains.iter().map(Signature::new).collect();
         let mut turn = 0;
-        group.bench_function(BenchmarkId::from_parameter(stages), |b| {
+        group.bench_function(BenchmarkId::new("new chain", stages), |b| {
+            b.iter(|| {
+                turn = (turn + 1) % chains.len();
+                let bytes = black_box(1000.0 + 97.0 * turn as f64);
+                black_box(fixed::count(&chains[turn], bytes, 1, 65_536))
+            });
+        });
+        group.bench_function(BenchmarkId::new("known chain", stages), |b| {
             b.iter(|| {
                 turn = (turn + 1) % signatures.len();
                 black_box(signatures[turn].count(black_box(1000.0 + 97.0 * turn as f64), 1, 65_536))

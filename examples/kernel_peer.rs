@@ -1,14 +1,21 @@
-//! The kernel's own UDP and TCP, to compare with: sends messages, or counts those that arrive.
+//! The kernel's own UDP and TCP, to compare with: everybody sends messages to rank 0, which counts
+//! those that arrive.
 //!
 //! ```text
-//! cargo run --release --example kernel_peer -- receive --bind 127.0.0.1:7000 --senders 1
-//! cargo run --release --example kernel_peer -- send --to 127.0.0.1:7000
+//! cargo run --release --example kernel_peer
+//! cargo run --release --example kernel_peer -- --rank 1 --peers peers.txt
 //! ```
 //!
 //! `benches/netns/run.sh` runs it beside `incast`, on the same links.
 
 #[path = "common/command_line.rs"]
 mod command_line;
+#[path = "common/processes.rs"]
+#[expect(dead_code, reason = "its processes end by themselves")]
+mod processes;
+#[path = "common/ranks.rs"]
+#[expect(dead_code, reason = "every process here is a rank")]
+mod ranks;
 #[path = "common/report.rs"]
 mod report;
 
@@ -19,8 +26,8 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use clap::{Parser, Subcommand, ValueEnum};
-use serde::Serialize;
+use clap::{Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
 
 /// Before anything is counted: TCP has found its rate, queues have filled.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -29,43 +36,44 @@ const SILENCE: Duration = Duration::from_millis(700);
 /// Longest wait for the first message.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Kernel sockets, to compare with.
+const EXAMPLES: &str = "\
+Examples:
+  # A receiver and a sender as processes on this host
+  kernel_peer --protocol tcp --json
+
+  # On two hosts, with peers.txt holding one host:port a line; rank 0 receives, its port counts
+  kernel_peer --rank 0 --peers peers.txt
+  kernel_peer --rank 1 --peers peers.txt
+
+Exit code: 0 it ran; 1 a peer was lost; 2 bad input, with one line that says which.";
+
+/// Kernel sockets, to compare with: senders send back to back, and rank 0 counts, by sender.
 #[derive(Debug, Parser)]
-#[command(name = "kernel_peer", version)]
+#[command(name = "kernel_peer", version, after_help = EXAMPLES)]
 struct Arguments {
-    #[command(subcommand)]
-    part: Part,
+    /// Rank 0 receives, all others send
+    #[command(flatten)]
+    ranks: ranks::Ranks,
 
     /// Which of the kernel's protocols
-    #[arg(long, value_enum, default_value = "udp", global = true)]
+    #[arg(long, value_enum, default_value = "udp")]
     protocol: Protocol,
 
     /// Bytes of each message, from 1 to 65000
-    #[arg(long, default_value_t = 10_240, global = true, value_parser = clap::value_parser!(u32).range(1..=65_000))]
+    #[arg(long, default_value_t = 10_240, value_parser = clap::value_parser!(u32).range(1..=65_000))]
     message_bytes: u32,
 
     /// Seconds of the measured part
-    #[arg(long, default_value_t = 2, global = true, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3600))]
     seconds: u32,
-}
 
-#[derive(Debug, Subcommand)]
-enum Part {
-    /// Counts what arrives, by sender
-    Receive {
-        /// Address to listen at
-        #[arg(long)]
-        bind: SocketAddr,
-        /// Senders to expect
-        #[arg(long)]
-        senders: usize,
-    },
-    /// Sends back to back, a little longer than is measured; prints how many messages
-    Send {
-        /// The receiver
-        #[arg(long)]
-        to: SocketAddr,
-    },
+    /// Prints one JSON document
+    #[arg(long)]
+    json: bool,
+
+    /// Ends with its standard input
+    #[arg(long, hide = true)]
+    child: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -75,7 +83,7 @@ enum Protocol {
 }
 
 /// What a receiver has seen.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Deserialize, Serialize)]
 struct Received {
     /// Messages in all.
     messages: u64,
@@ -84,9 +92,19 @@ struct Received {
 }
 
 /// What a sender has sent.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 struct Sent {
     messages: u64,
+}
+
+/// Both, where one process has started them.
+#[derive(Debug, Serialize)]
+struct Together {
+    protocol: String,
+    message_bytes: u32,
+    seconds: u32,
+    sent: Sent,
+    received: Received,
 }
 
 fn main() -> ExitCode {
@@ -94,17 +112,78 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    let (address, done) = match arguments.part {
-        Part::Receive { bind, senders } => (bind, receive(&arguments, bind, senders)),
-        Part::Send { to } => (to, send(&arguments, to)),
+    let place = match arguments.ranks.place() {
+        Ok(place) => place,
+        Err(what) => return report::fail(&what, report::BAD_INPUT),
+    };
+    let Some(place) = place else {
+        return match alone(&arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+        };
+    };
+    if arguments.child {
+        processes::end_with_parent();
+    }
+    let address = match place.addresses(PATIENCE) {
+        Ok(addresses) => addresses[0],
+        Err(error) => return report::fail(&format!("--peers: {error}"), report::BAD_INPUT),
+    };
+    let done = match place.rank {
+        0 => receive(&arguments, address, place.size() - 1),
+        _ => send(&arguments, address),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_input(&error) => {
-            report::fail(&format!("{address}: {error}"), report::BAD_INPUT)
+            report::fail(&format!("--peers: {address}: {error}"), report::BAD_INPUT)
         }
         Err(error) => report::fail(&format!("{address}: {error}"), report::DID_NOT_HOLD),
     }
+}
+
+/// A receiver and a sender as processes on this host.
+fn alone(arguments: &Arguments) -> Result<(), String> {
+    let peers = processes::free_addresses(2)?;
+    let protocol = arguments.protocol.to_possible_value().expect("none is hidden");
+    let start = |rank: u16| {
+        let words = format!(
+            "--child --peers - --rank {rank} --protocol {} --message-bytes {} --seconds {}",
+            protocol.get_name(),
+            arguments.message_bytes,
+            arguments.seconds
+        );
+        let words: Vec<String> = words.split(' ').map(Into::into).collect();
+        processes::Peer::start(&words, &peers)
+    };
+    let receiver = start(0)?;
+    // Datagrams that come before it listens would count as lost.
+    std::thread::park_timeout(Duration::from_millis(200));
+    let sender = start(1)?;
+    let report = Together {
+        protocol: protocol.get_name().into(),
+        message_bytes: arguments.message_bytes,
+        seconds: arguments.seconds,
+        sent: read(&sender.output()?)?,
+        received: read(&receiver.output()?)?,
+    };
+    if arguments.json {
+        report::print_json(&report);
+        return Ok(());
+    }
+    report::say(&format!(
+        "{}, messages of {} bytes: {:.1} Mb/s, {} of {} arrived\n",
+        report.protocol,
+        report.message_bytes,
+        report.received.goodput_mbps.iter().sum::<f64>(),
+        report.received.messages,
+        report.sent.messages
+    ));
+    Ok(())
+}
+
+fn read<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_str(text).map_err(|_| "a process of this run printed no report".into())
 }
 
 fn is_input(error: &std::io::Error) -> bool {
@@ -130,7 +209,7 @@ fn send(arguments: &Arguments, to: SocketAddr) -> std::io::Result<()> {
             Box::new(move || socket.send(&message).map(drop))
         }
         Protocol::Tcp => {
-            let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+            let mut stream = connect(to)?;
             Box::new(move || stream.write_all(&message))
         }
     };
@@ -147,6 +226,19 @@ fn send(arguments: &Arguments, to: SocketAddr) -> std::io::Result<()> {
     }
     report::print_json(&Sent { messages });
     Ok(())
+}
+
+/// A connection to a receiver that may not be there yet.
+fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
+    let end = now() + PATIENCE;
+    loop {
+        match TcpStream::connect_timeout(&to, PATIENCE) {
+            Err(error) if is_input(&error) && now() < end => {
+                std::thread::park_timeout(Duration::from_millis(20));
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Bytes from one sender.

@@ -10,14 +10,13 @@
 
 #[path = "common/command_line.rs"]
 mod command_line;
-#[path = "common/launch.rs"]
-#[expect(dead_code, reason = "it starts no processes")]
-mod launch;
+#[path = "common/ranks.rs"]
+#[expect(dead_code, reason = "it is no rank itself")]
+mod ranks;
 #[path = "common/report.rs"]
 mod report;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -48,9 +47,9 @@ struct Arguments {
     #[arg(long, value_name = "HOST:PORT")]
     bind: String,
 
-    /// One host:port a line: node i, in line i from 0, is on port i; "-" is standard input
-    #[arg(long, value_name = "FILE")]
-    peers: PathBuf,
+    /// Node i, of rank i, is on port i
+    #[command(flatten)]
+    peers: ranks::Peers,
 
     /// Rate of every link, in 10^6 bit/s, from 1 to 100000
     #[arg(long, value_name = "MBPS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -128,7 +127,8 @@ fn main() -> ExitCode {
 }
 
 fn start(arguments: &Arguments) -> Result<SoftSwitch, String> {
-    let peers = launch::read_peers(&arguments.peers)?;
+    let peers =
+        resolve_peers(&arguments.peers.read()?).map_err(|error| format!("--peers: {error}"))?;
     let bind = resolve_peers(std::slice::from_ref(&arguments.bind))
         .map_err(|_| format!("--bind {}: no host:port of this host", arguments.bind))?[0];
     let (rate, propagation) =

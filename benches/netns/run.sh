@@ -82,17 +82,21 @@ value() { grep -o "\"$1\":\(\[[^]]*\]\|[0-9.e+-]*\)" "$2" | head -1 | cut -d: -f
 
 row() { printf '%-24s%8s%16s%10s%9s\n' "$@"; }
 
+# write_peers SENDERS: who takes part, in the order of ranks.
+write_peers() { for ((i = 0; i <= $1; i++)); do echo "$NET.$((10 + i)):$PORT"; done >"$FOLDER/peers"; }
+
 # kernel PROTOCOL SENDERS
 kernel() {
     local protocol=$1 senders=$2 sent=0 received pids=()
-    local common=(--protocol "$protocol" --message-bytes $MESSAGE --seconds "$SECONDS_EACH")
-    ip netns exec "$TAG-0" timeout 60 "$PEER" receive --bind "$NET.10:$PORT" --senders "$senders" \
-        "${common[@]}" >"$FOLDER/received" &
+    local common=(--protocol "$protocol" --message-bytes $MESSAGE --seconds "$SECONDS_EACH" --json)
+    write_peers "$senders"
+    ip netns exec "$TAG-0" timeout 60 "$PEER" --rank 0 --peers "$FOLDER/peers" "${common[@]}" \
+        >"$FOLDER/received" &
     received=$!
     sleep 0.3
     for ((i = 1; i <= senders; i++)); do
-        ip netns exec "$TAG-$i" timeout 60 "$PEER" send --to "$NET.10:$PORT" "${common[@]}" \
-            >"$FOLDER/sent$i" &
+        ip netns exec "$TAG-$i" timeout 60 "$PEER" --rank "$i" --peers "$FOLDER/peers" \
+            "${common[@]}" >"$FOLDER/sent$i" &
         pids+=($!)
     done
     wait "${pids[@]}" "$received"
@@ -111,7 +115,7 @@ kernel() {
 # ours MODE SENDERS
 ours() {
     local mode=$1 senders=$2 pids=()
-    for ((i = 0; i <= senders; i++)); do echo "$NET.$((10 + i)):$PORT"; done >"$FOLDER/peers"
+    write_peers "$senders"
     for ((i = senders; i >= 0; i--)); do
         ip netns exec "$TAG-$i" timeout 60 "$INCAST" --fabric udp --mode "$mode" --json \
             --message-bytes $MESSAGE --seconds "$SECONDS_EACH" --rank "$i" \

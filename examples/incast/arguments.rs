@@ -6,7 +6,9 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use midplane::simhw::link::CELL_BYTES;
+use midplane::simhw::seal::Key;
 
+use crate::ranks::Ranks;
 use crate::setting::{Discard, EtrLead, Fabric, Mode, Setting};
 
 /// Sizes that a comparison goes through: up to 10 KB, as in the paper's figures.
@@ -30,6 +32,9 @@ Examples:
   incast --fabric udp --rank 0 --peers peers.txt --wait 60 --mode token --message-bytes 10240
   incast --fabric udp --rank 1 --peers peers.txt --wait 60 --mode token --message-bytes 10240
   incast --fabric udp --rank 2 --peers peers.txt --wait 60 --mode token --message-bytes 10240
+
+  # The same, started by Slurm
+  srun -N 3 incast --fabric udp --wait 60 --mode token --message-bytes 10240
 
 Exit code: 0 it ran; 1 a peer was lost on the way; 2 bad input, with one line that says which.";
 
@@ -96,18 +101,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// This process is one node: this one of the list of peers; rank 0 receives
-    #[arg(long, requires = "peers")]
-    pub(crate) rank: Option<u16>,
+    /// Rank 0 receives; the last sends beside the others, with --background
+    #[command(flatten)]
+    pub(crate) ranks: Ranks,
 
-    /// One host:port a line, in the order of ranks: receiver, senders, then the node of
-    /// --background; "-" reads them from standard input, up to an empty line
-    #[arg(long, value_name = "FILE")]
-    pub(crate) peers: Option<PathBuf>,
-
-    /// Where the switch is, as host:port: with --fabric switch and --rank
-    #[arg(long, value_name = "HOST:PORT", requires = "rank")]
+    /// Where the switch is, as host:port: with --fabric switch, across hosts
+    #[arg(long, value_name = "HOST:PORT")]
     pub(crate) switch: Option<String>,
+
+    /// Seals what crosses the network with the first of the keys in this file, one NUMBER:SECRET a
+    /// line with 64 hexadecimal digits; all are accepted. Without it the network is trusted
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
 
     /// Seconds to wait for peers that are not there yet
     #[arg(long, default_value_t = 4.0, value_parser = seconds)]
@@ -118,7 +123,7 @@ pub(crate) struct Arguments {
     pub(crate) child: bool,
 
     /// Is the switch, at the first of the peers
-    #[arg(long, hide = true, requires = "peers", conflicts_with = "rank")]
+    #[arg(long, hide = true)]
     pub(crate) serve_switch: bool,
 }
 
@@ -130,6 +135,23 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
+    /// The keys that frames are sealed with; none where the network is trusted.
+    ///
+    /// # Errors
+    /// One line, if there is no such file, or something else in it.
+    pub(crate) fn keys(&self) -> Result<Vec<Key>, String> {
+        let Some(path) = &self.key else { return Ok(Vec::new()) };
+        let wrong = |what: &dyn std::fmt::Display| format!("--key {}: {what}", path.display());
+        if self.fabric == Fabric::Sim {
+            return Err(wrong(&"--fabric sim has no network to seal"));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        let keys: Vec<Key> =
+            lines.map(str::parse).collect::<Result<_, _>>().map_err(|error| wrong(&error))?;
+        if keys.is_empty() { Err(wrong(&"it has no key")) } else { Ok(keys) }
+    }
+
     /// How long to wait for peers.
     pub(crate) fn wait(&self) -> Duration {
         Duration::from_secs_f64(self.wait)
@@ -173,6 +195,7 @@ impl Arguments {
             etr_lead: self.etr_lead,
             background_mbps: self.background,
             seconds: self.seconds,
+            sealed: self.key.is_some(),
             seed: self.seed,
         }
     }
@@ -214,6 +237,9 @@ impl Arguments {
         add("--seconds", setting.seconds.to_string());
         add("--seed", setting.seed.to_string());
         add("--wait", self.wait.to_string());
+        if let Some(path) = &self.key {
+            add("--key", path.display().to_string());
+        }
         words
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use crate::arguments::Arguments;
-use crate::launch::{Peer, free_addresses};
+use crate::processes::{Peer, free_addresses};
 use crate::run::Run;
 use crate::scenario::Failure;
 use crate::setting::{Fabric, Setting};

@@ -10,6 +10,7 @@ use midplane::simhw::fault::Faults;
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::NicProfile;
+use midplane::simhw::seal::Key;
 use midplane::simhw::sim::World;
 use midplane::simhw::time::nanos;
 use midplane::simhw::topology::Topology;
@@ -30,6 +31,9 @@ fn firmware(setting: &Setting, genesis: bool) -> Result<Unit, Failure> {
         let senders: Vec<NodeId> = (1..=setting.senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
         config.lead(lead).rate(setting.rate()).genesis(genesis);
+        if setting.background_mbps > 0 {
+            config.reserve(setting.reserve());
+        }
         let coordination = Coordination::new(config)
             .map_err(|error| Failure::Input(format!("--senders: {error}")))?;
         unit.install(COORDINATION, coordination).map_err(Failure::stopped)?;
@@ -80,6 +84,8 @@ pub(crate) struct Place {
     pub(crate) peers: Vec<SocketAddr>,
     /// The switch, where there is one.
     pub(crate) switch: Option<SocketAddr>,
+    /// What frames are sealed with.
+    pub(crate) keys: Vec<Key>,
 }
 
 impl Place {
@@ -103,6 +109,7 @@ pub(crate) async fn take_part(
     if let Some(switch) = place.switch {
         config = config.via(switch);
     }
+    config = place.keys.iter().cloned().fold(config, UdpConfig::key);
     let nic = UdpNic::start(config, firmware(setting, false)?)
         .map_err(|error| Failure::Input(format!("--peers: {error}")))?;
     let host = nic.host();

@@ -20,20 +20,22 @@ mod table;
 
 #[path = "../common/command_line.rs"]
 mod command_line;
-#[path = "../common/launch.rs"]
-mod launch;
 #[path = "../common/plot.rs"]
 mod plot;
+#[path = "../common/processes.rs"]
+mod processes;
+#[path = "../common/ranks.rs"]
+mod ranks;
 #[path = "../common/report.rs"]
 mod report;
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use midplane::simhw::launch;
 use midplane::simhw::udp::{SoftSwitch, SwitchConfig, resolve_peers};
 use serde::Serialize;
 
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     match conduct(&arguments) {
-        Ok(runs) => finish(&arguments, &runs),
+        Ok(outcome) => finish(&arguments, &outcome),
         Err(failure) => {
             let bad_input = matches!(
                 failure,
@@ -61,26 +63,37 @@ fn main() -> ExitCode {
     }
 }
 
+/// What came of it, as far as this process has anything to report.
+struct Outcome {
+    runs: Vec<Run>,
+    /// Whether this process carried out all of them.
+    alone: bool,
+}
+
 /// Does what is asked for; only the receiver has anything to report.
-fn conduct(arguments: &Arguments) -> Result<Vec<Run>, Failure> {
+fn conduct(arguments: &Arguments) -> Result<Outcome, Failure> {
     if let Some(path) = &arguments.plot
         && !path.parent().is_none_or(|folder| folder == Path::new("") || folder.is_dir())
     {
         return Err(Failure::Input(format!("--plot {}: there is no such folder", path.display())));
     }
-    let Some(path) = &arguments.peers else { return compare(arguments) };
-    let peers = launch::read_peers(path).map_err(Failure::Input)?;
-    match arguments.rank {
-        Some(rank) => take_part(arguments, rank, peers),
-        None if arguments.serve_switch => serve(arguments, peers).map(|()| Vec::new()),
-        None => {
-            Err(Failure::Input("--peers: say with --rank which of them this process is".into()))
-        }
+    if arguments.serve_switch {
+        let peers = arguments.ranks.peers.read().map_err(Failure::Input)?;
+        return serve(arguments, &peers).map(|()| Outcome { runs: Vec::new(), alone: false });
     }
+    let runs = match arguments.ranks.place().map_err(Failure::Input)? {
+        Some(place) => take_part(arguments, &place)?,
+        None if arguments.switch.is_some() => {
+            return Err(Failure::Input("--switch: say with --rank and --peers who uses it".into()));
+        }
+        None => return compare(arguments).map(|runs| Outcome { runs, alone: true }),
+    };
+    Ok(Outcome { runs, alone: false })
 }
 
 /// All runs that are asked for, carried out from here.
 fn compare(arguments: &Arguments) -> Result<Vec<Run>, Failure> {
+    arguments.keys().map_err(Failure::Input)?;
     let settings = arguments.settings(None);
     // Drawn on a terminal only.
     let bar = ProgressBar::new(settings.len() as u64);
@@ -100,25 +113,22 @@ fn compare(arguments: &Arguments) -> Result<Vec<Run>, Failure> {
 }
 
 /// All runs that are asked for, as one of their nodes.
-fn take_part(
-    arguments: &Arguments,
-    rank: u16,
-    peers: Vec<SocketAddr>,
-) -> Result<Vec<Run>, Failure> {
+fn take_part(arguments: &Arguments, place: &launch::Place) -> Result<Vec<Run>, Failure> {
     if arguments.child {
-        launch::end_with_parent();
+        processes::end_with_parent();
     }
     let input = |what: String| Err(Failure::Input(what));
-    let senders = arguments.senders_among(peers.len()).map_err(Failure::Input)?;
+    let keys = arguments.keys().map_err(Failure::Input)?;
+    let senders = arguments.senders_among(place.size()).map_err(Failure::Input)?;
     let settings = arguments.settings(Some(senders));
-    let nodes = settings.first().map_or(0, Setting::nodes);
+    let (rank, nodes) = (place.rank, settings.first().map_or(0, Setting::nodes));
     if rank >= nodes {
         return input(format!(
             "--rank {rank}: outside the list of {nodes} peers; ranks count from 0"
         ));
     }
     let switch = match (arguments.fabric, &arguments.switch) {
-        (Fabric::Sim, _) => return input("--rank: --fabric sim is one process".into()),
+        (Fabric::Sim, _) => return input("--fabric sim: it is one process; start one".into()),
         (Fabric::Udp, Some(_)) => return input("--switch: --fabric udp has none".into()),
         (Fabric::Udp, None) => None,
         (Fabric::Switch, None) => {
@@ -130,7 +140,9 @@ fn take_part(
             Some(found[0])
         }
     };
-    let place = Place { rank, peers, switch };
+    let peers = place.addresses(arguments.wait());
+    let peers = peers.map_err(|error| Failure::Input(format!("--peers: {error}")))?;
+    let place = Place { rank, peers, switch, keys };
     let runtime = runtime()?;
     let mut runs = Vec::new();
     for (round, setting) in (0..).zip(&settings) {
@@ -145,8 +157,10 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 }
 
 /// Is the switch until standard input ends; prints what it has lost.
-fn serve(arguments: &Arguments, mut peers: Vec<SocketAddr>) -> Result<(), Failure> {
+fn serve(arguments: &Arguments, peers: &[String]) -> Result<(), Failure> {
     let setting = arguments.settings(None).remove(0);
+    let mut peers =
+        resolve_peers(peers).map_err(|error| Failure::Input(format!("--peers: {error}")))?;
     let bind = peers.remove(0);
     let config = SwitchConfig::new(bind, peers)
         .link(setting.link())
@@ -168,7 +182,7 @@ struct Document<'a> {
 }
 
 /// Reports, and says how the process is to end.
-fn finish(arguments: &Arguments, runs: &[Run]) -> ExitCode {
+fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode {
     if runs.is_empty() {
         return ExitCode::SUCCESS;
     }
@@ -177,7 +191,7 @@ fn finish(arguments: &Arguments, runs: &[Run]) -> ExitCode {
     } else {
         report::say(&table::table(runs));
     }
-    let picture = arguments.is_comparison() && !arguments.json && arguments.rank.is_none();
+    let picture = arguments.is_comparison() && !arguments.json && *alone;
     let path = arguments.plot.clone().or_else(|| picture.then(|| "incast.svg".into()));
     if let Some(path) = path {
         if let Err(what) = table::plot(&path, runs) {

@@ -24,7 +24,7 @@ const STAMP_BYTES: usize = 8;
 /// The bit of a message's tag that says that it counts; the others number it.
 const COUNTS: u32 = 1 << 31;
 /// Bytes of a message of the node beside.
-const BACKGROUND_BYTES: u32 = 1_000;
+pub(crate) const BACKGROUND_BYTES: u32 = 1_000;
 
 /// One node's part in one run.
 #[derive(Clone, Debug)]

@@ -5,11 +5,14 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use midplane::nicvm::coordination::Lead;
+use midplane::nicvm::coordination::{DEFAULT_RESERVE, Lead};
+use midplane::simhw::frame::HEADER_BYTES;
 use midplane::simhw::link::{CELL_BYTES, LinkProfile};
 use midplane::simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane::simhw::time::LineRate;
 use serde::{Deserialize, Serialize};
+
+use crate::scenario::BACKGROUND_BYTES;
 
 /// What the nodes are joined by.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
@@ -116,6 +119,8 @@ pub(crate) struct Setting {
     pub(crate) background_mbps: u32,
     /// Seconds of the measured part.
     pub(crate) seconds: f64,
+    /// Whether frames are sealed with a key; if not, the network is trusted.
+    pub(crate) sealed: bool,
     /// What everything random is drawn from.
     pub(crate) seed: u64,
 }
@@ -157,6 +162,17 @@ impl Setting {
     /// The rate of every link.
     pub(crate) const fn rate(&self) -> LineRate {
         LineRate::mbps(self.link_mbps as u64)
+    }
+
+    /// Thousandths of the time that coordinated messages take, to be left for what is sent beside
+    /// them: the share of the background on the wire, and what is left free in any case.
+    pub(crate) fn reserve(&self) -> u16 {
+        let frame = BACKGROUND_BYTES + HEADER_BYTES as u32;
+        let beside = self.message_nanos(frame) * u64::from(self.background_mbps);
+        // That message comes once in so many nanoseconds times its rate in 10^6 bit/s.
+        let whole = u64::from(BACKGROUND_BYTES) * 8_000;
+        let share = beside * 1_000 / whole.saturating_sub(beside).max(1);
+        u16::try_from(share).unwrap_or(u16::MAX).saturating_add(DEFAULT_RESERVE)
     }
 
     /// Nodes that take part: the receiver, the senders, and who makes the background.

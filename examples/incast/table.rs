@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::plot::{Line, Panel, draw};
 use crate::run::Run;
-use crate::setting::Mode;
+use crate::setting::{Fabric, Mode};
 
 /// A line for each run.
 pub(crate) fn table(runs: &[Run]) -> String {
@@ -16,9 +16,14 @@ pub(crate) fn table(runs: &[Run]) -> String {
             Some(cells) => format!("{cells} cells"),
             None => format!("{} bytes", setting.buffer_bytes),
         };
+        let trust = match (setting.fabric, setting.sealed) {
+            (Fabric::Sim, _) => "in memory",
+            (_, true) => "sealed",
+            (_, false) => "no key: the network is trusted",
+        };
         let _ = writeln!(
             text,
-            "Fabric {}, links of {} Mb/s, {buffer} at each port of the switch, seed {}",
+            "Fabric {}, {trust}, links of {} Mb/s, {buffer} at each port of the switch, seed {}",
             word(&setting.fabric),
             setting.link_mbps,
             setting.seed

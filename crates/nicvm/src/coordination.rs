@@ -27,7 +27,9 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::RegionRef;
 use midplane_simhw::time::{Instant, nanos};
 
-pub use config::{ConfigError, CoordinationConfig, Hold, LinkConfig, Uncontrolled};
+pub use config::{
+    ConfigError, CoordinationConfig, DEFAULT_RESERVE, Hold, LinkConfig, Uncontrolled,
+};
 pub use lead::{Lead, LeadEstimator};
 pub use link::LinkCounters;
 pub use member::{MAX_SENDERS, Party};
@@ -117,6 +119,17 @@ impl Place {
     }
 }
 
+/// A token that a node holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Holding {
+    /// Its link's number.
+    pub link: u16,
+    /// Which of the link's tokens it is.
+    pub epoch: Epoch,
+    /// Until when its holder may send, on its own clock.
+    pub valid_until: Instant,
+}
+
 /// Sender coordination, as an extension.
 #[derive(Debug)]
 pub struct Coordination {
@@ -145,6 +158,20 @@ impl Coordination {
             receiver: Messages::new(),
             alarm: None,
         })
+    }
+
+    /// The tokens that are here.
+    pub fn tokens(&self) -> impl Iterator<Item = Holding> + '_ {
+        self.places.iter().filter_map(|place| {
+            let (epoch, valid_until) = place.link.as_ref()?.validity()?;
+            Some(Holding { link: place.config.number, epoch, valid_until })
+        })
+    }
+
+    /// Buffers that are posted for coordinated messages, and not taken by one that has begun.
+    #[must_use]
+    pub fn free_buffers(&self) -> u32 {
+        self.receiver.free_buffers()
     }
 
     fn start(&mut self, nic: &Context<'_>) {
@@ -203,7 +230,7 @@ impl Coordination {
                     nic.now(),
                     bytes,
                     small,
-                    self.config.reserve,
+                    self.config.reserve.unwrap_or(DEFAULT_RESERVE),
                     nic.line_rate(),
                 );
             message.controlled = !free;

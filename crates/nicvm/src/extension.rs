@@ -3,6 +3,8 @@
 //! An extension is a module of the backplane (DVCM paper, section 3): handlers for commands,
 //! control messages, data and timeouts, an initialisation and a deactivation procedure.
 
+use std::any::Any;
+
 use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::Command;
@@ -72,7 +74,7 @@ pub enum TransmitNews {
 /// A module of the backplane. Handlers run one at a time and to their end; what one asks of `nic`
 /// takes effect when it returns, and not at all if it panics. A handler that panics quarantines its
 /// extension: its commands complete with an error at once, its frames are dropped and counted.
-pub trait Extension: Send {
+pub trait Extension: Any + Send {
     /// Called once, before anything else.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The execution unit: what runs on every NIC's coprocessor and hosts the extensions.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use midplane_simhw::frame::{Frame, Header, Kind};
@@ -12,6 +13,7 @@ use midplane_simhw::time::Instant;
 use crate::context::{Context, Lent, failed};
 use crate::control::{self, Control, ControlConfig, MAX_MESSAGE};
 use crate::extension::{Extension, InitError, PeerEvent, TransmitNews};
+use crate::planted::{self, Bug};
 use crate::timeout::Timeouts;
 use crate::transmit::{News, TRANSMIT_INSTRUCTIONS, Transmit};
 
@@ -127,6 +129,22 @@ impl Unit {
         UnitCounters { control_refused, ..self.counters }
     }
 
+    /// The extension with this number, if it is a `T`: to look at.
+    #[must_use]
+    pub fn extension<T: Extension>(&self, number: ExtensionId) -> Option<&T> {
+        let slot = self.slots.get(number.index())?.as_ref()?;
+        let extension: &dyn Any = &*slot.extension;
+        extension.downcast_ref()
+    }
+
+    /// Frames, messages and control messages to `node` that are yet to leave or be acknowledged.
+    #[must_use]
+    pub fn pending(&self, node: NodeId) -> usize {
+        self.lent
+            .as_ref()
+            .map_or(0, |lent| lent.control.pending(node) + lent.transmit.waiting_to(node))
+    }
+
     /// What its control messages have seen; `None` before the NIC has started.
     #[must_use]
     pub fn control_counters(&self) -> Option<&control::Counters> {
@@ -176,6 +194,9 @@ impl Unit {
             Ok(Err(refused)) => Failure::Refused(refused),
             Err(_) => Failure::Trapped,
         };
+        if planted::is(Bug::TrapCommits) {
+            lent.commit(hw, number);
+        }
         lent.abort(hw);
         self.counters.traps += u64::from(matches!(failure, Failure::Trapped));
         self.take_down(hw, number);
@@ -467,7 +488,9 @@ impl Firmware for Unit {
     }
 
     fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
-        self.alarm = Instant::FAR_FUTURE;
+        if !planted::is(Bug::AlarmForgotten) {
+            self.alarm = Instant::FAR_FUTURE;
+        }
         self.expire(hw);
         self.finish(hw);
     }

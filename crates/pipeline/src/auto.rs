@@ -1,7 +1,7 @@
 //! The planner that knows all the others and takes the fastest plan, as the exact recurrence tells it.
 
 use crate::compound::Grouping;
-use crate::fixed::{self, Signature};
+use crate::fixed;
 use crate::hierarchical;
 use crate::plan::{Family, Plan, PlanError, Request};
 use crate::ramp;
@@ -34,14 +34,13 @@ pub fn auto(
     refragment: Refragment,
 ) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
-    let signature = Signature::new(pipeline);
-    let mut best = problem.plan(Family::Fixed, fixed::sizes(&problem, &signature));
+    let mut best = problem.plan(Family::Fixed, fixed::sizes(&problem));
     let mut offer = |plan: Plan| {
         if plan.latency() < best.latency() {
             best = plan;
         }
     };
-    offer(problem.plan(Family::Ramp, ramp::sizes(&problem, &signature)));
+    offer(problem.plan(Family::Ramp, ramp::sizes(&problem)));
     match pipeline.stages().len() {
         2 => offer(problem.plan(Family::RampUp, ramp_up::sizes(&problem)?)),
         3 => offer(problem.plan(Family::RampUpDown, ramp_up_down::sizes(&problem)?)),

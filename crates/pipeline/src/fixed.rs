@@ -85,13 +85,15 @@ impl Signature {
         Micros::of(self.us(bytes, count))
     }
 
+    // No fused multiply-add here: where the processor is not known to have one it is a call, and dearer than the rest.
     fn us(&self, bytes: f64, count: f64) -> f64 {
         let size = bytes / count;
         let mut slowest = 0.0;
         for line in &self.hull {
-            slowest = f64::max(slowest, line.c.mul_add(size, line.g));
+            let time = line.g + line.c * size;
+            slowest = if time > slowest { time } else { slowest };
         }
-        (count - 1.0).mul_add(slowest, self.per_byte.mul_add(size, self.overheads))
+        (count - 1.0) * slowest + (self.per_byte * size + self.overheads)
     }
 
     /// The fragment sizes, in bytes and descending, at which the bottleneck moves to another stage (point A of the
@@ -105,39 +107,147 @@ impl Signature {
     /// finer always helps.
     #[must_use]
     pub fn best_real(&self, bytes: f64) -> f64 {
-        let mut fewest = 1.0;
-        for line in &self.hull {
-            let most = bytes * line.per_from;
-            if most < fewest {
-                continue;
-            }
-            // Squares are compared, so that one root is taken at most. If both sides are zero there is nothing to
-            // gain from cutting and nothing to pay for it.
-            let own = bytes * line.others;
-            if own <= fewest * fewest * line.g {
-                return fewest;
-            }
-            if own <= most * most * line.g || most.is_infinite() {
-                return (own / line.g).sqrt();
-            }
-            fewest = most;
-        }
-        fewest
+        self.piece(bytes, (1.0, f64::INFINITY)).best_real()
     }
 
     /// The best whole number of fragments within `fewest..=most`. Equal to trying them all, because the latency is
     /// convex in the count. No allocation.
     #[must_use]
     pub fn count(&self, bytes: f64, fewest: usize, most: usize) -> usize {
-        let real = self.best_real(bytes).clamp(fewest as f64, most as f64);
-        let below = real.floor();
-        let above = below + 1.0;
-        if real > below && above <= most as f64 && self.us(bytes, above) < self.us(bytes, below) {
-            above as usize
+        let piece = self.piece(bytes, (fewest as f64, most as f64));
+        piece.best(most, |count| self.us(bytes, count))
+    }
+
+    /// The curve on which the latency is least within a range of counts.
+    fn piece(&self, bytes: f64, (mut low, most): (f64, f64)) -> Piece {
+        let mut piece = Piece { g: 0.0, own: 0.0, low, high: most };
+        for line in &self.hull {
+            let high = (bytes * line.per_from).min(most);
+            if high < low {
+                continue;
+            }
+            piece = Piece { g: line.g, own: bytes * line.others, low, high };
+            if piece.own <= high * high * line.g {
+                return piece;
+            }
+            low = high;
+        }
+        piece
+    }
+}
+
+/// A signature curve, `g k + own / k` and a constant, and the counts between which it is the highest.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    g: f64,
+    own: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Piece {
+    /// Squares are compared, so that one root is taken at most. If both terms are zero there is nothing to gain from
+    /// cutting and nothing to pay for it.
+    fn best_real(&self) -> f64 {
+        if self.own <= self.low * self.low * self.g {
+            self.low
+        } else if self.own <= self.high * self.high * self.g || self.high.is_infinite() {
+            (self.own / self.g).sqrt()
         } else {
-            below as usize
+            self.high
         }
     }
+
+    /// The better of the two whole numbers around the best real one; `us` is asked where they lie on two curves.
+    fn best(&self, most: usize, us: impl Fn(f64) -> f64) -> usize {
+        let real = self.best_real();
+        let below = real as usize;
+        let at = below as f64;
+        if below >= most || real <= at {
+            return below.min(most);
+        }
+        let rises = if self.low <= at && at + 1.0 <= self.high {
+            self.g * at * (at + 1.0) < self.own
+        } else {
+            us(at + 1.0) < us(at)
+        };
+        if rises { below + 1 } else { below }
+    }
+}
+
+/// The best whole number of equal fragments within `fewest..=most`, straight from the stages: the number that
+/// [`Signature::count`] gives, for chains that are met for the first time. No table, no allocation.
+#[must_use]
+pub fn count(pipeline: &Pipeline, bytes: f64, fewest: usize, most: usize) -> usize {
+    let stages = pipeline.stages();
+    let (low, high) = (fewest as f64, most as f64);
+    let (coarse, fine) = (bytes / low, bytes / high);
+    let (mut left, mut right, mut per_byte) = (Slowest::NONE, Slowest::NONE, 0.0);
+    for stage in stages {
+        left = left.or(stage, coarse);
+        right = right.or(stage, fine);
+        per_byte += stage.c();
+    }
+    let piece = enclosed(stages, (bytes, per_byte), (left, right), (low, high));
+    piece.best(most, |count| {
+        let size = bytes / count;
+        (count - 1.0) * slowest(stages, size).us + per_byte * size
+    })
+}
+
+/// The curve on which the latency is least, given the slowest stages at both ends of the range, which enclose it.
+///
+/// Where their lines meet, the slowest stage takes the place of one of them, until none is above.
+fn enclosed(
+    stages: &[Stage],
+    (bytes, per_byte): (f64, f64),
+    (mut left, mut right): (Slowest, Slowest),
+    (mut low, mut high): (f64, f64),
+) -> Piece {
+    let piece = |line: Slowest, low, high| {
+        let own = bytes * (per_byte - line.c).max(0.0);
+        Piece { g: line.g, own, low, high }
+    };
+    for _ in stages {
+        if left.c <= right.c || right.g <= left.g {
+            break;
+        }
+        let size = (right.g - left.g) / (left.c - right.c);
+        let meet = bytes / size;
+        let top = slowest(stages, size);
+        let falls_before = |line: Slowest| line.g * meet * meet >= bytes * (per_byte - line.c);
+        if top.us <= (left.g + left.c * size) * (1.0 + 1e-12) {
+            let before = falls_before(left);
+            return if before { piece(left, low, meet) } else { piece(right, meet, high) };
+        }
+        if falls_before(top) {
+            (right, high) = (top, meet);
+        } else {
+            (left, low) = (top, meet);
+        }
+    }
+    piece(left, low, high)
+}
+
+/// The stage that takes longest for a fragment of some size, and how long.
+#[derive(Clone, Copy, Debug)]
+struct Slowest {
+    g: f64,
+    c: f64,
+    us: f64,
+}
+
+impl Slowest {
+    const NONE: Self = Self { g: 0.0, c: 0.0, us: -1.0 };
+
+    fn or(self, stage: &Stage, size: f64) -> Self {
+        let us = stage.us(size);
+        if us > self.us { Self { g: stage.g(), c: stage.c(), us } } else { self }
+    }
+}
+
+fn slowest(stages: &[Stage], size: f64) -> Slowest {
+    stages.iter().fold(Slowest::NONE, |slowest, stage| slowest.or(stage, size))
 }
 
 /// Equal fragments whose number is the best there is: the paper's fixed-sized algorithm.
@@ -150,14 +260,14 @@ impl Signature {
 /// See [`PlanError`].
 pub fn fixed(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
-    let sizes = sizes(&problem, &Signature::new(pipeline));
+    let sizes = sizes(&problem);
     Ok(problem.plan(Family::Fixed, sizes))
 }
 
 /// The best equal cut of a checked problem.
-pub(crate) fn sizes(problem: &Problem<'_>, signature: &Signature) -> Vec<f64> {
+pub(crate) fn sizes(problem: &Problem<'_>) -> Vec<f64> {
     let (fewest, most) = problem.cut.counts;
-    let count = signature.count(problem.bytes, fewest, most);
+    let count = count(problem.pipeline, problem.bytes, fewest, most);
     if !problem.limits.shapes() && problem.credits().is_none() {
         return vec![problem.bytes / count as f64; count];
     }

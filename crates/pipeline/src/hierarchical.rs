@@ -1,7 +1,7 @@
 //! Hierarchical fragmentation (section 4.3): compound stages that cut finer inside and reassemble at their borders.
 
 use crate::compound::{self, Approximation, Grouping, GroupingError};
-use crate::fixed::{self, Signature};
+use crate::fixed;
 use crate::limits::{Cut, Limits};
 use crate::plan::{Family, Level, Plan, PlanError, Problem, Request};
 use crate::ramp;
@@ -109,7 +109,7 @@ pub fn hierarchical(
         }
         None => natural_groupings(&problem),
     };
-    let flat = || problem.plan(Family::Fixed, fixed::sizes(&problem, &Signature::new(pipeline)));
+    let flat = || problem.plan(Family::Fixed, fixed::sizes(&problem));
     Ok(plan(&problem, &groupings)?.unwrap_or_else(flat))
 }
 
@@ -290,8 +290,8 @@ fn top_sizes(
 
 fn cut_with(problem: &Problem<'_>, base: Base) -> Result<Vec<f64>, PlanError> {
     Ok(match base {
-        Base::Fixed => fixed::sizes(problem, &Signature::new(problem.pipeline)),
-        Base::Ramp => ramp::sizes(problem, &Signature::new(problem.pipeline)),
+        Base::Fixed => fixed::sizes(problem),
+        Base::Ramp => ramp::sizes(problem),
         Base::RampUp => ramp_up::sizes(problem)?,
         Base::RampUpDown => ramp_up_down::sizes(problem)?,
     })
@@ -306,13 +306,12 @@ fn cut_inside(
 ) -> Result<Plan, PlanError> {
     let mut levels = Vec::with_capacity(compound.insides.len());
     for (range, inside) in compound.groups.ranges().zip(&compound.insides) {
-        let signature = Signature::new(inside);
         let mut fragments: Vec<Vec<f64>> = Vec::with_capacity(sizes.len());
         for (index, &size) in sizes.iter().enumerate() {
             let same = index.checked_sub(1).filter(|&before| sizes[before] == size);
             fragments.push(match same {
                 Some(before) => fragments[before].clone(),
-                None => pieces(problem, inside, &signature, (size, sizes.len()), base),
+                None => pieces(problem, inside, (size, sizes.len()), base),
             });
         }
         levels.push(Level { stages: range, fragments });
@@ -328,7 +327,6 @@ fn cut_inside(
 fn pieces(
     problem: &Problem<'_>,
     inside: &Pipeline,
-    signature: &Signature,
     (size, of): (f64, usize),
     base: Base,
 ) -> Vec<f64> {
@@ -340,8 +338,8 @@ fn pieces(
     cut.counts.1 = cut.counts.1.min((MOST_PIECES / of).max(cut.counts.0));
     let lower = Problem { pipeline: inside, bytes: size, cut, limits };
     match base {
-        Base::Ramp => ramp::sizes(&lower, signature),
-        _ => fixed::sizes(&lower, signature),
+        Base::Ramp => ramp::sizes(&lower),
+        _ => fixed::sizes(&lower),
     }
 }
 

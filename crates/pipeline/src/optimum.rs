@@ -6,7 +6,6 @@ use microlp::{
     ComparisonOp, LinearExpr, OptimizationDirection, Problem as Program, SolveOutcome, Variable,
 };
 
-use crate::fixed::Signature;
 use crate::plan::{Family, Plan, PlanError, Problem, Request};
 use crate::ramp;
 use crate::stage::{Pipeline, Stage};
@@ -33,7 +32,7 @@ pub fn optimum(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError
         });
     }
     let (fewest, most) = problem.cut.counts;
-    let start = ramp::sizes(&problem, &Signature::new(pipeline)).len();
+    let start = ramp::sizes(&problem).len();
     let mut best = solve(&problem, start)?;
     for up in [true, false] {
         let mut count = start;

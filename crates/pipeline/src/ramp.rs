@@ -8,7 +8,7 @@
 mod ends;
 mod pass;
 
-use crate::fixed::{self, BestCut, Signature};
+use crate::fixed::{self, BestCut};
 use crate::plan::{Family, Plan, PlanError, Problem, Request};
 use crate::stage::{Pipeline, Stage};
 
@@ -21,7 +21,7 @@ const MOST_FRAGMENTS: usize = 512;
 /// Bottlenecks tried. A third one raises the quality from 0.2 % to 0.07 % above the optimum; a fourth adds nothing.
 const BOTTLENECKS: usize = 3;
 
-/// A rough ramp within this factor of the best plan is searched exactly.
+/// A rough ramp within this factor of the best plan is searched exactly; the error of a rough search is 1e-5.
 const CLOSE: f64 = 1.001;
 
 /// Single units moved between neighbours after rounding to units, at most this many timings.
@@ -37,13 +37,13 @@ const MOVES: usize = 1500;
 /// See [`PlanError`].
 pub fn ramp(pipeline: &Pipeline, request: &Request) -> Result<Plan, PlanError> {
     let problem = request.problem(pipeline)?;
-    let sizes = sizes(&problem, &Signature::new(pipeline));
+    let sizes = sizes(&problem);
     Ok(problem.plan(Family::Ramp, sizes))
 }
 
 /// The best ramp of a checked problem.
-pub(crate) fn sizes(problem: &Problem<'_>, signature: &Signature) -> Vec<f64> {
-    let equal = fixed::sizes(problem, signature);
+pub(crate) fn sizes(problem: &Problem<'_>) -> Vec<f64> {
+    let equal = fixed::sizes(problem);
     let count = equal.len();
     let mut best = BestCut::new(problem);
     best.offer(equal);
@@ -56,7 +56,6 @@ pub(crate) fn sizes(problem: &Problem<'_>, signature: &Signature) -> Vec<f64> {
         for climber in &mut climbers {
             climber.climb(&mut best);
         }
-        climbers.sort_by(|a, b| a.latency.total_cmp(&b.latency));
         for climber in &mut climbers {
             climber.settle(&mut best);
         }
@@ -86,6 +85,8 @@ struct Climber<'a, 'p> {
     counts: (usize, usize),
     count: usize,
     latency: f64,
+    /// Latencies of the rough ramps, by their number of fragments.
+    rough: Vec<(usize, f64)>,
 }
 
 impl<'a, 'p> Climber<'a, 'p> {
@@ -102,6 +103,7 @@ impl<'a, 'p> Climber<'a, 'p> {
             counts: (fewest.max(2), most.min(MOST_FRAGMENTS)),
             count,
             latency: f64::INFINITY,
+            rough: Vec::new(),
         }
     }
 
@@ -118,12 +120,21 @@ impl<'a, 'p> Climber<'a, 'p> {
         best.offer(sizes)
     }
 
+    fn roughly(&mut self, count: usize, best: &mut BestCut<'_, '_>) -> f64 {
+        if let Some(&(_, latency)) = self.rough.iter().find(|&&(tried, _)| tried == count) {
+            return latency;
+        }
+        let latency = self.attempt(count, best, Precision::Rough);
+        self.rough.push((count, latency));
+        latency
+    }
+
     /// Roughly: from the equal cut's number, first in strides, then one by one.
     fn climb(&mut self, best: &mut BestCut<'_, '_>) {
-        self.latency = self.attempt(self.count, best, Precision::Rough);
+        self.latency = self.roughly(self.count, best);
         while self.latency.is_infinite() && self.count > self.counts.0 {
             self.count -= (self.count / 8).max(1);
-            self.latency = self.attempt(self.count, best, Precision::Rough);
+            self.latency = self.roughly(self.count, best);
         }
         let mut stride = (self.count / 6).max(1);
         loop {
@@ -140,7 +151,7 @@ impl<'a, 'p> Climber<'a, 'p> {
         loop {
             let next =
                 if up { self.count + stride } else { self.count.saturating_sub(stride).max(1) };
-            let latency = self.attempt(next, best, Precision::Rough);
+            let latency = self.roughly(next, best);
             if latency >= self.latency {
                 return moved;
             }
@@ -157,13 +168,9 @@ impl<'a, 'p> Climber<'a, 'p> {
         self.latency = self.attempt(from, best, Precision::Exact);
         for up in [true, false] {
             let mut next = from;
-            loop {
+            while next > 1 || up {
                 next = if up { next + 1 } else { next - 1 };
-                let latency = if next == 0 {
-                    f64::INFINITY
-                } else {
-                    self.attempt(next, best, Precision::Exact)
-                };
+                let latency = self.attempt(next, best, Precision::Exact);
                 if latency >= self.latency {
                     break;
                 }

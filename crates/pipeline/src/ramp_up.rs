@@ -1,6 +1,6 @@
 //! The ramp-up algorithm for two stages (section 4.1.3, Theorem 4).
 
-use crate::fixed::{self, BestCut, Signature};
+use crate::fixed::{self, BestCut};
 use crate::plan::{Family, Plan, PlanError, Problem, Request};
 use crate::stage::{Pipeline, Stage};
 
@@ -65,7 +65,7 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
         return Err(PlanError::NotApplicable { planner: "ramp-up", needs: "two stages", stages });
     };
     if problem.limits.equal_but_last {
-        return Ok(fixed::sizes(problem, &Signature::new(problem.pipeline)));
+        return Ok(fixed::sizes(problem));
     }
     let mut best = BestCut::new(problem);
     // A free byte in the first stage: reversed, the recurrence exists unless it is free in both.

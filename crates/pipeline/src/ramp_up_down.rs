@@ -1,6 +1,6 @@
 //! The ramp-up-and-down algorithm for a fast, a slow and a fast stage (section 4.2, Theorem 5).
 
-use crate::fixed::{self, BestCut, Signature};
+use crate::fixed::{self, BestCut};
 use crate::plan::{Family, Plan, PlanError, Problem, Request};
 use crate::ramp_up::Recurrent;
 use crate::stage::Pipeline;
@@ -34,7 +34,7 @@ pub(crate) fn sizes(problem: &Problem<'_>) -> Result<Vec<f64>, PlanError> {
         });
     };
     if problem.limits.equal_but_last {
-        return Ok(fixed::sizes(problem, &Signature::new(problem.pipeline)));
+        return Ok(fixed::sizes(problem));
     }
     let mut best = BestCut::new(problem);
     let up = Recurrent::new(&first, &slow);

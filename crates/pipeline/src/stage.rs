@@ -102,12 +102,13 @@ impl Stage {
         self.per_byte
     }
 
+    // Not fused: where the processor is not known to fuse, a fused multiply-add is a call.
     pub(crate) fn us(&self, bytes: f64) -> f64 {
-        self.per_byte.mul_add(bytes, self.overhead)
+        self.overhead + self.per_byte * bytes
     }
 
     pub(crate) fn first_us(&self, bytes: f64) -> f64 {
-        self.per_byte.mul_add(bytes, self.first)
+        self.first + self.per_byte * bytes
     }
 
     /// The smaller of the two overheads: what every fragment pays at least.

@@ -94,6 +94,13 @@ proptest! {
         let most = 400.max(plan.fragments().len() + 50);
         let best = (1..=most).map(|count| signature.latency(bytes, count as f64).get()).fold(f64::INFINITY, f64::min);
         prop_assert!(close(plan.latency().get(), best, 1e-9), "{} against {best}", plan.latency());
+        for (fewest, most) in [(1, 65_536), (3, 9), (5, 5)] {
+            let cold = fixed::count(&chain, bytes, fewest, most);
+            let known = signature.count(bytes, fewest, most);
+            prop_assert!((fewest..=most).contains(&cold));
+            let us = |count: usize| signature.latency(bytes, count as f64).get();
+            prop_assert!(close(us(cold), us(known), 1e-12), "{cold} against {known}");
+        }
         let sizes = vec![bytes / 7.0; 7];
         prop_assert!(close(chain.latency(&sizes, None).get(), signature.latency(bytes, 7.0).get(), 1e-12));
     }
@@ -181,4 +188,15 @@ proptest! {
             prop_assert!(ramp(&chain, &request).unwrap().latency().get() <= best * (1.0 + 1e-8));
         }
     }
+}
+
+/// The best last fragment of six was next to nothing here, and the search for five crept up from there.
+#[test]
+fn a_ramp_forgets_the_ends_of_another_number_of_fragments() {
+    let stages = [(1.4035, 0.0031381), (19.119, 0.07803), (1.154, 0.022274)];
+    let stages = stages.iter().map(|&(g, c)| Stage::new(g, c).unwrap()).collect();
+    let chain = Pipeline::new(stages).unwrap();
+    let request = Request::new(24_563.7);
+    let best = ramp_up_down(&chain, &request).unwrap().latency().get();
+    assert!(close(ramp(&chain, &request).unwrap().latency().get(), best, 1e-9));
 }

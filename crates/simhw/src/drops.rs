@@ -19,6 +19,14 @@ pub enum DropCause {
     Merged,
     /// The link lost it (a fault).
     LinkLoss,
+    /// The link was down (a fault).
+    LinkDown,
+    /// It was cut short on its way (a fault).
+    Truncated,
+    /// A switch's table had no room for its circuit (a fault).
+    NoCircuit,
+    /// A switch was starting anew (a fault).
+    SwitchDown,
     /// It arrived damaged, which the link's checksum told (a fault).
     Corrupt,
     /// The two nodes are cut off from each other (a fault).
@@ -29,33 +37,49 @@ pub enum DropCause {
     NicMemory,
     /// There is no way to the destination.
     NoRoute,
+    /// It met a collision each time that it was sent over a shared medium.
+    Collisions,
     /// The bytes are no frame of this fabric's version.
     Malformed,
     /// It came from no peer, or claimed to be from another one.
     Stranger,
     /// It was for another node.
     Misrouted,
+    /// It was not sealed, or with no keys that its receiver knows.
+    Unsealed,
+    /// It was sealed, and had been received before, or came too late to tell.
+    Replayed,
+    /// No keys could be agreed on with its destination.
+    NoKeys,
     /// The operating system did not take or keep it.
     System,
 }
 
 impl DropCause {
     /// Every cause.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 23] = [
         Self::BufferFull,
         Self::PartialDiscard,
         Self::EarlyDiscard,
         Self::Incomplete,
         Self::Merged,
         Self::LinkLoss,
+        Self::LinkDown,
+        Self::Truncated,
+        Self::NoCircuit,
+        Self::SwitchDown,
         Self::Corrupt,
         Self::Partition,
         Self::NicDown,
         Self::NicMemory,
         Self::NoRoute,
+        Self::Collisions,
         Self::Malformed,
         Self::Stranger,
         Self::Misrouted,
+        Self::Unsealed,
+        Self::Replayed,
+        Self::NoKeys,
         Self::System,
     ];
 
@@ -69,14 +93,22 @@ impl DropCause {
             Self::Incomplete => "incomplete",
             Self::Merged => "merged",
             Self::LinkLoss => "link_loss",
+            Self::LinkDown => "link_down",
+            Self::Truncated => "truncated",
+            Self::NoCircuit => "no_circuit",
+            Self::SwitchDown => "switch_down",
             Self::Corrupt => "corrupt",
             Self::Partition => "partition",
             Self::NicDown => "nic_down",
             Self::NicMemory => "nic_memory",
             Self::NoRoute => "no_route",
+            Self::Collisions => "collisions",
             Self::Malformed => "malformed",
             Self::Stranger => "stranger",
             Self::Misrouted => "misrouted",
+            Self::Unsealed => "unsealed",
+            Self::Replayed => "replayed",
+            Self::NoKeys => "no_keys",
             Self::System => "system",
         }
     }

@@ -1,6 +1,17 @@
-//! What goes wrong on a link, with which probability.
+//! What goes wrong, on purpose.
+//!
+//! [`Faults`] are drawn anew for each frame, on every link, for as long as they are set. An
+//! [`Incident`] is one [`Fault`] at one place, from one instant on and for a while: a script of them
+//! is written by hand, or drawn from a seed by [`Chaos`]. [`FaultCounts`] tell how often each kind
+//! has had an effect.
+
+mod chaos;
+mod incident;
 
 use std::time::Duration;
+
+pub use chaos::Chaos;
+pub use incident::{Fault, FaultCounts, FaultKind, Incident};
 
 /// Faults of the links out of the NICs, drawn anew for each frame. Probabilities are fractions from
 /// 0 to 1.

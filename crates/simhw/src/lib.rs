@@ -5,12 +5,17 @@
 //! applications run on a [`Host`](host::Host) and reach their NIC through a [`Port`](port::Port).
 //!
 //! - [`hardware`], [`host`], [`port`]: start here: the seams
-//! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like
+//! - [`sim`]: the fabric in virtual time; [`topology`], [`profile`], [`fault`] say what it is like and
+//!   what goes wrong; [`kernel`] is a kernel's TCP on it
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
-//! - [`link`], [`switch`], [`drops`]: the wires, the models of what joins them, and what they lose
+//! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and what
+//!   they lose
+//! - `shm`: the fabric of shared memory, between processes of one host (Linux)
+//! - [`seal`]: frames that only holders of a key can read, make or change
 //! - [`udp`]: the fabric of real sockets, and the switch in software
+//! - [`launch`]: who am I, and where are my peers
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod drops;
 pub mod fault;
@@ -18,15 +23,25 @@ pub mod frame;
 pub mod hardware;
 pub mod host;
 pub mod id;
+pub mod kernel;
+pub mod launch;
 pub mod link;
+mod live;
+pub mod medium;
 pub mod port;
 pub mod profile;
 pub mod region;
 mod ring;
 pub mod rng;
+pub mod seal;
+mod segment;
+#[cfg(target_os = "linux")]
+pub mod shm;
 pub mod sim;
 pub mod switch;
+mod sync;
 pub mod time;
 pub mod topology;
+pub mod trace;
 pub mod udp;
 pub mod wire;

@@ -1,8 +1,14 @@
 //! What NICs cost. Only the simulated fabric charges it.
 
+mod host;
+mod machine;
+
 use std::time::Duration;
 
 use crate::frame::MAX_PAYLOAD;
+
+pub use host::{HostProfile, Notice, PAGE_BYTES, Ringing};
+pub use machine::{Attachment, Machine};
 
 /// What one use of a DMA engine costs.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -61,9 +67,10 @@ impl NicProfile {
     /// A FORE SBA-200E as DVCM used it, on an SBus workstation.
     ///
     /// Read: a 25 MHz i960 with 256 KiB of memory, one instruction a cycle at best (FORE's data
-    /// sheet); coprocessor to coprocessor about 18 us, application to application about 60 us (DVCM
-    /// paper, section 3). Fitted to those two figures: the instructions of an event, the DMA setups
-    /// and the completion. Derived: SBus moves 32 bits a cycle at 25 MHz, half of that sustained.
+    /// sheet). Fitted to 18 us from coprocessor to coprocessor (DVCM paper, section 3): the
+    /// instructions of an event. Estimated: the DMA setups, doorbell and completion, of the card
+    /// alone; [`Machine::DVCM_ATM`] has those of the paper's applications. Derived: SBus moves 32 bits
+    /// a cycle at 25 MHz, half of that sustained.
     pub const SBA_200E: Self = Self {
         instruction_ps: 40_000,
         event_instructions: 60,

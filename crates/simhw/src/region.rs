@@ -4,6 +4,7 @@
 //! generation. Firmware checks a handle that came in a command's arguments or from the network
 //! with [`Hardware::check`](crate::hardware::Hardware::check) before it follows it.
 
+mod memory;
 mod payload;
 mod table;
 
@@ -17,7 +18,7 @@ use crate::id::PortId;
 
 pub use payload::Payload;
 
-pub(crate) use payload::Memory;
+pub(crate) use memory::Memory;
 pub(crate) use table::RegionTable;
 
 /// Most bytes of one region.
@@ -217,13 +218,19 @@ pub enum RegionError {
         /// What it gives.
         granted: Rights,
     },
+    /// The memory is not there for the NIC now: its pages were unpinned (a fault).
+    #[error("the memory is not resident")]
+    NotResident,
+    /// The transfer failed (a fault).
+    #[error("the bus reported an error")]
+    Bus,
 }
 
 /// An application's own registered memory. Dropping it deregisters it; the NIC keeps the memory
 /// itself alive for as long as it may still write to it.
 #[derive(Debug)]
 pub struct Region {
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) memory: Memory,
     pub(crate) whole: RegionRef,
     pub(crate) options: RegionOptions,
     pub(crate) registrar: Arc<crate::port::Registrar>,
@@ -282,6 +289,12 @@ impl Region {
             .ok_or(RegionError::OutOfRange { bytes: self.len() })?;
         view.copy_to(out);
         Ok(())
+    }
+
+    /// The bytes of a range where they lie, to be copied out; `None` where it passes the end.
+    #[must_use]
+    pub fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
+        self.memory.view(offset, length)
     }
 }
 

@@ -4,13 +4,18 @@
 //! Nothing takes time but what the profiles charge; the same seed, topology and applications give
 //! the same run, to the last bit of [`World::digest`].
 
+mod ailments;
+mod clock;
 mod event_queue;
 mod executor;
 mod frames;
 mod incidents;
 mod network;
 mod nic;
+mod processor;
+mod shared;
 mod uplink;
+mod watch;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,16 +25,20 @@ use crate::drops::DropCause;
 use crate::frame::{Frame, HEADER_BYTES};
 use crate::hardware::{Firmware, Hardware};
 use crate::id::{Incarnation, NodeId};
-use crate::profile::NicProfile;
+use crate::medium::MediumStats;
+use crate::profile::{HostProfile, NicProfile};
 use crate::region::Payload;
 use crate::switch::Output;
 use crate::time::{Instant, nanos};
-use crate::topology::{LinkId, Topology};
+use crate::topology::{LinkId, MediumId, Topology};
+use crate::trace::{Engine, Record};
 
 use event_queue::{Event, EventQueue};
 use executor::{Doorbell, Executor, Shared};
+use incidents::Script;
 use network::{Arrival, Network};
 use nic::{Nic, SimHardware, Work};
+use processor::Processors;
 
 pub use executor::SimHost;
 pub use network::Traffic;
@@ -58,6 +67,7 @@ pub struct World<F> {
     executor: Executor,
     /// Tasks that are ready, while they are run.
     ready: Vec<u32>,
+    script: Script,
     turns: u64,
     events: u64,
     digest: u64,
@@ -98,6 +108,7 @@ impl<F: Firmware> World<F> {
             executor: Executor::new(Arc::clone(&shared)),
             shared,
             ready: Vec::new(),
+            script: Script::default(),
             turns: 0,
             events: 0,
             digest: seed,
@@ -168,6 +179,7 @@ impl<F: Firmware> World<F> {
         if at != self.now {
             self.now = at;
             self.turns = 0;
+            self.network.watch.now = at;
             self.queue.set_now(at);
             self.shared.set_now(at);
         }
@@ -182,11 +194,29 @@ impl<F: Firmware> World<F> {
             }
             for task in ready.drain(..) {
                 self.count_turn();
-                self.note(9 | u64::from(task) << 4);
-                self.executor.poll(task);
+                if self.network.ailments.is_none() || !self.put_off(task) {
+                    self.run_task(task);
+                }
             }
         }
         self.ready = ready;
+    }
+
+    fn run_task(&mut self, task: u32) {
+        if self.shared.is_charged() && self.waits_for_processor(task) {
+            return;
+        }
+        self.note(9 | u64::from(task) << 4);
+        self.executor.poll(task);
+    }
+
+    /// Whether the host is at work on something else; the task is called then when that is done.
+    fn waits_for_processor(&mut self, task: u32) -> bool {
+        let (node, now) = (self.executor.node_of(task), self.now);
+        let free_at = self.shared.processors(|processors| processors.switch_to(node, now, task));
+        let Some(at) = free_at.flatten() else { return false };
+        self.queue.schedule(at, Event::Task { task });
+        true
     }
 
     fn count_turn(&mut self) {
@@ -196,7 +226,7 @@ impl<F: Firmware> World<F> {
 
     /// Takes up what tasks and hosts have asked for.
     fn take_requests(&mut self) {
-        let Self { shared, queue, nics, executor, now, .. } = self;
+        let Self { shared, queue, nics, executor, now, network, .. } = self;
         let Some(mut guard) = shared.take_requests() else { return };
         let requests = &mut *guard;
         for (node, life, port, id) in requests.opened.drain(..) {
@@ -206,11 +236,24 @@ impl<F: Firmware> World<F> {
             }
         }
         requests.schedule_sleepers(queue);
-        for Doorbell { node, port, life } in requests.doorbells.drain(..) {
+        for Doorbell { node, port, life, at } in requests.doorbells.drain(..) {
             let nic = &mut nics[node.index()];
-            if nic.up && nic.life == life && nic.ring(port) {
-                let at = now.plus_nanos(nanos(nic.profile.doorbell));
-                queue.schedule(at, Event::Doorbell { node, port, life });
+            if !nic.up || nic.life != life {
+                continue;
+            }
+            let ailments = &mut network.ailments;
+            // A port is closed through the kernel, which loses nothing.
+            let times = if ailments.is_none() || nic.ports.is_closing(port) {
+                1
+            } else {
+                ailments.doorbells(node, nic.rung())
+            };
+            if times > 0 && nic.ring(port) {
+                let at = at.max(*now).plus_nanos(nanos(nic.profile.doorbell));
+                network.watch.busy(Engine::Doorbell(node), *now, at, "doorbell", None);
+                for _ in 0..times {
+                    queue.schedule(at, Event::Doorbell { node, port, life });
+                }
             }
         }
         let spawned = std::mem::take(&mut requests.spawned);
@@ -246,10 +289,20 @@ impl<F: Firmware> World<F> {
             Event::OutputFree { link } => {
                 self.network.on_output_free(&mut self.queue, self.now, link);
             }
+            Event::Medium { medium } => {
+                self.network.on_medium(&mut self.queue, self.now, medium);
+            }
             Event::Wake { slot } => self.executor.wake_sleeper(slot),
             Event::Completion { node, life } => {
                 if self.is_live(node, life) {
-                    self.nics[node.index()].publish_completion();
+                    self.publish_completion(node);
+                }
+            }
+            Event::Incident { index, phase } => self.on_incident(index as usize, phase),
+            Event::Task { task } => self.on_late_task(task),
+            Event::Interrupt { node, port, life } if self.is_live(node, life) => {
+                if let Some(port) = self.nics[node.index()].ports.at(port) {
+                    port.wake();
                 }
             }
             Event::Doorbell { node, port, life } if self.is_live(node, life) => {
@@ -264,13 +317,14 @@ impl<F: Firmware> World<F> {
             }
             Event::Coprocessor { node, life } if self.is_live(node, life) => {
                 if let Some(work) = self.nics[node.index()].inbox.pop_front() {
-                    self.turn(node, work);
+                    self.turn(node, work, false);
                 }
                 self.schedule_coprocessor(node);
             }
             Event::Doorbell { .. }
             | Event::DmaDone { .. }
             | Event::Timer { .. }
+            | Event::Interrupt { .. }
             | Event::Coprocessor { .. } => {}
         }
     }
@@ -285,7 +339,10 @@ impl<F: Firmware> World<F> {
         let bytes = HEADER_BYTES as u32 + u32::from(self.network.frames.at(key).header.length);
         if !nic.up {
             self.network.drop_frame(key, DropCause::NicDown);
-        } else if nic.held + bytes > nic.profile.receive_memory {
+        } else if nic.held + bytes > nic.profile.receive_memory
+            || !self.network.ailments.is_none()
+                && self.network.ailments.is_memory_full(node, nic.held + bytes)
+        {
             self.network.drop_frame(key, DropCause::NicMemory);
         } else {
             nic.held += bytes;
@@ -297,7 +354,7 @@ impl<F: Firmware> World<F> {
     fn dispatch(&mut self, node: NodeId, work: Work) {
         let nic = &mut self.nics[node.index()];
         if nic.busy_until <= self.now && nic.inbox.is_empty() {
-            self.turn(node, work);
+            self.turn(node, work, true);
             return;
         }
         nic.inbox.push_back(work);
@@ -314,15 +371,17 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// One turn of one NIC's firmware.
-    fn turn(&mut self, node: NodeId, work: Work) {
+    /// One turn of one NIC's firmware, which was idle or not.
+    fn turn(&mut self, node: NodeId, work: Work, idle: bool) {
         let nic = &mut self.nics[node.index()];
         let firmware = &mut self.firmware[node.index()];
         let mut closed = None;
         let mut current = (crate::frame::Header::default(), Vec::new());
+        let mut frame = None;
         if let Work::Frame(key) = work {
-            let frame = self.network.frames.at(key);
-            current = (frame.header, std::mem::take(&mut frame.payload));
+            let arrived = self.network.frames.at(key);
+            frame = Some(arrived.number);
+            current = (arrived.header, std::mem::take(&mut arrived.payload));
             nic.held -= HEADER_BYTES as u32 + current.1.len() as u32;
         }
         match work {
@@ -330,16 +389,22 @@ impl<F: Firmware> World<F> {
             Work::Timer(timer) if !nic.take_alarm(timer) => return,
             _ => {}
         }
-        let event_cost =
-            u64::from(nic.profile.event_instructions) * u64::from(nic.profile.instruction_ps);
+        let ailments = &mut self.network.ailments;
+        let times = if ailments.is_none() { 1 } else { ailments.instruction_times(node) };
         let mut hw = SimHardware {
             nic,
             network: &mut self.network,
             queue: &mut self.queue,
             now: self.now,
             current: &current.1,
-            cost_ps: event_cost,
+            cost_ps: 0,
+            times,
+            frame,
         };
+        hw.charge(u64::from(hw.nic.profile.event_instructions));
+        if hw.nic.host.runs_firmware && idle && !matches!(work, Work::Start | Work::Doorbell(_)) {
+            hw.cost_ps += u64::from(hw.nic.host.interrupt_ns) * 1000;
+        }
         match work {
             Work::Start => firmware.on_start(&mut hw),
             Work::Doorbell(port) => {
@@ -360,8 +425,20 @@ impl<F: Firmware> World<F> {
             Work::Timer(timer) => firmware.on_timer(&mut hw, timer),
         }
         hw.abort();
-        let reached = hw.reached();
-        self.nics[node.index()].busy_until = reached;
+        let mut reached = hw.reached();
+        if !self.network.ailments.is_none()
+            && let Some(by) = self.network.ailments.overrun(node)
+        {
+            reached += by;
+        }
+        let nic = &mut self.nics[node.index()];
+        nic.busy_until = reached;
+        if nic.host.runs_firmware {
+            let (now, nanos) = (self.now, reached.nanos_since(self.now));
+            self.shared.processors(|processors| processors.interrupt(node, now, nanos));
+        }
+        let coprocessor = Engine::Coprocessor(node);
+        self.network.watch.busy(coprocessor, self.now, reached, work.name(), frame);
         if let Some(port) = closed {
             self.nics[node.index()].forget_completions(port);
             self.shared.release_port(node, port);
@@ -372,9 +449,22 @@ impl<F: Firmware> World<F> {
         }
     }
 
+    /// Sets what hosts cost from now on, all of them; nothing until then.
+    pub fn set_hosts(&mut self, profile: HostProfile) {
+        self.shared.set_processors(Processors::new(profile, self.nics.len()));
+        for nic in &mut self.nics {
+            nic.host = profile;
+        }
+    }
+
     /// Calls `tracer` for everything that happens from now on; it changes nothing.
     pub fn set_tracer(&mut self, tracer: impl FnMut(TraceEvent) + Send + 'static) {
         self.tracer = Some(Box::new(tracer));
+    }
+
+    /// Shows `observer` everything that happens from now on; it changes nothing.
+    pub fn observe(&mut self, observer: impl FnMut(&Record<'_>) + Send + 'static) {
+        self.network.watch.observer = Some(Box::new(observer));
     }
 
     /// The time.
@@ -387,6 +477,24 @@ impl<F: Firmware> World<F> {
     #[must_use]
     pub const fn traffic(&self) -> &Traffic {
         &self.network.traffic
+    }
+
+    /// Whether a node's NIC runs.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn is_up(&self, node: NodeId) -> bool {
+        self.nics[node.index()].up
+    }
+
+    /// Ports that the NIC of `node` has open.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn open_ports(&self, node: NodeId) -> usize {
+        self.nics[node.index()].ports.open()
     }
 
     /// Frames under way.
@@ -405,6 +513,12 @@ impl<F: Firmware> World<F> {
     #[must_use]
     pub fn output(&self, link: LinkId) -> Option<&Output> {
         self.network.output(link)
+    }
+
+    /// What a shared medium has carried; `None` if there is no such medium.
+    #[must_use]
+    pub fn medium(&self, medium: MediumId) -> Option<&MediumStats> {
+        self.network.shared.stats(medium)
     }
 
     /// The firmware of `node`, to look at.

@@ -59,7 +59,7 @@ pub enum Buffer {
 }
 
 impl Buffer {
-    const fn capacity(self) -> u32 {
+    pub(crate) const fn capacity(self) -> u32 {
         match self {
             Self::Bytes(capacity) | Self::Cells(capacity) => capacity,
         }
@@ -134,6 +134,8 @@ pub struct Output {
     peak: u32,
     /// The buffer's cost of what is being sent.
     sending: Option<u32>,
+    /// Nothing is sent.
+    stuck: bool,
     drops: Drops,
 }
 
@@ -154,6 +156,7 @@ impl Output {
             used: 0,
             peak: 0,
             sending: None,
+            stuck: false,
             drops: Drops::default(),
         }
     }
@@ -176,14 +179,14 @@ impl Output {
             self.drops.add(cause);
             return Err(cause);
         }
-        if cost > self.buffer.capacity() - self.used {
+        if cost > self.buffer.capacity().saturating_sub(self.used) {
             debug_assert!(false, "a rule refuses what does not fit");
             self.drops.add(DropCause::BufferFull);
             return Err(DropCause::BufferFull);
         }
         self.used += cost;
         self.peak = self.peak.max(self.used);
-        if self.sending.is_some() {
+        if self.sending.is_some() || self.stuck {
             self.queue.push(piece);
             return Ok(None);
         }
@@ -193,6 +196,9 @@ impl Output {
     /// The line is free: what leaves next, if anything waits.
     pub fn next(&mut self, now: Instant) -> Option<Departure> {
         self.used -= self.sending.take().unwrap_or(0);
+        if self.stuck {
+            return None;
+        }
         let piece = self.queue.pop()?;
         Some(self.send(now, piece))
     }
@@ -200,6 +206,35 @@ impl Output {
     /// No more pieces of `frame` come: whatever is remembered of it can go.
     pub fn forget(&mut self, frame: u32) {
         self.discard.forget(frame);
+    }
+
+    /// Sends nothing more, or again (a fault); what leaves at once then.
+    pub fn set_stuck(&mut self, now: Instant, stuck: bool) -> Option<Departure> {
+        self.stuck = stuck;
+        if self.sending.is_some() { None } else { self.next(now) }
+    }
+
+    /// Takes out all that waits (a fault): what is being sent goes on.
+    pub fn flush(&mut self) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        while let Some(piece) = self.queue.pop() {
+            self.used -= self.buffer.cost(&piece);
+            pieces.push(piece);
+        }
+        pieces
+    }
+
+    /// Holds so much from now on; what is in the buffer stays.
+    pub fn set_buffer(&mut self, capacity: u32) {
+        self.buffer = match self.buffer {
+            Buffer::Bytes(_) => Buffer::Bytes(capacity),
+            Buffer::Cells(_) => Buffer::Cells(capacity),
+        };
+    }
+
+    /// The line has another rate from now on; what is being sent keeps its time.
+    pub const fn set_rate(&mut self, rate: LineRate) {
+        self.line.set_rate(rate);
     }
 
     fn send(&mut self, now: Instant, piece: Piece) -> Departure {

@@ -92,6 +92,19 @@ impl LineRate {
         if bits_per_second == 0 { None } else { Some(Self(bits_per_second)) }
     }
 
+    /// So many hundredths of this rate, at least one bit per second.
+    #[must_use]
+    pub const fn percent(self, percent: u8) -> Self {
+        let bits = self.0 as u128 * percent as u128 / 100;
+        Self(if bits == 0 {
+            1
+        } else if bits > u64::MAX as u128 {
+            u64::MAX
+        } else {
+            bits as u64
+        })
+    }
+
     /// A rate of `mega` times 10^6 bits per second.
     ///
     /// # Panics
@@ -172,6 +185,13 @@ impl Serializer {
     /// Keeps the line for something else for `nanos` nanoseconds.
     pub const fn delay(&mut self, nanos: u64) {
         self.free_at = self.free_at.plus_nanos(nanos);
+    }
+
+    /// The line has another rate from now on; what was sent keeps its time.
+    pub const fn set_rate(&mut self, rate: LineRate) {
+        self.free_at = self.free_at();
+        self.remainder = 0;
+        self.rate = rate;
     }
 
     /// When the last bit of what was sent will have left.

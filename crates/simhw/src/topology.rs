@@ -1,14 +1,19 @@
-//! Who is joined to whom: hosts, switches, trunks, and the way from each to each.
+//! Who is joined to whom: hosts, switches, trunks, shared media, and the way from each to each.
 
 use std::collections::VecDeque;
 
 use crate::id::NodeId;
 use crate::link::LinkProfile;
-use crate::switch::SwitchProfile;
+use crate::medium::MediumProfile;
+use crate::switch::{Buffer, SwitchProfile};
 
 /// One of a topology's switches, from 0.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SwitchId(pub u16);
+
+/// One of a topology's shared media, from 0.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct MediumId(pub u16);
 
 /// One direction of one of a topology's wires, from 0.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -21,6 +26,8 @@ pub enum End {
     Nic(NodeId),
     /// A switch.
     Switch(SwitchId),
+    /// A shared medium.
+    Medium(MediumId),
 }
 
 /// One direction of a wire.
@@ -34,12 +41,14 @@ pub struct Link {
     pub profile: LinkProfile,
 }
 
-/// Hosts on switches, and trunks between switches. Every host has one link each way.
+/// Hosts on switches, and trunks between switches; or hosts on a shared medium, which leads nowhere
+/// else. Every host has one link each way.
 ///
 /// All links of one topology cut frames in the same way: the first link's.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
     pub(crate) switches: Vec<SwitchProfile>,
+    pub(crate) media: Vec<MediumProfile>,
     pub(crate) links: Vec<Link>,
     /// For each host, its links to and from its switch.
     pub(crate) hosts: Vec<(LinkId, LinkId)>,
@@ -63,6 +72,36 @@ impl Topology {
         topology
     }
 
+    /// `hosts` hosts on one shared medium.
+    #[must_use]
+    pub fn shared(hosts: u16, profile: MediumProfile) -> Self {
+        let mut topology = Self::new();
+        let medium = topology.add_medium(profile);
+        for _ in 0..hosts {
+            topology.add_host_on(medium);
+        }
+        topology
+    }
+
+    /// Adds a shared medium.
+    ///
+    /// # Panics
+    /// With more than 65,535 of them.
+    pub fn add_medium(&mut self, profile: MediumProfile) -> MediumId {
+        self.media.push(profile);
+        MediumId(u16::try_from(self.media.len() - 1).expect("at most 65,535 media"))
+    }
+
+    /// Adds a host on a shared medium; hosts are numbered from 0 as they are added.
+    ///
+    /// # Panics
+    /// If there is no such medium, or with more than 65,535 hosts.
+    pub fn add_host_on(&mut self, medium: MediumId) -> NodeId {
+        assert!(usize::from(medium.0) < self.media.len(), "no medium {}", medium.0);
+        let MediumProfile { rate, propagation, framing, .. } = self.media[usize::from(medium.0)];
+        self.join(End::Medium(medium), LinkProfile { rate, propagation, framing })
+    }
+
     /// Adds a switch.
     ///
     /// # Panics
@@ -78,9 +117,13 @@ impl Topology {
     /// If there is no such switch, or with more than 65,535 hosts.
     pub fn add_host(&mut self, switch: SwitchId, link: LinkProfile) -> NodeId {
         assert!(usize::from(switch.0) < self.switches.len(), "no switch {}", switch.0);
+        self.join(End::Switch(switch), link)
+    }
+
+    fn join(&mut self, to: End, link: LinkProfile) -> NodeId {
         let node = NodeId(u16::try_from(self.hosts.len()).expect("at most 65,535 hosts"));
-        let up = self.add_link(End::Nic(node), End::Switch(switch), link);
-        let down = self.add_link(End::Switch(switch), End::Nic(node), link);
+        let up = self.add_link(End::Nic(node), to, link);
+        let down = self.add_link(to, End::Nic(node), link);
         self.hosts.push((up, down));
         node
     }
@@ -103,6 +146,19 @@ impl Topology {
         LinkId(u32::try_from(self.links.len() - 1).expect("fewer links than 2^32"))
     }
 
+    /// All links.
+    pub fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
+        (0..self.links.len() as u32).map(LinkId)
+    }
+
+    /// The links that begin at a switch, each behind one of its outputs, with the output's buffer.
+    pub fn outputs(&self) -> impl Iterator<Item = (LinkId, Buffer)> + '_ {
+        self.links().filter_map(|link| match self.links[link.0 as usize].from {
+            End::Switch(switch) => Some((link, self.switches[usize::from(switch.0)].buffer)),
+            End::Nic(_) | End::Medium(_) => None,
+        })
+    }
+
     /// Number of hosts.
     #[must_use]
     pub fn hosts(&self) -> u16 {
@@ -118,6 +174,21 @@ impl Topology {
         self.hosts[node.index()].1
     }
 
+    /// The name of a link in traces and scripts: those of its ends.
+    ///
+    /// # Panics
+    /// If there is no such link.
+    #[must_use]
+    pub fn link_name(&self, link: LinkId) -> String {
+        let name = |end| match end {
+            End::Nic(node) => format!("node {node}"),
+            End::Switch(switch) => format!("switch {}", switch.0),
+            End::Medium(medium) => format!("medium {}", medium.0),
+        };
+        let Link { from, to, .. } = self.links[link.0 as usize];
+        format!("{} > {}", name(from), name(to))
+    }
+
     /// The links from `from` to `to`, in order; `None` where there is no way.
     #[must_use]
     pub fn path(&self, from: NodeId, to: NodeId) -> Option<Vec<LinkId>> {
@@ -127,6 +198,13 @@ impl Topology {
         loop {
             match self.links[path.last()?.0 as usize].to {
                 End::Nic(node) => return (node == to).then_some(path),
+                medium @ End::Medium(_) => {
+                    let &(_, down) = self.hosts.get(to.index())?;
+                    if self.links[down.0 as usize].from != medium {
+                        return None;
+                    }
+                    path.push(down);
+                }
                 End::Switch(switch) => {
                     path.push(routes[usize::from(switch.0)].get(to.index()).copied().flatten()?);
                 }
@@ -138,9 +216,7 @@ impl Topology {
     pub(crate) fn routes(&self) -> Vec<Vec<Option<LinkId>>> {
         let mut routes = vec![vec![None; self.hosts.len()]; self.switches.len()];
         for (node, (_, down)) in self.hosts.iter().enumerate() {
-            let End::Switch(last) = self.links[down.0 as usize].from else {
-                unreachable!("a downlink begins at a switch");
-            };
+            let End::Switch(last) = self.links[down.0 as usize].from else { continue };
             routes[usize::from(last.0)][node] = Some(*down);
             let mut queue = VecDeque::from([last]);
             while let Some(switch) = queue.pop_front() {

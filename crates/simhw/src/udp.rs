@@ -9,12 +9,11 @@
 //! or which is malformed, of another version, or for another node, is dropped and counted, never
 //! answered.
 //!
-//! Not here: encryption, and authentication beyond the source address. Use it on networks whose
-//! hosts are trusted.
+//! With a key ([`UdpConfig::key`]) frames are sealed, and what is not sealed or comes twice is dropped
+//! and counted: see [`seal`](crate::seal). Without one the NIC says at its start, as a warning of
+//! `tracing`, that it trusts its network.
 
-mod alarm;
 mod batch;
-mod clock;
 mod config;
 mod desk;
 mod driver;
@@ -29,9 +28,12 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tracing::warn;
 
 use crate::drops::Drops;
 use crate::hardware::Firmware;
+use crate::live::Tasks;
+use crate::live::{alarm, clock};
 
 pub use config::{
     Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_TRANSMIT_DEPTH,
@@ -51,7 +53,7 @@ use nic::Nic;
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct UdpCounters {
-    /// Frames that the system took; frames to the own node are none of them.
+    /// Frames that the system took; frames to the own node are none of them, handshakes about keys are.
     pub frames_sent: u64,
     /// Their bytes, with headers, without the wire's framing.
     pub bytes_sent: u64,
@@ -71,6 +73,7 @@ pub struct UdpNic {
     host: UdpHost,
     desk: Arc<Desk>,
     address: SocketAddr,
+    is_sealed: bool,
     ended: oneshot::Receiver<()>,
 }
 
@@ -95,7 +98,11 @@ impl UdpNic {
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         let desk = Desk::new(config.node, config.port_depth);
-        let nic = Nic::new(&config);
+        let nic = Nic::new(&config)?;
+        let is_sealed = nic.is_sealed();
+        if !is_sealed {
+            warn!(node = config.node.0, %address, "no key: the network is trusted");
+        }
         let (end, ended) = oneshot::channel();
         match config.coprocessor {
             Coprocessor::Task => {
@@ -112,8 +119,8 @@ impl UdpNic {
                 run_on_thread(format!("nic {}", config.node), end, driver).map_err(failed)?;
             }
         }
-        let host = UdpHost::new(config.node, config.seed, runtime, Arc::clone(&desk));
-        Ok(Self { host, desk, address, ended })
+        let host = UdpHost::new(Tasks::new(config.node, config.seed, runtime), Arc::clone(&desk));
+        Ok(Self { host, desk, address, is_sealed, ended })
     }
 
     /// The application's side of the NIC.
@@ -126,6 +133,12 @@ impl UdpNic {
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Whether frames are sealed; if not, the NIC trusts its network, and has said so at its start.
+    #[must_use]
+    pub const fn is_sealed(&self) -> bool {
+        self.is_sealed
     }
 
     /// What has gone through the NIC, as of its last turn. Asks the system, too: some 100 us.

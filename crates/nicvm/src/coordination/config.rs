@@ -74,7 +74,7 @@ pub struct CoordinationConfig {
     pub(crate) ahead: u32,
     pub(crate) lease: Duration,
     pub(crate) patience: Duration,
-    pub(crate) reserve: u16,
+    pub(crate) reserve: Option<u16>,
     pub(crate) rate: Option<LineRate>,
     pub(crate) buffers: bool,
     pub(crate) genesis: bool,
@@ -129,7 +129,7 @@ impl CoordinationConfig {
             ahead: 0,
             lease: DEFAULT_LEASE,
             patience: DEFAULT_LEASE * 2,
-            reserve: DEFAULT_RESERVE,
+            reserve: None,
             rate: None,
             buffers: false,
             genesis: false,
@@ -204,10 +204,12 @@ impl CoordinationConfig {
         self
     }
 
-    /// Thousandths of the link that coordinated messages leave free, so that what was sent without a
-    /// token drains. [`DEFAULT_RESERVE`] unless set.
+    /// Thousandths of the time that coordinated messages take on a link, up to 900, that they leave
+    /// free after it: for what is sent without a token, and for others' traffic. To leave a share `b`
+    /// of the link to others takes `1000 b / (1 - b)`. Unless set, [`DEFAULT_RESERVE`] where several
+    /// senders share a link, and none where one has it for itself.
     pub fn reserve(&mut self, thousandths: u16) -> &mut Self {
-        self.reserve = thousandths.min(900);
+        self.reserve = Some(thousandths.min(900));
         self
     }
 

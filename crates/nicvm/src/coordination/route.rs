@@ -8,7 +8,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::time::{Instant, LineRate, nanos};
 
 use super::Coordination;
-use super::config::{Hold, Uncontrolled};
+use super::config::{DEFAULT_RESERVE, Hold, Uncontrolled};
 use super::lead::LeadEstimator;
 use crate::context::Context;
 use crate::extension::TimeoutId;
@@ -263,7 +263,8 @@ impl Coordination {
         let rate = self.config.rate.unwrap_or_else(|| nic.line_rate());
         let mut debt_ns = rate.nanos_for(self.routes[at].debt);
         let shared = self.routes[at].links.iter().any(|l| self.places[*l].config.senders.len() > 1);
-        let reserve = if shared { u64::from(self.config.reserve) } else { 0 };
+        let unset = if shared { DEFAULT_RESERVE } else { 0 };
+        let reserve = u64::from(self.config.reserve.unwrap_or(unset));
         let route = &mut self.routes[at];
         if let Some(granted) = route.granted.take() {
             // What went ahead filled the gap that the hand-over left.

@@ -2,10 +2,11 @@
 //!
 //! With a busy bottleneck the latency is a constant plus `A first + C last`, where `A` and `C` are the costs of a
 //! byte before and after the bottleneck. The sum of all sizes grows with both ends. So: for each `last`, the `first`
-//! that makes the sum right (Newton), and over `last` a convex, piecewise linear function, whose minimum is found by
-//! intersecting its tangents.
+//! that makes the sum right (secants over plain passes), and over `last` a convex, piecewise linear function, whose
+//! minimum is found by intersecting its tangents (one pass with derivatives each). Where the tangent was drawn, it
+//! also tells the `first` of the next `last`, so that few passes are needed.
 
-use super::pass::{Dual, Pass};
+use super::pass::{Dual, Number as _, Pass};
 use crate::stage::Stage;
 
 /// How exactly the ends are searched.
@@ -33,8 +34,11 @@ impl Precision {
     }
 }
 
-/// Newton steps for one end; it converges in 3 to 6, the bracket halves where it does not.
-const NEWTON: usize = 40;
+/// Steps of the search for one end; it converges in 2 to 6, the bracket halves where it does not.
+const STEPS: usize = 60;
+
+/// Steps after which every other one halves the bracket: secants across many pieces may creep.
+const PATIENCE: usize = 8;
 
 /// Tangents drawn over the other end; pieces are as many as fragments, most are never met.
 const TANGENTS: usize = 60;
@@ -51,37 +55,45 @@ pub(crate) struct Ramp {
     before: Pass,
     after: Pass,
     bytes: f64,
-    has_before: bool,
-    has_after: bool,
-    sizes: Vec<Dual>,
-    caps: Vec<Dual>,
+    plain: Scratch<f64>,
+    tangent: Scratch<Dual>,
     /// Where the search for the ends starts: where the last one ended, as fractions of an equal share.
     start: (f64, f64),
     precision: Precision,
 }
 
+/// What passes fill.
+#[derive(Debug)]
+struct Scratch<N> {
+    sizes: Vec<N>,
+    caps: Vec<N>,
+    free: Vec<N>,
+}
+
 /// A point of the search: both ends, what they cost, and the slope of the cost along the last one.
 #[derive(Clone, Copy, Debug)]
 struct Point {
+    first: f64,
     last: f64,
     cost: f64,
     slope: f64,
+    /// How much of the first fragment a byte of the last one replaces.
+    trade: f64,
+    /// How much the sum grows with the first fragment.
+    growth: f64,
 }
 
 impl Ramp {
     pub(crate) fn new(stages: &[Stage], bottleneck: usize, bytes: f64) -> Self {
         let before = Pass::new(stages[..=bottleneck].iter().copied(), true);
         let after = Pass::new(stages[bottleneck..].iter().rev().copied(), false);
-        let has_before = before.per_byte > 0.0;
-        let has_after = after.per_byte > 0.0;
+        let most = before.len().max(after.len());
         Self {
             before,
             after,
             bytes,
-            has_before,
-            has_after,
-            sizes: Vec::new(),
-            caps: Vec::new(),
+            plain: Scratch { sizes: Vec::new(), caps: Vec::new(), free: vec![0.0; most] },
+            tangent: Scratch { sizes: Vec::new(), caps: Vec::new(), free: vec![Dual::ZERO; most] },
             start: START,
             precision: Precision::Exact,
         }
@@ -100,91 +112,91 @@ impl Ramp {
     }
 
     fn search(&mut self, count: usize) -> Option<Vec<f64>> {
-        let zero = Dual::new(0.0, 0.0, 0.0);
-        self.sizes.resize(count, zero);
-        self.caps.resize(count, zero);
+        self.plain.sizes.resize(count, 0.0);
+        self.plain.caps.resize(count, f64::UNBOUND);
+        self.tangent.sizes.resize(count, Dual::ZERO);
+        self.tangent.caps.resize(count, Dual::UNBOUND);
         if count == 1 {
             return Some(vec![self.bytes]);
         }
-        match (self.has_before, self.has_after) {
+        match (self.before.per_byte > 0.0, self.after.per_byte > 0.0) {
             (false, false) => return None,
             (true, false) => {
-                self.caps.fill(Dual::UNBOUND);
-                self.first().ok()?;
+                self.plain.caps.fill(f64::UNBOUND);
+                let first = self.first(self.share(self.start.0), None).ok()?;
+                self.start.0 = first / self.share(1.0);
             }
             (false, true) => self.last_alone()?,
             (true, true) => self.both()?,
         }
-        let sum: f64 = self.sizes.iter().map(|size| size.value).sum();
-        let scale = self.bytes / sum;
-        let good = (scale - 1.0).abs() < 1e-6
-            && self.sizes.iter().all(|size| size.value > self.bytes * 1e-12);
-        good.then(|| self.sizes.iter().map(|size| size.value * scale).collect())
+        let sizes = &self.plain.sizes;
+        let scale = self.bytes / sizes.iter().sum::<f64>();
+        let good = (scale - 1.0).abs() < 1e-6 && sizes.iter().all(|&s| s > self.bytes * 1e-12);
+        good.then(|| sizes.iter().map(|size| size * scale).collect())
     }
 
-    /// Finds the first fragment for which the sum is right, under the caps as they are.
-    fn first(&mut self) -> Result<(f64, Dual), Miss> {
-        let guess = self.start.0 * self.bytes / self.sizes.len() as f64;
-        let (before, caps, sizes) = (&mut self.before, &self.caps, &mut self.sizes);
-        let found = newton((self.bytes, self.precision.error() * 0.01), guess, |first| {
-            let sum = before.run(Dual::new(first, 1.0, 0.0), Some(caps), sizes);
-            (sum, sum.by_first)
-        })?;
-        self.start.0 = found.0 / self.bytes * self.sizes.len() as f64;
-        Ok(found)
+    /// A fraction of an equal share of the message.
+    fn share(&self, fraction: f64) -> f64 {
+        fraction * self.bytes / self.plain.sizes.len() as f64
     }
 
-    /// Fills the caps backward from a last fragment; their sum.
-    fn cap(&mut self, last: f64) -> Dual {
-        let sum = self.after.run(Dual::new(last, 1.0, 0.0), None, &mut self.caps);
-        self.caps.reverse();
-        for cap in &mut self.caps {
-            *cap = cap.mirrored();
-        }
-        sum.mirrored()
+    /// Finds the first fragment for which the sum is right, under the caps as they are; fills the sizes.
+    fn first(&mut self, guess: f64, growth: Option<f64>) -> Result<f64, Miss> {
+        let Scratch { sizes, caps, free } = &mut self.plain;
+        let goal = (self.bytes, self.precision.error() * 0.01);
+        let most = self.bytes.min(caps[0]);
+        root(goal, most, guess, growth, |first| self.before.run(free, first, Some(caps), sizes))
     }
 
     /// No cost ahead of the bottleneck: the plan is the backward ramp.
     fn last_alone(&mut self) -> Option<()> {
-        self.least_last()?;
-        self.sizes.copy_from_slice(&self.caps);
+        let guess = self.share(self.start.1);
+        let Scratch { sizes, free, .. } = &mut self.plain;
+        let goal = (self.bytes, self.precision.error() * 0.01);
+        let last =
+            root(goal, self.bytes, guess, None, |last| self.after.run(free, last, None, sizes))
+                .ok()?;
+        sizes.reverse();
+        self.start.1 = last / self.share(1.0);
         Some(())
     }
 
-    /// The smallest last fragment whose backward ramp carries the message; next to nothing if any does.
-    fn least_last(&mut self) -> Option<f64> {
-        let guess = self.start.1 * self.bytes / self.sizes.len() as f64;
-        let (after, caps) = (&mut self.after, &mut self.caps);
-        let found = newton((self.bytes, self.precision.error() * 0.01), guess, |last| {
-            let sum = after.run(Dual::new(last, 1.0, 0.0), None, caps);
-            (sum, sum.by_first)
-        });
-        match found {
-            Ok((last, _)) => {
-                self.cap(last);
-                Some(last)
-            }
-            // Backward sizes may grow so fast that next to nothing carries the message.
-            Err(_) => self.has_before.then_some(self.bytes * 1e-12),
+    /// Fills the caps backward from a last fragment; their sum.
+    fn cap(&mut self, last: f64) -> f64 {
+        let Scratch { caps, free, .. } = &mut self.tangent;
+        let sum = self.after.run(free, Dual::last(last), None, caps);
+        caps.reverse();
+        for (plain, cap) in self.plain.caps.iter_mut().zip(caps) {
+            *plain = cap.value;
         }
+        sum.value
     }
 
-    fn point(&mut self, last: f64) -> Result<Point, Miss> {
-        self.cap(last);
-        let (first, sum) = self.first()?;
+    /// The ramp that ends with `last`; `near` is a point found before.
+    fn point(&mut self, last: f64, near: Option<Point>) -> Result<Point, Miss> {
+        if self.cap(last) < self.bytes {
+            return Err(Miss::Under);
+        }
+        let line = near.filter(|near| near.trade.is_finite());
+        let guess = line.map_or_else(|| self.share(self.start.0), |near| near.first_at(last));
+        let first = self.first(guess, line.map(|near| near.growth))?;
+        let Scratch { sizes, caps, free } = &mut self.tangent;
+        let sum = self.before.run(free, Dual::first(first), Some(caps), sizes);
         let (a, c) = (self.before.per_byte, self.after.per_byte);
         let trade = if sum.by_first > 0.0 { sum.by_last / sum.by_first } else { f64::INFINITY };
-        Ok(Point { last, cost: a.mul_add(first, c * last), slope: c - a * trade })
+        let (cost, slope) = (a * first + c * last, c - a * trade);
+        Ok(Point { first, last, cost, slope, trade, growth: sum.by_first })
     }
 
     /// Balances the two ends by intersecting tangents.
     fn both(&mut self) -> Option<()> {
-        let (mut low, mut high) = (self.least_last()? * (1.0 - 1e-12), self.bytes);
+        let least = self.bytes * 1e-12;
+        let (mut low, mut high, mut edge) = (least, self.bytes, false);
         let (mut left, mut right): (Option<Point>, Option<Point>) = (None, None);
         let mut best: Option<Point> = None;
-        let mut next = (self.start.1 * self.bytes / self.sizes.len() as f64).clamp(low, high);
+        let mut next = self.share(self.start.1).clamp(low, high);
         for _ in 0..self.precision.tangents() {
-            match self.point(next) {
+            match self.point(next, best) {
                 Ok(point) => {
                     if best.is_none_or(|best| point.cost < best.cost) {
                         best = Some(point);
@@ -206,10 +218,16 @@ impl Ramp {
                     }
                     meet(left, right)
                 }
-                (_, None) if high == self.bytes => (2.0 * next).min(high),
+                (_, None) if high == self.bytes => (2.0 * next).max(self.share(START.1)).min(high),
+                // Next to nothing may be the best last fragment: found at once, or never looked at again.
+                (None, Some(_)) if !edge => least,
                 _ => (low * high).sqrt().max(0.125 * high),
             };
-            if next <= low || next >= high && (high < self.bytes || right.is_some()) {
+            edge |= next == least;
+            if next < low
+                || next == low && low > least
+                || next >= high && (high < self.bytes || right.is_some())
+            {
                 next = 0.5 * (low + high);
             }
             if high - low <= self.precision.error() * high {
@@ -217,8 +235,16 @@ impl Ramp {
             }
         }
         let best = best?;
-        self.start.1 = best.last / self.bytes * self.sizes.len() as f64;
-        self.point(best.last).ok().map(|_| ())
+        self.start = (best.first / self.share(1.0), best.last / self.share(1.0));
+        self.cap(best.last);
+        self.first(best.first, Some(best.growth)).ok().map(|_| ())
+    }
+}
+
+impl Point {
+    /// The first fragment that belongs to another last one, along the tangent.
+    fn first_at(&self, last: f64) -> f64 {
+        self.first - self.trade * (last - self.last)
     }
 }
 
@@ -248,20 +274,25 @@ enum Miss {
     Under,
 }
 
-/// The argument at which a growing function reaches `target`; the function gives its value and its slope.
-fn newton(
+/// The argument below `most` at which a growing function reaches `target`, by secants; `growth` is its slope near the
+/// guess.
+fn root(
     (target, exact): (f64, f64),
+    most: f64,
     guess: f64,
-    mut sum_at: impl FnMut(f64) -> (Dual, f64),
-) -> Result<(f64, Dual), Miss> {
-    let (mut low, mut high) = (0.0, target);
+    growth: Option<f64>,
+    mut sum_at: impl FnMut(f64) -> f64,
+) -> Result<f64, Miss> {
+    let least = target * 1e-13;
+    let (mut low, mut high) = (least, most);
     let mut at = if guess > low && guess < high { guess } else { 0.5 * high };
-    let mut last = None;
-    for step in 0..NEWTON {
-        let (sum, slope) = sum_at(at);
-        let error = sum.value - target;
-        last = Some((at, sum));
-        if error.abs() <= exact.max(EXACT) * target || high - low <= EXACT * high {
+    let mut before: Option<(f64, f64)> = None;
+    let mut error = f64::INFINITY;
+    for step in 0..STEPS {
+        let sum = sum_at(at);
+        error = sum - target;
+        let edge = error < 0.0 && at >= most || error > 0.0 && at <= least;
+        if error.abs() <= exact.max(EXACT) * target || high - low <= EXACT * high || edge {
             break;
         }
         if error < 0.0 {
@@ -269,23 +300,24 @@ fn newton(
         } else {
             high = at;
         }
-        let next = at - error / slope;
-        let inside = next > low && next < high;
-        at = match (inside, step) {
-            (true, _) => next,
-            // Off the edge at once: look at the edge before halving the way to it.
-            (false, 0 | 1) if error > 0.0 => low + (high - low) * 1e-12,
-            (false, 0 | 1) => high,
-            (false, _) => 0.5 * (low + high),
+        let slope = match before {
+            Some((other, off)) if off != error => (error - off) / (at - other),
+            _ => growth.unwrap_or(sum / at),
         };
-        if low >= high || (low > 0.0 && at >= target && error < 0.0 && low >= target) {
-            break;
-        }
+        before = Some((at, error));
+        let next = at - error / slope;
+        at = if next > low && next < high && (step < PATIENCE || step % 2 == 0) {
+            next
+        } else if high == most && error < 0.0 {
+            most
+        } else if low == least && error > 0.0 {
+            least
+        } else {
+            0.5 * (low + high)
+        };
     }
-    let (at, sum) = last.expect("the loop runs at least once");
-    let error = sum.value - target;
     match error {
-        _ if error.abs() <= 1e-7 * target => Ok((at, sum)),
+        _ if error.abs() <= 1e-7 * target => Ok(at),
         _ if error > 0.0 => Err(Miss::Over),
         _ => Err(Miss::Under),
     }

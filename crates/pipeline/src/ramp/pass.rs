@@ -1,6 +1,46 @@
-//! One pass of the greedy rule from the first stage to the bottleneck, with derivatives.
+//! One pass of the greedy rule from the first stage to the bottleneck, plain or with derivatives.
 
 use crate::stage::Stage;
+
+/// What sizes and times are counted in: plain numbers to search with, or numbers that know how they change.
+pub(super) trait Number: Copy {
+    const ZERO: Self;
+    const UNBOUND: Self;
+
+    fn value(self) -> f64;
+
+    /// The value of the one and the derivatives of the same.
+    fn max(self, other: Self) -> Self {
+        if other.value() > self.value() { other } else { self }
+    }
+
+    fn min(self, other: Self) -> Self {
+        if other.value() < self.value() { other } else { self }
+    }
+
+    /// `self + (overhead + size * per_byte)`.
+    fn after(self, overhead: f64, size: Self, per_byte: f64) -> Self;
+
+    /// `(self - since - overhead) * factor`.
+    fn spare(self, since: Self, overhead: f64, factor: f64) -> Self;
+}
+
+impl Number for f64 {
+    const ZERO: Self = 0.0;
+    const UNBOUND: Self = Self::INFINITY;
+
+    fn value(self) -> f64 {
+        self
+    }
+
+    fn after(self, overhead: f64, size: Self, per_byte: f64) -> Self {
+        self + (overhead + size * per_byte)
+    }
+
+    fn spare(self, since: Self, overhead: f64, factor: f64) -> Self {
+        (self - since - overhead) * factor
+    }
+}
 
 /// A value and how it changes with the first fragment's size and with the last one's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,32 +51,37 @@ pub(super) struct Dual {
 }
 
 impl Dual {
-    pub(super) const UNBOUND: Self = Self { value: f64::INFINITY, by_first: 0.0, by_last: 0.0 };
-
-    pub(super) const fn new(value: f64, by_first: f64, by_last: f64) -> Self {
-        Self { value, by_first, by_last }
+    pub(super) const fn first(value: f64) -> Self {
+        Self { value, by_first: 1.0, by_last: 0.0 }
     }
 
-    fn max(self, other: Self) -> Self {
-        if other.value > self.value { other } else { self }
+    pub(super) const fn last(value: f64) -> Self {
+        Self { value, by_first: 0.0, by_last: 1.0 }
+    }
+}
+
+impl Number for Dual {
+    const ZERO: Self = Self { value: 0.0, by_first: 0.0, by_last: 0.0 };
+    const UNBOUND: Self = Self { value: f64::INFINITY, by_first: 0.0, by_last: 0.0 };
+
+    fn value(self) -> f64 {
+        self.value
     }
 
-    fn min(self, other: Self) -> Self {
-        if other.value < self.value { other } else { self }
-    }
-
-    /// `self + overhead + size * per_byte`.
     fn after(self, overhead: f64, size: Self, per_byte: f64) -> Self {
         Self {
-            value: self.value + overhead + size.value * per_byte,
+            value: self.value.after(overhead, size.value, per_byte),
             by_first: self.by_first + size.by_first * per_byte,
             by_last: self.by_last + size.by_last * per_byte,
         }
     }
 
-    /// Derivatives change places: what was the first fragment of the reversed chain is the last of this one.
-    pub(super) const fn mirrored(self) -> Self {
-        Self { value: self.value, by_first: self.by_last, by_last: self.by_first }
+    fn spare(self, since: Self, overhead: f64, factor: f64) -> Self {
+        Self {
+            value: self.value.spare(since.value, overhead, factor),
+            by_first: (self.by_first - since.by_first) * factor,
+            by_last: (self.by_last - since.by_last) * factor,
+        }
     }
 }
 
@@ -45,17 +90,17 @@ impl Dual {
 struct Ahead {
     g: f64,
     c: f64,
+    /// Overhead for the first fragment.
+    first: f64,
     to_go_g: f64,
-    /// One over the costs of a byte from here to the bottleneck; 0 if a byte costs nothing.
+    /// One over the costs of a byte from here to the bottleneck; infinite if a byte costs nothing.
     per_us: f64,
-    free: Dual,
 }
 
-/// The stages up to a bottleneck, and when each is free.
+/// The stages up to a bottleneck.
 #[derive(Clone, Debug)]
 pub(super) struct Pass {
     ahead: Vec<Ahead>,
-    first: Vec<f64>,
     bottleneck: (f64, f64),
     /// Costs of a byte before the bottleneck.
     pub(super) per_byte: f64,
@@ -67,48 +112,50 @@ impl Pass {
         let (slowest, before) =
             stages.split_last().expect("a bottleneck is one of at least one stages");
         let mut ahead: Vec<Ahead> = Vec::with_capacity(before.len());
-        let (mut g, mut c) = (0.0, 0.0);
+        let (mut to_go_g, mut c) = (0.0, 0.0);
         for stage in before.iter().rev() {
-            g += stage.g();
+            to_go_g += stage.g();
             c += stage.c();
-            let per_us = if c > 0.0 { 1.0 / c } else { 0.0 };
-            ahead.push(Ahead {
-                g: stage.g(),
-                c: stage.c(),
-                to_go_g: g,
-                per_us,
-                free: Dual::UNBOUND,
-            });
+            let first = if use_first { stage.first_overhead().get() } else { stage.g() };
+            ahead.push(Ahead { g: stage.g(), c: stage.c(), first, to_go_g, per_us: 1.0 / c });
         }
         ahead.reverse();
-        let first = before
-            .iter()
-            .map(|s| if use_first { s.first_overhead().get() } else { s.g() })
-            .collect();
-        Self { ahead, first, bottleneck: (slowest.g(), slowest.c()), per_byte: c }
+        Self { ahead, bottleneck: (slowest.g(), slowest.c()), per_byte: c }
     }
 
-    /// Fills `sizes` from the first fragment on, each held below its cap; the sum with its derivatives.
+    /// Stages ahead of the bottleneck.
+    pub(super) const fn len(&self) -> usize {
+        self.ahead.len()
+    }
+
+    /// Fills `sizes` from the first fragment on, each held below its cap; their sum. `free` keeps, for each stage ahead
+    /// of the bottleneck, when it is free; what it holds before does not matter.
     ///
     /// Where the chain before the bottleneck is so slow that it falls idle whatever comes, sizes become zero.
-    pub(super) fn run(&mut self, first: Dual, caps: Option<&[Dual]>, sizes: &mut [Dual]) -> Dual {
-        let cap = |index: usize| caps.map_or(Dual::UNBOUND, |caps| caps[index]);
+    pub(super) fn run<N: Number>(
+        &self,
+        free: &mut [N],
+        first: N,
+        caps: Option<&[N]>,
+        sizes: &mut [N],
+    ) -> N {
+        let cap = |index: usize| caps.map_or(N::UNBOUND, |caps| caps[index]);
         let mut size = first.min(cap(0));
-        let mut at = Dual::new(0.0, 0.0, 0.0);
-        for (stage, overhead) in self.ahead.iter_mut().zip(&self.first) {
-            at = at.after(*overhead, size, stage.c);
-            stage.free = at;
+        let mut at = N::ZERO;
+        for (stage, free) in self.ahead.iter().zip(free.iter_mut()) {
+            at = at.after(stage.first, size, stage.c);
+            *free = at;
         }
         let (g, c) = self.bottleneck;
         let mut end = at.after(g, size, c);
         let mut sum = size;
         sizes[0] = size;
         for (index, place) in sizes.iter_mut().enumerate().skip(1) {
-            size = self.largest(end).min(cap(index));
-            at = Dual::new(0.0, 0.0, 0.0);
-            for stage in &mut self.ahead {
-                at = at.max(stage.free).after(stage.g, size, stage.c);
-                stage.free = at;
+            size = self.largest(free, end).min(cap(index));
+            at = N::ZERO;
+            for (stage, free) in self.ahead.iter().zip(free.iter_mut()) {
+                at = at.max(*free).after(stage.g, size, stage.c);
+                *free = at;
             }
             end = end.max(at).after(g, size, c);
             sum = sum.after(0.0, size, 1.0);
@@ -118,20 +165,15 @@ impl Pass {
     }
 
     /// The largest fragment that reaches the bottleneck by `end`.
-    fn largest(&self, end: Dual) -> Dual {
-        let mut size = Dual::UNBOUND;
-        for stage in &self.ahead {
-            let spare = end.value - stage.free.value - stage.to_go_g;
-            if spare <= 0.0 {
-                return Dual::new(0.0, 0.0, 0.0);
+    fn largest<N: Number>(&self, free: &[N], end: N) -> N {
+        let mut size = N::UNBOUND;
+        for (stage, &free) in self.ahead.iter().zip(free) {
+            let fitting = end.spare(free, stage.to_go_g, stage.per_us);
+            // Not a number where there is no time left and a byte costs nothing.
+            if fitting.value().is_nan() || fitting.value() <= 0.0 {
+                return N::ZERO;
             }
-            if stage.per_us > 0.0 && spare * stage.per_us < size.value {
-                size = Dual {
-                    value: spare * stage.per_us,
-                    by_first: (end.by_first - stage.free.by_first) * stage.per_us,
-                    by_last: (end.by_last - stage.free.by_last) * stage.per_us,
-                };
-            }
+            size = size.min(fitting);
         }
         size
     }

@@ -18,6 +18,8 @@ pub(crate) struct NicPort {
     open: bool,
     /// Commands that were taken and not completed.
     owed: usize,
+    /// Completions that are written and not published.
+    staged: usize,
 }
 
 impl NicPort {
@@ -27,7 +29,7 @@ impl NicPort {
         registrar: Arc<Registrar>,
     ) -> Self {
         let regions = RegionTable::default();
-        Self { commands, completions, registrar, regions, open: true, owed: 0 }
+        Self { commands, completions, registrar, regions, open: true, owed: 0, staged: 0 }
     }
 
     /// Takes note of what was registered and deregistered. `false` once the port is dropped.
@@ -63,14 +65,48 @@ impl NicPort {
         &self.regions
     }
 
-    /// Publishes a completion and wakes whoever waits for it. One for which no command was taken is
-    /// an extension's mistake and nobody's: it would take another's place.
+    /// Writes a completion that nobody sees before [`NicPort::publish`]; `false`, and nothing is
+    /// written, if no command is left that it could be for.
+    pub(crate) fn stage(&mut self, completion: &Completion) -> bool {
+        // One for which no command was taken is an extension's mistake: it would take another's
+        // place.
+        let has_room =
+            self.staged < self.owed && self.completions.stage(&completion.emit()).is_ok();
+        self.staged += usize::from(has_room);
+        has_room
+    }
+
+    /// Publishes what is staged; nobody is woken.
+    pub(crate) fn publish(&mut self) {
+        self.owed -= std::mem::take(&mut self.staged);
+        self.completions.publish();
+    }
+
+    /// What is staged never was.
+    pub(crate) fn unstage(&mut self) {
+        self.staged = 0;
+        self.completions.unstage();
+    }
+
+    /// Wakes the application, if it waits. A fence must lie between publishing and this.
+    pub(crate) fn wake(&self) {
+        self.registrar.wake_waiting();
+    }
+
+    /// Publishes a completion and wakes whoever waits for it.
     pub(crate) fn complete(&mut self, completion: &Completion) {
-        let Some(owed) = self.owed.checked_sub(1) else { return };
-        if self.completions.push(&completion.emit()).is_ok() {
-            self.owed = owed;
+        if self.complete_silently(completion) {
             self.registrar.wake();
         }
+    }
+
+    /// Publishes a completion and wakes nobody; `false` if there was none to publish.
+    pub(crate) fn complete_silently(&mut self, completion: &Completion) -> bool {
+        let staged = self.stage(completion);
+        if staged {
+            self.publish();
+        }
+        staged
     }
 }
 
@@ -101,6 +137,22 @@ impl Ports {
         if self.at(id).is_some_and(|port| !port.sync() && !port.has_command()) {
             self.0[id.index()] = None;
         }
+    }
+
+    /// Ports that are open.
+    pub(crate) fn open(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
+
+    /// Whether the application's end of a port is gone.
+    pub(crate) fn is_closing(&self, id: PortId) -> bool {
+        let port = self.0.get(id.index()).and_then(Option::as_ref);
+        port.is_some_and(|port| port.registrar.is_closing())
+    }
+
+    /// Wakes everybody who waits for a completion.
+    pub(crate) fn wake_all(&self) {
+        self.0.iter().flatten().for_each(|port| port.registrar.wake());
     }
 
     pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {

@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 
 use crate::id::{DmaId, NodeId, PortId, TimerId};
 use crate::time::Instant;
-use crate::topology::LinkId;
+use crate::topology::{LinkId, MediumId};
 
 /// What may happen. Events of a NIC carry its life: those of a former one are void.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -19,6 +19,8 @@ pub(super) enum Event {
     Piece { link: LinkId, frame: u32, index: u16 },
     /// A switch output has sent its piece.
     OutputFree { link: LinkId },
+    /// Something happens on a shared medium.
+    Medium { medium: MediumId },
     /// A coprocessor is free for its next event.
     Coprocessor { node: NodeId, life: u16 },
     /// A doorbell is seen.
@@ -31,17 +33,34 @@ pub(super) enum Event {
     Completion { node: NodeId, life: u16 },
     /// A sleeper wakes.
     Wake { slot: u32 },
+    /// An incident begins, goes on or ends.
+    Incident { index: u32, phase: Phase },
+    /// A task that was held up runs.
+    Task { task: u32 },
+    /// A completion's interrupt comes, late.
+    Interrupt { node: NodeId, port: PortId, life: u16 },
+}
+
+/// What an incident does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Phase {
+    Begins,
+    GoesOn,
+    Ends,
 }
 
 impl Event {
     /// Events of one instant happen in this order: what arrives before what it may delay.
     const fn priority(self) -> u64 {
         match self {
-            Self::OutputFree { .. } => 0,
+            Self::OutputFree { .. } | Self::Medium { .. } => 0,
             Self::Piece { .. } => 1,
-            Self::DmaDone { .. } | Self::Completion { .. } => 2,
+            Self::DmaDone { .. } | Self::Completion { .. } | Self::Interrupt { .. } => 2,
             Self::Doorbell { .. } | Self::Coprocessor { .. } => 3,
             Self::Timer { .. } | Self::Wake { .. } => 4,
+            // Who is done with its work gives the processor to who waits for it.
+            Self::Task { .. } => 5,
+            Self::Incident { .. } => 6,
         }
     }
 
@@ -52,12 +71,16 @@ impl Event {
                 1 | (link.0 as u64) << 4 | (frame as u64) << 24 | (index as u64) << 56
             }
             Self::OutputFree { link } => 2 | (link.0 as u64) << 4,
+            Self::Medium { medium } => 14 | (medium.0 as u64) << 4,
             Self::Coprocessor { node, .. } => 3 | (node.0 as u64) << 4,
             Self::Doorbell { node, port, .. } => 4 | (node.0 as u64) << 4 | (port.0 as u64) << 20,
             Self::Timer { node, timer, .. } => 5 | (node.0 as u64) << 4 | (timer.0 as u64) << 20,
             Self::DmaDone { node, dma, .. } => 6 | (node.0 as u64) << 4 | (dma.0 as u64) << 20,
             Self::Completion { node, .. } => 7 | (node.0 as u64) << 4,
             Self::Wake { slot, .. } => 8 | (slot as u64) << 4,
+            Self::Incident { index, phase } => 10 | (index as u64) << 4 | (phase as u64) << 40,
+            Self::Task { task } => 11 | (task as u64) << 4,
+            Self::Interrupt { node, port, .. } => 12 | (node.0 as u64) << 4 | (port.0 as u64) << 20,
         }
     }
 }
@@ -207,6 +230,11 @@ impl EventQueue {
     /// The time is `now`: nothing is scheduled before it any more.
     pub(super) const fn set_now(&mut self, now: Instant) {
         self.now = now.as_nanos();
+    }
+
+    /// The time, as [`EventQueue::set_now`] was told it.
+    pub(super) const fn now(&self) -> Instant {
+        Instant::from_nanos(self.now)
     }
 
     /// Moves on to the first slot that has entries, and spreads them; `None` if that is after

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 
+use super::clock::Clock;
 use super::event_queue::{Event, EventQueue, Scheduled};
+use super::processor::Processors;
 use crate::host::{Host, OpenError};
 use crate::id::{NodeId, PortId};
 use crate::port::{Bell, DEFAULT_DEPTH, NicPort, Port, PortNumbers, PortOptions, port};
@@ -36,6 +38,8 @@ pub(super) struct Doorbell {
     pub(super) node: NodeId,
     pub(super) port: PortId,
     pub(super) life: u16,
+    /// When the host has written it.
+    pub(super) at: Instant,
 }
 
 /// What hosts know of their NIC.
@@ -44,6 +48,7 @@ struct Gate {
     life: u16,
     numbers: PortNumbers,
     down: bool,
+    clock: Clock,
 }
 
 struct Sleeper {
@@ -102,6 +107,11 @@ impl Requests {
 pub(super) struct Shared {
     now: AtomicU64,
     seed: u64,
+    /// Some node's clock is wrong.
+    skewed: AtomicBool,
+    /// Hosts cost something; their processors, if so.
+    charged: AtomicBool,
+    processors: Mutex<Option<Processors>>,
     /// Something was asked for.
     asked: AtomicBool,
     /// The task that was woken last, and through [`TaskWaker::next`] those before it.
@@ -125,6 +135,9 @@ impl Shared {
         Arc::new(Self {
             now: AtomicU64::new(0),
             seed,
+            skewed: AtomicBool::new(false),
+            charged: AtomicBool::new(false),
+            processors: Mutex::new(None),
             asked: AtomicBool::new(false),
             ready: AtomicU32::new(NO_TASK),
             running: AtomicU32::new(NO_TASK),
@@ -133,8 +146,23 @@ impl Shared {
         })
     }
 
-    fn now(&self) -> Instant {
+    pub(super) fn now(&self) -> Instant {
         Instant::from_nanos(self.now.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_processors(&self, processors: Processors) {
+        *lock(&self.processors) = Some(processors);
+        self.charged.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether hosts cost something.
+    pub(super) fn is_charged(&self) -> bool {
+        self.charged.load(Ordering::Relaxed)
+    }
+
+    /// What `ask` says of the processors; `None` where hosts cost nothing.
+    pub(super) fn processors<T>(&self, ask: impl FnOnce(&mut Processors) -> T) -> Option<T> {
+        if self.is_charged() { lock(&self.processors).as_mut().map(ask) } else { None }
     }
 
     pub(super) fn set_now(&self, now: Instant) {
@@ -163,11 +191,27 @@ impl Shared {
     }
 
     /// The node's NIC runs its `life`, with all its ports free.
-    pub(super) fn set_up(&self, node: NodeId, life: u16) {
+    pub(super) fn set_up(&self, node: NodeId, life: u16, clock: Clock) {
         let gate = &mut lock(&self.requests).gates[node.index()];
         gate.numbers.release_all();
         gate.life = life;
         gate.down = false;
+        gate.clock = clock;
+        self.skewed.fetch_or(clock != Clock::default(), Ordering::Relaxed);
+    }
+
+    /// The node's clock has changed.
+    pub(super) fn set_clock(&self, node: NodeId, clock: Clock) {
+        lock(&self.requests).gates[node.index()].clock = clock;
+        self.skewed.store(true, Ordering::Relaxed);
+    }
+
+    fn clock(&self, node: NodeId) -> Clock {
+        if self.skewed.load(Ordering::Relaxed) {
+            lock(&self.requests).gates[node.index()].clock
+        } else {
+            Clock::default()
+        }
     }
 
     /// The node's NIC has seen a port go.
@@ -286,6 +330,18 @@ impl Executor {
         }
     }
 
+    /// Whose task it is.
+    pub(super) fn node_of(&self, slot: u32) -> NodeId {
+        self.slots[slot as usize].node
+    }
+
+    /// A task that was ready and held up is ready again, or nobody's any more.
+    pub(super) fn thaw(&self, slot: u32) {
+        let waker = &self.slots[slot as usize].waker;
+        waker.queued.store(false, Ordering::Release);
+        waker.wake_by_ref();
+    }
+
     /// Drops all tasks of a node, as a crash of its host does.
     pub(super) fn kill(&mut self, node: NodeId) {
         for (slot, entry) in (0_u32..).zip(&mut self.slots) {
@@ -304,8 +360,8 @@ impl Executor {
 /// A node of the simulated fabric, to applications.
 #[derive(Clone)]
 pub struct SimHost {
-    node: NodeId,
-    shared: Arc<Shared>,
+    pub(super) node: NodeId,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl std::fmt::Debug for SimHost {
@@ -326,11 +382,17 @@ impl Host for SimHost {
     }
 
     fn now(&self) -> Instant {
-        self.shared.now()
+        let now = self.shared.now();
+        let reached = self.shared.processors(|processors| processors.free_at(self.node, now));
+        self.shared.clock(self.node).read(reached.unwrap_or(now))
     }
 
-    fn sleep_until(&self, at: Instant) -> impl Future<Output = ()> + Send {
-        Sleep { shared: &self.shared, at, slot: None }
+    async fn sleep_until(&self, at: Instant) {
+        // A clock that is made slow meanwhile is not there yet.
+        while self.now() < at {
+            let at = self.shared.clock(self.node).when(at);
+            Sleep { shared: &self.shared, at, slot: None }.await;
+        }
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -366,17 +428,18 @@ struct SimBell {
 
 impl Bell for SimBell {
     fn ring(&self, port: PortId) {
-        let (node, life) = (self.node, self.life);
-        self.shared.ask(|requests| requests.doorbells.push(Doorbell { node, port, life }));
+        let (node, life, now) = (self.node, self.life, self.shared.now());
+        let at = self.shared.processors(|processors| processors.ring(node, now)).unwrap_or(now);
+        self.shared.ask(|requests| requests.doorbells.push(Doorbell { node, port, life, at }));
     }
 }
 
 /// Waits for an instant of virtual time.
-struct Sleep<'a> {
-    shared: &'a Shared,
-    at: Instant,
+pub(super) struct Sleep<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) at: Instant,
     /// Where it is asleep, and which use of the slot that is.
-    slot: Option<(u32, u32)>,
+    pub(super) slot: Option<(u32, u32)>,
 }
 
 impl Future for Sleep<'_> {

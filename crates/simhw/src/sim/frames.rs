@@ -4,6 +4,8 @@ use crate::drops::DropCause;
 use crate::frame::Header;
 use crate::id::NodeId;
 use crate::time::{Instant, Serializer};
+use crate::topology::LinkId;
+use crate::trace::Sighting;
 
 const SLOT_BITS: u32 = 20;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
@@ -12,12 +14,18 @@ const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) header: Header,
+    /// Counts all frames there ever were.
+    pub(super) number: u64,
+    /// The link that it was last seen at the end of.
+    pub(super) link: Option<LinkId>,
     /// The NIC that sends it, whoever the header says it is from.
     pub(super) origin: NodeId,
     pub(super) payload: Vec<u8>,
     pub(super) pieces: u16,
     /// Pieces that have neither arrived nor been dropped.
     pub(super) outstanding: u16,
+    /// Whether it has its own place on its NIC's line.
+    pub(super) reserved: bool,
     /// Whether a piece has arrived.
     pub(super) arrived: bool,
     /// Why the first lost piece was lost.
@@ -34,11 +42,18 @@ pub(super) struct InFlight {
     pub(super) thefts: u64,
 }
 
+impl InFlight {
+    pub(super) fn sighting(&self) -> Sighting<'_> {
+        Sighting { number: self.number, header: &self.header, payload: &self.payload }
+    }
+}
+
 /// The frames under way. A key names one use of a slot.
 #[derive(Debug, Default)]
 pub(super) struct FramePool {
     slots: Vec<(u32, InFlight)>,
     free: Vec<u32>,
+    numbers: u64,
 }
 
 impl FramePool {
@@ -54,10 +69,13 @@ impl FramePool {
                 );
                 let frame = InFlight {
                     header,
+                    number: 0,
+                    link: None,
                     origin,
                     payload: Vec::new(),
                     pieces: 0,
                     outstanding: 0,
+                    reserved: false,
                     arrived: false,
                     lost: None,
                     line,
@@ -71,8 +89,12 @@ impl FramePool {
             }
         };
         let (key, frame) = &mut self.slots[slot as usize];
+        self.numbers += 1;
         frame.header = header;
+        frame.number = self.numbers;
+        frame.link = None;
         frame.origin = origin;
+        frame.reserved = false;
         frame.arrived = false;
         frame.line = line;
         frame.lost = None;

@@ -1,23 +1,79 @@
-//! What goes wrong, on purpose: crashes, restarts, partitions, faults.
+//! What goes wrong, on purpose: crashes, restarts, partitions, faults, and scripts of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::World;
+use super::ailments::Telling;
+use super::clock::Clock;
+use super::event_queue::{Event, Phase};
+use super::executor::SimHost;
 use super::nic::Work;
 use crate::drops::DropCause;
-use crate::fault::Faults;
+use crate::fault::{Fault, FaultCounts, Faults, Incident};
 use crate::hardware::Firmware;
 use crate::id::NodeId;
+use crate::profile::Notice;
+use crate::time::nanos;
+use crate::trace::Record;
+
+/// Incidents that were scheduled, and what their ends have to mend.
+#[derive(Default)]
+pub(super) struct Script {
+    incidents: Vec<Incident>,
+    /// Those that were called off.
+    void_before: usize,
+    /// Nodes that incidents took down, and which life then ended: the NIC's, or the processes'.
+    down: BTreeMap<usize, (NodeId, u32)>,
+    /// How often the processes of a host were ended.
+    exits: BTreeMap<NodeId, u32>,
+    /// Tasks that were ready while their host stood still.
+    frozen: Vec<u32>,
+    boot: Option<Boot>,
+}
+
+/// Starts the tasks of a host.
+type Boot = Box<dyn FnMut(SimHost) + Send>;
 
 impl<F: Firmware> World<F> {
     /// Takes a node down, its host and its NIC: tasks end, ports close, frames to it are dropped. What
     /// its NIC had been told to send still leaves it. Nothing happens if it is down.
     pub fn crash(&mut self, node: NodeId) {
-        if !self.nics[node.index()].up {
+        if !self.nics[node.index()].up && !self.is_trapped(node) {
             return;
         }
+        self.end_processes(node);
+        self.shared.set_down(node);
+        self.stop_nic(node);
+    }
+
+    /// All tasks of a node end. Its NIC learns that their ports are closed.
+    fn end_processes(&mut self, node: NodeId) {
         // What was asked for before is part of what ends.
         self.take_requests();
-        self.shared.set_down(node);
         self.executor.kill(node);
+        self.shared.processors(|processors| processors.reset(node));
+        *self.script.exits.entry(node).or_default() += 1;
+        let frozen = std::mem::take(&mut self.script.frozen);
+        for task in frozen {
+            if self.executor.node_of(task) == node {
+                self.executor.thaw(task);
+            } else {
+                self.script.frozen.push(task);
+            }
+        }
+    }
+
+    /// Whether its coprocessor stands still, under a host that runs.
+    fn is_trapped(&self, node: NodeId) -> bool {
+        let nic = &self.nics[node.index()];
+        let trapped =
+            |index: &usize| matches!(self.script.incidents[*index].fault, Fault::Trap { .. });
+        let mut down = self.script.down.iter().filter(|(index, _)| trapped(index));
+        !nic.up && down.any(|(_, taken)| *taken == (node, u32::from(nic.life)))
+    }
+
+    fn stop_nic(&mut self, node: NodeId) {
         self.network.forget_parts(node);
         let nic = &mut self.nics[node.index()];
         let work = std::mem::take(&mut nic.inbox);
@@ -36,14 +92,22 @@ impl<F: Firmware> World<F> {
     /// # Panics
     /// If the node is up.
     pub fn restart(&mut self, node: NodeId) {
+        assert!(!self.nics[node.index()].up, "node {node} is up");
+        let skew = self.network.ailments.skew(node);
+        if skew != 0 {
+            self.nics[node.index()].clock = Clock::starting(self.now, skew);
+        }
+        self.start_nic(node);
+    }
+
+    fn start_nic(&mut self, node: NodeId) {
         let nic = &mut self.nics[node.index()];
-        assert!(!nic.up, "node {node} is up");
         nic.up = true;
         nic.busy_until = self.now;
-        let (incarnation, life) = (nic.incarnation, nic.life);
+        let (incarnation, life, clock) = (nic.incarnation, nic.life, nic.clock);
         self.network.forget_parts(node);
         self.firmware[node.index()] = (self.factory)(node, incarnation);
-        self.shared.set_up(node, life);
+        self.shared.set_up(node, life, clock);
         self.dispatch(node, Work::Start);
     }
 
@@ -60,5 +124,202 @@ impl<F: Firmware> World<F> {
     /// Sets what goes wrong on the links from now on.
     pub fn set_faults(&mut self, faults: Faults) {
         self.network.faults = faults;
+    }
+
+    /// Schedules an incident; one in the past begins now.
+    pub fn schedule(&mut self, incident: Incident) {
+        let index = self.script.incidents.len();
+        self.script.incidents.push(incident);
+        let event = Event::Incident { index: index as u32, phase: Phase::Begins };
+        self.queue.schedule(incident.at, event);
+    }
+
+    /// Ends all incidents, and calls off those that are to come. Nodes that they took down restart.
+    pub fn heal_all(&mut self) {
+        self.script.void_before = self.script.incidents.len();
+        for index in self.network.ailments.incidents() {
+            self.end_incident(index);
+        }
+    }
+
+    /// What starts the tasks of a host whose node an incident has restarted, or whose processes it has
+    /// ended.
+    pub fn on_boot(&mut self, boot: impl FnMut(SimHost) + Send + 'static) {
+        self.script.boot = Some(Box::new(boot));
+    }
+
+    /// How often each kind of fault has had an effect.
+    #[must_use]
+    pub const fn faults_fired(&self) -> &FaultCounts {
+        &self.network.ailments.fired
+    }
+
+    pub(super) fn on_incident(&mut self, index: usize, phase: Phase) {
+        match phase {
+            Phase::Begins if index >= self.script.void_before => self.begin_incident(index),
+            Phase::GoesOn if self.network.ailments.is_active(index) => self.go_on(index),
+            Phase::Ends => self.end_incident(index),
+            _ => {}
+        }
+    }
+
+    fn begin_incident(&mut self, index: usize) {
+        let Incident { lasts, fault, .. } = self.script.incidents[index];
+        self.network.ailments.begin(index, fault, self.now);
+        let (at, kind) = (self.now, fault.kind());
+        self.network.watch.show(&Record::Fault { at, kind, begins: true });
+        let ends = Event::Incident { index: index as u32, phase: Phase::Ends };
+        self.queue.schedule(self.now + lasts, ends);
+        match fault {
+            Fault::Crash { node } if self.nics[node.index()].up => {
+                self.crash(node);
+                self.fired(index, node);
+            }
+            Fault::Trap { node } if self.nics[node.index()].up => {
+                self.nics[node.index()].up = false;
+                self.fired(index, node);
+            }
+            Fault::NicReset { node } if self.nics[node.index()].up => {
+                self.take_requests();
+                self.stop_nic(node);
+                self.start_nic(node);
+                self.network.ailments.fired.add(fault.kind());
+            }
+            Fault::ProcessExit { node } if self.nics[node.index()].up => {
+                self.end_processes(node);
+                self.fired(index, node);
+            }
+            Fault::DmaStall { node } => {
+                self.nics[node.index()].stall(self.now + lasts);
+                self.network.ailments.fired.add(fault.kind());
+            }
+            Fault::SwitchReboot { switch } => {
+                self.network.flush(switch);
+                self.network.ailments.fired.add(fault.kind());
+            }
+            _ => self.change(fault, true),
+        }
+        self.go_on(index);
+    }
+
+    /// Notes that an incident has taken a node down.
+    fn fired(&mut self, index: usize, node: NodeId) {
+        let fault = self.script.incidents[index].fault;
+        let life = match fault {
+            Fault::ProcessExit { .. } => self.script.exits[&node],
+            _ => u32::from(self.nics[node.index()].life),
+        };
+        self.script.down.insert(index, (node, life));
+        self.network.ailments.fired.add(fault.kind());
+    }
+
+    /// What changes when a fault begins and when it ends.
+    fn change(&mut self, fault: Fault, begins: bool) {
+        match fault {
+            Fault::RateChange { link, .. }
+            | Fault::QueueShrink { link, .. }
+            | Fault::PortStuck { link } => {
+                self.network.refresh(&mut self.queue, self.now, link);
+                if begins {
+                    self.network.ailments.fired.add(fault.kind());
+                }
+            }
+            Fault::ClockDrift { node, .. } => self.change_clock(fault, node, Duration::ZERO),
+            Fault::ClockStep { node, by } if begins => self.change_clock(fault, node, by),
+            _ => {}
+        }
+    }
+
+    fn change_clock(&mut self, fault: Fault, node: NodeId, step: Duration) {
+        let nic = &mut self.nics[node.index()];
+        let mut clock = nic.clock;
+        clock.change(self.now, self.network.ailments.drift(node), step);
+        nic.set_clock(&mut self.queue, clock);
+        self.shared.set_clock(node, clock);
+        self.network.ailments.fired.add(fault.kind());
+    }
+
+    /// What a fault does again and again.
+    fn go_on(&mut self, index: usize) {
+        let fault = self.script.incidents[index].fault;
+        if let Fault::InterruptSpurious { node, every } = fault {
+            self.nics[node.index()].ports.wake_all();
+            self.network.ailments.fired.add(fault.kind());
+            let at = self.now.plus_nanos(nanos(every).max(1));
+            let event = Event::Incident { index: index as u32, phase: Phase::GoesOn };
+            self.queue.schedule(at, event);
+        }
+    }
+
+    fn end_incident(&mut self, index: usize) {
+        if !self.network.ailments.end(index) {
+            return;
+        }
+        let fault = self.script.incidents[index].fault;
+        let (at, kind) = (self.now, fault.kind());
+        self.network.watch.show(&Record::Fault { at, kind, begins: false });
+        self.change(fault, false);
+        if let Fault::Pause { .. } = fault {
+            for task in std::mem::take(&mut self.script.frozen) {
+                self.executor.thaw(task);
+            }
+        }
+        let Some((node, life)) = self.script.down.remove(&index) else { return };
+        let nic = &self.nics[node.index()];
+        let is_down = !nic.up && u32::from(nic.life) == life;
+        match fault {
+            Fault::Crash { .. } if is_down => self.restart(node),
+            Fault::Trap { .. } if is_down => {
+                self.take_requests();
+                self.stop_nic(node);
+                return self.start_nic(node);
+            }
+            // Whoever ended them once more since starts them.
+            Fault::ProcessExit { .. } if self.script.exits[&node] == life => {}
+            _ => return,
+        }
+        if let Some(boot) = &mut self.script.boot {
+            boot(SimHost::new(node, std::sync::Arc::clone(&self.shared)));
+        }
+    }
+
+    /// Whether a task that is ready has to wait: its host stands still, or is slow.
+    pub(super) fn put_off(&mut self, task: u32) -> bool {
+        let node = self.executor.node_of(task);
+        if self.network.ailments.is_paused(node) {
+            self.script.frozen.push(task);
+            return true;
+        }
+        let Some(by) = self.network.ailments.run_late(node) else { return false };
+        self.queue.schedule(self.now + by, Event::Task { task });
+        true
+    }
+
+    /// A task of a slow host has its turn.
+    pub(super) fn on_late_task(&mut self, task: u32) {
+        if self.network.ailments.is_paused(self.executor.node_of(task)) {
+            self.script.frozen.push(task);
+        } else {
+            self.run_task(task);
+        }
+    }
+
+    /// A NIC's next completion is there to be seen.
+    pub(super) fn publish_completion(&mut self, node: NodeId) {
+        let nic = &mut self.nics[node.index()];
+        let Some((port, completion)) = nic.next_completion() else { return };
+        let told = self.network.ailments.telling(node);
+        let (now, host) = (self.now, &nic.host);
+        let telling = match told {
+            Telling::Usual if host.notice != Notice::Polled => {
+                let ends = self.shared.processors(|p| p.notify(node, now, host.notice_ns()));
+                Telling::Late(ends.unwrap_or(now).since(now))
+            }
+            told => told,
+        };
+        if let Some(late) = nic.publish(port, &completion, telling) {
+            let event = Event::Interrupt { node, port, life: nic.life };
+            self.queue.schedule(self.now + late, event);
+        }
     }
 }

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use super::ailments::{Ailments, Damage};
 use super::event_queue::{Event, EventQueue};
 use super::frames::FramePool;
+use super::shared::SharedMedia;
 use super::uplink::Uplink;
+use super::watch::Watch;
 use crate::drops::{DropCause, Drops};
 use crate::fault::Faults;
 use crate::frame::{HEADER_BYTES, Header};
@@ -13,7 +16,8 @@ use crate::link::Framing;
 use crate::rng::Rng;
 use crate::switch::{Departure, Forwarding, Output, Piece};
 use crate::time::{Instant, Serializer, nanos};
-use crate::topology::{End, Link, LinkId, Topology};
+use crate::topology::{End, Link, LinkId, SwitchId, Topology};
+use crate::trace::Engine;
 
 /// Frames, by what became of them. `sent == delivered + drops.total() + under way`, always.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -36,6 +40,8 @@ struct Wire {
     delay_ns: u64,
     /// Bytes after which a cut-through switch at its end goes on; 0: after all of them.
     cut_through: u32,
+    /// What the output's buffer holds, in its unit, unless a fault makes it smaller.
+    capacity: u32,
 }
 
 #[derive(Debug)]
@@ -43,14 +49,17 @@ pub(super) struct Network {
     pub(super) frames: FramePool,
     pub(super) traffic: Traffic,
     pub(super) faults: Faults,
+    pub(super) ailments: Ailments,
+    pub(super) watch: Watch,
     /// Pairs of nodes that are cut off from each other, in both directions, the lower first.
     pub(super) partitions: BTreeSet<(NodeId, NodeId)>,
     pub(super) uplinks: Vec<Uplink>,
     wires: Vec<Wire>,
+    pub(super) shared: SharedMedia,
     routes: Vec<Vec<Option<LinkId>>>,
-    hosts: Vec<(LinkId, LinkId)>,
-    framing: Framing,
-    rng: Rng,
+    pub(super) hosts: Vec<(LinkId, LinkId)>,
+    pub(super) framing: Framing,
+    pub(super) rng: Rng,
     /// With cells, for each node: the frames whose last piece has not arrived, one for each NIC that
     /// sends to it, in the order of those.
     unfinished: Vec<Vec<(NodeId, u32)>>,
@@ -69,15 +78,22 @@ impl Network {
     pub(super) fn new(topology: &Topology, seed: u64) -> Self {
         let wires: Vec<Wire> =
             topology.links.iter().map(|link| Wire::new(*link, topology)).collect();
-        let rate = |up: &LinkId| topology.links[up.0 as usize].profile.rate;
-        let uplinks = topology.hosts.iter().map(|(up, _)| Uplink::new(rate(up))).collect();
+        let shared = SharedMedia::new(topology, seed);
+        let uplink = |(up, _): &(LinkId, LinkId)| {
+            let link = &topology.links[up.0 as usize];
+            Uplink::new(link.profile.rate, matches!(link.to, End::Medium(_)))
+        };
+        let uplinks = topology.hosts.iter().map(uplink).collect();
         Self {
             frames: FramePool::default(),
             traffic: Traffic::default(),
             faults: Faults::NONE,
+            ailments: Ailments::new(seed),
+            watch: Watch::default(),
             partitions: BTreeSet::new(),
             uplinks,
             wires,
+            shared,
             routes: topology.routes(),
             hosts: topology.hosts.clone(),
             framing: topology.links.first().map_or(Framing::PLAIN, |link| link.profile.framing),
@@ -125,6 +141,7 @@ impl Network {
         let frame = self.frames.at(key);
         frame.pieces = pieces as u16;
         frame.outstanding = pieces as u16;
+        frame.reserved = !header.is_urgent();
         frame.sent = sent;
         frame.thefts = thefts;
         (key, leaves)
@@ -135,26 +152,44 @@ impl Network {
         self.traffic.sent += 1;
         let frame = self.frames.at(key);
         let (origin, destination) = (frame.origin, frame.header.destination);
-        if frame.header.is_urgent() {
+        self.watch.sent(frame);
+        if frame.header.is_urgent() && !self.shared.has(origin) {
             let uplink = &mut self.uplinks[origin.index()];
             let on_wire = self.framing.wire_bytes(frame.header.frame_bytes() as u32);
             let nanos = uplink.rate().nanos_for(u64::from(on_wire));
             frame.sent = uplink.steal(frame.sent, nanos);
         }
         if self.is_cut(origin, destination) {
+            self.leave_line(queue.now(), key);
             self.drop_frame(key, DropCause::Partition);
             return;
         }
         if !self.faults.is_none() && !self.apply_faults(queue, key) {
             return;
         }
+        if !self.ailments.is_none() {
+            self.frames.at(key).delay += self.ailments.held_up(origin, destination);
+            if self.ailments.is_doubled(origin) {
+                self.send_copy(queue, key, 0);
+            }
+        }
         self.send_piece(queue, key, 0);
+    }
+
+    /// Sends the same frame once more.
+    fn send_copy(&mut self, queue: &mut EventQueue, key: u32, delay: u64) {
+        let copy = self.frames.duplicate(key);
+        self.frames.at(copy).delay = delay;
+        self.watch.sent(self.frames.at(copy));
+        self.traffic.sent += 1;
+        self.send_piece(queue, copy, 0);
     }
 
     /// Draws this frame's faults; `false` if it is lost.
     fn apply_faults(&mut self, queue: &mut EventQueue, key: u32) -> bool {
         let faults = self.faults;
         if self.rng.chance(faults.loss) {
+            self.leave_line(queue.now(), key);
             self.drop_frame(key, DropCause::LinkLoss);
             return false;
         }
@@ -165,21 +200,25 @@ impl Network {
             self.frames.at(key).delay = self.rng.between(0, nanos(faults.delay));
         }
         if self.rng.chance(faults.duplicate) {
-            let copy = self.frames.duplicate(key);
-            self.frames.at(copy).delay = self.rng.between(0, nanos(faults.delay));
-            self.traffic.sent += 1;
-            self.send_piece(queue, copy, 0);
+            let delay = self.rng.between(0, nanos(faults.delay));
+            self.send_copy(queue, key, delay);
         }
         true
     }
 
-    fn is_cut(&self, a: NodeId, b: NodeId) -> bool {
-        !self.partitions.is_empty() && self.partitions.contains(&(a.min(b), a.max(b)))
+    fn is_cut(&mut self, from: NodeId, to: NodeId) -> bool {
+        let pair = (from.min(to), from.max(to));
+        !self.partitions.is_empty() && self.partitions.contains(&pair)
+            || !self.ailments.is_none() && self.ailments.is_cut(from, to)
     }
 
     /// Schedules the arrival of a piece at the end of its NIC's uplink.
     fn send_piece(&mut self, queue: &mut EventQueue, key: u32, index: u16) {
         let frame = self.frames.at(key);
+        if self.shared.has(frame.origin) {
+            self.share(queue, key);
+            return;
+        }
         let uplink = self.hosts[frame.origin.index()].0;
         let (destination, delay) = (frame.header.destination, frame.delay);
         let bytes = self.framing.piece_bytes(frame.header.frame_bytes() as u32, u32::from(index));
@@ -220,20 +259,94 @@ impl Network {
             if self.was_delayed(queue, now, link, key, index) {
                 return Arrival::Nothing;
             }
+            self.watch_uplink(link, key, index);
             if !last {
                 self.send_piece(queue, key, index + 1);
             }
         }
+        if !self.ailments.is_none() && self.is_lost_at(now, link, to, key) {
+            return Arrival::Nothing;
+        }
+        if last {
+            self.watch.passed(link, self.frames.at(key));
+        }
         match to {
             End::Nic(node) => self.on_piece_at_nic(node, key, last),
             End::Switch(switch) => {
-                let route = &self.routes[usize::from(switch.0)];
-                match route.get(destination.index()).copied().flatten() {
+                match self.way_out(switch, destination, key) {
                     Some(out) => self.enqueue(queue, now, out, key, index, last),
                     None => self.drop_piece(key, DropCause::NoRoute),
                 }
                 Arrival::Nothing
             }
+            End::Medium(_) => unreachable!("what is on a medium arrives at a NIC"),
+        }
+    }
+
+    /// Whether a fault takes the piece at the end of a link.
+    fn is_lost_at(&mut self, now: Instant, link: LinkId, to: End, key: u32) -> bool {
+        let lost = match self.ailments.on_piece(now, link) {
+            Some(Damage::Spoilt(cause)) => {
+                self.frames.at(key).lost.get_or_insert(cause);
+                None
+            }
+            Some(Damage::Lost(cause)) => Some(cause),
+            None => None,
+        };
+        let frame = self.frames.at(key);
+        let (origin, destination) = (frame.origin, frame.header.destination);
+        let lost = lost.or_else(|| match to {
+            End::Switch(switch) => self.ailments.at_switch(switch, origin, destination),
+            End::Nic(_) | End::Medium(_) => None,
+        });
+        if let Some(cause) = lost {
+            self.drop_piece(key, cause);
+        }
+        lost.is_some()
+    }
+
+    /// The link out of `switch` that leads to `destination`, unless a fault leads elsewhere.
+    fn way_out(&mut self, switch: SwitchId, destination: NodeId, key: u32) -> Option<LinkId> {
+        if !self.ailments.is_none()
+            && let Some(draw) = self.ailments.misroute(switch, key)
+        {
+            let to_node = |wire: &&Wire| {
+                wire.link.from == End::Switch(switch) && matches!(wire.link.to, End::Nic(_))
+            };
+            let ways = self.wires.iter().filter(to_node).count() as u64;
+            let way = self.wires.iter().filter(to_node).nth((draw % ways.max(1)) as usize);
+            if let Some(End::Nic(node)) = way.map(|wire| wire.link.to) {
+                return Some(self.hosts[node.index()].1);
+            }
+        }
+        self.routes[usize::from(switch.0)].get(destination.index()).copied().flatten()
+    }
+
+    /// The faults of a link, or those of the output before it, have changed.
+    pub(super) fn refresh(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
+        let Some(wire) = self.wires.get_mut(link.0 as usize) else { return };
+        let rate = wire.link.profile.rate.percent(self.ailments.rate_percent(link));
+        if let End::Nic(node) = wire.link.from {
+            self.uplinks[node.index()].set_rate(rate);
+        }
+        let Some(output) = &mut wire.output else { return };
+        output.set_rate(rate);
+        let capacity =
+            u64::from(wire.capacity) * u64::from(self.ailments.buffer_percent(link)) / 100;
+        output.set_buffer(capacity as u32);
+        if let Some(departure) = output.set_stuck(now, self.ailments.is_stuck(link)) {
+            self.depart(queue, link, departure);
+        }
+    }
+
+    /// A switch loses what waits in its outputs.
+    pub(super) fn flush(&mut self, switch: SwitchId) {
+        let mut pieces = Vec::new();
+        for wire in self.wires.iter_mut().filter(|wire| wire.link.from == End::Switch(switch)) {
+            pieces.extend(wire.output.iter_mut().flat_map(Output::flush));
+        }
+        for piece in pieces {
+            self.drop_piece(piece.frame, DropCause::SwitchDown);
         }
     }
 
@@ -279,8 +392,27 @@ impl Network {
         let output = wire.output.as_mut().expect("routes lead to outputs");
         match output.accept(now, piece) {
             Ok(Some(departure)) => self.depart(queue, link, departure),
-            Ok(None) => {}
+            Ok(None) => self.watch_queue(link),
             Err(cause) => self.drop_piece(key, cause),
+        }
+    }
+
+    fn watch_queue(&mut self, link: LinkId) {
+        if let Some(output) = &self.wires[link.0 as usize].output {
+            self.watch.queue(link, output.used());
+        }
+    }
+
+    /// A piece has left its NIC.
+    fn watch_uplink(&mut self, link: LinkId, key: u32, index: u16) {
+        if self.watch.is_on() {
+            let frame = self.frames.at(key);
+            let bytes = frame.header.frame_bytes() as u32;
+            let bytes = self.framing.piece_bytes(bytes, u32::from(index));
+            let nanos = frame.line.rate().nanos_for(u64::from(bytes));
+            let begins = Instant::from_nanos(frame.leaves.as_nanos().saturating_sub(nanos));
+            let number = (index + 1 == frame.pieces).then_some(frame.number);
+            self.watch.busy(Engine::Link(link), begins, frame.leaves, "send", number);
         }
     }
 
@@ -288,8 +420,9 @@ impl Network {
     pub(super) fn on_output_free(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
         let wire = &mut self.wires[link.0 as usize];
         let output = wire.output.as_mut().expect("only outputs become free");
-        if let Some(departure) = output.next(now) {
-            self.depart(queue, link, departure);
+        match output.next(now) {
+            Some(departure) => self.depart(queue, link, departure),
+            None => self.watch_queue(link),
         }
     }
 
@@ -303,10 +436,11 @@ impl Network {
         if frame.outstanding > 0 {
             return Arrival::Nothing;
         }
-        let (lost, origin) = (frame.lost, frame.origin);
+        let (lost, origin, destination) = (frame.lost, frame.origin, frame.header.destination);
         match lost {
             Some(cause) => self.drop_frame(key, cause),
             None if self.is_cut(origin, node) => self.drop_frame(key, DropCause::Partition),
+            None if destination != node => self.drop_frame(key, DropCause::Misrouted),
             None => return Arrival::Whole { node, frame: key },
         }
         Arrival::Nothing
@@ -345,7 +479,7 @@ impl Network {
         }
     }
 
-    fn drop_piece(&mut self, key: u32, cause: DropCause) {
+    pub(super) fn drop_piece(&mut self, key: u32, cause: DropCause) {
         let frame = self.frames.at(key);
         let cause = *frame.lost.get_or_insert(cause);
         frame.outstanding -= 1;
@@ -357,11 +491,13 @@ impl Network {
     /// Counts a frame as dropped and frees it.
     pub(super) fn drop_frame(&mut self, key: u32, cause: DropCause) {
         let frame = self.frames.at(key);
-        let in_part = frame.pieces > 1 && cause_of_piece(cause);
-        let cause = if in_part && frame.arrived { DropCause::Incomplete } else { cause };
-        if in_part {
+        let has_pieces = frame.pieces > 1;
+        let in_part = has_pieces && cause_of_piece(cause) && frame.arrived;
+        let cause = if in_part { DropCause::Incomplete } else { cause };
+        if has_pieces {
             self.forget_broken(key);
         }
+        self.watch.dropped(cause, self.frames.at(key));
         self.traffic.drops.add(cause);
         self.frames.free(key);
     }
@@ -383,20 +519,29 @@ impl Network {
 
     /// Counts a frame as delivered and frees it.
     pub(super) fn deliver(&mut self, key: u32) {
+        self.watch.delivered(self.frames.at(key));
         self.traffic.delivered += 1;
         self.frames.free(key);
     }
 
     fn depart(&mut self, queue: &mut EventQueue, link: LinkId, departure: Departure) {
-        let Departure { piece, ends, .. } = departure;
+        let Departure { piece, begins, ends } = departure;
         queue.schedule(ends, Event::OutputFree { link });
-        let destination = self.frames.at(piece.frame).header.destination;
+        let frame = self.frames.at(piece.frame);
+        let destination = frame.header.destination;
+        if self.watch.is_on() {
+            let number = piece.last.then_some(frame.number);
+            self.watch.busy(Engine::Link(link), begins, ends, "send", number);
+            self.watch_queue(link);
+        }
         let at = self.arrival(link, destination, ends, piece.bytes);
         queue.schedule(at, Event::Piece { link, frame: piece.frame, index: piece.index });
     }
 
     /// When a piece whose last bit leaves at `leaves` can be sent on at the link's end.
-    fn arrival(&self, link: LinkId, to: NodeId, leaves: Instant, bytes: u32) -> Instant {
+    fn arrival(&mut self, link: LinkId, to: NodeId, leaves: Instant, bytes: u32) -> Instant {
+        let late = if self.ailments.is_none() { 0 } else { self.ailments.late(link) };
+        let leaves = leaves.plus_nanos(late);
         let wire = &self.wires[link.0 as usize];
         let ahead = if wire.cut_through == 0 { 0 } else { self.ahead(wire, to, bytes) };
         Instant::from_nanos(leaves.as_nanos().saturating_sub(ahead)).plus_nanos(wire.delay_ns)
@@ -419,20 +564,27 @@ impl Network {
 
 /// Whether the cause took a piece of a frame and not the frame.
 const fn cause_of_piece(cause: DropCause) -> bool {
-    matches!(cause, DropCause::BufferFull | DropCause::PartialDiscard | DropCause::EarlyDiscard)
+    matches!(
+        cause,
+        DropCause::BufferFull
+            | DropCause::PartialDiscard
+            | DropCause::EarlyDiscard
+            | DropCause::Collisions
+    )
 }
 
 impl Wire {
     fn new(link: Link, topology: &Topology) -> Self {
-        let output = match link.from {
-            End::Nic(_) => None,
+        let (output, capacity) = match link.from {
+            End::Nic(_) | End::Medium(_) => (None, 0),
             End::Switch(switch) => {
                 let profile = &topology.switches[usize::from(switch.0)];
-                Some(Output::from_profile(link.profile.rate, profile))
+                let output = Output::from_profile(link.profile.rate, profile);
+                (Some(output), profile.buffer.capacity())
             }
         };
         let (latency, cut_through) = match link.to {
-            End::Nic(_) => (0, 0),
+            End::Nic(_) | End::Medium(_) => (0, 0),
             End::Switch(switch) => {
                 let profile = &topology.switches[usize::from(switch.0)];
                 let header = match profile.forwarding {
@@ -443,6 +595,6 @@ impl Wire {
             }
         };
         let delay_ns = nanos(link.profile.propagation) + latency;
-        Self { link, output, delay_ns, cut_through }
+        Self { link, output, delay_ns, cut_through, capacity }
     }
 }

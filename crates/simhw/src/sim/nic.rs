@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use super::ailments::Telling;
+use super::clock::Clock;
 use super::event_queue::{Event, EventQueue, Scheduled};
 use super::network::Network;
 use super::uplink::Checkpoint;
@@ -10,9 +12,10 @@ use crate::frame::Header;
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion, Ports};
-use crate::profile::NicProfile;
+use crate::profile::{HostProfile, NicProfile, Notice};
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
+use crate::trace::{Engine, Record};
 
 /// What waits for a busy coprocessor.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +25,19 @@ pub(super) enum Work {
     Frame(u32),
     DmaDone(DmaId),
     Timer(TimerId),
+}
+
+impl Work {
+    /// Its name in traces.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Doorbell(_) => "doorbell",
+            Self::Frame(_) => "frame",
+            Self::DmaDone(_) => "dma done",
+            Self::Timer(_) => "timer",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +60,8 @@ pub(super) struct Nic {
     pub(super) life: u16,
     pub(super) up: bool,
     pub(super) profile: NicProfile,
+    pub(super) host: HostProfile,
+    pub(super) clock: Clock,
     pub(super) ports: Ports,
     pub(super) inbox: VecDeque<Work>,
     /// The coprocessor works on its last event until then.
@@ -71,7 +89,8 @@ struct Engines {
 /// What a turn has asked for and not committed.
 #[derive(Debug, Default)]
 struct Staged {
-    frames: Vec<u32>,
+    /// Each with when it is gathered, if it is.
+    frames: Vec<(u32, Option<(Instant, Instant)>)>,
     effects: Vec<Effect>,
     bytes: Vec<u8>,
     /// What changes before a commit, as it was at the last.
@@ -109,6 +128,8 @@ impl Nic {
             life: 0,
             up: true,
             profile,
+            host: HostProfile::FREE,
+            clock: Clock::default(),
             ports: Ports::default(),
             inbox: VecDeque::new(),
             busy_until: Instant::ZERO,
@@ -132,7 +153,8 @@ impl Nic {
             queue.cancel(alarm.scheduled);
         }
         let fresh = Self::new(self.node, self.profile);
-        Self { incarnation: self.incarnation.next(), life: self.life.wrapping_add(1), ..fresh }
+        let (incarnation, life) = (self.incarnation.next(), self.life.wrapping_add(1));
+        Self { incarnation, life, clock: self.clock, host: self.host, ..fresh }
     }
 
     /// Takes note of a doorbell; `false` if the firmware is yet to look at an earlier one.
@@ -141,6 +163,30 @@ impl Nic {
             self.rung.resize(port.index() + 1, false);
         }
         !std::mem::replace(&mut self.rung[port.index()], true)
+    }
+
+    /// Doorbells that the firmware has not looked at.
+    pub(super) fn rung(&self) -> usize {
+        self.rung.iter().filter(|rung| **rung).count()
+    }
+
+    /// The DMA engines do nothing until then.
+    pub(super) fn stall(&mut self, until: Instant) {
+        self.engines.gather_free = self.engines.gather_free.max(until);
+        self.engines.scatter_free = self.engines.scatter_free.max(until);
+    }
+
+    /// The clock has changed: what is set by it is set anew.
+    pub(super) fn set_clock(&mut self, queue: &mut EventQueue, clock: Clock) {
+        self.clock = clock;
+        for (number, alarm) in (0_u8..).zip(&mut self.alarms) {
+            if alarm.at != Instant::FAR_FUTURE {
+                queue.cancel(alarm.scheduled);
+                let (node, timer, life) = (self.node, TimerId(number), self.life);
+                alarm.scheduled =
+                    queue.schedule(clock.when(alarm.at), Event::Timer { node, timer, life });
+            }
+        }
     }
 
     /// The firmware is about to look at a port: takes note of what was registered.
@@ -152,12 +198,28 @@ impl Nic {
     }
 
     /// Takes the next completion to be seen by its port.
-    pub(super) fn publish_completion(&mut self) {
-        if let Some(Some((port, completion))) = self.completions.pop_front()
-            && let Some(port) = self.ports.at(port)
-        {
-            port.complete(&completion);
+    pub(super) fn next_completion(&mut self) -> Option<(PortId, Completion)> {
+        self.completions.pop_front().flatten()
+    }
+
+    /// Shows a completion to its port; when its interrupt is late, until when it is.
+    pub(super) fn publish(
+        &mut self,
+        port: PortId,
+        completion: &Completion,
+        telling: Telling,
+    ) -> Option<std::time::Duration> {
+        let at = self.ports.at(port)?;
+        match telling {
+            Telling::Usual => at.complete(completion),
+            Telling::Never => {}
+            Telling::Unheard => drop(at.complete_silently(completion)),
+            Telling::Late(by) => {
+                at.complete_silently(completion);
+                return Some(by);
+            }
         }
+        None
     }
 
     /// A port is gone, and its number may be another's: what it was yet to see is nobody's.
@@ -184,7 +246,7 @@ impl Nic {
         if alarm.at != at {
             queue.cancel(alarm.scheduled);
             alarm.at = at;
-            alarm.scheduled = queue.schedule(at, event);
+            alarm.scheduled = queue.schedule(self.clock.when(at), event);
         }
     }
 }
@@ -199,6 +261,10 @@ pub(super) struct SimHardware<'a> {
     pub(super) current: &'a [u8],
     /// Picoseconds that the turn has taken.
     pub(super) cost_ps: u64,
+    /// How many times as long as usual an instruction takes.
+    pub(super) times: u64,
+    /// The number of the frame that is being handled.
+    pub(super) frame: Option<u64>,
 }
 
 impl SimHardware<'_> {
@@ -249,18 +315,28 @@ impl SimHardware<'_> {
         Ok(())
     }
 
+    /// Whether the host's memory is there.
+    fn reach_host(&mut self) -> Result<(), RegionError> {
+        let ailments = &mut self.network.ailments;
+        let error = if ailments.is_none() { None } else { ailments.memory_error(self.nic.node) };
+        error.map_or(Ok(()), Err)
+    }
+
     /// Whether a transmit slot is free. Urgent frames need none.
     fn claim_transmit_slot(&mut self) -> Result<(), TransmitRefused> {
-        let (waiting, first) = self.network.uplinks[self.nic.node.index()].waiting(self.now);
+        let node = self.nic.node;
+        let (waiting, first) = self.network.uplinks[node.index()].waiting(self.now);
         if waiting < usize::from(self.nic.profile.transmit_slots) {
             return Ok(());
         }
-        Err(TransmitRefused::Busy { until: first.max(self.now.plus_nanos(1)) })
+        let until = first.max(self.now.plus_nanos(1));
+        let until = self.network.shared.not_before(node, until);
+        Err(TransmitRefused::Busy { until: self.nic.clock.read(until) })
     }
 
     /// When the line may begin with a frame: once so much of it is gathered that the line never
     /// waits for the rest.
-    fn gather_ahead(&mut self, reached: Instant, length: usize) -> Instant {
+    fn gather_ahead(&mut self, reached: Instant, length: usize) -> (Instant, (Instant, Instant)) {
         let profile = &self.nic.profile;
         let begins = self.nic.engines.gather_free.max(reached);
         let whole = profile.gather.nanos(length);
@@ -269,7 +345,8 @@ impl SimHardware<'_> {
         let rate = self.network.uplinks[self.nic.node.index()].rate();
         let rest_on_line = rate.nanos_for(u64::from(piece) * u64::from(pieces - 1));
         self.nic.engines.gather_free = begins.plus_nanos(whole);
-        begins.plus_nanos(first.max(whole.saturating_sub(rest_on_line)))
+        let ready = begins.plus_nanos(first.max(whole.saturating_sub(rest_on_line)));
+        (ready, (begins, self.nic.engines.gather_free))
     }
 
     fn apply(&mut self, effect: Effect, bytes: &[u8], at: Instant) {
@@ -280,10 +357,11 @@ impl SimHardware<'_> {
                     Stored::Staged(range) => &bytes[range],
                 };
                 let engines = &mut self.nic.engines;
-                engines.scatter_free = engines
-                    .scatter_free
-                    .max(at)
-                    .plus_nanos(self.nic.profile.scatter.nanos(from.len()));
+                let begins = engines.scatter_free.max(at);
+                engines.scatter_free =
+                    begins.plus_nanos(self.nic.profile.scatter.nanos(from.len()));
+                let (engine, ends) = (Engine::Scatter(self.nic.node), engines.scatter_free);
+                self.network.watch.busy(engine, begins, ends, "scatter", self.frame);
                 // Checked when it was staged; a region that was deregistered since is nobody's.
                 let _ = self.nic.ports.write(to, Payload::from(from));
             }
@@ -302,10 +380,10 @@ impl SimHardware<'_> {
             .plus_nanos(nanos(nic.profile.completion))
             .max(engines.last_completion);
         engines.last_completion = seen;
-        if seen <= self.now && nic.completions.is_empty() {
-            if let Some(port) = nic.ports.at(port) {
-                port.complete(&completion);
-            }
+        self.network.watch.show(&Record::Completed { at: seen, node: nic.node, port });
+        let at_once = self.network.ailments.is_none() && nic.host.notice == Notice::Polled;
+        if seen <= self.now && nic.completions.is_empty() && at_once {
+            nic.publish(port, &completion, Telling::Usual);
             return;
         }
         nic.completions.push_back(Some((port, completion)));
@@ -340,7 +418,7 @@ impl Hardware for SimHardware<'_> {
     }
 
     fn now(&self) -> Instant {
-        self.now
+        self.nic.clock.read(self.now)
     }
 
     fn mtu(&self) -> usize {
@@ -360,7 +438,8 @@ impl Hardware for SimHardware<'_> {
     }
 
     fn charge(&mut self, instructions: u64) {
-        self.cost_ps += instructions * u64::from(self.nic.profile.instruction_ps);
+        let cost_ps = instructions * u64::from(self.nic.profile.instruction_ps);
+        self.cost_ps += cost_ps * self.times;
     }
 
     fn transmit(
@@ -381,17 +460,22 @@ impl Hardware for SimHardware<'_> {
         }
         if let Source::Region(at) = source {
             self.nic.ports.read(at)?;
+            self.reach_host()?;
         }
         self.begin();
         let reached = self.reached();
-        let ready = match source {
-            Source::Bytes(_) => reached,
-            Source::Region(_) => self.gather_ahead(reached, length),
+        let (ready, gathered) = match source {
+            // What a kernel sends lies in the host's memory.
+            Source::Bytes(_) if !self.nic.host.runs_firmware => (reached, None),
+            _ => {
+                let (ready, gathered) = self.gather_ahead(reached, length);
+                (ready, Some(gathered))
+            }
         };
         let (key, leaves) = self.network.prepare(self.nic.node, *header, ready);
         self.gather(key, source)?;
-        self.nic.staged.frames.push(key);
-        Ok(leaves)
+        self.nic.staged.frames.push((key, gathered));
+        Ok(self.nic.clock.read(leaves))
     }
 
     fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError> {
@@ -404,6 +488,10 @@ impl Hardware for SimHardware<'_> {
 
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
         self.nic.ports.check_write(to, from.len())?;
+        self.reach_host()?;
+        if self.nic.host.runs_firmware {
+            self.cost_ps += self.nic.host.copy.nanos(from.len()) * 1000;
+        }
         let from = self.store(from);
         self.nic.staged.effects.push(Effect::Write { to, from });
         Ok(())
@@ -416,6 +504,7 @@ impl Hardware for SimHardware<'_> {
     fn dma(&mut self, transfer: Dma) -> Result<DmaId, DmaRefused> {
         self.nic.ports.read(transfer.from)?;
         self.nic.ports.check_write(transfer.to, transfer.from.length as usize)?;
+        self.reach_host()?;
         self.begin();
         let dma = DmaId(self.nic.next_dma);
         self.nic.next_dma = self.nic.next_dma.wrapping_add(1);
@@ -424,7 +513,11 @@ impl Hardware for SimHardware<'_> {
     }
 
     fn next_command(&mut self, port: PortId) -> Option<Command> {
-        self.nic.ports.next_command(port)
+        let mut command = self.nic.ports.next_command(port)?;
+        if !self.network.ailments.is_none() {
+            self.network.ailments.damage(self.nic.node, &mut command);
+        }
+        Some(command)
     }
 
     fn set_timer(&mut self, timer: TimerId, at: Instant) {
@@ -435,7 +528,12 @@ impl Hardware for SimHardware<'_> {
     fn commit(&mut self) {
         let at = self.reached();
         let mut frames = std::mem::take(&mut self.nic.staged.frames);
-        for key in frames.drain(..) {
+        for (key, gathered) in frames.drain(..) {
+            if let Some((begins, ends)) = gathered {
+                let (engine, number) =
+                    (Engine::Gather(self.nic.node), self.network.frames.at(key).number);
+                self.network.watch.busy(engine, begins, ends, "gather", Some(number));
+            }
             self.network.launch(self.queue, key);
         }
         self.nic.staged.frames = frames;
@@ -455,7 +553,7 @@ impl Hardware for SimHardware<'_> {
         if staged.saved.is_none() && staged.effects.is_empty() {
             return;
         }
-        for key in staged.frames.drain(..).rev() {
+        for (key, _) in staged.frames.drain(..).rev() {
             self.network.frames.unallocate(key);
         }
         staged.effects.clear();

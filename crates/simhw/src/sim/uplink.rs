@@ -39,10 +39,12 @@ pub(super) struct Uplink {
     thefts: VecDeque<(Instant, u64)>,
     /// Thefts that are forgotten.
     forgotten: u64,
+    /// The line is a shared medium: frames leave when [`Uplink::depart`] says so.
+    shared: bool,
 }
 
 impl Uplink {
-    pub(super) fn new(rate: LineRate) -> Self {
+    pub(super) fn new(rate: LineRate, shared: bool) -> Self {
         Self {
             line: Serializer::new(rate),
             reserved: VecDeque::new(),
@@ -50,6 +52,7 @@ impl Uplink {
             urgent_free: Instant::ZERO,
             thefts: VecDeque::new(),
             forgotten: 0,
+            shared,
         }
     }
 
@@ -57,13 +60,30 @@ impl Uplink {
         self.line.rate()
     }
 
+    /// The line has another rate from now on; frames that were given it keep their times.
+    pub(super) const fn set_rate(&mut self, rate: LineRate) {
+        self.line.set_rate(rate);
+    }
+
     /// Frames that have not left, and when the first of them will have.
     pub(super) fn waiting(&mut self, now: Instant) -> (usize, Instant) {
-        while self.reserved.front().is_some_and(|frame| frame.leaves <= now) {
+        while !self.shared && self.reserved.front().is_some_and(|frame| frame.leaves <= now) {
             self.reserved.pop_front();
             self.gone += 1;
         }
         (self.reserved.len(), self.reserved.front().map_or(now, |frame| frame.leaves))
+    }
+
+    /// The first frame has left a shared medium, or was given up; all others leave so much later.
+    pub(super) fn depart(&mut self, now: Instant) {
+        let Some(first) = self.reserved.pop_front() else { return };
+        self.gone += 1;
+        let late = now.nanos_since(first.leaves);
+        for frame in &mut self.reserved {
+            frame.begins = frame.begins.plus_nanos(late);
+            frame.leaves = frame.leaves.plus_nanos(late);
+        }
+        self.line.delay(late);
     }
 
     /// Nanoseconds by which the last frame leaves later than was said.
@@ -165,7 +185,7 @@ mod tests {
 
     #[test]
     fn an_urgent_frame_leaves_after_the_cell_that_is_on_the_line() {
-        let mut uplink = Uplink::new(LineRate::mbps(424)); // a cell a microsecond
+        let mut uplink = Uplink::new(LineRate::mbps(424), false); // a cell a microsecond
         let at = Instant::from_nanos;
         let (_, _, leaves) = uplink.reserve(at(0), CELL * 10, CELL);
         assert_eq!(leaves, at(10_000));
@@ -181,7 +201,7 @@ mod tests {
 
     #[test]
     fn an_urgent_frame_in_a_gap_delays_only_what_it_meets() {
-        let mut uplink = Uplink::new(LineRate::mbps(424));
+        let mut uplink = Uplink::new(LineRate::mbps(424), false);
         let at = Instant::from_nanos;
         uplink.reserve(at(5_000), CELL, CELL);
         assert_eq!(uplink.steal(at(1_000), 1_000), at(1_000));
@@ -195,7 +215,7 @@ mod tests {
         fn no_two_frames_have_the_line_at_once(
             frames in proptest::collection::vec((any::<bool>(), 0_u64..20_000, 1_u32..30), 1..40),
         ) {
-            let mut uplink = Uplink::new(LineRate::mbps(424));
+            let mut uplink = Uplink::new(LineRate::mbps(424), false);
             let mut now = Instant::ZERO;
             let mut stolen: u64 = 0;
             let mut urgent_ends = Instant::ZERO;

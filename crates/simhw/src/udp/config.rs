@@ -11,6 +11,7 @@ use crate::frame::MAX_PAYLOAD;
 use crate::id::{Incarnation, NodeId};
 use crate::link::LinkProfile;
 use crate::port;
+use crate::seal::{Key, SealConfigError, check_keys};
 use crate::time::LineRate;
 
 /// What runs the firmware.
@@ -49,6 +50,7 @@ pub struct UdpConfig {
     pub(super) transmit_depth: usize,
     pub(super) catch_up: Duration,
     pub(super) socket_buffer: usize,
+    pub(super) keys: Vec<Key>,
 }
 
 impl UdpConfig {
@@ -69,7 +71,14 @@ impl UdpConfig {
             transmit_depth: DEFAULT_TRANSMIT_DEPTH,
             catch_up: DEFAULT_CATCH_UP,
             socket_buffer: DEFAULT_SOCKET_BUFFER,
+            keys: Vec::new(),
         }
+    }
+
+    /// The node whose NIC it is.
+    #[must_use]
+    pub const fn node(&self) -> NodeId {
+        self.node
     }
 
     /// The local address. Default: the node's own among its peers, which is what they compare the
@@ -119,8 +128,8 @@ impl UdpConfig {
     }
 
     /// Most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`], which is the default: the
-    /// system fragments what exceeds the path's MTU. On Linux over IPv6 it does not: what exceeds
-    /// the MTU is refused there, and counted as [`System`](crate::drops::DropCause::System).
+    /// system fragments what exceeds the path's MTU. Where it does not, what exceeds it is refused, and
+    /// counted as [`System`](crate::drops::DropCause::System).
     #[must_use]
     pub const fn mtu(mut self, bytes: usize) -> Self {
         self.mtu = bytes;
@@ -160,6 +169,15 @@ impl UdpConfig {
         self
     }
 
+    /// Seals every frame, and takes none that is not sealed: see [`seal`](crate::seal). Handshakes
+    /// begin with the first key that is given and are answered with any, so that keys can be
+    /// exchanged one node after the other. Default: no key; the network is then trusted.
+    #[must_use]
+    pub fn key(mut self, key: Key) -> Self {
+        self.keys.push(key);
+        self
+    }
+
     /// The address to bind, once everything is found to be in order.
     pub(super) fn check(&self) -> Result<SocketAddr, StartError> {
         let Some(own) = self.peers.get(self.node.index()) else {
@@ -168,6 +186,9 @@ impl UdpConfig {
         check_peers(&self.peers)?;
         if self.mtu == 0 || self.mtu > MAX_PAYLOAD {
             return Err(StartError::Mtu(self.mtu));
+        }
+        if !self.keys.is_empty() {
+            check_keys(&self.keys)?;
         }
         let bind = self.bind.unwrap_or(*own);
         let targets = self.via.as_ref().map_or(&self.peers[..], std::slice::from_ref);
@@ -227,6 +248,9 @@ pub enum StartError {
     /// No frame may be that long, or none would fit.
     #[error("a payload of {0} bytes is outside 1 to {MAX_PAYLOAD}")]
     Mtu(usize),
+    /// The keys cannot be used together.
+    #[error(transparent)]
+    Keys(#[from] SealConfigError),
     /// Another process has the port.
     #[error("{0} is in use; stop the other process or choose another port")]
     PortInUse(SocketAddr),
@@ -365,6 +389,9 @@ mod tests {
         let config = |node| UdpConfig::new(NodeId(node), peers.clone());
         assert_eq!(config(1).check(), Ok(peers[1]));
         assert_eq!(config(2).check(), Err(StartError::Rank { node: NodeId(2), peers: 2 }));
+        let key = || Key::new(7, [1; 32]);
+        let twice = StartError::Keys(SealConfigError::DuplicateKey(7));
+        assert_eq!(config(0).key(key()).key(key()).check(), Err(twice));
         assert_eq!(config(0).mtu(0).check(), Err(StartError::Mtu(0)));
         let six: SocketAddr = "[::1]:1".parse().unwrap();
         assert_eq!(

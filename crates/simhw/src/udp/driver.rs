@@ -13,11 +13,14 @@ use crate::drops::DropCause;
 use crate::frame::{Frame, Header};
 use crate::hardware::{Firmware, Hardware, TIMERS};
 use crate::region::Payload;
+use crate::seal::{Envelope, EnvelopeError, Opened};
 use crate::time::Instant;
 
 /// Frames to itself, ends of transfers and alarms that one turn of the loop handles: what arrives
 /// from elsewhere waits no longer than they take.
 const WORK_PER_TURN: usize = 32;
+/// Bytes of the largest datagram.
+const MAX_DATAGRAM: usize = 65_536;
 /// How long an ending NIC waits for the system to take its last frames.
 const FLUSH_NANOS: u64 = 1_000_000_000;
 
@@ -27,6 +30,8 @@ pub(super) struct Driver<F> {
     nic: Nic,
     firmware: F,
     inbox: Inbox,
+    /// Where sealed frames are opened.
+    plain: Vec<u8>,
     desk: Arc<Desk>,
 }
 
@@ -47,7 +52,8 @@ impl<F: Firmware> Driver<F> {
         desk: Arc<Desk>,
     ) -> std::io::Result<Self> {
         let wire = Wire { socket: Socket::new(socket)?, alarm: Alarm::new()?, blocked: false };
-        Ok(Self { wire, nic, firmware, inbox: Inbox::new(), desk })
+        let plain = if nic.is_sealed() { vec![0; MAX_DATAGRAM] } else { Vec::new() };
+        Ok(Self { wire, nic, firmware, inbox: Inbox::new(), plain, desk })
     }
 
     /// Runs until the desk says to end.
@@ -66,10 +72,14 @@ impl<F: Firmware> Driver<F> {
             self.transmit();
             match ending {
                 Ending::Running => {}
+                Ending::Flush if self.nic.awaits_keys() => {
+                    self.wait_for_keys().await;
+                    continue;
+                }
                 Ending::Flush => break,
                 Ending::Now => return,
             }
-            if received || self.nic.has_work() {
+            if !self.inbox.was_all() || self.nic.has_work() {
                 self.desk.report(&self.nic.counters);
                 tokio::task::yield_now().await;
             } else {
@@ -90,7 +100,7 @@ impl<F: Firmware> Driver<F> {
     /// Hands a batch of datagrams to the firmware.
     fn deliver(&mut self) {
         for datagram in self.inbox.datagrams() {
-            deliver(&mut self.nic, &mut self.firmware, datagram);
+            deliver(&mut self.nic, &mut self.firmware, &mut self.plain, datagram);
         }
     }
 
@@ -128,6 +138,7 @@ impl<F: Firmware> Driver<F> {
             self.turn(|firmware, nic| firmware.on_dma_done(nic, dma));
         }
         self.nic.begin_turn();
+        self.nic.run_keys();
         for _ in 0..TIMERS {
             let Some(timer) = self.nic.expired_timer() else { break };
             self.turn(|firmware, nic| firmware.on_timer(nic, timer));
@@ -136,6 +147,9 @@ impl<F: Firmware> Driver<F> {
 
     /// Hands what is due to the system.
     fn transmit(&mut self) {
+        if self.nic.line.is_empty() {
+            return self.wire.blocked = false;
+        }
         let now = Clock::now();
         loop {
             let due = self.nic.line.due(now);
@@ -164,6 +178,17 @@ impl<F: Firmware> Driver<F> {
                 return Poll::Ready(());
             }
             wire.poll(context, until)
+        })
+        .await;
+    }
+
+    /// While the NIC ends, and frames wait for keys: no longer than it asks for them.
+    async fn wait_for_keys(&mut self) {
+        let until = self.nic.next_alarm().min(self.nic.line.next_due());
+        let wire = &mut self.wire;
+        poll_fn(|context| match wire.socket.poll_readable(context) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => wire.poll(context, until),
         })
         .await;
     }
@@ -210,15 +235,18 @@ impl<F> Drop for Driver<F> {
 }
 
 /// Checks a datagram and hands it to the firmware. What is wrong is counted, never answered.
-fn deliver(nic: &mut Nic, firmware: &mut impl Firmware, datagram: Datagram<'_>) {
-    match check(nic, datagram) {
-        Ok(frame) => {
+fn deliver(nic: &mut Nic, firmware: &mut impl Firmware, plain: &mut [u8], datagram: Datagram<'_>) {
+    let checked =
+        if nic.is_sealed() { open(nic, plain, datagram) } else { check(nic, datagram).map(Some) };
+    match checked {
+        Ok(Some(frame)) => {
             nic.counters.frames_received += 1;
             nic.counters.bytes_received += datagram.bytes.len() as u64;
             nic.begin_turn();
             firmware.on_frame(nic, frame);
             nic.end_turn();
         }
+        Ok(None) => {}
         Err(cause) => nic.counters.drops.add(cause),
     }
 }
@@ -232,4 +260,27 @@ fn check<'a>(nic: &Nic, datagram: Datagram<'a>) -> Result<Frame<'a>, DropCause> 
         return Err(DropCause::Misrouted);
     }
     Ok(Frame { header, payload: Payload::from(payload) })
+}
+
+/// The frame of a sealed datagram, if it is not about keys alone.
+fn open<'a>(
+    nic: &mut Nic,
+    plain: &'a mut [u8],
+    datagram: Datagram<'_>,
+) -> Result<Option<Frame<'a>>, DropCause> {
+    let (envelope, body) = Envelope::parse(datagram.bytes).map_err(|error| match error {
+        EnvelopeError::Magic if Header::parse(datagram.bytes).is_ok() => DropCause::Unsealed,
+        _ => DropCause::Malformed,
+    })?;
+    if !nic.is_from(datagram.from, envelope.source) {
+        return Err(DropCause::Stranger);
+    }
+    let Opened::Frame(length) = nic.open(&envelope, body, plain)? else { return Ok(None) };
+    let (header, payload) = Header::parse(&plain[..length]).map_err(|_| DropCause::Malformed)?;
+    if (header.source, header.destination) != (envelope.source, nic.node()) {
+        return Err(DropCause::Misrouted);
+    }
+    // What switches have made of it stands outside.
+    let header = Header { hop_limit: envelope.hop_limit, ..header };
+    Ok(Some(Frame { header, payload: Payload::from(payload) }))
 }

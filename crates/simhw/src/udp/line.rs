@@ -86,9 +86,16 @@ impl Line {
         frame.begins - Duration::from_nanos(self.ahead)
     }
 
-    /// An empty buffer for a frame's bytes.
+    /// A buffer for a frame's bytes, with those of a former one in it: to empty or to overwrite.
     pub(super) fn buffer(&mut self) -> Vec<u8> {
         self.spare.pop().unwrap_or_default()
+    }
+
+    /// Takes back a buffer that was not needed.
+    pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < SPARES {
+            self.spare.push(buffer);
+        }
     }
 
     /// Puts a frame of `wire_bytes` on the line; returns when its last bit will have left.
@@ -165,7 +172,7 @@ impl Line {
         for _ in 0..count {
             let urgent = self.is_urgent_next(0, 0);
             let queue = if urgent { &mut self.urgent } else { &mut self.frames };
-            let Some(mut frame) = queue.pop_front() else { break };
+            let Some(frame) = queue.pop_front() else { break };
             if urgent {
                 self.committed_urgent -= 1;
             } else {
@@ -174,10 +181,7 @@ impl Line {
                 self.lag = ends.nanos_since(frame.promised);
             }
             total += frame.bytes.len() as u64;
-            if self.spare.len() < SPARES {
-                frame.bytes.clear();
-                self.spare.push(frame.bytes);
-            }
+            self.recycle(frame.bytes);
         }
         total
     }

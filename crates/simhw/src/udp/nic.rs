@@ -17,6 +17,7 @@ use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::link::Framing;
 use crate::port::{Command, Completion, NicPort, Ports};
 use crate::region::{Access, Payload, RegionError, RegionRef};
+use crate::seal::{Envelope, Opened, SEAL_BYTES, SealConfigError, Seals, Verdict};
 use crate::time::{Instant, LineRate};
 
 /// How long before their time frames go to a soft switch, which holds them until then: a host that
@@ -38,6 +39,8 @@ pub(super) struct Nic {
     mtu: usize,
     now: Instant,
     pub(super) line: Line,
+    /// With a key.
+    seals: Option<Seals>,
     pub(super) counters: UdpCounters,
     ports: Ports,
     /// Ports that are open, and those that are closing.
@@ -53,12 +56,16 @@ pub(super) struct Nic {
 /// What a turn has asked for and not committed, less the frames on the line.
 #[derive(Debug, Default)]
 struct Staged {
-    /// The bytes of all writes.
+    /// The bytes of all writes, and after them those of former turns.
     bytes: Vec<u8>,
+    /// How many of them are this turn's.
+    used: usize,
     writes: Vec<(RegionRef, Range<usize>)>,
     copies: Vec<(DmaId, Dma)>,
     completions: Vec<(PortId, Completion)>,
     looped: Vec<Vec<u8>>,
+    /// Frames for which there are no keys yet, and whether they are urgent.
+    held: Vec<(NodeId, bool, Vec<u8>)>,
     timers: Option<[Instant; TIMERS]>,
     /// Frames to nodes that there are not.
     unroutable: u64,
@@ -66,21 +73,31 @@ struct Staged {
 
 impl Staged {
     fn clear(&mut self) {
-        self.bytes.clear();
+        self.used = 0;
         self.writes.clear();
         self.copies.clear();
         self.completions.clear();
         self.looped.clear();
+        self.held.clear();
         self.timers = None;
         self.unroutable = 0;
     }
 }
 
 impl Nic {
-    pub(super) fn new(config: &UdpConfig) -> Self {
-        Self {
+    /// A NIC of a checked configuration.
+    pub(super) fn new(config: &UdpConfig) -> Result<Self, SealConfigError> {
+        let incarnation = config.incarnation.unwrap_or_else(Clock::incarnation);
+        let seals = if config.keys.is_empty() {
+            None
+        } else {
+            let keys = config.keys.clone();
+            Some(Seals::new(config.node, config.peers.len(), keys)?)
+        };
+        Ok(Self {
             node: config.node,
-            incarnation: config.incarnation.unwrap_or_else(Clock::incarnation),
+            incarnation,
+            seals,
             peers: config.peers.clone(),
             via: config.via,
             framing: config.line.framing,
@@ -100,7 +117,7 @@ impl Nic {
             dma_done: VecDeque::new(),
             next_dma: 0,
             staged: Staged::default(),
-        }
+        })
     }
 
     /// Begins a turn: the time stands still in it.
@@ -156,7 +173,65 @@ impl Nic {
 
     /// When the NIC has to do something by itself.
     pub(super) fn next_alarm(&self) -> Instant {
-        self.timers.iter().copied().fold(Instant::FAR_FUTURE, Instant::min)
+        let keys = self.seals.as_ref().map_or(Instant::FAR_FUTURE, Seals::poll_timeout);
+        self.timers.iter().copied().fold(keys, Instant::min)
+    }
+
+    /// Whether frames are sealed.
+    pub(super) const fn is_sealed(&self) -> bool {
+        self.seals.is_some()
+    }
+
+    /// Whether frames may still wait for keys.
+    pub(super) fn awaits_keys(&self) -> bool {
+        self.seals.as_ref().is_some_and(Seals::is_asking)
+    }
+
+    /// Opens a datagram into `plain`, where frames are sealed.
+    pub(super) fn open(
+        &mut self,
+        envelope: &Envelope,
+        body: &[u8],
+        plain: &mut [u8],
+    ) -> Result<Opened, DropCause> {
+        self.now = Clock::now();
+        let Some(seals) = &mut self.seals else { return Err(DropCause::Malformed) };
+        let opened = seals.open(self.now, envelope, body, plain);
+        self.send_about_keys();
+        opened
+    }
+
+    /// What is due about keys. Nothing may be staged.
+    pub(super) fn run_keys(&mut self) {
+        let Some(seals) = &mut self.seals else { return };
+        if seals.poll_timeout() <= self.now {
+            seals.handle_timeout(self.now);
+            self.send_about_keys();
+        }
+    }
+
+    /// Puts on the line what there is about keys, and what has waited for them. Nothing may be staged.
+    fn send_about_keys(&mut self) {
+        let Self { seals: Some(seals), line, counters, peers, via, framing, now, .. } = self else {
+            return;
+        };
+        loop {
+            let mut bytes = line.buffer();
+            bytes.clear();
+            let Some((to, urgent)) = seals.poll_transmit(&mut bytes) else {
+                line.recycle(bytes);
+                break;
+            };
+            let to = via.unwrap_or(peers[to.index()]);
+            let wire_bytes = framing.wire_bytes(u32::try_from(bytes.len()).expect("a datagram"));
+            if urgent {
+                line.put_urgent(*now, wire_bytes, to, bytes);
+            } else {
+                line.put(*now, wire_bytes, to, bytes);
+            }
+        }
+        line.commit();
+        counters.drops.add_many(DropCause::NoKeys, seals.take_given_up());
     }
 
     /// Whether a frame of `source` may come from `from`.
@@ -178,14 +253,29 @@ impl Nic {
             return Err(TransmitRefused::Length { mtu: self.mtu });
         }
         let mut frame = self.line.buffer();
-        frame.extend_from_slice(&header.emit());
-        if let Some(bytes) = payload.as_bytes() {
-            frame.extend_from_slice(bytes);
-        } else {
-            frame.resize(header.frame_bytes(), 0);
-            payload.copy_to(&mut frame[HEADER_BYTES..]);
-        }
+        // Nothing is cleared that is overwritten at once.
+        frame.resize(header.frame_bytes(), 0);
+        frame[..HEADER_BYTES].copy_from_slice(&header.emit());
+        payload.copy_to(&mut frame[HEADER_BYTES..]);
         Ok(frame)
+    }
+
+    /// The frame as it leaves; `None` if it has to wait for keys, and is staged for that.
+    fn seal(&mut self, header: &Header, frame: Vec<u8>) -> Option<Vec<u8>> {
+        let Some(seals) = &mut self.seals else { return Some(frame) };
+        let (to, urgent) = (header.destination, header.is_urgent());
+        let waiting = self.staged.held.iter().any(|(node, ..)| *node == to);
+        let mut sealed = self.line.buffer();
+        sealed.clear();
+        if !waiting
+            && seals.seal(to, (header.hop_limit, urgent), &frame, &mut sealed) == Verdict::Sealed
+        {
+            self.line.recycle(frame);
+            return Some(sealed);
+        }
+        self.line.recycle(sealed);
+        self.staged.held.push((to, urgent, frame));
+        None
     }
 
     fn transmit_looped(
@@ -224,7 +314,8 @@ impl Hardware for Nic {
     }
 
     fn wire_bytes(&self, payload: usize) -> u32 {
-        let frame = u32::try_from(HEADER_BYTES + payload).unwrap_or(u32::MAX / 2);
+        let around = HEADER_BYTES + if self.is_sealed() { SEAL_BYTES } else { 0 };
+        let frame = u32::try_from(around + payload).unwrap_or(u32::MAX / 2);
         self.framing.wire_bytes(frame)
     }
 
@@ -253,7 +344,12 @@ impl Hardware for Nic {
         };
         let to = self.via.unwrap_or(*peer);
         let wire_bytes = self.wire_bytes(usize::from(header.length));
-        Ok(if header.is_urgent() {
+        let urgent = header.is_urgent();
+        let Some(frame) = self.seal(header, frame) else {
+            // It leaves when there are keys; nobody knows when that is.
+            return Ok(self.now.plus_nanos(self.line.rate().nanos_for(u64::from(wire_bytes))));
+        };
+        Ok(if urgent {
             self.line.put_urgent(self.now, wire_bytes, to, frame)
         } else {
             self.line.put(self.now, wire_bytes, to, frame)
@@ -270,11 +366,14 @@ impl Hardware for Nic {
 
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
         self.ports.check_write(to, from.len())?;
-        let begin = self.staged.bytes.len();
-        let end = begin + from.len();
-        self.staged.bytes.resize(end, 0);
-        from.copy_to(&mut self.staged.bytes[begin..]);
-        self.staged.writes.push((to, begin..end));
+        let staged = &mut self.staged;
+        let (begin, end) = (staged.used, staged.used + from.len());
+        if staged.bytes.len() < end {
+            staged.bytes.resize(end, 0);
+        }
+        from.copy_to(&mut staged.bytes[begin..end]);
+        staged.used = end;
+        staged.writes.push((to, begin..end));
         Ok(())
     }
 
@@ -305,12 +404,18 @@ impl Hardware for Nic {
         for (to, range) in staged.writes.drain(..) {
             let _ = self.ports.write(to, Payload::from(&staged.bytes[range]));
         }
-        staged.bytes.clear();
+        staged.used = 0;
         for (id, Dma { from, to }) in staged.copies.drain(..) {
             let _ = self.ports.read(from).and_then(|bytes| self.ports.write(to, bytes));
             self.dma_done.push_back(id);
         }
         self.line.commit();
+        for (to, urgent, frame) in staged.held.drain(..) {
+            let held = self.seals.as_mut().is_some_and(|s| s.hold(self.now, to, urgent, frame));
+            if !held {
+                self.counters.drops.add(DropCause::NoKeys);
+            }
+        }
         self.looped.extend(staged.looped.drain(..));
         for (port, completion) in staged.completions.drain(..) {
             if let Some(port) = self.ports.at(port) {
@@ -323,6 +428,7 @@ impl Hardware for Nic {
         for _ in 0..std::mem::take(&mut staged.unroutable) {
             self.counters.drops.add(DropCause::NoRoute);
         }
+        self.send_about_keys();
     }
 
     fn abort(&mut self) {

@@ -20,6 +20,7 @@ use crate::frame::{HEADER_BYTES, Header, MAX_PAYLOAD};
 use crate::id::NodeId;
 use crate::link::LinkProfile;
 use crate::rng::Rng;
+use crate::seal::Envelope;
 use crate::switch::{Buffer, SwitchProfile};
 use crate::time::{Instant, LineRate};
 
@@ -164,7 +165,8 @@ impl SwitchCounters {
 /// took it in. It is cut as the link says, its pieces pass the output's buffer as the profile
 /// says, and it is sent on when its last piece has reached the other end of its wire. With cells,
 /// a packet whose last cell was lost takes the next one of its sender with it
-/// ([`Merged`](DropCause::Merged)). The one byte of a frame that changes is its hop limit.
+/// ([`Merged`](DropCause::Merged)). The one byte of a frame that changes is its hop limit; a sealed
+/// one's envelope tells as much as the switch has to know.
 #[derive(Debug)]
 pub struct SoftSwitch {
     shared: Arc<Shared>,
@@ -405,30 +407,50 @@ impl Forwarder {
     }
 }
 
-/// Where the hop limit is in a frame.
-const HOP_LIMIT: usize = 29;
+/// What a switch reads of a datagram.
+struct Route {
+    source: NodeId,
+    destination: NodeId,
+    urgent: bool,
+    /// Where the hop limit is.
+    hop_limit: usize,
+}
+
+impl Route {
+    /// A frame's, or that of a sealed one, of which only the envelope can be read.
+    fn parse(bytes: &[u8]) -> Result<Self, DropCause> {
+        if let Ok((envelope, _)) = Envelope::parse(bytes) {
+            let Envelope { source, destination, urgent, .. } = envelope;
+            return Ok(Self { source, destination, urgent, hop_limit: 3 });
+        }
+        let (header, _) = Header::parse(bytes).map_err(|_| DropCause::Malformed)?;
+        let (source, destination) = (header.source, header.destination);
+        Ok(Self { source, destination, urgent: header.is_urgent(), hop_limit: 29 })
+    }
+}
 
 /// Hands a datagram to the model if it is a frame between two of the hosts.
 fn take_in(model: &mut Model, peers: &[SocketAddr], refused: &mut Drops, datagram: Datagram<'_>) {
     match check(peers, datagram) {
-        Ok((source, destination)) => {
+        Ok(route) => {
             model.advance(datagram.at, EVENTS_PER_TURN);
             let mut frame = datagram.bytes.to_vec();
-            frame[HOP_LIMIT] -= 1;
-            model.offer(datagram.at, source.0, destination.0, frame);
+            frame[route.hop_limit] -= 1;
+            let ends = (route.source.0, route.destination.0);
+            model.offer(datagram.at, ends, route.urgent, frame);
         }
         Err(cause) => refused.add(cause),
     }
 }
 
-fn check(peers: &[SocketAddr], datagram: Datagram<'_>) -> Result<(NodeId, NodeId), DropCause> {
-    let (header, _) = Header::parse(datagram.bytes).map_err(|_| DropCause::Malformed)?;
-    let peer = peers.get(header.source.index());
+fn check(peers: &[SocketAddr], datagram: Datagram<'_>) -> Result<Route, DropCause> {
+    let route = Route::parse(datagram.bytes)?;
+    let peer = peers.get(route.source.index());
     if peer.is_none_or(|peer| plain(*peer) != datagram.from) {
         return Err(DropCause::Stranger);
     }
-    if header.destination.index() >= peers.len() || header.hop_limit == 0 {
+    if route.destination.index() >= peers.len() || datagram.bytes[route.hop_limit] == 0 {
         return Err(DropCause::NoRoute);
     }
-    Ok((header.source, header.destination))
+    Ok(route)
 }

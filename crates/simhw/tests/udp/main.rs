@@ -1,8 +1,9 @@
-//! NICs over real sockets of this host: delivery, pacing, strangers, the way from port to port.
+//! NICs over real sockets of this host: delivery, pacing, strangers, seals, the way from port to port.
 
 mod bad_input;
 mod delivery;
 mod firmware;
 mod pacing;
 mod ports;
+mod sealed;
 mod switched;

@@ -7,16 +7,21 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
-use midplane_simhw::udp::{SoftSwitch, SwitchConfig, UdpNic};
+use midplane_simhw::udp::{SoftSwitch, SwitchConfig, UdpConfig, UdpNic};
 
 use crate::firmware::{Cluster, SEND, command, completion, free_addresses, run};
 
 /// A switch and the NICs behind it, the port of each at 100 Mb/s.
-fn start(ip: &str, count: usize, profile: SwitchProfile) -> (SoftSwitch, Cluster) {
+pub(crate) fn start(
+    ip: &str,
+    count: usize,
+    profile: SwitchProfile,
+    change: impl Fn(UdpConfig) -> UdpConfig,
+) -> (SoftSwitch, Cluster) {
     let link = LinkProfile::ethernet(LineRate::mbps(100), std::time::Duration::from_micros(1));
     loop {
         let address = free_addresses(ip.parse().unwrap(), 1)[0];
-        let cluster = Cluster::start(ip, count, |config| config.via(address).line(link));
+        let cluster = Cluster::start(ip, count, |config| change(config.via(address).line(link)));
         let config = SwitchConfig::new(address, cluster.peers.clone()).link(link).profile(profile);
         if let Ok(switch) = SoftSwitch::start(config) {
             return (switch, cluster);
@@ -30,7 +35,7 @@ fn three_senders_overload_one_output_and_every_loss_has_its_cause() {
     const FRAMES: usize = 100;
     run(async {
         let (switch, cluster) =
-            start("127.0.0.1", SENDERS + 1, SwitchProfile::new(Buffer::Bytes(32 << 10)));
+            start("127.0.0.1", SENDERS + 1, SwitchProfile::new(Buffer::Bytes(32 << 10)), |c| c);
         let mut ports = Vec::new();
         for nic in &cluster.nics[1..] {
             let mut port = nic.host().open_port().unwrap();
@@ -76,7 +81,8 @@ fn three_senders_overload_one_output_and_every_loss_has_its_cause() {
 #[test]
 fn behind_a_switch_a_peer_that_comes_straight_is_a_stranger() {
     run(async {
-        let (_switch, mut cluster) = start("127.0.0.1", 2, SwitchProfile::new(Buffer::Cells(9)));
+        let (_switch, mut cluster) =
+            start("127.0.0.1", 2, SwitchProfile::new(Buffer::Cells(9)), |c| c);
         // Node 0 makes way for a socket that sends past the switch.
         cluster.nics.remove(0).shutdown().await;
         let peer = std::net::UdpSocket::bind(cluster.peers[0]).unwrap();
@@ -97,7 +103,7 @@ fn behind_a_switch_a_peer_that_comes_straight_is_a_stranger() {
 #[test]
 fn a_frame_passes_as_many_switches_as_its_hop_limit_says() {
     run(async {
-        let (switch, cluster) = start("::1", 2, SwitchProfile::new(Buffer::Bytes(32 << 10)));
+        let (switch, cluster) = start("::1", 2, SwitchProfile::new(Buffer::Bytes(32 << 10)), |c| c);
         let mut port = cluster.nics[0].host().open_port().unwrap();
         let region = port.register(10).unwrap();
         for args in [[0, 0, 0], [1, 0, 0], [1, 1, 0]] {

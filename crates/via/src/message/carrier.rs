@@ -62,6 +62,11 @@ pub trait Carrier: Send {
     /// replaces the waker before. `false` if that is so already; then nothing is armed.
     fn arm(&mut self, waker: &Waker) -> bool;
 
+    /// Whether all that was posted is safe with the others: nothing is lost if this process ends now.
+    fn is_flushed(&mut self) -> bool {
+        true
+    }
+
     /// Takes part no longer: what was posted still arrives, then the others see the process lost.
     fn close(&mut self);
 }

@@ -293,7 +293,7 @@ impl<C: Carrier> Progression for Engine<C> {
             Life::Running | Life::Closing => {
                 self.life = Life::Closing;
                 let drained = self.desk.links.iter().all(|link| link.lost || link.is_idle());
-                if !drained || self.desk.owes_answers() {
+                if !drained || self.desk.owes_answers() || !self.carrier.is_flushed() {
                     return Poll::Pending;
                 }
                 self.carrier.close();

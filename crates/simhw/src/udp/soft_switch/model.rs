@@ -8,7 +8,6 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use crate::drops::{DropCause, Drops};
-use crate::frame::Header;
 use crate::link::{Framing, LinkProfile};
 use crate::rng::Rng;
 use crate::switch::{Departure, Forwarding, Output, Piece, SwitchProfile};
@@ -153,8 +152,14 @@ impl Model {
         }
     }
 
-    /// A frame has come from host `source` at `now`, for host `destination`.
-    pub(super) fn offer(&mut self, now: Instant, source: u16, destination: u16, bytes: Vec<u8>) {
+    /// A frame has come from host `source` at `now`, for host `destination`; whether it is urgent.
+    pub(super) fn offer(
+        &mut self,
+        now: Instant,
+        (source, destination): (u16, u16),
+        urgent: bool,
+        bytes: Vec<u8>,
+    ) {
         self.tally.frames += 1;
         let ingress = &mut self.ingresses[usize::from(source)];
         if ingress.held + bytes.len() > self.memory {
@@ -163,7 +168,6 @@ impl Model {
         }
         ingress.held += bytes.len();
         let length = u32::try_from(bytes.len()).expect("a datagram");
-        let urgent = Header::parse(&bytes).is_ok_and(|(header, _)| header.is_urgent());
         let frame = InFlight {
             bytes,
             source,

@@ -27,7 +27,7 @@ fn run(model: &mut Model) -> Instant {
 #[test]
 fn a_frame_takes_both_wires_and_both_serialisations() {
     let mut model = model(Framing::PLAIN, SwitchProfile::new(Buffer::Bytes(10_000)));
-    model.offer(Instant::from_nanos(500), 0, 1, vec![7; 1_000]);
+    model.offer(Instant::from_nanos(500), (0, 1), false, vec![7; 1_000]);
     assert_eq!(run(&mut model).as_nanos(), 500 + 2 * (80_000 + 2_000));
     let out = model.outbound.pop_front().unwrap();
     assert_eq!((out.to, out.bytes), (1, vec![7; 1_000]));
@@ -38,7 +38,7 @@ fn cut_through_saves_one_serialisation_less_the_header() {
     let forwarding = Forwarding::CutThrough { header: 100 };
     let profile = SwitchProfile { forwarding, ..SwitchProfile::new(Buffer::Bytes(10_000)) };
     let mut model = model(Framing::PLAIN, profile);
-    model.offer(Instant::ZERO, 0, 1, vec![7; 1_000]);
+    model.offer(Instant::ZERO, (0, 1), false, vec![7; 1_000]);
     assert_eq!(run(&mut model).as_nanos(), 8_000 + 80_000 + 2 * 2_000);
 }
 
@@ -49,7 +49,7 @@ fn a_late_wake_up_changes_no_fate() {
         for number in 0..60_u64 {
             let at = Instant::from_nanos(number * 100_000);
             model.advance(Instant::from_nanos(at.as_nanos() / step * step), usize::MAX);
-            model.offer(at, (number % 3) as u16, 3, vec![number as u8; 2_000]);
+            model.offer(at, ((number % 3) as u16, 3), false, vec![number as u8; 2_000]);
         }
         run(&mut model);
         let survivors: Vec<u8> = model.outbound.iter().map(|frame| frame.bytes[0]).collect();
@@ -65,13 +65,13 @@ fn a_lost_last_cell_takes_the_next_packet_with_it() {
     // Output 3 holds two cells, and hosts 1 and 2 have theirs there when host 0's last one comes.
     let mut model = model(Framing::Cells, SwitchProfile::new(Buffer::Cells(2)));
     for (host, at, length) in [(1, 0, 40), (0, 3_000, 60), (2, 5_000, 40)] {
-        model.offer(Instant::from_nanos(at), host, 3, vec![1; length]);
+        model.offer(Instant::from_nanos(at), (host, 3), false, vec![1; length]);
     }
     run(&mut model);
     assert_eq!(model.tally.drops.of(DropCause::BufferFull), 1, "{:?}", model.tally);
     let after = Instant::from_nanos(1_000_000);
     for number in 0..2 {
-        model.offer(after, 0, 3, vec![10 + number; 40]);
+        model.offer(after, (0, 3), false, vec![10 + number; 40]);
     }
     run(&mut model);
     assert_eq!(model.tally.drops.of(DropCause::Merged), 1, "{:?}", model.tally);
@@ -86,8 +86,8 @@ fn survivors(jitter: u64) -> u64 {
     for number in 0..150 {
         model.offer(
             Instant::from_nanos(number % 3 * 40_000),
-            (number % 3) as u16,
-            3,
+            ((number % 3) as u16, 3),
+            false,
             vec![0; 10_000],
         );
     }
@@ -106,9 +106,9 @@ fn equal_senders_collapse_unless_they_are_in_step_to_the_nanosecond() {
 fn a_host_that_floods_its_line_loses_at_its_own_memory_only() {
     let mut model = model(Framing::PLAIN, SwitchProfile::new(Buffer::Bytes(1 << 20)));
     for _ in 0..30 {
-        model.offer(Instant::ZERO, 0, 3, vec![0; 50_000]);
+        model.offer(Instant::ZERO, (0, 3), false, vec![0; 50_000]);
     }
-    model.offer(Instant::ZERO, 1, 3, vec![1; 50_000]);
+    model.offer(Instant::ZERO, (1, 3), false, vec![1; 50_000]);
     assert_eq!(model.tally.drops.of(DropCause::System), 10);
     run(&mut model);
     assert_eq!(model.tally.delivered, 21);
@@ -148,7 +148,7 @@ proptest! {
         for (number, (gap, source, destination, length)) in load.iter().enumerate() {
             now = now.plus_nanos(*gap);
             model.advance(now, usize::MAX);
-            model.offer(now, *source, *destination, vec![number as u8; *length]);
+            model.offer(now, (*source, *destination), false, vec![number as u8; *length]);
             let Tally { frames, delivered, drops, .. } = model.tally;
             prop_assert_eq!(frames, delivered + drops.total() + model.in_flight() as u64);
         }

@@ -1,37 +1,8 @@
-//! Who takes part: lists of peers, and the processes that an example starts on this host.
+//! The processes that an example starts on this host.
 
-use std::io::{BufRead, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, UdpSocket};
-use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-
-use midplane::simhw::udp::resolve_peers;
-
-/// The addresses in a file, one `host:port` a line; `-` is standard input, up to an empty line.
-/// Lines that begin with `#` say nothing.
-///
-/// # Errors
-/// One line that names the file or the entry, and what is wrong with it.
-pub(crate) fn read_peers(path: &Path) -> Result<Vec<SocketAddr>, String> {
-    let unreadable = |error| format!("--peers {}: {error}", path.display());
-    let lines: Vec<String> = if path == Path::new("-") {
-        let lines: Result<Vec<_>, _> =
-            std::io::stdin().lock().lines().take_while(not_empty).collect();
-        lines.map_err(unreadable)?
-    } else {
-        std::fs::read_to_string(path).map_err(unreadable)?.lines().map(Into::into).collect()
-    };
-    let named: Vec<String> = lines
-        .iter()
-        .map(|line| line.trim().to_owned())
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .collect();
-    resolve_peers(&named).map_err(|error| format!("--peers {}: {error}", path.display()))
-}
-
-fn not_empty(line: &std::io::Result<String>) -> bool {
-    line.as_ref().map_or(true, |line| !line.trim().is_empty())
-}
 
 /// Addresses of this host that nobody uses at the moment.
 ///

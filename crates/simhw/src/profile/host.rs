@@ -1,0 +1,103 @@
+//! What hosts cost: their kernels, their processors, their way to the NIC.
+
+use crate::profile::DmaCost;
+
+/// Bytes of a page, on every host.
+pub const PAGE_BYTES: usize = 4096;
+
+/// How a host rings a doorbell.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Ringing {
+    /// With a write to memory that is mapped: user level, nothing but the NIC's own cost.
+    #[default]
+    Mapped,
+    /// With a system call.
+    SystemCall,
+}
+
+/// How a host learns of completions.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Notice {
+    /// It looks: nothing is spent, and who waits knows at once.
+    #[default]
+    Polled,
+    /// The kernel is interrupted, and wakes who waits.
+    Interrupt,
+    /// The kernel is interrupted, and runs a handler of the process.
+    Signal,
+}
+
+/// What a host's one processor spends on what. Only the simulated fabric charges it, and nothing
+/// unless [`World::set_hosts`](crate::sim::World::set_hosts) says so.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct HostProfile {
+    /// Nanoseconds into the kernel and back.
+    pub system_call_ns: u32,
+    /// A copy within memory: of each, and of each byte.
+    pub copy: DmaCost,
+    /// Nanoseconds that an interrupt takes from what runs, if the kernel's handler serves it.
+    pub interrupt_ns: u32,
+    /// Nanoseconds that it takes if a signal handler of the process serves it.
+    pub signal_ns: u32,
+    /// Nanoseconds until another task than the last one runs.
+    pub context_switch_ns: u32,
+    /// Nanoseconds to pin and to map one page for a NIC.
+    pub pin_page_ns: u32,
+    /// Picoseconds to read a byte of the NIC's memory over the bus.
+    pub io_read_ps: u32,
+    /// Picoseconds to write one.
+    pub io_write_ps: u32,
+    /// How doorbells are rung.
+    pub ringing: Ringing,
+    /// How completions are seen.
+    pub notice: Notice,
+    /// The firmware runs on this processor, in the kernel: its instructions are the processor's, an
+    /// interrupt leads to it when a frame comes, and it writes into memory by copying.
+    pub runs_firmware: bool,
+}
+
+impl HostProfile {
+    /// A host that costs nothing.
+    pub const FREE: Self = Self {
+        system_call_ns: 0,
+        copy: DmaCost { setup_ns: 0, byte_ps: 0 },
+        interrupt_ns: 0,
+        signal_ns: 0,
+        context_switch_ns: 0,
+        pin_page_ns: 0,
+        io_read_ps: 0,
+        io_write_ps: 0,
+        ringing: Ringing::Mapped,
+        notice: Notice::Polled,
+        runs_firmware: false,
+    };
+
+    /// Nanoseconds to pin a buffer that begins at a page.
+    #[must_use]
+    pub const fn pin_ns(&self, bytes: usize) -> u64 {
+        bytes.div_ceil(PAGE_BYTES) as u64 * self.pin_page_ns as u64
+    }
+
+    /// Nanoseconds to read `bytes` of the NIC's memory.
+    #[must_use]
+    pub const fn io_read_ns(&self, bytes: usize) -> u64 {
+        (bytes as u64 * self.io_read_ps as u64).div_ceil(1000)
+    }
+
+    /// Nanoseconds to write them.
+    #[must_use]
+    pub const fn io_write_ns(&self, bytes: usize) -> u64 {
+        (bytes as u64 * self.io_write_ps as u64).div_ceil(1000)
+    }
+
+    /// Nanoseconds that a completion takes from what runs. Firmware in the kernel was interrupted
+    /// for the frame already.
+    pub(crate) const fn notice_ns(&self) -> u64 {
+        match self.notice {
+            _ if self.runs_firmware => 0,
+            Notice::Polled => 0,
+            Notice::Interrupt => self.interrupt_ns as u64,
+            Notice::Signal => self.signal_ns as u64,
+        }
+    }
+}

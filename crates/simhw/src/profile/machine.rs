@@ -1,0 +1,306 @@
+//! Whole machines: hosts, NICs and the network between them, as the papers had them and as they
+//! are today.
+//!
+//! Of each constant it says whether it was read in a paper or a manual, derived from such figures,
+//! or fitted so that a published result comes out; `examples/anchors` measures those results.
+
+use std::time::Duration;
+
+use crate::frame::MAX_PAYLOAD;
+use crate::link::{Framing, LinkProfile};
+use crate::medium::MediumProfile;
+use crate::profile::{DmaCost, HostProfile, NicProfile, Notice, Ringing};
+use crate::switch::{Buffer, DiscardPolicy, Forwarding, SwitchProfile};
+use crate::time::LineRate;
+use crate::topology::Topology;
+
+/// What joins the hosts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Attachment {
+    /// A link each to one switch.
+    Switched(LinkProfile, SwitchProfile),
+    /// One cable.
+    Shared(MediumProfile),
+}
+
+/// A cluster's hardware.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Machine {
+    /// What it is called in reports.
+    pub name: &'static str,
+    /// The NICs.
+    pub nic: NicProfile,
+    /// The hosts.
+    pub host: HostProfile,
+    /// What joins them.
+    pub attachment: Attachment,
+}
+
+impl Machine {
+    /// Every machine here.
+    pub const ALL: [Self; 8] = [
+        Self::DVCM_ATM,
+        Self::PM_MYRINET,
+        Self::GAM_MYRINET,
+        Self::MVIA_FAST_ETHERNET,
+        Self::TCP_FAST_ETHERNET,
+        Self::WARP_ETHERNET,
+        Self::ETHERNET_25G,
+        Self::ETHERNET_100G,
+    ];
+
+    /// So many of these hosts on one switch or cable.
+    #[must_use]
+    pub fn topology(&self, hosts: u16) -> Topology {
+        match self.attachment {
+            Attachment::Switched(link, switch) => Topology::star(hosts, link, switch),
+            Attachment::Shared(medium) => Topology::shared(hosts, medium),
+        }
+    }
+
+    /// UltraSPARC-I workstations with FORE SBA-200E cards on an ASX-200WG switch (DVCM paper,
+    /// section 4.2).
+    ///
+    /// Read: interrupt 9 us in a kernel handler and 50 us in a signal handler (section 3); the
+    /// coprocessor's clock ([`NicProfile::SBA_200E`]); 2,560 cells at each output (ForeRunner
+    /// manual). Derived: 149.76 Mb/s of cells in an OC-3; 100 m of fibre; copies as the same
+    /// processors make them in the pipelines paper, Table 1. Fitted to 18 us from coprocessor to
+    /// coprocessor: the switch's latency; to 60 us from application to application: doorbell and
+    /// completion, with the library's work at both ends. Estimated, with no figure to fit to: system
+    /// call, context switch and pinning of Solaris.
+    pub const DVCM_ATM: Self = Self {
+        name: "dvcm-atm",
+        nic: NicProfile {
+            doorbell: Duration::from_nanos(9_500),
+            completion: Duration::from_nanos(20_500),
+            ..NicProfile::SBA_200E
+        },
+        host: HostProfile {
+            system_call_ns: 5_000,
+            copy: DmaCost { setup_ns: 0, byte_ps: 7_050 },
+            interrupt_ns: 9_000,
+            signal_ns: 50_000,
+            context_switch_ns: 20_000,
+            pin_page_ns: 20_000,
+            ..HostProfile::FREE
+        },
+        attachment: Attachment::Switched(
+            LinkProfile::atm(LineRate::new(149_760_000).unwrap(), Duration::from_nanos(500)),
+            SwitchProfile {
+                latency: Duration::from_nanos(6_000),
+                forwarding: Forwarding::StoreAndForward,
+                buffer: Buffer::Cells(2_560),
+                discard: DiscardPolicy::Tail,
+            },
+        ),
+    };
+
+    /// PentiumPro PCs of 200 MHz with PM on Myrinet: RWC PC Cluster II (SCore-D paper, Table 2).
+    ///
+    /// Read: 160 MB/s of the link. Derived: a LANai of 33 MHz, the bus's clock; a switch that cuts
+    /// through after the route byte in 0.5 us (Myrinet paper, Boden 1995). Fitted to 117.6 MB/s: the
+    /// DMA's byte; to 7.5 us: instructions of an event, DMA setup, completion; to Table 3: reading
+    /// and writing the NIC's memory over PCI. Estimated: NetBSD's system call, interrupt and context
+    /// switch.
+    pub const PM_MYRINET: Self = Self {
+        name: "pm-myrinet",
+        nic: NicProfile {
+            instruction_ps: 30_000,
+            event_instructions: 48,
+            doorbell: Duration::from_nanos(400),
+            gather: DmaCost { setup_ns: 900, byte_ps: 8_390 },
+            scatter: DmaCost { setup_ns: 900, byte_ps: 8_000 },
+            completion: Duration::from_nanos(1_100),
+            receive_memory: 128 << 10,
+            transmit_slots: 4,
+            mtu: MAX_PAYLOAD,
+        },
+        host: HostProfile {
+            system_call_ns: 2_000,
+            copy: DmaCost { setup_ns: 0, byte_ps: 12_000 },
+            interrupt_ns: 8_000,
+            signal_ns: 20_000,
+            context_switch_ns: 10_000,
+            pin_page_ns: 5_000,
+            io_read_ps: 23_000,
+            io_write_ps: 22_600,
+            ..HostProfile::FREE
+        },
+        attachment: Attachment::Switched(MYRINET_LINK, MYRINET_SWITCH),
+    };
+
+    /// UltraSPARC 170 workstations with M2F Myrinet cards under Generic Active Messages: Berkeley
+    /// NOW (pipelines paper, section 5.2).
+    ///
+    /// Read: LANai of 37.5 MHz, 160 MB/s of the link (section 5.2); the hosts' copies and the host
+    /// DMA into the card are stages 0, 3 and 1 of Table 1, the copies taken as the mean of both
+    /// ends. Derived: the receiving DMA is stage 2 less the link. Fitted to the stages' overheads:
+    /// instructions of an event and DMA setups.
+    pub const GAM_MYRINET: Self = Self {
+        name: "gam-myrinet",
+        nic: NicProfile {
+            instruction_ps: 26_667,
+            event_instructions: 90,
+            doorbell: Duration::from_nanos(500),
+            gather: DmaCost { setup_ns: 2_300, byte_ps: 24_316 },
+            scatter: DmaCost { setup_ns: 4_000, byte_ps: 18_066 },
+            completion: Duration::ZERO,
+            receive_memory: 128 << 10,
+            transmit_slots: 4,
+            mtu: MAX_PAYLOAD,
+        },
+        host: HostProfile {
+            system_call_ns: 5_000,
+            copy: DmaCost { setup_ns: 7_300, byte_ps: 7_373 },
+            interrupt_ns: 9_000,
+            signal_ns: 50_000,
+            context_switch_ns: 20_000,
+            pin_page_ns: 20_000,
+            ..HostProfile::FREE
+        },
+        attachment: Attachment::Switched(MYRINET_LINK, MYRINET_SWITCH),
+    };
+
+    /// Pentium II PCs of 450 MHz with DC21140 cards under M-VIA, on a Fast Ethernet switch
+    /// (LAM-VIA paper, section 5).
+    ///
+    /// M-VIA's firmware runs on the host, in the kernel: a fast trap rings the doorbell, frames
+    /// interrupt, received bytes are copied once. Read: the processor's clock. Derived: 32-bit PCI
+    /// of 132 MB/s; copies of 150 MB/s over 100 MHz memory. Fitted to 61 us: the interrupt, the
+    /// instructions of an event, the DMA's setup, the switch's latency. Estimated: context switch
+    /// and pinning of Linux 2.2.
+    pub const MVIA_FAST_ETHERNET: Self = Self {
+        name: "mvia-fast-ethernet",
+        nic: DC21140,
+        host: PENTIUM_II,
+        attachment: FAST_ETHERNET,
+    };
+
+    /// The same PCs with the kernel's TCP, as [`KernelTcp`](crate::kernel::KernelTcp) models it.
+    ///
+    /// Fitted to 100 us: the costs of the protocol
+    /// ([`TcpCosts::LINUX_2_2`](crate::kernel::TcpCosts::LINUX_2_2)).
+    pub const TCP_FAST_ETHERNET: Self = Self {
+        name: "tcp-fast-ethernet",
+        nic: DC21140,
+        host: HostProfile { notice: Notice::Interrupt, ..PENTIUM_II },
+        attachment: FAST_ETHERNET,
+    };
+
+    /// SPARCstation 1+ workstations on a private Ethernet of 10 Mb/s (Warp paper, section 5.3).
+    ///
+    /// Read: the cable's rate. Derived: 25 MHz, an instruction a cycle; the cable is
+    /// [`MediumProfile::ETHERNET_10`]. Estimated, for the paper gives no figure of one message:
+    /// everything else; a packet through SunOS takes about half a millisecond at each end.
+    pub const WARP_ETHERNET: Self = Self {
+        name: "warp-ethernet",
+        nic: NicProfile {
+            instruction_ps: 40_000,
+            event_instructions: 5_000,
+            doorbell: Duration::ZERO,
+            gather: DmaCost { setup_ns: 5_000, byte_ps: 100_000 },
+            scatter: DmaCost { setup_ns: 0, byte_ps: 0 },
+            completion: Duration::ZERO,
+            receive_memory: 128 << 10,
+            transmit_slots: 16,
+            mtu: MAX_PAYLOAD,
+        },
+        host: HostProfile {
+            system_call_ns: 60_000,
+            copy: DmaCost { setup_ns: 0, byte_ps: 100_000 },
+            interrupt_ns: 100_000,
+            signal_ns: 300_000,
+            context_switch_ns: 150_000,
+            pin_page_ns: 50_000,
+            ringing: Ringing::SystemCall,
+            notice: Notice::Interrupt,
+            runs_firmware: true,
+            ..HostProfile::FREE
+        },
+        attachment: Attachment::Shared(MediumProfile::ETHERNET_10),
+    };
+
+    /// Servers of today on 25 Gb/s. Derived from data sheets, fitted to nothing: a cut-through
+    /// switch of 0.6 us with 256 KiB a port, 100 ns of error correction and 10 m of cable.
+    pub const ETHERNET_25G: Self = Self::today("ethernet-25g", LineRate::mbps(25_000));
+
+    /// The same on 100 Gb/s.
+    pub const ETHERNET_100G: Self = Self::today("ethernet-100g", LineRate::mbps(100_000));
+
+    const fn today(name: &'static str, rate: LineRate) -> Self {
+        let link = LinkProfile {
+            rate,
+            propagation: Duration::from_nanos(150),
+            framing: Framing::Packets { mtu: 8_972, overhead: 66 },
+        };
+        let switch = SwitchProfile {
+            latency: Duration::from_nanos(600),
+            forwarding: Forwarding::CutThrough { header: 64 },
+            buffer: Buffer::Bytes(256 << 10),
+            discard: DiscardPolicy::Tail,
+        };
+        let host = HostProfile {
+            system_call_ns: 150,
+            copy: DmaCost { setup_ns: 10, byte_ps: 100 },
+            interrupt_ns: 1_500,
+            signal_ns: 3_000,
+            context_switch_ns: 1_200,
+            pin_page_ns: 250,
+            io_read_ps: 100_000,
+            io_write_ps: 1_000,
+            ..HostProfile::FREE
+        };
+        Self { name, nic: NicProfile::MODERN, host, attachment: Attachment::Switched(link, switch) }
+    }
+}
+
+/// 1.28 Gb/s and 25 m of cable.
+const MYRINET_LINK: LinkProfile =
+    LinkProfile::plain(LineRate::mbps(1_280), Duration::from_nanos(125));
+
+/// Eight ports that cut through.
+const MYRINET_SWITCH: SwitchProfile = SwitchProfile {
+    latency: Duration::from_nanos(500),
+    forwarding: Forwarding::CutThrough { header: 8 },
+    buffer: Buffer::Bytes(64 << 10),
+    discard: DiscardPolicy::Tail,
+};
+
+const DC21140: NicProfile = NicProfile {
+    instruction_ps: 2_222,
+    event_instructions: 3_100,
+    doorbell: Duration::ZERO,
+    gather: DmaCost { setup_ns: 4_000, byte_ps: 7_576 },
+    scatter: DmaCost { setup_ns: 0, byte_ps: 0 },
+    completion: Duration::ZERO,
+    receive_memory: 128 << 10,
+    transmit_slots: 16,
+    mtu: MAX_PAYLOAD,
+};
+
+const PENTIUM_II: HostProfile = HostProfile {
+    system_call_ns: 1_500,
+    copy: DmaCost { setup_ns: 0, byte_ps: 6_667 },
+    interrupt_ns: 18_000,
+    signal_ns: 25_000,
+    context_switch_ns: 5_000,
+    pin_page_ns: 1_500,
+    ringing: Ringing::SystemCall,
+    runs_firmware: true,
+    ..HostProfile::FREE
+};
+
+/// Raw Ethernet frames, our header in the place of the protocol's.
+const FAST_ETHERNET: Attachment = Attachment::Switched(
+    LinkProfile {
+        rate: LineRate::mbps(100),
+        propagation: Duration::from_nanos(500),
+        framing: Framing::Packets { mtu: 1500, overhead: 38 },
+    },
+    SwitchProfile {
+        latency: Duration::from_nanos(8_000),
+        forwarding: Forwarding::StoreAndForward,
+        buffer: Buffer::Bytes(128 << 10),
+        discard: DiscardPolicy::Tail,
+    },
+);

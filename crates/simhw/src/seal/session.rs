@@ -1,0 +1,217 @@
+//! Two nodes' keys: agreed on by a handshake, used with each counter once.
+
+use snow::resolvers::{CryptoResolver as _, DefaultResolver};
+use snow::{Builder, HandshakeState, StatelessTransportState};
+
+use super::envelope::{ENVELOPE_BYTES, Envelope, EnvelopeKind};
+use super::replay::Window;
+use super::{Key, TAG_BYTES};
+use crate::drops::DropCause;
+use crate::frame::DEFAULT_HOP_LIMIT;
+use crate::id::NodeId;
+
+/// The handshake: two messages, the key mixed in before the first.
+const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+/// Bytes that a handshake message has around its payload: a public key of Curve25519, and a tag.
+const AROUND: usize = 32 + TAG_BYTES;
+/// Frames that one session seals; past them it is given up, long before its counter could wrap.
+const FRAMES: u64 = 1 << 60;
+
+/// The two ends of a handshake and what it is based on: all of it is bound to the handshake.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Ends {
+    pub(super) initiator: NodeId,
+    pub(super) responder: NodeId,
+}
+
+/// Which of a node's attempts to begin it was.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Attempt {
+    /// Drawn at random at each start: no clock is asked.
+    pub(super) life: u64,
+    pub(super) number: u32,
+}
+
+/// Random bits of the system's, if it has any.
+pub(super) fn draw() -> Option<u64> {
+    let mut bytes = [0; 8];
+    DefaultResolver.resolve_rng()?.try_fill_bytes(&mut bytes).ok()?;
+    Some(u64::from_le_bytes(bytes))
+}
+
+/// A handshake that this node has begun.
+#[derive(Debug)]
+pub(super) struct Beginning {
+    handshake: HandshakeState,
+    /// This node's number for the session.
+    pub(super) index: u32,
+    /// What was sent, to be sent again.
+    pub(super) datagram: Vec<u8>,
+}
+
+/// Keys that both ends have.
+#[derive(Debug)]
+pub(super) struct Session {
+    transport: StatelessTransportState,
+    /// This node's number for it.
+    pub(super) index: u32,
+    /// The other node's.
+    remote: u32,
+    /// Frames sealed so far: the next one's counter.
+    sealed: u64,
+    opened: Window,
+}
+
+fn builder<'a>(key: &'a Key, prologue: &'a [u8; 18]) -> Option<Builder<'a>> {
+    let builder = Builder::new(PATTERN.parse().ok()?);
+    builder.psk(0, &key.secret).ok()?.prologue(prologue).ok()
+}
+
+fn prologue(key: &Key, ends: Ends) -> [u8; 18] {
+    let mut bytes = *b"midplane 1........";
+    bytes[10..14].copy_from_slice(&key.id.to_le_bytes());
+    bytes[14..16].copy_from_slice(&ends.initiator.0.to_le_bytes());
+    bytes[16..18].copy_from_slice(&ends.responder.0.to_le_bytes());
+    bytes
+}
+
+/// A handshake's datagram around its message.
+fn datagram(envelope: Envelope, handshake: &mut HandshakeState, payload: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = envelope.emit().to_vec();
+    bytes.resize(ENVELOPE_BYTES + AROUND + payload.len(), 0);
+    let length = handshake.write_message(payload, &mut bytes[ENVELOPE_BYTES..]).ok()?;
+    bytes.truncate(ENVELOPE_BYTES + length);
+    Some(bytes)
+}
+
+impl Beginning {
+    /// Begins; `None` if the system has no random numbers.
+    pub(super) fn new(key: &Key, ends: Ends, index: u32, attempt: Attempt) -> Option<Self> {
+        let mut handshake = builder(key, &prologue(key, ends))?.build_initiator().ok()?;
+        let mut payload = [0; 16];
+        payload[..4].copy_from_slice(&index.to_le_bytes());
+        payload[4..8].copy_from_slice(&attempt.number.to_le_bytes());
+        payload[8..].copy_from_slice(&attempt.life.to_le_bytes());
+        let envelope = Envelope {
+            kind: EnvelopeKind::Begin,
+            hop_limit: DEFAULT_HOP_LIMIT,
+            source: ends.initiator,
+            destination: ends.responder,
+            session: key.id,
+            urgent: true,
+            counter: 0,
+        };
+        let datagram = datagram(envelope, &mut handshake, &payload)?;
+        Some(Self { handshake, index, datagram })
+    }
+
+    /// The session that an answer makes of it; itself again if the answer is none.
+    pub(super) fn finish(mut self, body: &[u8]) -> Result<Session, Box<Self>> {
+        let mut remote = [0; 4];
+        if body.len() != AROUND + remote.len() {
+            return Err(Box::new(self));
+        }
+        match self.handshake.read_message(body, &mut remote) {
+            Ok(4) => {}
+            _ => return Err(Box::new(self)),
+        }
+        let Self { handshake, index, datagram } = self;
+        // A handshake of two messages has ended with the second.
+        match handshake.into_stateless_transport_mode() {
+            Ok(transport) => Ok(Session::new(transport, index, u32::from_le_bytes(remote))),
+            Err(_) => unreachable!("{} bytes began it, and it has ended", datagram.len()),
+        }
+    }
+}
+
+/// A session that another node has begun, and what answers it.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) session: Session,
+    pub(super) attempt: Attempt,
+    pub(super) datagram: Vec<u8>,
+}
+
+/// What a node says that begins.
+pub(super) struct Asked {
+    handshake: HandshakeState,
+    remote: u32,
+    pub(super) attempt: Attempt,
+    ends: Ends,
+}
+
+impl Asked {
+    /// Opens the first message of a handshake: cheap, and only a holder of the key has made it.
+    pub(super) fn open(key: &Key, ends: Ends, body: &[u8]) -> Option<Self> {
+        let mut payload = [0; 16];
+        if body.len() != AROUND + payload.len() {
+            return None;
+        }
+        let mut handshake = builder(key, &prologue(key, ends))?.build_responder().ok()?;
+        handshake.read_message(body, &mut payload).ok()?;
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| payload[at + i]));
+        let life = u64::from(word(12)) << 32 | u64::from(word(8));
+        let attempt = Attempt { life, number: word(4) };
+        Some(Self { handshake, remote: word(0), attempt, ends })
+    }
+
+    /// Answers it.
+    pub(super) fn answer(mut self, index: u32) -> Option<Answered> {
+        let envelope = Envelope {
+            kind: EnvelopeKind::Answer,
+            hop_limit: DEFAULT_HOP_LIMIT,
+            source: self.ends.responder,
+            destination: self.ends.initiator,
+            session: self.remote,
+            urgent: true,
+            counter: 0,
+        };
+        let datagram = datagram(envelope, &mut self.handshake, &index.to_le_bytes())?;
+        let transport = self.handshake.into_stateless_transport_mode().ok()?;
+        let session = Session::new(transport, index, self.remote);
+        Some(Answered { session, attempt: self.attempt, datagram })
+    }
+}
+
+impl Session {
+    const fn new(transport: StatelessTransportState, index: u32, remote: u32) -> Self {
+        Self { transport, index, remote, sealed: 0, opened: Window::new() }
+    }
+
+    /// Whether it has sealed all that it may.
+    pub(super) const fn is_used_up(&self) -> bool {
+        self.sealed >= FRAMES
+    }
+
+    /// Seals `frame`, which may be empty, to the end of `out`; the envelope's session and counter
+    /// are this session's.
+    pub(super) fn seal(&mut self, envelope: Envelope, frame: &[u8], out: &mut Vec<u8>) {
+        let counter = self.sealed;
+        self.sealed += 1;
+        out.extend_from_slice(&Envelope { session: self.remote, counter, ..envelope }.emit());
+        let begin = out.len();
+        out.resize(begin + frame.len() + TAG_BYTES, 0);
+        let sealed = self.transport.write_message(counter, frame, &mut out[begin..]);
+        sealed.expect("a frame and its tag are below Noise's 65535 bytes, and there is room");
+    }
+
+    /// Opens a body into `plain`, which is as long as a datagram; returns the frame's length.
+    pub(super) fn open(
+        &mut self,
+        counter: u64,
+        body: &[u8],
+        plain: &mut [u8],
+    ) -> Result<usize, DropCause> {
+        if counter >= FRAMES {
+            return Err(DropCause::Unsealed);
+        }
+        if self.opened.has_seen(counter) {
+            return Err(DropCause::Replayed);
+        }
+        let opened = self.transport.read_message(counter, body, plain);
+        let length = opened.map_err(|_| DropCause::Unsealed)?;
+        // Only now is it certain that the counter is the peer's.
+        self.opened.note(counter);
+        Ok(length)
+    }
+}

@@ -1,0 +1,407 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::drops::DropCause;
+use crate::id::NodeId;
+use crate::rng::Rng;
+use crate::time::Instant;
+use proptest::prelude::*;
+
+const PLAIN: usize = 65_536;
+
+fn key(id: u32) -> Key {
+    Key::new(id, [id as u8; 32])
+}
+
+/// Two nodes and all that was ever on the wire between them.
+struct Pair {
+    nodes: [Seals; 2],
+    keys: [Vec<Key>; 2],
+    now: Instant,
+    /// On their way, with their receivers.
+    wire: Vec<(usize, Vec<u8>)>,
+    /// All datagrams so far.
+    record: Vec<(usize, Vec<u8>)>,
+    /// Frames that each has received.
+    received: [Vec<Vec<u8>>; 2],
+    drops: Vec<DropCause>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self::with_keys([vec![key(1)], vec![key(1)]])
+    }
+
+    fn with_keys(keys: [Vec<Key>; 2]) -> Self {
+        let node = |node: usize| Self::node(node, &keys[node]);
+        Self {
+            nodes: [node(0), node(1)],
+            keys,
+            now: Instant::from_nanos(1),
+            wire: Vec::new(),
+            record: Vec::new(),
+            received: [Vec::new(), Vec::new()],
+            drops: Vec::new(),
+        }
+    }
+
+    fn node(node: usize, keys: &[Key]) -> Seals {
+        let id = NodeId(u16::try_from(node).unwrap());
+        Seals::new(id, 2, keys.to_vec()).unwrap()
+    }
+
+    fn restart(&mut self, node: usize) {
+        self.nodes[node] = Self::node(node, &self.keys[node]);
+    }
+
+    fn send(&mut self, from: usize, frame: &[u8]) {
+        let to = NodeId(u16::try_from(1 - from).unwrap());
+        let mut out = Vec::new();
+        match self.nodes[from].seal(to, (9, false), frame, &mut out) {
+            Verdict::Sealed => self.put(1 - from, out),
+            Verdict::Hold => {
+                self.nodes[from].hold(self.now, to, false, frame.to_vec());
+                self.drain(from);
+            }
+        }
+    }
+
+    fn put(&mut self, to: usize, datagram: Vec<u8>) {
+        self.record.push((to, datagram.clone()));
+        self.wire.push((to, datagram));
+    }
+
+    fn drain(&mut self, node: usize) {
+        let mut out = Vec::new();
+        while let Some((to, _)) = self.nodes[node].poll_transmit(&mut out) {
+            assert_eq!(to.index(), 1 - node);
+            self.put(1 - node, std::mem::take(&mut out));
+        }
+    }
+
+    fn deliver(&mut self, to: usize, datagram: &[u8]) {
+        let mut plain = vec![0; PLAIN];
+        let opened = match Envelope::parse(datagram) {
+            Ok((envelope, body)) => self.nodes[to].open(self.now, &envelope, body, &mut plain),
+            Err(_) => Err(DropCause::Malformed),
+        };
+        match opened {
+            Ok(Opened::Frame(length)) => self.received[to].push(plain[..length].to_vec()),
+            Ok(Opened::Handshake) => {}
+            Err(cause) => self.drops.push(cause),
+        }
+        self.drain(to);
+    }
+
+    fn advance(&mut self, nanos: u64) {
+        self.now = self.now.plus_nanos(nanos);
+        for node in 0..2 {
+            if self.nodes[node].poll_timeout() <= self.now {
+                self.nodes[node].handle_timeout(self.now);
+                self.drain(node);
+            }
+        }
+    }
+
+    /// Delivers all that is on its way, and what comes of it.
+    fn settle(&mut self) {
+        while !self.wire.is_empty() {
+            let (to, datagram) = self.wire.remove(0);
+            self.deliver(to, &datagram);
+        }
+    }
+}
+
+#[test]
+fn frames_that_wait_for_keys_arrive_in_order_and_later_ones_after_them() {
+    let mut pair = Pair::new();
+    for frame in [b"a", b"b", b"c"] {
+        pair.send(0, frame);
+    }
+    assert_eq!(pair.wire.len(), 1, "one handshake");
+    pair.settle();
+    pair.send(0, b"d");
+    pair.send(1, b"e");
+    pair.settle();
+    assert_eq!(pair.received[1], [b"a", b"b", b"c", b"d"]);
+    assert_eq!(pair.received[0], [b"e"]);
+    assert_eq!(pair.drops, []);
+}
+
+#[test]
+fn both_may_begin_at_once() {
+    let mut pair = Pair::new();
+    pair.send(0, b"a");
+    pair.send(1, b"b");
+    pair.settle();
+    pair.send(0, b"c");
+    pair.send(1, b"d");
+    pair.settle();
+    assert_eq!(pair.received, [[b"b", b"d"], [b"a", b"c"]]);
+    assert_eq!(pair.drops, []);
+}
+
+#[test]
+fn a_lost_handshake_is_sent_again_and_an_unanswered_one_is_given_up() {
+    let mut pair = Pair::new();
+    pair.send(0, b"a");
+    pair.wire.clear();
+    pair.advance(RETRY);
+    pair.settle();
+    assert_eq!(pair.received[1], [b"a"]);
+    pair.restart(0);
+    pair.send(0, b"b");
+    for _ in 0..GIVE_UP / RETRY {
+        pair.advance(RETRY);
+        pair.wire.clear();
+    }
+    assert!(!pair.nodes[0].is_asking());
+    assert_eq!(pair.nodes[0].take_given_up(), 1);
+    assert_eq!(pair.nodes[0].poll_timeout(), Instant::FAR_FUTURE);
+}
+
+#[test]
+fn a_lost_answer_or_a_slow_one_makes_one_session() {
+    let mut pair = Pair::new();
+    pair.send(0, b"a");
+    let (_, begin) = pair.wire.remove(0);
+    pair.deliver(1, &begin);
+    pair.wire.clear();
+    // It comes again before its answer has: the same answer, so that any of them will do.
+    pair.deliver(1, &begin);
+    pair.deliver(1, &begin);
+    assert_eq!(pair.wire[0], pair.wire[1]);
+    pair.settle();
+    assert_eq!(pair.received[1], [b"a"]);
+}
+
+#[test]
+fn whoever_restarts_is_heard_again() {
+    for restarted in 0..2 {
+        let mut pair = Pair::new();
+        pair.send(0, b"a");
+        pair.settle();
+        pair.restart(restarted);
+        pair.advance(SILENCE + 1);
+        // What is sent with the keys that the other has lost makes it ask for new ones.
+        pair.send(0, b"b");
+        pair.settle();
+        pair.send(0, b"c");
+        pair.settle();
+        assert_eq!(pair.received[1].last().unwrap(), b"c", "{restarted} restarted");
+    }
+}
+
+#[test]
+fn replays_are_dropped_whatever_they_are_of() {
+    let mut pair = Pair::new();
+    for frame in [b"a", b"b"] {
+        pair.send(0, frame);
+        pair.settle();
+    }
+    let record = pair.record.clone();
+    pair.drops.clear();
+    for (to, datagram) in &record {
+        pair.deliver(*to, datagram);
+    }
+    assert_eq!(pair.drops.len(), record.len(), "{:?}", pair.drops);
+    let replayed = pair.drops.iter().filter(|cause| **cause == DropCause::Replayed).count();
+    // All but the answer, for which nobody waits any more.
+    assert_eq!(replayed, record.len() - 1);
+    pair.restart(1);
+    for (to, datagram) in record.iter().filter(|(to, _)| *to == 1) {
+        pair.deliver(*to, datagram);
+    }
+    assert_eq!(pair.received[1].len(), 2);
+}
+
+#[test]
+fn damage_anywhere_is_noticed_but_in_the_hop_limit() {
+    const HOP_LIMIT: usize = 3;
+    // Which the firmware's own header says again.
+    const URGENT: usize = 12;
+    let mut pair = Pair::new();
+    pair.send(0, b"a");
+    pair.settle();
+    pair.send(0, b"payload");
+    let (to, datagram) = pair.wire.remove(0);
+    for bit in 0..datagram.len() * 8 {
+        let mut damaged = datagram.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        let before = pair.received[1].len();
+        if bit / 8 == HOP_LIMIT || bit == URGENT * 8 {
+            continue;
+        }
+        pair.deliver(to, &damaged);
+        assert_eq!(pair.received[1].len(), before, "bit {bit}");
+    }
+    pair.deliver(to, &datagram);
+    assert_eq!(pair.received[1].last().unwrap(), b"payload");
+}
+
+#[test]
+fn other_keys_open_nothing_and_new_ones_are_brought_in_one_node_after_the_other() {
+    let mut pair = Pair::with_keys([vec![key(1)], vec![key(2)]]);
+    pair.send(0, b"a");
+    pair.settle();
+    assert_eq!(pair.received[1], [b""; 0]);
+    assert_eq!(pair.drops, [DropCause::Unsealed]);
+    // The same number, another secret.
+    let mut pair = Pair::with_keys([vec![key(1)], vec![Key::new(1, [9; 32])]]);
+    pair.send(0, b"a");
+    pair.settle();
+    assert_eq!(pair.drops, [DropCause::Unsealed]);
+    for keys in [[vec![1], vec![1, 2]], [vec![2, 1], vec![1, 2]], [vec![2, 1], vec![2]]] {
+        let mut pair = Pair::with_keys(keys.map(|ids| ids.into_iter().map(key).collect()));
+        pair.send(0, b"a");
+        pair.send(1, b"b");
+        pair.settle();
+        assert_eq!(pair.received[1], [b"a"]);
+        assert_eq!(pair.received[0], [b"b"]);
+    }
+}
+
+#[test]
+fn what_waits_is_bounded() {
+    let mut pair = Pair::new();
+    let to = NodeId(1);
+    let big = vec![0; HELD_BYTES / 4];
+    for _ in 0..4 {
+        assert!(pair.nodes[0].hold(pair.now, to, false, big.clone()));
+    }
+    assert!(!pair.nodes[0].hold(pair.now, to, false, vec![0]));
+}
+
+#[test]
+fn a_key_is_read_from_text_and_never_shown() {
+    let text = format!("7:{}", "0a".repeat(32));
+    let key: Key = format!(" {text}\n").parse().unwrap();
+    assert_eq!(key, Key::new(7, [10; 32]));
+    assert_eq!(format!("{key:?}"), "Key { id: 7, .. }");
+    for wrong in ["", "7", "7:", ":00", &text[..60], &format!("{text}0"), &text.replace('a', "g")] {
+        assert_eq!(wrong.parse::<Key>(), Err(KeyError), "{wrong}");
+    }
+    let not_ascii = format!("7:{}", "é".repeat(32));
+    assert_eq!(not_ascii.parse::<Key>(), Err(KeyError));
+}
+
+#[test]
+fn the_bytes_of_an_envelope_are_frozen() {
+    let envelope = Envelope {
+        kind: EnvelopeKind::Frame,
+        hop_limit: 2,
+        source: NodeId(0x0304),
+        destination: NodeId(0x0506),
+        session: 0x0708_090A,
+        urgent: true,
+        counter: 0x0B0C_0D0E_0F10_1112,
+    };
+    let expected = [
+        0x53, 1, 0, 2, 4, 3, 6, 5, 10, 9, 8, 7, 1, 0, 0, 0, 0x12, 0x11, 0x10, 0xF, 0xE, 0xD, 0xC,
+        0xB,
+    ];
+    assert_eq!(envelope.emit(), expected);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_an_envelope_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        let mut bytes = bytes;
+        for magic in [None, Some(0x53)] {
+            if let (Some(magic), Some(first)) = (magic, bytes.first_mut()) {
+                *first = magic;
+            }
+            if let Ok((envelope, body)) = Envelope::parse(&bytes) {
+                prop_assert_eq!(&envelope.emit()[..], &bytes[..ENVELOPE_BYTES]);
+                prop_assert_eq!(body, &bytes[ENVELOPE_BYTES..]);
+            }
+        }
+    }
+}
+
+/// What happens to two nodes whose network is anybody's.
+fn run_hostile(seed: u64, steps: usize, unique: bool) -> Pair {
+    let mut rng = Rng::new(seed, "hostile");
+    let mut pair = Pair::new();
+    for step in 0..steps {
+        let node = rng.below(2) as usize;
+        match rng.below(12) {
+            0..5 => {
+                let text = if unique { format!("{node} {step}") } else { "same".into() };
+                pair.send(node, text.as_bytes());
+            }
+            // One of those on their way arrives, is lost, or arrives twice.
+            choice @ 5..9 if !pair.wire.is_empty() => {
+                let at = rng.below(pair.wire.len() as u64) as usize;
+                let (to, datagram) = pair.wire.remove(at);
+                for _ in 0..[1, 1, 0, 2][choice as usize - 5] {
+                    pair.deliver(to, &datagram);
+                }
+            }
+            // Anything ever sent comes again, perhaps damaged, perhaps to its sender.
+            9 if !pair.record.is_empty() => {
+                let at = rng.below(pair.record.len() as u64) as usize;
+                let (to, mut datagram) = pair.record[at].clone();
+                if rng.below(3) == 0 {
+                    let at = rng.below(datagram.len() as u64) as usize;
+                    datagram[at] ^= 1 << rng.below(8);
+                }
+                pair.deliver(if rng.below(4) == 0 { 1 - to } else { to }, &datagram);
+            }
+            10 if rng.below(6) == 0 => pair.restart(node),
+            _ => pair.advance(rng.below(2 * RETRY)),
+        }
+    }
+    pair
+}
+
+#[test]
+fn every_frame_is_received_once_at_most_and_as_its_peer_sent_it() {
+    let mut received = 0;
+    for seed in 0..60 {
+        let pair = run_hostile(seed, 300, true);
+        for (to, frames) in pair.received.iter().enumerate() {
+            let once: BTreeSet<_> = frames.iter().collect();
+            assert_eq!(once.len(), frames.len(), "seed {seed}");
+            for frame in frames {
+                let text = str::from_utf8(frame).unwrap();
+                assert!(text.starts_with(&format!("{} ", 1 - to)), "seed {seed}: {text}");
+            }
+            received += frames.len();
+        }
+    }
+    assert!(received > 1_000, "{received} frames prove little");
+}
+
+/// The same frame under the same key and counter would be the same bytes.
+#[test]
+fn the_same_frame_never_looks_the_same_whoever_restarts() {
+    let mut sealed = BTreeSet::new();
+    for seed in 0..30 {
+        for (_, datagram) in run_hostile(seed, 300, false).record {
+            let (envelope, body) = Envelope::parse(&datagram).unwrap();
+            if envelope.kind == EnvelopeKind::Frame {
+                assert!(sealed.insert(body.to_vec()), "seed {seed}");
+            }
+        }
+    }
+    assert!(sealed.len() > 1_000, "{} frames prove little", sealed.len());
+}
+
+#[test]
+fn once_the_network_is_well_both_are_heard_within_a_second() {
+    for seed in 0..60 {
+        let mut pair = run_hostile(seed, 300, true);
+        pair.settle();
+        for _ in 0..10 {
+            pair.send(0, b"ping");
+            pair.send(1, b"pong");
+            pair.settle();
+            pair.advance(100_000_000);
+            pair.settle();
+        }
+        for (to, frame) in [(0, b"pong"), (1, b"ping")] {
+            assert_eq!(pair.received[to].last().unwrap(), frame, "seed {seed}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Shared media in the network: who is on which, and when something happens there.
+
+use super::event_queue::{Event, EventQueue, Scheduled};
+use super::network::Network;
+use crate::drops::DropCause;
+use crate::id::NodeId;
+use crate::medium::{Medium, MediumProfile, MediumStats, Outcome};
+use crate::switch::Piece;
+use crate::time::{Instant, nanos};
+use crate::topology::{End, MediumId, Topology};
+
+/// The shared media of a topology.
+#[derive(Debug)]
+pub(super) struct SharedMedia {
+    media: Vec<Cable>,
+    /// For each node: its medium, and its station there.
+    stations: Vec<Option<(MediumId, usize)>>,
+}
+
+#[derive(Debug)]
+struct Cable {
+    medium: Medium,
+    /// The event of its next change, and when that is.
+    scheduled: Scheduled,
+    due: Instant,
+}
+
+impl SharedMedia {
+    pub(super) fn new(topology: &Topology, seed: u64) -> Self {
+        let mut sizes = vec![0; topology.media.len()];
+        let mut station = |medium: MediumId| {
+            let size: &mut usize = &mut sizes[usize::from(medium.0)];
+            *size += 1;
+            (medium, *size - 1)
+        };
+        let hosts = topology.hosts.iter().map(|(up, _)| topology.links[up.0 as usize].to);
+        let stations = hosts
+            .map(|end| match end {
+                End::Medium(medium) => Some(station(medium)),
+                End::Nic(_) | End::Switch(_) => None,
+            })
+            .collect();
+        let cable = |(number, profile): (usize, &MediumProfile)| Cable {
+            medium: Medium::new(*profile, sizes[number], seed, &format!("medium {number}")),
+            scheduled: Scheduled::NEVER,
+            due: Instant::FAR_FUTURE,
+        };
+        Self { media: topology.media.iter().enumerate().map(cable).collect(), stations }
+    }
+
+    /// Whether the node sends over a shared medium.
+    pub(super) fn has(&self, node: NodeId) -> bool {
+        self.stations[node.index()].is_some()
+    }
+
+    /// `at`, or when something happens on the node's medium, if that is later: no frame leaves before.
+    pub(super) fn not_before(&self, node: NodeId, at: Instant) -> Instant {
+        let Some((medium, _)) = self.stations[node.index()] else { return at };
+        let cable = &self.media[usize::from(medium.0)];
+        cable.medium.next_due().map_or(at, |due| due.max(at))
+    }
+
+    pub(super) fn stats(&self, medium: MediumId) -> Option<&MediumStats> {
+        Some(self.media.get(usize::from(medium.0))?.medium.stats())
+    }
+
+    fn reschedule(&mut self, queue: &mut EventQueue, medium: MediumId) {
+        let cable = &mut self.media[usize::from(medium.0)];
+        let due = cable.medium.next_due().unwrap_or(Instant::FAR_FUTURE);
+        if due != cable.due {
+            queue.cancel(cable.scheduled);
+            cable.due = due;
+            cable.scheduled = queue.schedule(due, Event::Medium { medium });
+        }
+    }
+}
+
+impl Network {
+    /// Hands all pieces of a frame to the station of its NIC.
+    pub(super) fn share(&mut self, queue: &mut EventQueue, key: u32) {
+        let frame = self.frames.at(key);
+        let (medium, station) =
+            self.shared.stations[frame.origin.index()].expect("asked by who is on one");
+        let (now, ready, pieces) = (queue.now(), frame.sent, frame.pieces);
+        let (urgent, bytes) = (frame.header.is_urgent(), frame.header.frame_bytes() as u32);
+        let cable = &mut self.shared.media[usize::from(medium.0)].medium;
+        for index in 0..pieces {
+            let bytes = self.framing.piece_bytes(bytes, u32::from(index));
+            let piece = Piece { frame: key, index, last: index + 1 == pieces, bytes };
+            cable.submit(now, station, ready, piece, urgent);
+        }
+        self.shared.reschedule(queue, medium);
+    }
+
+    /// A frame is lost before it was handed to its station.
+    pub(super) fn leave_line(&mut self, now: Instant, key: u32) {
+        let frame = self.frames.at(key);
+        let (origin, reserved) = (frame.origin, frame.reserved);
+        if reserved && self.shared.has(origin) {
+            self.uplinks[origin.index()].depart(now);
+        }
+    }
+
+    /// Something happens on a shared medium.
+    pub(super) fn on_medium(&mut self, queue: &mut EventQueue, now: Instant, medium: MediumId) {
+        let cable = usize::from(medium.0);
+        self.shared.media[cable].due = Instant::FAR_FUTURE;
+        while let Some(outcome) = self.shared.media[cable].medium.poll(now) {
+            let (piece, arrives) = match outcome {
+                Outcome::Passed { piece, arrives, .. } => (piece, Some(arrives)),
+                Outcome::GivenUp { piece, .. } => (piece, None),
+            };
+            let frame = self.frames.at(piece.frame);
+            if piece.last && frame.reserved {
+                self.uplinks[frame.origin.index()].depart(now);
+            }
+            match arrives {
+                Some(at) => self.pass(queue, piece, medium, at),
+                None => self.drop_piece(piece.frame, DropCause::Collisions),
+            }
+        }
+        self.shared.reschedule(queue, medium);
+    }
+
+    /// A piece has crossed the medium, if its destination is there.
+    fn pass(&mut self, queue: &mut EventQueue, piece: Piece, medium: MediumId, at: Instant) {
+        let frame = self.frames.at(piece.frame);
+        let (destination, delay) = (frame.header.destination.index(), frame.delay);
+        let there = self.shared.stations.get(destination).copied().flatten();
+        if there.is_none_or(|(of, _)| of != medium) {
+            self.drop_piece(piece.frame, DropCause::NoRoute);
+            return;
+        }
+        let link = self.hosts[destination].1;
+        let late = self.rng.between(0, nanos(self.faults.jitter));
+        let at = at.plus_nanos(delay).plus_nanos(late);
+        queue.schedule(at, Event::Piece { link, frame: piece.frame, index: piece.index });
+    }
+}

@@ -1,0 +1,267 @@
+//! Hosts have one processor, which tasks, interrupts and firmware share.
+
+use midplane_simhw::host::Host as _;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::kernel::{self, KernelTcp, TcpCosts};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::profile::{DmaCost, HostProfile, Machine, NicProfile, Notice, Ringing};
+use midplane_simhw::sim::World;
+use midplane_simhw::time::Instant;
+use proptest::prelude::*;
+
+use crate::harness::{A, B, C, Happening, Log, Probe, assert_conserved, at, send, star};
+
+/// What an empty command of a port costs the NIC, and what it completes.
+fn completing() -> Probe {
+    Probe::new(|hw, happening| {
+        if let Happening::Doorbell(port) = happening {
+            while let Some(command) = hw.next_command(port) {
+                let cookie = command.cookie;
+                hw.complete(port, &Completion { cookie, ..Completion::default() });
+            }
+            hw.commit();
+        }
+    })
+}
+
+fn world(profile: HostProfile) -> World<Probe> {
+    let mut world = World::new(&star(3), NicProfile::FREE, 1, |_, _| completing());
+    world.set_hosts(profile);
+    world
+}
+
+/// A task that computes for `nanos` and writes down when it is done.
+fn work(world: &mut World<Probe>, node: NodeId, nanos: u64, log: &Log<(NodeId, Instant)>) {
+    let (host, log) = (world.host(node), log.clone());
+    world.spawn(node, async move {
+        host.compute(nanos).await;
+        log.add((node, host.now()));
+    });
+}
+
+#[test]
+fn tasks_of_one_host_take_turns_and_those_of_two_do_not() {
+    let log = Log::new();
+    let mut world = world(HostProfile::FREE);
+    for (node, nanos) in [(A, 1_000), (A, 500), (B, 700)] {
+        work(&mut world, node, nanos, &log);
+    }
+    world.run();
+    assert_eq!(log.entries(), [(B, at(700)), (A, at(1_000)), (A, at(1_500))]);
+}
+
+#[test]
+fn another_task_costs_a_context_switch() {
+    let log = Log::new();
+    let mut world = world(HostProfile { context_switch_ns: 10, ..HostProfile::FREE });
+    work(&mut world, A, 1_000, &log);
+    work(&mut world, A, 500, &log);
+    world.run();
+    assert_eq!(log.entries(), [(A, at(1_010)), (A, at(1_520))]);
+}
+
+/// How long 10,000 ns of work take on A while its port gets three completions.
+fn interrupted(profile: HostProfile) -> u64 {
+    let mut world = world(profile);
+    let (host, port_host) = (world.host(A), world.host(A));
+    let mut port = port_host.open_port().unwrap();
+    world.run();
+    for _ in 0..3 {
+        port.post(&Command::default()).unwrap();
+    }
+    let worked = world.block_on(A, async move {
+        let began = host.now();
+        port.ring();
+        host.compute(10_000).await;
+        host.now().nanos_since(began)
+    });
+    worked.unwrap()
+}
+
+#[test]
+fn completions_take_time_from_whoever_computes_as_they_are_seen() {
+    let profile = HostProfile { interrupt_ns: 900, signal_ns: 5_000, ..HostProfile::FREE };
+    assert_eq!(interrupted(profile), 10_000);
+    assert_eq!(interrupted(HostProfile { notice: Notice::Interrupt, ..profile }), 12_700);
+    assert_eq!(interrupted(HostProfile { notice: Notice::Signal, ..profile }), 25_000);
+}
+
+#[test]
+fn a_doorbell_by_system_call_rings_after_it() {
+    let rung = |ringing| {
+        let log = Log::new();
+        let out = log.clone();
+        let mut world = World::new(&star(2), NicProfile::FREE, 1, move |_, _| {
+            let log = log.clone();
+            Probe::new(move |hw, happening| {
+                if let Happening::Doorbell(_) = happening {
+                    log.add(hw.now());
+                }
+            })
+        });
+        world.set_hosts(HostProfile { system_call_ns: 700, ringing, ..HostProfile::FREE });
+        let host = world.host(A);
+        let now = world.block_on(A, async move {
+            let mut port = host.open_port().unwrap();
+            port.submit(&Command::default()).unwrap();
+            host.now()
+        });
+        world.run();
+        (out.entries()[0], now.unwrap())
+    };
+    assert_eq!(rung(Ringing::Mapped), (at(0), at(0)));
+    assert_eq!(rung(Ringing::SystemCall), (at(700), at(700)));
+}
+
+/// A firmware that takes 300 instructions of 10 ns for each frame.
+fn counting(log: Log<(NodeId, Instant)>) -> Probe {
+    Probe::new(move |hw, happening| match happening {
+        Happening::Start if hw.node() == B => {
+            for number in 0..4 {
+                send(hw, A, number, 0).unwrap();
+            }
+            hw.commit();
+        }
+        Happening::Frame(_) => {
+            hw.charge(300);
+            log.add((hw.node(), hw.now()));
+        }
+        _ => {}
+    })
+}
+
+#[test]
+fn firmware_on_the_host_takes_its_cycles() {
+    let elapsed = |runs_firmware| {
+        let profile = NicProfile { instruction_ps: 10_000, ..NicProfile::FREE };
+        let mut world = World::new(&star(3), profile, 1, |_, _| counting(Log::new()));
+        world.set_hosts(HostProfile { runs_firmware, interrupt_ns: 2_000, ..HostProfile::FREE });
+        let log = Log::new();
+        let (host, out) = (world.host(A), log.clone());
+        world.spawn(A, async move {
+            host.compute(100_000).await;
+            log.add(host.now().as_nanos());
+        });
+        world.run();
+        out.entries()[0]
+    };
+    assert_eq!(elapsed(false), 100_000);
+    // Frames of 48 bytes come 3.84 us apart: each finds the handler of the one before still at work,
+    // and only the first interrupts.
+    assert_eq!(elapsed(true), 100_000 + 2_000 * 2 + 4 * 3_000);
+}
+
+#[test]
+fn a_crash_ends_the_work() {
+    let log = Log::new();
+    let mut world = world(HostProfile::FREE);
+    work(&mut world, A, 1_000_000, &log);
+    world.run_until(at(10));
+    world.crash(A);
+    world.restart(A);
+    work(&mut world, A, 100, &log);
+    world.run();
+    assert_eq!(log.entries(), [(A, at(110))]);
+}
+
+#[test]
+fn a_host_that_costs_nothing_changes_nothing() {
+    let elapsed = |charged: bool| {
+        let mut world = World::new(&star(3), NicProfile::MODERN, 1, |_, _| completing());
+        if charged {
+            world.set_hosts(HostProfile::FREE);
+        }
+        let host = world.host(C);
+        world.block_on(C, async move {
+            let mut port = host.open_port().unwrap();
+            for _ in 0..10 {
+                port.submit(&Command::default()).unwrap();
+                port.completion().await.unwrap();
+                host.sleep_until(host.now().plus_nanos(77)).await;
+            }
+        });
+        (world.now(), world.digest())
+    };
+    assert_eq!(elapsed(false), elapsed(true));
+}
+
+/// Sends `writes` from B to A, each with its length, and reads as many bytes in reads of `read`;
+/// whether every byte arrived in its place.
+fn stream(writes: &[usize], read: usize, loss: f64, seed: u64) -> bool {
+    let machine = Machine::TCP_FAST_ETHERNET;
+    let kernel = |_, _| KernelTcp::new(TcpCosts::LINUX_2_2);
+    let mut world = World::new(&machine.topology(2), machine.nic, seed, kernel);
+    world.set_hosts(machine.host);
+    world.set_faults(midplane_simhw::fault::Faults { loss, ..Default::default() });
+    let byte = |at: usize| (at * 31 % 251) as u8;
+    let total: usize = writes.iter().sum();
+    let (host, writes) = (world.host(B), writes.to_vec());
+    world.spawn(B, async move {
+        let mut port = host.open_port().unwrap();
+        let mut sent = 0;
+        for length in writes {
+            let region = port.register(length).unwrap();
+            let bytes: Vec<u8> = (sent..sent + length).map(byte).collect();
+            region.write(0, &bytes).unwrap();
+            let (node, region_ref) = (A, region.whole());
+            let write =
+                Command { opcode: kernel::SEND, node, region: region_ref, ..Command::default() };
+            port.submit(&write).unwrap();
+            assert_eq!(port.completion().await.unwrap().status, Status::Done);
+            sent += length;
+        }
+    });
+    let host = world.host(A);
+    let held = world.block_on(A, async move {
+        let mut port = host.open_port().unwrap();
+        let mut got = 0;
+        while got < total {
+            let length = read.min(total - got);
+            let region = port.register(length).unwrap();
+            let (node, region_ref) = (B, region.whole());
+            let read =
+                Command { opcode: kernel::RECEIVE, node, region: region_ref, ..Command::default() };
+            port.submit(&read).unwrap();
+            assert_eq!(port.completion().await.unwrap().length, length as u64);
+            let mut bytes = vec![0; length];
+            region.read(0, &mut bytes).unwrap();
+            assert!(bytes.iter().zip(got..).all(|(seen, at)| *seen == byte(at)));
+            got += length;
+        }
+    });
+    assert_conserved(&world);
+    held.is_some()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn a_kernels_stream_arrives_whole_and_in_order_whatever_is_lost(
+        writes in proptest::collection::vec(1_usize..40_000, 1..8), read in 1_usize..20_000,
+        loss in 0.0..0.1_f64, seed: u64,
+    ) {
+        prop_assert!(stream(&writes, read, loss, seed));
+    }
+
+    #[test]
+    fn a_host_never_does_more_than_a_second_of_work_in_a_second(
+        work_ns in proptest::collection::vec((0_u16..3, 0_u64..100_000), 1..20),
+        context_switch_ns in 0_u32..1_000,
+    ) {
+        let log = Log::new();
+        let copy = DmaCost { setup_ns: 5, byte_ps: 5 };
+        let mut world = world(HostProfile { context_switch_ns, copy, ..HostProfile::FREE });
+        for (node, nanos) in &work_ns {
+            work(&mut world, NodeId(*node), *nanos, &log);
+        }
+        world.run();
+        let done = log.entries();
+        prop_assert_eq!(done.len(), work_ns.len());
+        for node in 0..3 {
+            let asked: u64 = work_ns.iter().filter(|(of, _)| *of == node).map(|(_, nanos)| nanos).sum();
+            let last = done.iter().filter(|(of, _)| of.0 == node).map(|(_, at)| at.as_nanos()).max();
+            prop_assert!(last.unwrap_or(0) >= asked);
+        }
+    }
+}

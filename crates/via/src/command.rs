@@ -1,0 +1,119 @@
+//! Commands between the host's half and the NIC's: how they lie in a port's rings.
+
+use midplane_simhw::id::{ExtensionId, PortId};
+use midplane_simhw::port::{Command, Completion};
+use midplane_simhw::region::RegionRef;
+use serde::{Deserialize, Serialize};
+
+use crate::attributes::Discriminator;
+use crate::outcome::{DescriptorError, Operation};
+
+/// The number of the extension.
+pub const VIA: ExtensionId = ExtensionId(3);
+
+/// Most data segments of one descriptor.
+pub const MAX_SEGMENTS: usize = 64;
+/// Bytes of one segment in a descriptor's table.
+pub(crate) const SEGMENT_BYTES: usize = 16;
+
+/// Makes an interface; completes with its number.
+pub(crate) const CREATE: u8 = 1;
+pub(crate) const DESTROY: u8 = 2;
+/// Completes with state and attributes.
+pub(crate) const QUERY: u8 = 3;
+pub(crate) const POST_SEND: u8 = 4;
+pub(crate) const POST_RECEIVE: u8 = 5;
+pub(crate) const CONNECT_REQUEST: u8 = 6;
+/// Completes with a request.
+pub(crate) const CONNECT_WAIT: u8 = 7;
+pub(crate) const CONNECT_ACCEPT: u8 = 8;
+pub(crate) const CONNECT_REJECT: u8 = 9;
+pub(crate) const CONNECT_PEER: u8 = 10;
+pub(crate) const DISCONNECT: u8 = 11;
+/// Completes with the next asynchronous error.
+pub(crate) const EVENT: u8 = 12;
+/// Takes a waiting command back by its cookie.
+pub(crate) const CANCEL: u8 = 13;
+
+/// Flags of posted descriptors.
+pub(crate) const OPERATION: u16 = 3;
+pub(crate) const OPERATION_WRITE: u16 = 1;
+pub(crate) const OPERATION_READ: u16 = 2;
+pub(crate) const IMMEDIATE: u16 = 4;
+pub(crate) const FENCE: u16 = 8;
+/// The region holds a table of segments, not the data.
+pub(crate) const TABLE: u16 = 16;
+
+/// What a connection is asked for with: lies in registered memory that the command names.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(crate) struct ConnectParameters {
+    pub(crate) node: u16,
+    pub(crate) remote: Discriminator,
+    pub(crate) local: Discriminator,
+    /// 0 waits for ever.
+    pub(crate) timeout_ns: u64,
+}
+
+/// Most bytes of those.
+pub(crate) const PARAMETER_BYTES: usize = 64;
+
+/// A command about an interface.
+pub(crate) fn about(vi: PortId, opcode: u8, cookie: u64) -> Command {
+    Command { extension: VIA, opcode, port: vi, cookie, ..Command::default() }
+}
+
+/// A data segment, as a table holds it.
+pub(crate) fn segment_bytes(segment: RegionRef) -> [u8; SEGMENT_BYTES] {
+    let [handle, range] = segment.to_words();
+    let mut bytes = [0; SEGMENT_BYTES];
+    bytes[..8].copy_from_slice(&handle.to_le_bytes());
+    bytes[8..].copy_from_slice(&range.to_le_bytes());
+    bytes
+}
+
+/// What a table holds; any bytes are some segment.
+pub(crate) fn segment_of(bytes: [u8; SEGMENT_BYTES]) -> RegionRef {
+    let (words, _) = bytes.as_chunks::<8>();
+    RegionRef::from_words([u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])])
+}
+
+/// How a descriptor ended, as its completion tells.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) opcode: u8,
+    pub(crate) vi: PortId,
+    pub(crate) cookie: u64,
+    pub(crate) operation: Operation,
+    pub(crate) outcome: Result<(), DescriptorError>,
+    pub(crate) length: u32,
+    pub(crate) immediate: Option<u32>,
+}
+
+impl Ended {
+    pub(crate) fn completion(&self) -> Completion {
+        let immediate = self.immediate.map_or(0, |value| 1 << 32 | u64::from(value));
+        Completion {
+            opcode: self.opcode,
+            flags: u16::from(DescriptorError::to_bits(self.outcome)) | (self.operation as u16) << 8,
+            port: self.vi,
+            cookie: self.cookie,
+            length: u64::from(self.length),
+            args: [immediate, 0, 0, 0],
+            ..Completion::default()
+        }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
+    pub(crate) fn of(completion: &Completion) -> Self {
+        let [immediate, ..] = completion.args;
+        Self {
+            opcode: completion.opcode,
+            vi: completion.port,
+            cookie: completion.cookie,
+            operation: Operation::of((completion.flags >> 8) as u8),
+            outcome: DescriptorError::of(completion.flags as u8),
+            length: completion.length as u32,
+            immediate: (immediate >> 32 != 0).then_some(immediate as u32),
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! The NIC's half: Virtual Interfaces as an extension of the backplane.
+//!
+//! Reliability is this extension's own (lam-via, section 6, left it open): it holds over a fabric
+//! that loses, doubles and reorders. Frames of a connection are numbered and taken in order; what
+//! is missing is asked for at once, and what nobody answers is sent again.
+
+mod connect;
+mod endpoint;
+mod frame;
+mod post;
+mod receive;
+mod send;
+mod window;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use midplane_nicvm::context::Context;
+use midplane_nicvm::extension::{Extension, InitError, PeerEvent, TimeoutId};
+use midplane_nicvm::timeout::Service;
+use midplane_nicvm::transmit::Sent;
+use midplane_simhw::frame::Frame;
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::time::{Instant, nanos};
+use midplane_simhw::wire;
+
+use crate::attributes::{ViAttributes, ViState};
+use crate::command::{
+    CANCEL, CONNECT_ACCEPT, CONNECT_PEER, CONNECT_REJECT, CONNECT_REQUEST, CONNECT_WAIT, CREATE,
+    DESTROY, DISCONNECT, EVENT, POST_RECEIVE, POST_SEND, QUERY,
+};
+use crate::outcome::{AsyncError, ConnectError, DescriptorError};
+use connect::{Incoming, Message, Pending, say};
+use endpoint::Endpoint;
+use frame::Fields;
+use receive::Fault;
+
+/// Instructions that one frame or command takes.
+const INSTRUCTIONS: u64 = 60;
+/// Looks at all connections: late acknowledgements, silent peers, requests without an answer.
+const SWEEP: TimeoutId = TimeoutId(0);
+/// Most asynchronous errors that are kept for a port which does not ask.
+const MAX_ERRORS: usize = 256;
+
+/// How the extension behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct ViaConfig {
+    max_vis: usize,
+    acknowledgement_delay_ns: u64,
+    dead_after_ns: u64,
+}
+
+impl Default for ViaConfig {
+    fn default() -> Self {
+        Self { max_vis: 4096, acknowledgement_delay_ns: 50_000, dead_after_ns: 2_000_000_000 }
+    }
+}
+
+impl ViaConfig {
+    /// Most interfaces of one NIC, up to 65,536. Default: 4,096.
+    #[must_use]
+    pub const fn max_vis(mut self, interfaces: usize) -> Self {
+        self.max_vis = if interfaces < 65_536 { interfaces } else { 65_536 };
+        self
+    }
+
+    /// How long an acknowledgement waits for a frame to travel with. Default: 50 us.
+    #[must_use]
+    pub fn acknowledgement_delay(mut self, time: Duration) -> Self {
+        self.acknowledgement_delay_ns = nanos(time);
+        self
+    }
+
+    /// How long the other end may be silent while something is expected of it. Longer than any
+    /// pause of a process whose NIC stops with it. Default: 2 s.
+    #[must_use]
+    pub fn dead_after(mut self, time: Duration) -> Self {
+        self.dead_after_ns = nanos(time);
+        self
+    }
+}
+
+/// Virtual Interfaces, as an extension.
+#[derive(Debug, Default)]
+pub struct Via {
+    config: ViaConfig,
+    vis: Vec<Option<Endpoint>>,
+    /// Commands that wait for a connection.
+    pending: Vec<Pending>,
+    /// Requests that wait for a command.
+    incoming: Vec<Incoming>,
+    next_request: u32,
+    next_incoming: u32,
+    /// Asynchronous errors that no port has asked for yet, and commands that ask.
+    errors: BTreeMap<PortId, VecDeque<(PortId, AsyncError)>>,
+    listening: BTreeMap<PortId, u64>,
+    /// When the next sweep is.
+    alarm: Option<Instant>,
+}
+
+/// Takes the first that `which` names out of a list.
+fn take<T>(list: &mut Vec<T>, which: impl Fn(&T) -> bool) -> Option<T> {
+    let at = list.iter().position(which)?;
+    Some(list.remove(at))
+}
+
+impl Via {
+    /// The extension without interfaces.
+    #[must_use]
+    pub fn new(config: ViaConfig) -> Self {
+        Self { config, ..Self::default() }
+    }
+
+    fn own(&mut self, owner: PortId, vi: PortId) -> Option<&mut Endpoint> {
+        let endpoint = self.vis.get_mut(vi.index())?.as_mut()?;
+        (endpoint.owner == owner).then_some(endpoint)
+    }
+
+    fn create(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let owner = command.region.port;
+        let attributes = ViAttributes::from_words([command.args[0], command.args[1]]);
+        let free = self.vis.iter().position(Option::is_none).unwrap_or(self.vis.len());
+        let (status, number) = match attributes {
+            None => (Status::Invalid, PortId(0)),
+            Some(_) if free >= self.config.max_vis => (Status::Refused, PortId(0)),
+            Some(attributes) => {
+                if free == self.vis.len() {
+                    self.vis.push(None);
+                }
+                let number = PortId(free as u16);
+                self.vis[free] = Some(Endpoint::new(number, owner, attributes));
+                (Status::Done, number)
+            }
+        };
+        let cookie = command.cookie;
+        let done =
+            Completion { status, opcode: CREATE, cookie, port: number, ..Completion::default() };
+        nic.complete(owner, &done);
+    }
+
+    fn destroy(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let owner = command.region.port;
+        let result = match self.own(owner, command.port) {
+            None => Err(ConnectError::Gone),
+            Some(vi) if !matches!(vi.state, ViState::Idle | ViState::Error) => {
+                Err(ConnectError::InvalidState)
+            }
+            Some(vi) => {
+                vi.flush(nic, DescriptorError::Flushed, ViState::Idle);
+                self.vis[command.port.index()] = None;
+                Ok(None)
+            }
+        };
+        Self::answer(nic, (owner, DESTROY, command.cookie), result, 0);
+    }
+
+    fn query(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let owner = command.region.port;
+        let (result, state) = match self.own(owner, command.port) {
+            None => (Err(ConnectError::Gone), 0),
+            Some(endpoint) => (Ok(Some(endpoint.attributes)), endpoint.state as u64),
+        };
+        Self::answer(nic, (owner, QUERY, command.cookie), result, state);
+    }
+
+    fn disconnect(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let (owner, vi) = (command.region.port, command.port);
+        let who = (owner, DISCONNECT, command.cookie);
+        if self.own(owner, vi).is_none() {
+            return Self::answer(nic, who, Err(ConnectError::Gone), 0);
+        }
+        self.fail(nic, ConnectError::Gone, |pending| pending.is_of(vi));
+        if let Some(endpoint) = self.own(owner, vi) {
+            say_end(nic, endpoint, 0);
+            endpoint.flush(nic, DescriptorError::Flushed, ViState::Idle);
+        }
+        Self::answer(nic, who, Ok(None), 0);
+    }
+
+    /// The connection is broken: both ends are told.
+    fn break_link(
+        &mut self,
+        nic: &mut Context<'_>,
+        vi: PortId,
+        fault: Fault,
+        own: DescriptorError,
+    ) {
+        let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
+        say_end(nic, endpoint, DescriptorError::to_bits(Err(fault.remote)));
+        endpoint.errors.extend(fault.local);
+        endpoint.flush(nic, own, ViState::Error);
+        endpoint.errors.push_back(AsyncError::ConnectionLost);
+        self.tell_errors(nic, vi);
+    }
+
+    /// Brings an interface's asynchronous errors to its port.
+    fn tell_errors(&mut self, nic: &mut Context<'_>, vi: PortId) {
+        let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
+        if endpoint.errors.is_empty() {
+            return;
+        }
+        let owner = endpoint.owner;
+        let queue = self.errors.entry(owner).or_default();
+        queue.extend(endpoint.errors.drain(..).map(|error| (vi, error)));
+        while queue.len() > MAX_ERRORS {
+            queue.pop_front();
+        }
+        self.hand_errors_over(nic, owner);
+    }
+
+    fn hand_errors_over(&mut self, nic: &mut Context<'_>, owner: PortId) {
+        let Some(cookie) = self.listening.get(&owner).copied() else { return };
+        let Some((vi, error)) = self.errors.get_mut(&owner).and_then(VecDeque::pop_front) else {
+            return;
+        };
+        self.listening.remove(&owner);
+        let args = [error as u64, 0, 0, 0];
+        let told = Completion { opcode: EVENT, cookie, port: vi, args, ..Completion::default() };
+        nic.complete(owner, &told);
+    }
+
+    /// Sends what an interface has; one whose memory is gone breaks its connection.
+    fn pump(&mut self, nic: &mut Context<'_>, vi: PortId) {
+        let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
+        if let Err(error) = endpoint.pump(nic) {
+            let fault = Fault { remote: DescriptorError::Flushed, local: None };
+            self.break_link(nic, vi, fault, error);
+        }
+    }
+
+    /// Looks again at `at`, or earlier.
+    fn arm(&mut self, nic: &mut Context<'_>, at: Instant) {
+        if at != Instant::FAR_FUTURE && self.alarm.is_none_or(|alarm| at < alarm) {
+            self.alarm = Some(at);
+            nic.set_timeout_at(SWEEP, Service::Exact, at);
+        }
+    }
+
+    fn arm_sweep(&mut self, nic: &mut Context<'_>) {
+        let at = nic.now().plus_nanos(self.config.acknowledgement_delay_ns);
+        self.arm(nic, at);
+    }
+
+    /// How long a frame or its acknowledgement may take before it is sent again.
+    fn patience(&self, nic: &Context<'_>, endpoint: &Endpoint) -> u64 {
+        let Some(link) = &endpoint.link else { return u64::MAX };
+        let trip = nic.round_trip(link.node);
+        let usual = trip.map_or(10_000_000, |trip| nanos(trip.smoothed * 2 + trip.variation * 4));
+        let first = usual.max(1_000_000) + 2 * self.config.acknowledgement_delay_ns;
+        (first << link.sending.silent.min(10)).min(self.config.dead_after_ns / 8)
+    }
+
+    /// What one interface has waited for long enough; when it is to be looked at again.
+    fn sweep(&mut self, nic: &mut Context<'_>, vi: PortId) -> Instant {
+        let now = nic.now();
+        let Some(endpoint) = self.vis[vi.index()].as_ref() else { return Instant::FAR_FUTURE };
+        let patience = self.patience(nic, endpoint);
+        let Some(endpoint) = self.vis[vi.index()].as_mut() else { return Instant::FAR_FUTURE };
+        let delay = self.config.acknowledgement_delay_ns;
+        let dead_after = self.config.dead_after_ns;
+        let expects = !endpoint.receives.is_empty() || !endpoint.sends.is_empty();
+        let Some(link) = &mut endpoint.link else { return Instant::FAR_FUTURE };
+        let waits = !link.sending.is_empty();
+        if now >= link.heard_at.plus_nanos(dead_after) && (waits || expects) {
+            let fault = Fault { remote: DescriptorError::Transport, local: None };
+            self.break_link(nic, vi, fault, DescriptorError::Transport);
+            return Instant::FAR_FUTURE;
+        }
+        let mut next = link.heard_at.plus_nanos(dead_after);
+        if waits {
+            if now >= link.sending.last_try().plus_nanos(patience) {
+                link.sending.on_silence(now);
+            }
+            next = next.min(link.sending.last_try().plus_nanos(patience));
+        } else if now >= link.heard_at.plus_nanos(dead_after / 4) {
+            // Nothing is under way, but something is expected: is anybody there?
+            if expects {
+                endpoint.acknowledge(nic, true);
+            }
+            next = now.plus_nanos(dead_after / 8);
+        } else {
+            next = next.min(link.heard_at.plus_nanos(dead_after / 4));
+        }
+        if let Some(link) = &endpoint.link {
+            if link.receiving.is_due(now, delay) {
+                endpoint.acknowledge(nic, false);
+            } else if let Some(since) = link.receiving.owed_since() {
+                next = next.min(since.plus_nanos(delay));
+            }
+        }
+        next
+    }
+
+    /// After a frame or a command: what must be acknowledged now is.
+    fn settle(&mut self, nic: &mut Context<'_>, vi: PortId) {
+        self.pump(nic, vi);
+        let now = nic.now();
+        let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
+        let Some(link) = &endpoint.link else { return };
+        let reliable = endpoint.is_reliable();
+        if reliable && link.receiving.is_due(now, u64::MAX) {
+            endpoint.acknowledge(nic, false);
+        } else if !link.sending.is_empty() || link.receiving.owed_since().is_some() {
+            self.arm_sweep(nic);
+        }
+    }
+
+    fn on_link_lost(&mut self, nic: &mut Context<'_>, node: NodeId) {
+        self.forget_node(nic, node);
+        for at in 0..self.vis.len() {
+            let linked =
+                |endpoint: &Endpoint| endpoint.link.as_ref().is_some_and(|link| link.node == node);
+            if self.vis[at].as_ref().is_some_and(linked) {
+                let fault = Fault { remote: DescriptorError::Transport, local: None };
+                self.break_link(nic, PortId(at as u16), fault, DescriptorError::Transport);
+            }
+        }
+    }
+}
+
+/// Tells the other end that the connection is over.
+fn say_end(nic: &mut Context<'_>, endpoint: &Endpoint, error: u8) {
+    if let Some(link) = &endpoint.link {
+        let expected = link.receiving.expected();
+        let (vi, connection) = (link.vi.0, link.connection);
+        say(nic, link.node, &Message::End { vi, connection, expected, error });
+    }
+}
+
+impl Extension for Via {
+    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        nic.charge(INSTRUCTIONS);
+        match command.opcode {
+            POST_SEND => {
+                self.post_send(nic, &command);
+                self.settle(nic, command.port);
+            }
+            POST_RECEIVE => self.post_receive(nic, &command),
+            CREATE => self.create(nic, &command),
+            DESTROY => self.destroy(nic, &command),
+            QUERY => self.query(nic, &command),
+            CONNECT_REQUEST | CONNECT_WAIT | CONNECT_PEER => self.on_connect(nic, &command),
+            CONNECT_ACCEPT => self.on_accept(nic, &command),
+            CONNECT_REJECT => self.on_reject(nic, &command),
+            DISCONNECT => self.disconnect(nic, &command),
+            CANCEL => self.on_cancel(nic, &command),
+            EVENT if !self.listening.contains_key(&command.region.port) => {
+                self.listening.insert(command.region.port, command.cookie);
+                self.hand_errors_over(nic, command.region.port);
+            }
+            _ => nic.refuse(&command, Status::Invalid),
+        }
+    }
+
+    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
+        if let Ok(message) = wire::decode(message) {
+            self.on_message(nic, from, message);
+        }
+    }
+
+    fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
+        nic.charge(INSTRUCTIONS);
+        let header = &frame.header;
+        let vi = header.port;
+        let Some(fields) = Fields::of(header) else { return };
+        let Some(Some(endpoint)) = self.vis.get(vi.index()) else { return };
+        let present = endpoint.connection == fields.connection
+            && endpoint
+                .link
+                .as_ref()
+                .is_some_and(|link| link.node == from && link.life == header.incarnation);
+        if !present {
+            return;
+        }
+        let pause = self.patience(nic, endpoint) / 4;
+        let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
+        match endpoint.on_frame(nic, &fields, frame, pause) {
+            Ok(()) if endpoint.errors.is_empty() => {}
+            Ok(()) => self.tell_errors(nic, vi),
+            Err(fault) => self.break_link(nic, vi, fault, DescriptorError::Flushed),
+        }
+        self.settle(nic, vi);
+    }
+
+    fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
+        let now = nic.now();
+        self.alarm = None;
+        self.expire(nic, now);
+        let deadlines = self.pending.iter().map(|pending| pending.deadline);
+        let mut next = deadlines.min().unwrap_or(Instant::FAR_FUTURE);
+        for at in 0..self.vis.len() {
+            let vi = PortId(at as u16);
+            next = next.min(self.sweep(nic, vi));
+            self.pump(nic, vi);
+        }
+        self.arm(nic, next);
+    }
+
+    fn on_sent(&mut self, nic: &mut Context<'_>, sent: Sent) {
+        let vi = PortId(sent.token as u16);
+        if let Some(Some(endpoint)) = self.vis.get_mut(vi.index())
+            && endpoint.link.is_some()
+        {
+            let outcome = match sent.status {
+                Status::Done => Ok(()),
+                _ => Err(DescriptorError::Protection),
+            };
+            endpoint.on_sent(nic, outcome);
+        }
+    }
+
+    fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
+        match event {
+            PeerEvent::Up(..) => {}
+            PeerEvent::Restarted(node, _) | PeerEvent::Down(node) => self.on_link_lost(nic, node),
+        }
+    }
+
+    fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
+        self.forget_port(port);
+        self.errors.remove(&port);
+        self.listening.remove(&port);
+        for slot in &mut self.vis {
+            if let Some(endpoint) = slot.take_if(|endpoint| endpoint.owner == port) {
+                say_end(nic, &endpoint, 0);
+            }
+        }
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        self.fail(nic, ConnectError::Gone, |_| true);
+        for endpoint in self.vis.iter_mut().flatten() {
+            say_end(nic, endpoint, 0);
+            endpoint.flush(nic, DescriptorError::Flushed, ViState::Error);
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Connections: client and server, peer to peer, and their end.
+
+use midplane_nicvm::context::Context;
+use midplane_nicvm::control::MAX_MESSAGE;
+use midplane_simhw::id::{Incarnation, NodeId, PortId};
+use midplane_simhw::port::{Command, Completion};
+use midplane_simhw::time::Instant;
+use midplane_simhw::wire;
+use serde::{Deserialize, Serialize};
+
+use super::endpoint::Link;
+use super::{Via, take};
+use crate::attributes::{Discriminator, ViAttributes, ViState};
+use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
+use crate::outcome::{AsyncError, ConnectError, DescriptorError};
+
+/// Most requests that wait to be accepted or rejected, and most early peers.
+const MAX_INCOMING: usize = 256;
+
+/// What units say to each other about connections.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(super) enum Message {
+    Request {
+        request: u32,
+        from: End,
+        to: Discriminator,
+    },
+    Accept {
+        request: u32,
+        from: End,
+    },
+    Refuse {
+        request: u32,
+        reason: u8,
+    },
+    /// Whoever asked does not wait any more.
+    Withdraw {
+        request: u32,
+    },
+    /// One of two that ask for each other.
+    Peer {
+        from: End,
+        local: Discriminator,
+        remote: Discriminator,
+    },
+    /// The connection is over: `expected` is the frame that was expected next, `error` what is wrong
+    /// with it.
+    End {
+        vi: u16,
+        connection: u16,
+        expected: u32,
+        error: u8,
+    },
+}
+
+/// One end of a connection to be.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(super) struct End {
+    vi: u16,
+    connection: u16,
+    attributes: [u64; 2],
+}
+
+/// A command that waits for a connection.
+#[derive(Debug)]
+pub(super) struct Pending {
+    opcode: u8,
+    cookie: u64,
+    owner: PortId,
+    /// The interface; none where a server waits.
+    vi: Option<PortId>,
+    request: u32,
+    node: NodeId,
+    local: Discriminator,
+    remote: Discriminator,
+    pub(super) deadline: Instant,
+}
+
+impl Pending {
+    /// Whether it is about this interface.
+    pub(super) fn is_of(&self, vi: PortId) -> bool {
+        self.vi == Some(vi)
+    }
+}
+
+/// A request that a server has been told of, or a peer that asks before we do.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    /// Our number of it.
+    pub(super) id: u32,
+    owner: Option<PortId>,
+    node: NodeId,
+    life: Incarnation,
+    request: u32,
+    from: End,
+    /// Of peers: how they call themselves, and us.
+    names: Option<(Discriminator, Discriminator)>,
+}
+
+pub(super) fn say(nic: &mut Context<'_>, to: NodeId, message: &Message) -> bool {
+    let mut buffer = [0; MAX_MESSAGE];
+    let length = wire::encode_into(message, &mut buffer).expect("all of them are small");
+    nic.send_control(to, &buffer[..length]).is_ok()
+}
+
+fn differ(ours: &ViAttributes, theirs: &ViAttributes) -> Result<(), ConnectError> {
+    if ours.reliability != theirs.reliability {
+        Err(ConnectError::Reliability)
+    } else if ours.max_transfer != theirs.max_transfer {
+        Err(ConnectError::MaxTransfer)
+    } else {
+        Ok(())
+    }
+}
+
+impl Via {
+    /// Completes a command about a connection; the other end's attributes and `more` come with it.
+    pub(super) fn answer(
+        nic: &mut Context<'_>,
+        (owner, opcode, cookie): (PortId, u8, u64),
+        result: Result<Option<ViAttributes>, ConnectError>,
+        more: u64,
+    ) {
+        let code = result.err().map_or(0, |error| error as u64);
+        let [first, second] = result.ok().flatten().map_or([0; 2], ViAttributes::to_words);
+        let args = [code, first, second, more];
+        nic.complete(owner, &Completion { opcode, cookie, args, ..Completion::default() });
+    }
+
+    fn parameters(nic: &Context<'_>, command: &Command) -> Option<ConnectParameters> {
+        let payload = nic.read(command.region).ok()?;
+        let mut bytes = [0; crate::command::PARAMETER_BYTES];
+        let bytes = bytes.get_mut(..payload.len())?;
+        payload.copy_to(bytes);
+        wire::decode(bytes).ok()
+    }
+
+    /// An idle interface asks for a connection, or a server waits for a request.
+    pub(super) fn on_connect(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let owner = command.region.port;
+        let who = (owner, command.opcode, command.cookie);
+        let Some(parameters) = Self::parameters(nic, command) else {
+            return Self::answer(nic, who, Err(ConnectError::Gone), 0);
+        };
+        self.next_request = self.next_request.wrapping_add(1);
+        let deadline = match parameters.timeout_ns {
+            0 => Instant::FAR_FUTURE,
+            nanos => nic.now().plus_nanos(nanos),
+        };
+        let pending = Pending {
+            opcode: command.opcode,
+            cookie: command.cookie,
+            owner,
+            vi: (command.opcode != CONNECT_WAIT).then_some(command.port),
+            request: self.next_request,
+            node: NodeId(parameters.node),
+            local: parameters.local,
+            remote: parameters.remote,
+            deadline,
+        };
+        if let Err(error) = self.begin(nic, pending) {
+            Self::answer(nic, who, Err(error), 0);
+        }
+        self.arm(nic, deadline);
+    }
+
+    fn begin(&mut self, nic: &mut Context<'_>, pending: Pending) -> Result<(), ConnectError> {
+        if self.pending.len() >= MAX_INCOMING {
+            return Err(ConnectError::Resources);
+        }
+        let Some(vi) = pending.vi else {
+            self.pending.push(pending);
+            return Ok(());
+        };
+        let endpoint = self.own(pending.owner, vi).ok_or(ConnectError::Gone)?;
+        if endpoint.state != ViState::Idle {
+            return Err(ConnectError::InvalidState);
+        }
+        let from = End {
+            vi: vi.0,
+            connection: endpoint.connection,
+            attributes: endpoint.attributes.to_words(),
+        };
+        let (request, local, remote) = (pending.request, pending.local, pending.remote);
+        let message = match pending.opcode {
+            CONNECT_PEER => Message::Peer { from, local, remote },
+            _ => Message::Request { request, from, to: remote },
+        };
+        if !say(nic, pending.node, &message) {
+            return Err(ConnectError::Unreachable);
+        }
+        endpoint.state = ViState::ConnectPending;
+        let early = self.incoming.iter().position(|other| {
+            let names = Some((pending.remote, pending.local));
+            pending.opcode == CONNECT_PEER && other.names == names && other.node == pending.node
+        });
+        self.pending.push(pending);
+        if let Some(at) = early {
+            let peer = self.incoming.swap_remove(at);
+            self.meet(nic, self.pending.len() - 1, &peer);
+        }
+        Ok(())
+    }
+
+    /// Two that ask for each other are connected, if they agree.
+    fn meet(&mut self, nic: &mut Context<'_>, at: usize, peer: &Incoming) {
+        let pending = self.pending.swap_remove(at);
+        let who = (pending.owner, pending.opcode, pending.cookie);
+        let Some(vi) = pending.vi else { return };
+        let now = nic.now();
+        let Some(endpoint) = self.own(pending.owner, vi) else { return };
+        endpoint.state = ViState::Idle;
+        let theirs = ViAttributes::from_words(peer.from.attributes);
+        let agreed = theirs.ok_or(ConnectError::Rejected).and_then(|theirs| {
+            differ(&endpoint.attributes, &theirs)?;
+            Ok(theirs)
+        });
+        if let Ok(theirs) = agreed {
+            let ends = (PortId(peer.from.vi), peer.from.connection);
+            endpoint.connect(Link::new(now, peer.node, peer.life, ends, theirs));
+        }
+        Self::answer(nic, who, agreed.map(Some), u64::from(peer.node.0));
+        self.arm_sweep(nic);
+    }
+
+    /// A server takes a request.
+    pub(super) fn on_accept(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let who = (command.region.port, command.opcode, command.cookie);
+        let result = self.accept(nic, command);
+        Self::answer(nic, who, result.map(Some), 0);
+    }
+
+    fn accept(
+        &mut self,
+        nic: &mut Context<'_>,
+        command: &Command,
+    ) -> Result<ViAttributes, ConnectError> {
+        let owner = command.region.port;
+        let is_it =
+            |other: &Incoming| u64::from(other.id) == command.args[0] && other.owner == Some(owner);
+        let at = self.incoming.iter().position(is_it).ok_or(ConnectError::Gone)?;
+        let (node, life, request, from) = {
+            let incoming = &self.incoming[at];
+            (incoming.node, incoming.life, incoming.request, incoming.from)
+        };
+        let now = nic.now();
+        let theirs = ViAttributes::from_words(from.attributes).ok_or(ConnectError::Gone)?;
+        let endpoint = self.own(owner, command.port).ok_or(ConnectError::Gone)?;
+        if endpoint.state != ViState::Idle {
+            return Err(ConnectError::InvalidState);
+        }
+        // The other side is told nothing: this one may choose another interface.
+        differ(&endpoint.attributes, &theirs)?;
+        let own = End {
+            vi: command.port.0,
+            connection: endpoint.connection,
+            attributes: endpoint.attributes.to_words(),
+        };
+        if !say(nic, node, &Message::Accept { request, from: own }) {
+            return Err(ConnectError::Unreachable);
+        }
+        let ends = (PortId(from.vi), from.connection);
+        endpoint.connect(Link::new(now, node, life, ends, theirs));
+        self.incoming.swap_remove(at);
+        self.arm_sweep(nic);
+        Ok(theirs)
+    }
+
+    /// A server refuses a request.
+    pub(super) fn on_reject(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let owner = command.region.port;
+        let id = command.args[0];
+        let taken = take(&mut self.incoming, |other| {
+            u64::from(other.id) == id && other.owner == Some(owner)
+        });
+        let result = taken.ok_or(ConnectError::Gone).map(|incoming| {
+            let reason = ConnectError::Rejected as u8;
+            say(nic, incoming.node, &Message::Refuse { request: incoming.request, reason });
+            None
+        });
+        Self::answer(nic, (owner, command.opcode, command.cookie), result, 0);
+    }
+
+    pub(super) fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, message: Message) {
+        match message {
+            Message::Request { request, from: end, to } => {
+                self.on_request(nic, from, request, end, to);
+            }
+            Message::Accept { request, from: end } => self.on_accepted(nic, from, request, end),
+            Message::Refuse { request, reason } => {
+                let error = ConnectError::of(u64::from(reason)).err();
+                self.fail(nic, error.unwrap_or(ConnectError::Rejected), |pending| {
+                    pending.request == request && pending.node == from && pending.vi.is_some()
+                });
+            }
+            Message::Withdraw { request } => {
+                self.incoming.retain(|other| other.request != request || other.node != from);
+            }
+            Message::Peer { from: end, local, remote } => {
+                self.on_peer_request(nic, from, end, (local, remote));
+            }
+            Message::End { vi, connection, expected, error } => {
+                self.on_end(nic, from, (PortId(vi), connection), expected, error);
+            }
+        }
+    }
+
+    fn on_request(
+        &mut self,
+        nic: &mut Context<'_>,
+        node: NodeId,
+        request: u32,
+        from: End,
+        to: Discriminator,
+    ) {
+        let waits = |pending: &Pending| pending.opcode == CONNECT_WAIT && pending.local == to;
+        let life = nic.peer_incarnation(node);
+        let room = self.incoming.len() < MAX_INCOMING;
+        let server = if room && life.is_some() { take(&mut self.pending, waits) } else { None };
+        let (Some(server), Some(life)) = (server, life) else {
+            let reason = if room { ConnectError::NoMatch } else { ConnectError::Resources };
+            say(nic, node, &Message::Refuse { request, reason: reason as u8 });
+            return;
+        };
+        self.next_incoming = self.next_incoming.wrapping_add(1);
+        let id = self.next_incoming;
+        let owner = Some(server.owner);
+        self.incoming.push(Incoming { id, owner, node, life, request, from, names: None });
+        let theirs = ViAttributes::from_words(from.attributes);
+        let more = u64::from(id) | u64::from(node.0) << 32;
+        Self::answer(nic, (server.owner, server.opcode, server.cookie), Ok(theirs), more);
+    }
+
+    fn on_accepted(&mut self, nic: &mut Context<'_>, node: NodeId, request: u32, from: End) {
+        let is_it = |pending: &Pending| {
+            pending.request == request && pending.node == node && pending.opcode == CONNECT_REQUEST
+        };
+        let now = nic.now();
+        let life = nic.peer_incarnation(node);
+        let pending = take(&mut self.pending, is_it);
+        let theirs = ViAttributes::from_words(from.attributes);
+        if let (Some(pending), Some(life), Some(theirs)) = (pending, life, theirs)
+            && let Some(endpoint) = pending.vi.and_then(|vi| self.own(pending.owner, vi))
+        {
+            let ends = (PortId(from.vi), from.connection);
+            endpoint.connect(Link::new(now, node, life, ends, theirs));
+            let who = (pending.owner, pending.opcode, pending.cookie);
+            Self::answer(nic, who, Ok(Some(theirs)), u64::from(node.0));
+            self.arm_sweep(nic);
+            return;
+        }
+        // Too late: nobody is there any more.
+        let (vi, connection) = (from.vi, from.connection);
+        say(nic, node, &Message::End { vi, connection, expected: 0, error: 0 });
+    }
+
+    fn on_peer_request(
+        &mut self,
+        nic: &mut Context<'_>,
+        node: NodeId,
+        from: End,
+        names: (Discriminator, Discriminator),
+    ) {
+        let Some(life) = nic.peer_incarnation(node) else { return };
+        let peer =
+            Incoming { id: 0, owner: None, node, life, request: 0, from, names: Some(names) };
+        let (theirs, ours) = names;
+        let waits = self.pending.iter().position(|pending| {
+            pending.opcode == CONNECT_PEER
+                && pending.node == node
+                && (pending.local, pending.remote) == (ours, theirs)
+        });
+        match waits {
+            Some(at) => self.meet(nic, at, &peer),
+            None => {
+                self.incoming.retain(|other| other.names != Some(names) || other.node != node);
+                if self.incoming.len() < MAX_INCOMING {
+                    self.incoming.push(peer);
+                }
+            }
+        }
+    }
+
+    fn on_end(
+        &mut self,
+        nic: &mut Context<'_>,
+        node: NodeId,
+        (vi, connection): (PortId, u16),
+        expected: u32,
+        error: u8,
+    ) {
+        let now = nic.now();
+        let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
+        let Some(link) = endpoint.link.as_mut().filter(|link| link.node == node) else { return };
+        if endpoint.connection != connection {
+            return;
+        }
+        let arrived = link.sending.on_acknowledgement(now, expected);
+        endpoint.on_arrived(nic, arrived.map_or(0, |arrived| arrived.ended));
+        let first = DescriptorError::of(error).err().unwrap_or(DescriptorError::Flushed);
+        endpoint.flush(nic, first, ViState::Error);
+        endpoint.errors.push_back(AsyncError::ConnectionLost);
+        self.tell_errors(nic, vi);
+    }
+
+    /// Connections that were asked for come to nothing.
+    pub(super) fn fail(
+        &mut self,
+        nic: &mut Context<'_>,
+        error: ConnectError,
+        which: impl Fn(&Pending) -> bool,
+    ) {
+        while let Some(pending) = take(&mut self.pending, &which) {
+            if let Some(endpoint) = pending.vi.and_then(|vi| self.own(pending.owner, vi)) {
+                endpoint.state = ViState::Idle;
+                if error != ConnectError::Rejected && pending.opcode == CONNECT_REQUEST {
+                    say(nic, pending.node, &Message::Withdraw { request: pending.request });
+                }
+            }
+            let who = (pending.owner, pending.opcode, pending.cookie);
+            Self::answer(nic, who, Err(error), 0);
+        }
+    }
+
+    /// Connections that were asked for in vain until `now`.
+    pub(super) fn expire(&mut self, nic: &mut Context<'_>, now: Instant) {
+        self.fail(nic, ConnectError::TimedOut, |pending| pending.deadline <= now);
+    }
+
+    /// A command that waits is taken back.
+    pub(super) fn on_cancel(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let (owner, cookie) = (command.region.port, command.args[0]);
+        self.fail(nic, ConnectError::TimedOut, |pending| {
+            pending.owner == owner && pending.cookie == cookie
+        });
+        Self::answer(nic, (owner, command.opcode, command.cookie), Ok(None), 0);
+    }
+
+    /// Nobody waits any more for what concerns a node that is gone.
+    pub(super) fn forget_node(&mut self, nic: &mut Context<'_>, node: NodeId) {
+        self.incoming.retain(|other| other.node != node);
+        self.fail(nic, ConnectError::Unreachable, |pending| {
+            pending.node == node && pending.vi.is_some()
+        });
+    }
+
+    /// Nobody waits any more on a port that is closed.
+    pub(super) fn forget_port(&mut self, port: PortId) {
+        self.pending.retain(|pending| pending.owner != port);
+        self.incoming.retain(|other| other.owner != Some(port));
+    }
+}

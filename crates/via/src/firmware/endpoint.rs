@@ -1,0 +1,248 @@
+//! One Virtual Interface at its NIC: two queues and a connection.
+
+use std::collections::VecDeque;
+
+use midplane_nicvm::context::Context;
+use midplane_simhw::id::{Incarnation, NodeId, PortId};
+use midplane_simhw::region::{Access, RegionRef, Rights};
+use midplane_simhw::time::Instant;
+
+use super::window::{ReceiveWindow, SendWindow};
+use crate::attributes::{ViAttributes, ViState};
+use crate::command::{Ended, POST_RECEIVE, POST_SEND};
+use crate::outcome::{AsyncError, DescriptorError, Operation};
+
+/// A descriptor's memory.
+#[derive(Clone, Debug)]
+pub(super) enum Segments {
+    One(RegionRef),
+    Many(Box<[RegionRef]>),
+}
+
+impl Segments {
+    pub(super) fn as_slice(&self) -> &[RegionRef] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+
+    /// Bytes of all of them; `None` beyond 32 bits.
+    pub(super) fn length(&self) -> Option<u32> {
+        self.as_slice().iter().try_fold(0_u32, |sum, segment| sum.checked_add(segment.length))
+    }
+
+    /// The memory from `offset` on that lies in one piece, at most `most` bytes of it.
+    pub(super) fn piece(&self, mut offset: u32, most: u32) -> Option<RegionRef> {
+        for segment in self.as_slice() {
+            if offset < segment.length {
+                return segment.part(offset, most.min(segment.length - offset));
+            }
+            offset -= segment.length;
+        }
+        None
+    }
+}
+
+/// A posted send, write or read.
+#[derive(Debug)]
+pub(super) struct SendWork {
+    pub(super) cookie: u64,
+    pub(super) operation: Operation,
+    pub(super) segments: Segments,
+    pub(super) length: u32,
+    pub(super) immediate: Option<u32>,
+    pub(super) remote: RegionRef,
+    pub(super) fence: bool,
+    /// Bytes that were cut into frames; of a read, bytes that have come.
+    pub(super) moved: u32,
+    pub(super) done: Option<Result<(), DescriptorError>>,
+}
+
+/// A posted receive.
+#[derive(Debug)]
+pub(super) struct ReceiveWork {
+    pub(super) cookie: u64,
+    pub(super) segments: Segments,
+    pub(super) room: u32,
+}
+
+/// Memory that the other end reads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Response {
+    pub(super) region: RegionRef,
+    pub(super) sent: u32,
+}
+
+/// A message that has begun to arrive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arriving {
+    /// Bytes of it that have come.
+    pub(super) came: u32,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) node: NodeId,
+    pub(super) life: Incarnation,
+    /// The other end's number of its interface, and of the connection.
+    pub(super) vi: PortId,
+    pub(super) connection: u16,
+    pub(super) sending: SendWindow,
+    pub(super) receiving: ReceiveWindow,
+    /// When anything last came from there.
+    pub(super) heard_at: Instant,
+    pub(super) arriving: Option<Arriving>,
+    pub(super) responses: VecDeque<Response>,
+    /// Whether the other end lets itself be read and written.
+    pub(super) remote: ViAttributes,
+}
+
+impl Link {
+    pub(super) fn new(
+        now: Instant,
+        node: NodeId,
+        life: Incarnation,
+        (vi, connection): (PortId, u16),
+        remote: ViAttributes,
+    ) -> Self {
+        Self {
+            node,
+            life,
+            vi,
+            connection,
+            sending: SendWindow::new(now),
+            receiving: ReceiveWindow::default(),
+            heard_at: now,
+            arriving: None,
+            responses: VecDeque::new(),
+            remote,
+        }
+    }
+}
+
+/// One Virtual Interface.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) number: PortId,
+    /// The port whose interface it is.
+    pub(super) owner: PortId,
+    pub(super) attributes: ViAttributes,
+    pub(super) state: ViState,
+    /// Our number of the connection, or of the next one: frames of former ones are known by it.
+    pub(super) connection: u16,
+    pub(super) link: Option<Link>,
+    pub(super) sends: VecDeque<SendWork>,
+    /// The first of them that is not cut into frames whole.
+    pub(super) cutting: usize,
+    /// The first of them whose last frame is not acknowledged.
+    pub(super) unacknowledged: usize,
+    pub(super) receives: VecDeque<ReceiveWork>,
+    /// What is to be told beside the queues.
+    pub(super) errors: VecDeque<AsyncError>,
+}
+
+impl Endpoint {
+    pub(super) fn new(number: PortId, owner: PortId, attributes: ViAttributes) -> Self {
+        Self {
+            number,
+            owner,
+            attributes,
+            state: ViState::Idle,
+            connection: 1,
+            link: None,
+            sends: VecDeque::new(),
+            cutting: 0,
+            unacknowledged: 0,
+            receives: VecDeque::new(),
+            errors: VecDeque::new(),
+        }
+    }
+
+    pub(super) const fn is_reliable(&self) -> bool {
+        self.attributes.reliability.is_reliable()
+    }
+
+    /// What its own descriptors may touch.
+    pub(super) const fn access(&self, rights: Rights) -> Access {
+        Access { owner: Some(self.owner), tag: Some(self.attributes.tag), rights }
+    }
+
+    /// Connected: what was posted before is sent now.
+    pub(super) fn connect(&mut self, link: Link) {
+        self.state = ViState::Connected;
+        self.link = Some(link);
+    }
+
+    /// Ends the connection: all that was posted comes back, the first send with `first`.
+    pub(super) fn flush(&mut self, nic: &mut Context<'_>, first: DescriptorError, state: ViState) {
+        self.link = None;
+        self.connection = self.connection.wrapping_add(1);
+        self.state = state;
+        let mut error = first;
+        for mut work in std::mem::take(&mut self.sends) {
+            let outcome = work.done.take().unwrap_or(Err(error));
+            if outcome.is_err() {
+                error = DescriptorError::Flushed;
+            }
+            complete_send(nic, self.number, self.owner, &work, outcome);
+        }
+        self.cutting = 0;
+        self.unacknowledged = 0;
+        while let Some(work) = self.receives.pop_front() {
+            let flushed = Err(DescriptorError::Flushed);
+            self.complete_receive(nic, &work, Operation::Receive, flushed, 0, None);
+        }
+    }
+
+    /// Completes the sends that are done, in order.
+    pub(super) fn reap_sends(&mut self, nic: &mut Context<'_>) {
+        while let Some(outcome) = self.sends.front().and_then(|work| work.done) {
+            let Some(work) = self.sends.pop_front() else { return };
+            self.cutting = self.cutting.saturating_sub(1);
+            self.unacknowledged = self.unacknowledged.saturating_sub(1);
+            complete_send(nic, self.number, self.owner, &work, outcome);
+        }
+    }
+
+    pub(super) fn complete_receive(
+        &self,
+        nic: &mut Context<'_>,
+        work: &ReceiveWork,
+        operation: Operation,
+        outcome: Result<(), DescriptorError>,
+        length: u32,
+        immediate: Option<u32>,
+    ) {
+        let ended = Ended {
+            opcode: POST_RECEIVE,
+            vi: self.number,
+            cookie: work.cookie,
+            operation,
+            outcome,
+            length,
+            immediate,
+        };
+        nic.complete(self.owner, &ended.completion());
+    }
+}
+
+fn complete_send(
+    nic: &mut Context<'_>,
+    vi: PortId,
+    owner: PortId,
+    work: &SendWork,
+    outcome: Result<(), DescriptorError>,
+) {
+    let ended = Ended {
+        opcode: POST_SEND,
+        vi,
+        cookie: work.cookie,
+        operation: work.operation,
+        outcome,
+        length: if outcome.is_ok() { work.length } else { 0 },
+        immediate: None,
+    };
+    nic.complete(owner, &ended.completion());
+}

@@ -1,0 +1,234 @@
+//! The sending half of a Virtual Interface: descriptors are cut into frames, and frames sent again.
+
+use midplane_nicvm::context::Context;
+use midplane_nicvm::transmit::{Lane, Packet, Sending};
+use midplane_simhw::frame::HEADER_BYTES;
+use midplane_simhw::hardware::Source;
+use midplane_simhw::id::PortId;
+use midplane_simhw::region::{Payload, RegionRef};
+
+use super::endpoint::{Endpoint, Link, Response, SendWork};
+use super::frame::{Fields, FrameKind};
+use super::window::Flight;
+use crate::outcome::{DescriptorError, Operation};
+
+/// Instructions that making one frame costs the coprocessor.
+const CUT_INSTRUCTIONS: u64 = 30;
+/// Acknowledgements do not wait behind data.
+const ACKNOWLEDGEMENTS: Lane = Lane(u16::MAX);
+
+impl Endpoint {
+    /// Sends what may be sent: frames that were lost first, then what was asked of us, then what was
+    /// posted.
+    pub(super) fn pump(&mut self, nic: &mut Context<'_>) -> Result<(), DescriptorError> {
+        if self.link.is_none() {
+            return Ok(());
+        }
+        let mtu = (nic.mtu_bytes() as usize - HEADER_BYTES) as u32;
+        while let Some(link) = &mut self.link {
+            if let Some((sequence, flight)) = link.sending.next_resend() {
+                transmit(nic, self.number.0, link, sequence, &flight, None)?;
+                continue;
+            }
+            if !link.sending.has_room() {
+                return Ok(());
+            }
+            let Some(flight) = self.next_flight(mtu) else { return Ok(()) };
+            nic.charge(CUT_INSTRUCTIONS);
+            self.send_new(nic, flight)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a frame for the first time.
+    fn send_new(&mut self, nic: &mut Context<'_>, flight: Flight) -> Result<(), DescriptorError> {
+        let reliable = self.is_reliable();
+        let Some(link) = &mut self.link else { return Ok(()) };
+        let sequence = link.sending.push(nic.now(), flight);
+        if reliable {
+            return transmit(nic, self.number.0, link, sequence, &flight, None).map(|_| ());
+        }
+        // Nobody acknowledges it: sent is done.
+        link.sending.on_acknowledgement(nic.now(), sequence.wrapping_add(1));
+        let token = flight.ends.then_some(u64::from(self.number.0));
+        match transmit(nic, self.number.0, link, sequence, &flight, token) {
+            Ok(Sending::Now(_)) if flight.ends => self.on_sent(nic, Ok(())),
+            Ok(_) => {}
+            Err(error) => {
+                self.skip_rest();
+                self.on_sent(nic, Err(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// The rest of the descriptor that is being cut is not sent.
+    fn skip_rest(&mut self) {
+        if let Some(work) = self.sends.get_mut(self.cutting)
+            && work.moved > 0
+            && work.moved < work.length
+        {
+            work.moved = work.length;
+            self.cutting += 1;
+        }
+    }
+
+    /// The first send of an unreliable interface that is not done yet has left, or never will.
+    pub(super) fn on_sent(&mut self, nic: &mut Context<'_>, outcome: Result<(), DescriptorError>) {
+        if let Some(work) = self.sends.iter_mut().find(|work| work.done.is_none()) {
+            work.done = Some(outcome);
+        }
+        self.reap_sends(nic);
+    }
+
+    /// Acknowledged: descriptors whose last frame has arrived are done, reads apart.
+    pub(super) fn on_arrived(&mut self, nic: &mut Context<'_>, ended: usize) {
+        for _ in 0..ended {
+            if let Some(work) = self.sends.get_mut(self.unacknowledged)
+                && work.operation != Operation::RdmaRead
+            {
+                work.done = Some(Ok(()));
+            }
+            self.unacknowledged += 1;
+        }
+        if ended > 0 {
+            self.reap_sends(nic);
+        }
+    }
+
+    /// The next new frame, if there is anything to send.
+    fn next_flight(&mut self, mtu: u32) -> Option<Flight> {
+        let link = self.link.as_mut()?;
+        if let Some(response) = link.responses.front_mut() {
+            let (flight, whole) = cut_response(link.connection, response, mtu);
+            if whole {
+                link.responses.pop_front();
+            }
+            return Some(flight);
+        }
+        let connection = link.connection;
+        let reads = |work: &SendWork| work.operation == Operation::RdmaRead && work.done.is_none();
+        // Those that could not be begun are done already.
+        while self.sends.get(self.cutting)?.done.is_some() {
+            self.cutting += 1;
+        }
+        let work = self.sends.get(self.cutting)?;
+        if work.fence && self.sends.iter().take(self.cutting).any(reads) {
+            return None;
+        }
+        let work = self.sends.get_mut(self.cutting)?;
+        let flight = match work.operation {
+            Operation::RdmaRead => cut_read(connection, work),
+            _ => cut(connection, work, mtu),
+        };
+        self.cutting += usize::from(flight.ends);
+        Some(flight)
+    }
+
+    /// Sends an acknowledgement alone.
+    pub(super) fn acknowledge(&mut self, nic: &mut Context<'_>, asks: bool) {
+        let Some(link) = &mut self.link else { return };
+        let fields = Fields {
+            urgent: link.receiving.has_gap(),
+            first: asks,
+            ..Fields::new(FrameKind::Acknowledge, link.connection)
+        };
+        let sequence = link.sending.next_sequence();
+        let flight = Flight { fields, source: None, ends: false };
+        let packet = Packet { lane: ACKNOWLEDGEMENTS, ..packet_of(link, sequence, &flight) };
+        // One that can't be sent now is made good by the next.
+        let _ = nic.send_packet(&packet);
+    }
+}
+
+/// The next frame of a send or a write.
+fn cut(connection: u16, work: &mut SendWork, mtu: u32) -> Flight {
+    let write = work.operation == Operation::RdmaWrite;
+    let source = work.segments.piece(work.moved, mtu);
+    let offset = work.moved;
+    work.moved += source.map_or(0, |source| source.length);
+    let last = work.moved == work.length;
+    let kind = if write { FrameKind::Write } else { FrameKind::Send };
+    let fields = Fields {
+        first: offset == 0,
+        last,
+        immediate: work.immediate.is_some(),
+        slot: work.remote.slot,
+        generation: if write { work.remote.generation } else { work.length },
+        offset: if write { work.remote.offset.wrapping_add(offset) } else { offset },
+        value: work.immediate.unwrap_or(0),
+        ..Fields::new(kind, connection)
+    };
+    Flight { fields, source, ends: last }
+}
+
+/// The one frame that asks for memory of the other end.
+const fn cut_read(connection: u16, work: &SendWork) -> Flight {
+    let fields = Fields {
+        first: true,
+        last: true,
+        slot: work.remote.slot,
+        generation: work.remote.generation,
+        offset: work.remote.offset,
+        value: work.length,
+        ..Fields::new(FrameKind::ReadRequest, connection)
+    };
+    Flight { fields, source: None, ends: true }
+}
+
+/// The next frame of what the other end reads; whether it is the last.
+fn cut_response(connection: u16, response: &mut Response, mtu: u32) -> (Flight, bool) {
+    let offset = response.sent;
+    let length = (response.region.length - offset).min(mtu);
+    let source = response.region.part(offset, length).filter(|part| part.length > 0);
+    response.sent += length;
+    let last = response.sent == response.region.length;
+    let fields = Fields {
+        first: offset == 0,
+        last,
+        offset,
+        ..Fields::new(FrameKind::ReadResponse, connection)
+    };
+    (Flight { fields, source, ends: false }, last)
+}
+
+fn packet_of(link: &mut Link, sequence: u32, flight: &Flight) -> Packet<'static> {
+    let source = match flight.source {
+        Some(region) => Source::Region(region),
+        None => Source::Bytes(Payload::EMPTY),
+    };
+    Packet {
+        life: link.life,
+        port: link.vi,
+        flags: flight.fields.flags(),
+        sequence,
+        acknowledgement: link.receiving.on_transmit(),
+        words: flight.fields.words(),
+        source,
+        ..Packet::to(link.node)
+    }
+}
+
+fn transmit(
+    nic: &mut Context<'_>,
+    number: u16,
+    link: &mut Link,
+    sequence: u32,
+    flight: &Flight,
+    token: Option<u64>,
+) -> Result<Sending, DescriptorError> {
+    let packet = Packet { lane: Lane(number), token, ..packet_of(link, sequence, flight) };
+    // The memory was checked when it was posted: it has gone since.
+    nic.send_packet(&packet).map_err(|_| DescriptorError::Protection)
+}
+
+/// The region that a frame names at this end.
+pub(super) const fn named_region(owner: PortId, fields: &Fields, length: u32) -> RegionRef {
+    RegionRef {
+        port: owner,
+        slot: fields.slot,
+        generation: fields.generation,
+        offset: fields.offset,
+        length,
+    }
+}

@@ -1,0 +1,170 @@
+//! Registered memory, and names of it that travel to other nodes.
+
+use std::sync::Arc;
+
+use midplane_simhw::region::{Payload, ProtectionTag, Region, RegionError, RegionRef, Rights};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Who may touch registered memory beside its owner.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct MemoryOptions {
+    /// Interfaces with this tag may.
+    pub tag: ProtectionTag,
+    /// The other ends of those may write it.
+    pub rdma_write: bool,
+    /// The other ends of those may read it.
+    pub rdma_read: bool,
+}
+
+impl MemoryOptions {
+    pub(crate) fn rights(self) -> Rights {
+        let write = if self.rdma_write { Rights::REMOTE_WRITE } else { Rights::NONE };
+        let read = if self.rdma_read { Rights::REMOTE_READ } else { Rights::NONE };
+        Rights::LOCAL | write | read
+    }
+}
+
+/// Memory that a NIC may use. Clones are the same memory; it is deregistered when the last one and
+/// the last descriptor with a part of it are gone.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    region: Arc<Region>,
+}
+
+/// The range passes the end of its memory.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[error("bytes {offset} to {offset} + {length} pass the end of {bytes} bytes of memory")]
+pub struct OutOfRange {
+    /// First byte asked for.
+    pub offset: usize,
+    /// Bytes asked for.
+    pub length: usize,
+    /// Bytes that there are.
+    pub bytes: usize,
+}
+
+impl Memory {
+    pub(crate) fn new(region: Region) -> Self {
+        Self { region: Arc::new(region) }
+    }
+
+    /// Bytes of the memory.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
+    pub fn len(&self) -> usize {
+        self.region.len()
+    }
+
+    /// A part of it, for a descriptor.
+    ///
+    /// # Errors
+    /// [`OutOfRange`] if there are not that many bytes.
+    pub fn segment(&self, offset: usize, length: usize) -> Result<Segment, OutOfRange> {
+        let bytes = self.len();
+        match self.region.range(offset, length) {
+            Some(region) => Ok(Segment { memory: self.clone(), region }),
+            None => Err(OutOfRange { offset, length, bytes }),
+        }
+    }
+
+    /// All of it, for a descriptor.
+    #[must_use]
+    pub fn whole(&self) -> Segment {
+        Segment { memory: self.clone(), region: self.region.whole() }
+    }
+
+    /// Its name on other nodes.
+    #[must_use]
+    pub fn remote(&self) -> RemoteMemory {
+        RemoteMemory { words: self.region.whole().to_words() }
+    }
+
+    /// Copies `bytes` into it.
+    ///
+    /// # Errors
+    /// [`RegionError::OutOfRange`] if they would pass its end; nothing is written then.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
+        self.region.write(offset, bytes)
+    }
+
+    /// The bytes of a part of it where they lie, to be copied out; `None` where it passes the end.
+    #[must_use]
+    pub fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
+        self.region.view(offset, length)
+    }
+
+    /// Fills `out` with its bytes from `offset` on. Where a NIC is writing them at this moment, old
+    /// and new ones may be mixed.
+    ///
+    /// # Errors
+    /// [`RegionError::OutOfRange`] if there are not that many; `out` is untouched then.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RegionError> {
+        self.region.read(offset, out)
+    }
+}
+
+/// A part of registered memory: keeps it registered.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    memory: Memory,
+    region: RegionRef,
+}
+
+impl Segment {
+    /// The memory that it is a part of.
+    #[must_use]
+    pub const fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Its first byte within the memory.
+    #[must_use]
+    pub const fn offset(&self) -> usize {
+        self.region.offset as usize
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.region.length as usize
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.region.length == 0
+    }
+
+    pub(crate) const fn region(&self) -> RegionRef {
+        self.region
+    }
+}
+
+/// Names memory of another node: 16 bytes that may be sent anywhere. The NIC that owns the memory
+/// checks each use of it.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct RemoteMemory {
+    words: [u64; 2],
+}
+
+impl RemoteMemory {
+    /// Bytes of the memory.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
+    pub const fn len(&self) -> u32 {
+        RegionRef::from_words(self.words).length
+    }
+
+    /// The same from `offset` on; `None` past its end.
+    #[must_use]
+    pub fn at(&self, offset: u32) -> Option<Self> {
+        let region = RegionRef::from_words(self.words);
+        let rest = region.length.checked_sub(offset)?;
+        Some(Self { words: region.part(offset, rest)?.to_words() })
+    }
+
+    pub(crate) const fn words(&self) -> [u64; 2] {
+        self.words
+    }
+}

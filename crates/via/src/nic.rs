@@ -1,0 +1,346 @@
+//! The host's half: one process's way into Virtual Interfaces.
+//!
+//! A [`Nic`] is polled: whatever asks it something first takes what the hardware has completed. Its
+//! `async` functions wait for the hardware; their futures may be dropped at any point, and what
+//! they waited for is found by the next that asks.
+
+mod connect;
+mod operations;
+mod queues;
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::task::{Context, Poll};
+
+use midplane_simhw::host::{Host, OpenError};
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::port::RegisterError;
+use midplane_simhw::port::{Command, Completion, Port, PortClosed, PortOptions, PostError, Status};
+use midplane_simhw::region::{ProtectionTag, Region, RegionOptions};
+use thiserror::Error;
+
+use crate::attributes::{ViAttributes, ViState};
+use crate::command::{
+    CREATE, EVENT, PARAMETER_BYTES, POST_RECEIVE, POST_SEND, SEGMENT_BYTES, about,
+};
+use crate::memory::{Memory, MemoryOptions};
+use crate::outcome::AsyncError;
+use operations::{Operation, Operations};
+use queues::Queues;
+
+pub use crate::command::MAX_SEGMENTS;
+pub use connect::{ConnectFailed, Request, Ticket};
+pub use queues::{CqId, PostFailed, WorkQueue};
+
+/// Tables of segments and connections under way at once.
+const SCRATCH_SLOTS: u16 = 64;
+const SCRATCH_BYTES: usize = MAX_SEGMENTS * SEGMENT_BYTES;
+const _: () = assert!(PARAMETER_BYTES <= SCRATCH_BYTES);
+
+/// A Virtual Interface of a [`Nic`].
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ViId {
+    number: PortId,
+    serial: u32,
+}
+
+/// Why a NIC does not do what it was asked for.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum NicError {
+    /// There is no NIC any more.
+    #[error("the NIC has stopped")]
+    Closed,
+    /// The NIC does not run the extension.
+    #[error("the NIC does not run the extension for Virtual Interfaces: install it in its unit")]
+    NoExtension,
+    /// The NIC has as many interfaces as it may.
+    #[error("the NIC has no Virtual Interface left")]
+    TooManyVis,
+    /// Take completions first.
+    #[error("as many commands are under way as the NIC takes: take completions first")]
+    QueueFull,
+    /// No port to be had.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// No memory to be had.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// A descriptor has at most [`MAX_SEGMENTS`].
+    #[error("a descriptor has at most {MAX_SEGMENTS} segments, not {0}")]
+    TooManySegments(usize),
+    /// The interface was destroyed.
+    #[error("no such Virtual Interface: it was destroyed")]
+    NoSuchVi,
+    /// The interface is connected.
+    #[error("the Virtual Interface is connected: disconnect it first")]
+    InUse,
+}
+
+impl From<PortClosed> for NicError {
+    fn from(_: PortClosed) -> Self {
+        Self::Closed
+    }
+}
+
+impl From<PostError> for NicError {
+    fn from(error: PostError) -> Self {
+        match error {
+            PostError::QueueFull { .. } => Self::QueueFull,
+            _ => Self::Closed,
+        }
+    }
+}
+
+/// One process's way into a NIC with Virtual Interfaces.
+#[derive(Debug)]
+pub struct Nic {
+    port: Port,
+    node: NodeId,
+    queues: Queues,
+    operations: Operations,
+    scratch: Region,
+    free_scratch: Vec<u16>,
+    errors: VecDeque<(ViId, AsyncError)>,
+    next_tag: u32,
+    next_serial: u32,
+}
+
+impl Nic {
+    /// Opens the host's NIC. It may be opened several times.
+    ///
+    /// # Errors
+    /// [`NicError::Open`] if it has no port left, [`NicError::NoExtension`] if it has no Virtual
+    /// Interfaces.
+    pub async fn open(host: &impl Host, options: PortOptions) -> Result<Self, NicError> {
+        let mut port = host.open_port_with(options)?;
+        let options = RegionOptions::default().tag(SCRATCH_TAG);
+        let scratch = port.register_with(usize::from(SCRATCH_SLOTS) * SCRATCH_BYTES, options)?;
+        let mut nic = Self {
+            port,
+            node: host.node(),
+            queues: Queues::default(),
+            operations: Operations::default(),
+            scratch,
+            free_scratch: (0..SCRATCH_SLOTS).collect(),
+            errors: VecDeque::new(),
+            next_tag: 1,
+            next_serial: 0,
+        };
+        // Whether anybody answers: an interface that does not exist has no state.
+        let probe = about(PortId(u16::MAX), crate::command::QUERY, 0);
+        let answer = nic.call(probe).await?;
+        if matches!(answer.status, Status::Invalid | Status::ExtensionDown) {
+            return Err(NicError::NoExtension);
+        }
+        nic.listen()?;
+        Ok(nic)
+    }
+
+    /// The node that it is on.
+    #[must_use]
+    pub const fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// A protection tag that no other call has returned.
+    pub const fn create_tag(&mut self) -> ProtectionTag {
+        let tag = ProtectionTag(self.next_tag);
+        self.next_tag += 1;
+        tag
+    }
+
+    /// Registers `bytes` of zeroed memory.
+    ///
+    /// # Errors
+    /// [`NicError::Register`] says which limit was hit.
+    pub fn register(&mut self, bytes: usize, options: MemoryOptions) -> Result<Memory, NicError> {
+        let region = RegionOptions::default().tag(options.tag).rights(options.rights());
+        Ok(Memory::new(self.port.register_with(bytes, region)?))
+    }
+
+    /// Makes an interface whose queues are asked themselves.
+    ///
+    /// # Errors
+    /// [`NicError::TooManyVis`] if the NIC has no more.
+    pub async fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, NicError> {
+        self.create_vi_with(attributes, None, None).await
+    }
+
+    /// Makes an interface whose queues may tell completion queues: whoever waits asks those then.
+    ///
+    /// # Errors
+    /// [`NicError::TooManyVis`] if the NIC has no more.
+    pub async fn create_vi_with(
+        &mut self,
+        attributes: ViAttributes,
+        send_queue: Option<CqId>,
+        receive_queue: Option<CqId>,
+    ) -> Result<ViId, NicError> {
+        let [first, second] = attributes.to_words();
+        let command = Command { args: [first, second, 0], ..about(PortId(0), CREATE, 0) };
+        let answer = self.call(command).await?;
+        if answer.status != Status::Done {
+            return Err(NicError::TooManyVis);
+        }
+        self.next_serial = self.next_serial.wrapping_add(1);
+        let vi = ViId { number: answer.port, serial: self.next_serial };
+        self.queues.insert(vi, attributes, [send_queue, receive_queue]);
+        Ok(vi)
+    }
+
+    /// Unmakes an interface that is not connected. What was posted comes back first, flushed.
+    ///
+    /// # Errors
+    /// [`NicError::InUse`] if it is connected, or about to be.
+    pub async fn destroy_vi(&mut self, vi: ViId) -> Result<(), NicError> {
+        self.queues.of(vi)?;
+        let answer = self.call(about(vi.number, crate::command::DESTROY, 0)).await?;
+        if answer.args[0] != 0 {
+            return Err(NicError::InUse);
+        }
+        for cookie in self.queues.remove(vi) {
+            self.operations.remove(cookie);
+        }
+        Ok(())
+    }
+
+    /// The state of an interface, as its NIC has it now.
+    ///
+    /// # Errors
+    /// [`NicError::NoSuchVi`] if it was destroyed.
+    pub async fn query_vi(&mut self, vi: ViId) -> Result<(ViState, ViAttributes), NicError> {
+        let attributes = self.queues.of(vi)?.attributes;
+        let answer = self.call(about(vi.number, crate::command::QUERY, 0)).await?;
+        let states = [ViState::Idle, ViState::Connected, ViState::ConnectPending, ViState::Error];
+        let state = states.get(answer.args[3] as usize).copied().ok_or(NicError::NoSuchVi)?;
+        Ok((state, attributes))
+    }
+
+    /// The next asynchronous error that an interface of this NIC has met.
+    pub fn next_error(&mut self) -> Option<(ViId, AsyncError)> {
+        self.poll();
+        self.errors.pop_front()
+    }
+
+    /// Takes what the hardware has completed; whether that was anything.
+    pub fn poll(&mut self) -> bool {
+        let mut any = false;
+        while let Some(completion) = self.port.poll() {
+            self.on_completion(&completion);
+            any = true;
+        }
+        any
+    }
+
+    /// Waits until the hardware has completed something.
+    ///
+    /// # Errors
+    /// [`NicError::Closed`] once it never will.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn progress(&mut self) -> Result<(), NicError> {
+        if self.poll() {
+            return Ok(());
+        }
+        let completion = self.port.completion().await?;
+        self.on_completion(&completion);
+        Ok(())
+    }
+
+    /// Takes what the hardware has completed; if that is nothing, the task is woken once it is
+    /// something.
+    pub fn poll_progress(&mut self, context: &mut Context<'_>) -> Poll<Result<(), NicError>> {
+        if self.poll() {
+            return Poll::Ready(Ok(()));
+        }
+        let completion = match pin!(self.port.completion()).poll(context) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(completion) => completion,
+        };
+        Poll::Ready(completion.map_err(NicError::from).map(|completion| {
+            self.on_completion(&completion);
+        }))
+    }
+
+    fn on_completion(&mut self, completion: &Completion) {
+        if matches!(completion.opcode, POST_SEND | POST_RECEIVE) {
+            let Self { queues, operations, free_scratch, .. } = self;
+            queues.on_ended(operations, free_scratch, completion);
+            return;
+        }
+        match self.operations.get(completion.cookie) {
+            Some(Operation::Plain { scratch, completion: place, wanted }) => {
+                self.free_scratch.extend(scratch.take());
+                *place = Some(*completion);
+                if !*wanted {
+                    self.operations.remove(completion.cookie);
+                }
+            }
+            _ if completion.opcode == EVENT => self.on_error(completion),
+            _ => {}
+        }
+    }
+
+    fn on_error(&mut self, completion: &Completion) {
+        let vi = self.queues.id(completion.port);
+        if let (Some(vi), Some(error)) = (vi, AsyncError::of(completion.args[0])) {
+            if error == AsyncError::ConnectionLost {
+                self.queues.set_state(vi, ViState::Error);
+            }
+            self.errors.push_back((vi, error));
+        }
+        // A full port has completions to come: the next that is taken leaves room.
+        let _ = self.listen();
+    }
+
+    fn listen(&mut self) -> Result<(), NicError> {
+        let command = about(PortId(0), EVENT, u64::MAX);
+        Ok(self.port.submit(&command)?)
+    }
+
+    /// Posts a command whose completion nobody asks for.
+    fn start_unwatched(&mut self, command: Command) -> Result<(), NicError> {
+        let cookie = self.start(command, None)?;
+        if let Some(Operation::Plain { wanted, .. }) = self.operations.get(cookie) {
+            *wanted = false;
+        }
+        Ok(())
+    }
+
+    /// Posts a command that is no descriptor.
+    fn start(&mut self, command: Command, scratch: Option<u16>) -> Result<u64, NicError> {
+        let operation = Operation::Plain { scratch, completion: None, wanted: true };
+        let cookie = self.operations.insert(operation);
+        if let Err(error) = self.port.submit(&Command { cookie, ..command }) {
+            self.operations.remove(cookie);
+            self.free_scratch.extend(scratch);
+            return Err(error.into());
+        }
+        Ok(cookie)
+    }
+
+    /// The completion of such a command, if it is there: nobody asks again.
+    fn finished(&mut self, cookie: u64) -> Option<Completion> {
+        let Some(Operation::Plain { completion, .. }) = self.operations.get(cookie) else {
+            return None;
+        };
+        let completion = (*completion)?;
+        self.operations.remove(cookie);
+        Some(completion)
+    }
+
+    async fn call(&mut self, command: Command) -> Result<Completion, NicError> {
+        let cookie = self.start(command, None)?;
+        loop {
+            if let Some(completion) = self.finished(cookie) {
+                return Ok(completion);
+            }
+            self.progress().await?;
+        }
+    }
+}
+
+/// The tag of memory that no interface may touch.
+const SCRATCH_TAG: ProtectionTag = ProtectionTag(u32::MAX);

@@ -1,0 +1,299 @@
+//! Work queues and completion queues.
+
+use std::collections::VecDeque;
+
+use midplane_simhw::id::PortId;
+use midplane_simhw::port::{Command, Completion};
+use thiserror::Error;
+
+use super::operations::{Operation, Operations};
+use super::{MAX_SEGMENTS, Nic, NicError, SCRATCH_BYTES, ViId};
+use crate::attributes::{ViAttributes, ViState};
+use crate::command::{
+    Ended, FENCE, IMMEDIATE, OPERATION_READ, OPERATION_WRITE, POST_RECEIVE, POST_SEND,
+    SEGMENT_BYTES, TABLE, about, segment_bytes,
+};
+use crate::descriptor::{Completed, Descriptor, Transfer};
+
+/// One of an interface's two queues.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum WorkQueue {
+    /// Sends, writes and reads.
+    Send,
+    /// Receives.
+    Receive,
+}
+
+/// A completion queue of a [`Nic`].
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct CqId(usize);
+
+/// Why a descriptor was not posted; it comes back untouched.
+#[derive(Debug, Error)]
+#[error("{error}")]
+pub struct PostFailed {
+    /// What is wrong.
+    pub error: NicError,
+    /// As it was handed in.
+    pub descriptor: Descriptor,
+}
+
+/// One interface, as its host knows it.
+#[derive(Debug)]
+pub(super) struct ViQueues {
+    id: ViId,
+    pub(super) attributes: ViAttributes,
+    pub(super) state: ViState,
+    /// Cookies of what was posted, in order.
+    posted: [VecDeque<u64>; 2],
+    told: [Option<CqId>; 2],
+}
+
+/// All interfaces and completion queues of one NIC.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    vis: Vec<Option<ViQueues>>,
+    completions: Vec<VecDeque<(ViId, WorkQueue)>>,
+}
+
+impl Queues {
+    pub(super) fn insert(&mut self, id: ViId, attributes: ViAttributes, told: [Option<CqId>; 2]) {
+        let at = id.number.index();
+        if at >= self.vis.len() {
+            self.vis.resize_with(at + 1, || None);
+        }
+        let posted = [VecDeque::new(), VecDeque::new()];
+        self.vis[at] = Some(ViQueues { id, attributes, state: ViState::Idle, posted, told });
+    }
+
+    /// Forgets an interface; what it still had.
+    pub(super) fn remove(&mut self, vi: ViId) -> impl Iterator<Item = u64> + use<> {
+        for queue in &mut self.completions {
+            queue.retain(|(other, _)| *other != vi);
+        }
+        let gone = self.vis.get_mut(vi.number.index()).and_then(Option::take);
+        gone.into_iter().flat_map(|gone| gone.posted).flatten()
+    }
+
+    pub(super) fn of(&mut self, vi: ViId) -> Result<&mut ViQueues, NicError> {
+        let queues = self.vis.get_mut(vi.number.index()).and_then(Option::as_mut);
+        queues.filter(|queues| queues.id == vi).ok_or(NicError::NoSuchVi)
+    }
+
+    pub(super) fn id(&self, number: PortId) -> Option<ViId> {
+        self.vis.get(number.index())?.as_ref().map(|queues| queues.id)
+    }
+
+    pub(super) fn set_state(&mut self, vi: ViId, state: ViState) {
+        if let Ok(queues) = self.of(vi) {
+            queues.state = state;
+        }
+    }
+
+    /// A descriptor has ended.
+    pub(super) fn on_ended(
+        &mut self,
+        operations: &mut Operations,
+        free_scratch: &mut Vec<u16>,
+        completion: &Completion,
+    ) {
+        let end = Ended::of(completion);
+        let Some(Operation::Descriptor { scratch, ended, .. }) = operations.get(end.cookie) else {
+            return;
+        };
+        free_scratch.extend(scratch.take());
+        *ended = Some(end);
+        let queue = if end.opcode == POST_SEND { WorkQueue::Send } else { WorkQueue::Receive };
+        if let Some(Some(queues)) = self.vis.get(end.vi.index())
+            && let Some(cq) = queues.told[queue as usize]
+            && let Some(told) = self.completions.get_mut(cq.0)
+        {
+            told.push_back((queues.id, queue));
+        }
+    }
+}
+
+impl Nic {
+    /// Makes a completion queue.
+    pub fn create_cq(&mut self) -> CqId {
+        self.queues.completions.push(VecDeque::new());
+        CqId(self.queues.completions.len() - 1)
+    }
+
+    /// Lends a descriptor to the send queue.
+    ///
+    /// # Errors
+    /// [`PostFailed`] gives the descriptor back: [`NicError::QueueFull`] until completions are
+    /// taken, [`NicError::NoSuchVi`], [`NicError::Closed`]. What the NIC finds wrong with it is the
+    /// descriptor's outcome.
+    pub fn post_send(&mut self, vi: ViId, descriptor: Descriptor) -> Result<(), PostFailed> {
+        let (operation, remote) = match descriptor.transfer {
+            Transfer::Send => (0, [0; 2]),
+            Transfer::RdmaWrite(to) => (OPERATION_WRITE, to.words()),
+            Transfer::RdmaRead(from) => (OPERATION_READ, from.words()),
+        };
+        let immediate = descriptor.immediate;
+        let mut flags = operation;
+        if immediate.is_some() {
+            flags |= IMMEDIATE;
+        }
+        if descriptor.fence {
+            flags |= FENCE;
+        }
+        let args = [u64::from(immediate.unwrap_or(0)), remote[0], remote[1]];
+        let command = Command { flags, args, ..about(vi.number, POST_SEND, 0) };
+        self.post(vi, WorkQueue::Send, command, descriptor)
+    }
+
+    /// Lends a descriptor to the receive queue.
+    ///
+    /// # Errors
+    /// As [`Nic::post_send`].
+    pub fn post_receive(&mut self, vi: ViId, descriptor: Descriptor) -> Result<(), PostFailed> {
+        let command = about(vi.number, POST_RECEIVE, 0);
+        self.post(vi, WorkQueue::Receive, command, descriptor)
+    }
+
+    fn post(
+        &mut self,
+        vi: ViId,
+        queue: WorkQueue,
+        mut command: Command,
+        descriptor: Descriptor,
+    ) -> Result<(), PostFailed> {
+        if let Err(error) = self.queues.of(vi) {
+            return Err(PostFailed { error, descriptor });
+        }
+        let scratch = match self.describe(&descriptor, &mut command) {
+            Ok(scratch) => scratch,
+            Err(error) => return Err(PostFailed { error, descriptor }),
+        };
+        let operation = Operation::Descriptor { descriptor, scratch, ended: None };
+        let cookie = self.operations.insert(operation);
+        command.cookie = cookie;
+        if let Err(error) = self.port.submit(&command) {
+            self.free_scratch.extend(scratch);
+            let Some(Operation::Descriptor { descriptor, .. }) = self.operations.remove(cookie)
+            else {
+                unreachable!("inserted above")
+            };
+            return Err(PostFailed { error: error.into(), descriptor });
+        }
+        if let Ok(queues) = self.queues.of(vi) {
+            queues.posted[queue as usize].push_back(cookie);
+        }
+        Ok(())
+    }
+
+    /// Puts a descriptor's memory into its command: itself, or a table of it.
+    fn describe(
+        &mut self,
+        descriptor: &Descriptor,
+        command: &mut Command,
+    ) -> Result<Option<u16>, NicError> {
+        match &descriptor.segments[..] {
+            [] => Ok(None),
+            [one] => {
+                command.region = one.region();
+                Ok(None)
+            }
+            many if many.len() > MAX_SEGMENTS => Err(NicError::TooManySegments(many.len())),
+            many => {
+                let slot = self.free_scratch.pop().ok_or(NicError::QueueFull)?;
+                let start = usize::from(slot) * SCRATCH_BYTES;
+                for (at, segment) in many.iter().enumerate() {
+                    let bytes = segment_bytes(segment.region());
+                    let written = self.scratch.write(start + at * SEGMENT_BYTES, &bytes);
+                    written.expect("a slot holds as many");
+                }
+                let table = self.scratch.range(start, many.len() * SEGMENT_BYTES);
+                command.region = table.expect("a slot of it");
+                command.flags |= TABLE;
+                command.args[0] |= (many.len() as u64) << 32;
+                Ok(Some(slot))
+            }
+        }
+    }
+
+    /// The next descriptor of a queue, if it is done: descriptors come back in the order in which
+    /// they were posted.
+    ///
+    /// # Errors
+    /// [`NicError::NoSuchVi`] if the interface was destroyed.
+    pub fn done(&mut self, vi: ViId, queue: WorkQueue) -> Result<Option<Completed>, NicError> {
+        self.poll();
+        let Self { queues, operations, .. } = self;
+        let posted = &mut queues.of(vi)?.posted[queue as usize];
+        let Some(&cookie) = posted.front() else { return Ok(None) };
+        let ended = match operations.get(cookie) {
+            Some(Operation::Descriptor { ended: Some(ended), .. }) => *ended,
+            _ => return Ok(None),
+        };
+        posted.pop_front();
+        let Some(Operation::Descriptor { descriptor, .. }) = operations.remove(cookie) else {
+            return Ok(None);
+        };
+        Ok(Some(Completed {
+            descriptor,
+            operation: ended.operation,
+            outcome: ended.outcome,
+            length: ended.length as usize,
+            immediate: ended.immediate,
+        }))
+    }
+
+    /// The next descriptor of the send queue, if it is done.
+    ///
+    /// # Errors
+    /// As [`Nic::done`].
+    pub fn send_done(&mut self, vi: ViId) -> Result<Option<Completed>, NicError> {
+        self.done(vi, WorkQueue::Send)
+    }
+
+    /// The next descriptor of the receive queue, if it is done.
+    ///
+    /// # Errors
+    /// As [`Nic::done`].
+    pub fn receive_done(&mut self, vi: ViId) -> Result<Option<Completed>, NicError> {
+        self.done(vi, WorkQueue::Receive)
+    }
+
+    /// The next descriptor of a queue, when it is done.
+    ///
+    /// # Errors
+    /// As [`Nic::done`]; [`NicError::Closed`] once the NIC has stopped.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn wait(&mut self, vi: ViId, queue: WorkQueue) -> Result<Completed, NicError> {
+        loop {
+            if let Some(completed) = self.done(vi, queue)? {
+                return Ok(completed);
+            }
+            self.progress().await?;
+        }
+    }
+
+    /// The next queue of which a descriptor is done, of those that tell this completion queue.
+    #[must_use]
+    pub fn cq_done(&mut self, cq: CqId) -> Option<(ViId, WorkQueue)> {
+        self.poll();
+        self.queues.completions.get_mut(cq.0)?.pop_front()
+    }
+
+    /// The same, when there is one.
+    ///
+    /// # Errors
+    /// [`NicError::Closed`] once the NIC has stopped.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn cq_wait(&mut self, cq: CqId) -> Result<(ViId, WorkQueue), NicError> {
+        loop {
+            if let Some(told) = self.cq_done(cq) {
+                return Ok(told);
+            }
+            self.progress().await?;
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! How descriptors end, and what happens beside them.
+
+use thiserror::Error;
+
+/// What a descriptor did.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[repr(u8)]
+pub enum Operation {
+    /// Sent a message.
+    #[default]
+    Send = 0,
+    /// Received a message.
+    Receive = 1,
+    /// Wrote the other end's memory.
+    RdmaWrite = 2,
+    /// Was consumed by the other end's write with immediate data.
+    RemoteRdmaWrite = 3,
+    /// Read the other end's memory.
+    RdmaRead = 4,
+}
+
+impl Operation {
+    pub(crate) const fn of(bits: u8) -> Self {
+        match bits {
+            1 => Self::Receive,
+            2 => Self::RdmaWrite,
+            3 => Self::RemoteRdmaWrite,
+            4 => Self::RdmaRead,
+            _ => Self::Send,
+        }
+    }
+}
+
+/// Why a descriptor did not do what it was posted for.
+#[derive(Clone, Copy, Debug, Eq, Error, Hash, PartialEq)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum DescriptorError {
+    /// The descriptor contradicts itself, or is not for this queue.
+    #[error("the descriptor is malformed")]
+    Format = 1,
+    /// A segment is not this port's memory, has another protection tag, or is gone.
+    #[error("a segment may not be touched: not registered here, another protection tag, or gone")]
+    Protection = 2,
+    /// The message is longer than the descriptor that it met, or than the interface transfers.
+    #[error("the message is longer than the descriptor, or than the interface's largest transfer")]
+    Length = 3,
+    /// A part of the message was lost after another had come.
+    #[error("a part of the message was lost")]
+    Partial = 4,
+    /// It was not begun, or not finished, when the connection ended.
+    #[error("the connection ended before it")]
+    Flushed = 5,
+    /// The other end does not answer.
+    #[error("the other end does not answer any more")]
+    Transport = 6,
+    /// The other end's memory may not be touched like that.
+    #[error("the other end's memory may not be touched like that")]
+    RdmaProtection = 7,
+    /// The other end had no descriptor for it, or too short a one.
+    #[error("the other end had no receive descriptor for it, or one that was too short")]
+    RemoteDescriptor = 8,
+}
+
+impl DescriptorError {
+    const ALL: [Self; 8] = [
+        Self::Format,
+        Self::Protection,
+        Self::Length,
+        Self::Partial,
+        Self::Flushed,
+        Self::Transport,
+        Self::RdmaProtection,
+        Self::RemoteDescriptor,
+    ];
+
+    pub(crate) fn to_bits(outcome: Result<(), Self>) -> u8 {
+        outcome.map_or_else(|error| error as u8, |()| 0)
+    }
+
+    pub(crate) fn of(bits: u8) -> Result<(), Self> {
+        match usize::from(bits).checked_sub(1).map(|at| Self::ALL.get(at)) {
+            None => Ok(()),
+            Some(error) => Err(error.copied().unwrap_or(Self::Format)),
+        }
+    }
+}
+
+/// What happened to a Virtual Interface that no descriptor can tell.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum AsyncError {
+    /// The connection is lost; the interface is in the error state.
+    ConnectionLost = 1,
+    /// A message came and no receive was posted: it is lost.
+    ReceiveQueueEmpty = 2,
+    /// A remote write was refused: it is lost.
+    RdmaWriteProtection = 3,
+    /// A part of a remote write was lost.
+    RdmaWriteData = 4,
+    /// A completion found no place: memory for it is gone.
+    CompletionProtection = 5,
+}
+
+impl AsyncError {
+    pub(crate) const fn of(bits: u64) -> Option<Self> {
+        match bits {
+            1 => Some(Self::ConnectionLost),
+            2 => Some(Self::ReceiveQueueEmpty),
+            3 => Some(Self::RdmaWriteProtection),
+            4 => Some(Self::RdmaWriteData),
+            5 => Some(Self::CompletionProtection),
+            _ => None,
+        }
+    }
+}
+
+/// Why a connection was not made.
+#[derive(Clone, Copy, Debug, Eq, Error, Hash, PartialEq)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// Nobody waits at that address now.
+    #[error("nobody waits for a connection at that address")]
+    NoMatch = 1,
+    /// The other side has refused.
+    #[error("the other side has refused the connection")]
+    Rejected = 2,
+    /// No answer in time.
+    #[error("the other side has not answered in time")]
+    TimedOut = 3,
+    /// The interface is not in the state that this takes.
+    #[error("the interface is not idle")]
+    InvalidState = 4,
+    /// The two ends differ in reliability.
+    #[error("the two ends differ in reliability")]
+    Reliability = 5,
+    /// The two ends differ in the largest transfer.
+    #[error("the two ends differ in their largest transfer")]
+    MaxTransfer = 6,
+    /// No such interface or request: it has gone meanwhile.
+    #[error("no such interface or request")]
+    Gone = 7,
+    /// The NIC takes no more of these.
+    #[error("the NIC has no room for more")]
+    Resources = 8,
+    /// The other node is dead.
+    #[error("the other node does not answer")]
+    Unreachable = 9,
+}
+
+impl ConnectError {
+    const ALL: [Self; 9] = [
+        Self::NoMatch,
+        Self::Rejected,
+        Self::TimedOut,
+        Self::InvalidState,
+        Self::Reliability,
+        Self::MaxTransfer,
+        Self::Gone,
+        Self::Resources,
+        Self::Unreachable,
+    ];
+
+    pub(crate) fn of(bits: u64) -> Result<(), Self> {
+        match usize::try_from(bits).unwrap_or(usize::MAX).checked_sub(1) {
+            None => Ok(()),
+            Some(at) => Err(Self::ALL.get(at).copied().unwrap_or(Self::Gone)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_survive() {
+        for error in DescriptorError::ALL {
+            assert_eq!(DescriptorError::of(DescriptorError::to_bits(Err(error))), Err(error));
+        }
+        assert_eq!(DescriptorError::of(DescriptorError::to_bits(Ok(()))), Ok(()));
+        for error in ConnectError::ALL {
+            assert_eq!(ConnectError::of(error as u64), Err(error));
+        }
+        for operation in 0..5 {
+            assert_eq!(Operation::of(operation) as u8, operation);
+        }
+    }
+}

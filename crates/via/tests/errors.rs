@@ -1,0 +1,407 @@
+//! What goes wrong: each in its own way, and the interface in the state that the architecture says.
+
+mod pair;
+
+use std::time::Duration;
+
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::port::PortOptions;
+use midplane_via::attributes::{Reliability, ViAttributes, ViState};
+use midplane_via::descriptor::{Completed, Descriptor};
+use midplane_via::memory::MemoryOptions;
+use midplane_via::nic::{ConnectFailed, MAX_SEGMENTS, Nic, NicError, WorkQueue};
+use midplane_via::outcome::{AsyncError, ConnectError, DescriptorError, Operation};
+use pair::{CLIENT, End, SERVER, Setting, address, connected, name, pause, world};
+
+const SECOND: Option<Duration> = Some(Duration::from_secs(1));
+
+fn reliable() -> ViAttributes {
+    ViAttributes {
+        reliability: Reliability::ReliableReception,
+        rdma_write: true,
+        rdma_read: true,
+        ..ViAttributes::default()
+    }
+}
+
+/// What a sender's and a receiver's first descriptor, state and errors are after both have posted
+/// what they were told to.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    send: Result<(), DescriptorError>,
+    receive: Option<Result<(), DescriptorError>>,
+    states: (ViState, ViState),
+    errors: Vec<AsyncError>,
+}
+
+fn outcome(completed: &Completed) -> Result<(), DescriptorError> {
+    completed.outcome
+}
+
+/// The client sends `sent` bytes; the server has posted a receive of `room`, if any.
+fn mismatch(attributes: ViAttributes, sent: usize, room: Option<usize>) -> Seen {
+    let ((send, ours), (receive, theirs, errors)) = connected(
+        Setting::default(),
+        attributes,
+        16_384,
+        move |mut end| async move {
+            pause(&end.host, Duration::from_millis(1)).await;
+            let segment = end.memory.segment(0, sent).unwrap();
+            end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
+            let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+            pause(&end.host, Duration::from_millis(15)).await;
+            (outcome(&done), end.nic.query_vi(end.vi).await.unwrap().0)
+        },
+        move |mut end| async move {
+            if let Some(room) = room {
+                let segment = end.memory.segment(0, room).unwrap();
+                end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
+            }
+            pause(&end.host, Duration::from_millis(2)).await;
+            let done = end.nic.receive_done(end.vi).unwrap();
+            let mut errors = Vec::new();
+            for _ in 0..5 {
+                errors.extend(end.nic.next_error().map(|(_, error)| error));
+                pause(&end.host, Duration::from_millis(1)).await;
+            }
+            let state = end.nic.query_vi(end.vi).await.unwrap().0;
+            pause(&end.host, Duration::from_millis(20)).await;
+            (done.as_ref().map(outcome), state, errors)
+        },
+    );
+    Seen { send, receive, states: (ours, theirs), errors }
+}
+
+#[test]
+fn a_message_without_a_receive_breaks_a_reliable_connection() {
+    let seen = mismatch(reliable(), 100, None);
+    assert_eq!(
+        seen,
+        Seen {
+            send: Err(DescriptorError::RemoteDescriptor),
+            receive: None,
+            states: (ViState::Error, ViState::Error),
+            errors: vec![AsyncError::ReceiveQueueEmpty, AsyncError::ConnectionLost],
+        }
+    );
+}
+
+#[test]
+fn a_message_without_a_receive_is_lost_on_an_unreliable_one() {
+    let seen = mismatch(ViAttributes::default(), 100, None);
+    assert_eq!(
+        seen,
+        Seen {
+            send: Ok(()),
+            receive: None,
+            states: (ViState::Connected, ViState::Connected),
+            errors: vec![AsyncError::ReceiveQueueEmpty],
+        }
+    );
+}
+
+#[test]
+fn a_message_longer_than_its_receive_fails_it() {
+    for sent in [101, 5_000] {
+        let seen = mismatch(reliable(), sent, Some(100));
+        assert_eq!(
+            seen,
+            Seen {
+                send: Err(DescriptorError::RemoteDescriptor),
+                receive: Some(Err(DescriptorError::Length)),
+                states: (ViState::Error, ViState::Error),
+                errors: vec![AsyncError::ConnectionLost],
+            }
+        );
+        let seen = mismatch(ViAttributes::default(), sent, Some(100));
+        assert_eq!(seen.receive, Some(Err(DescriptorError::Length)));
+        assert_eq!(seen.states, (ViState::Connected, ViState::Connected));
+    }
+}
+
+/// Posts one descriptor that a client makes, on a connection; its outcome and the client's state.
+fn posted(
+    attributes: ViAttributes,
+    make: impl FnOnce(&mut End) -> Descriptor + Send + 'static,
+) -> (Operation, Result<(), DescriptorError>, ViState) {
+    let (seen, _) = connected(
+        Setting::default(),
+        attributes,
+        4096,
+        move |mut end| async move {
+            let descriptor = make(&mut end);
+            end.nic.post_send(end.vi, descriptor).unwrap();
+            let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+            pause(&end.host, Duration::from_millis(5)).await;
+            let state = end.nic.query_vi(end.vi).await.unwrap().0;
+            (done.operation, done.outcome, state)
+        },
+        |end| async move {
+            pause(&end.host, Duration::from_millis(100)).await;
+            drop(end);
+        },
+    );
+    seen
+}
+
+#[test]
+fn memory_with_another_tag_is_not_sent() {
+    let other_tag = |end: &mut End| {
+        let tag = end.nic.create_tag();
+        let options = MemoryOptions { tag, ..MemoryOptions::default() };
+        Descriptor::of(end.nic.register(64, options).unwrap().whole())
+    };
+    let expected = (Operation::Send, Err(DescriptorError::Protection));
+    let (operation, outcome, state) = posted(reliable(), other_tag);
+    assert_eq!(((operation, outcome), state), (expected, ViState::Error));
+    let (operation, outcome, state) = posted(ViAttributes::default(), other_tag);
+    assert_eq!(((operation, outcome), state), (expected, ViState::Connected));
+}
+
+#[test]
+fn what_is_longer_than_the_largest_transfer_is_not_sent() {
+    let attributes = ViAttributes { max_transfer: 1000, ..reliable() };
+    let (_, outcome, state) =
+        posted(attributes, |end| Descriptor::of(end.memory.segment(0, 1001).unwrap()));
+    assert_eq!((outcome, state), (Err(DescriptorError::Length), ViState::Error));
+}
+
+#[test]
+fn memory_that_the_other_end_does_not_open_is_not_written() {
+    // The client's own memory is no memory of the server's.
+    let forged = |end: &mut End| {
+        let whole = end.memory.remote();
+        Descriptor::of(end.memory.segment(0, 100).unwrap()).write(whole.at(4050).unwrap())
+    };
+    let (operation, outcome, state) = posted(reliable(), forged);
+    assert_eq!(operation, Operation::RdmaWrite);
+    assert_eq!((outcome, state), (Err(DescriptorError::RdmaProtection), ViState::Error));
+    let closed = ViAttributes { rdma_write: false, ..reliable() };
+    let (_, outcome, _) = posted(closed, forged);
+    assert_eq!(outcome, Err(DescriptorError::RdmaProtection));
+}
+
+#[test]
+fn descriptors_with_too_many_segments_come_back_at_once() {
+    let (refused, _) = connected(
+        Setting::default(),
+        reliable(),
+        4096,
+        |mut end| async move {
+            let segment = end.memory.segment(0, 1).unwrap();
+            let segments = vec![segment; MAX_SEGMENTS + 1];
+            let failed =
+                end.nic.post_send(end.vi, Descriptor { segments, ..Descriptor::default() });
+            let failed = failed.unwrap_err();
+            assert_eq!(failed.descriptor.segments.len(), MAX_SEGMENTS + 1);
+            failed.error
+        },
+        |end| async move {
+            pause(&end.host, Duration::from_millis(1)).await;
+            drop(end);
+        },
+    );
+    assert_eq!(refused, NicError::TooManySegments(MAX_SEGMENTS + 1));
+}
+
+#[test]
+fn a_full_queue_gives_the_descriptor_back_and_nothing_is_lost() {
+    let (sent, received) = connected(
+        Setting::default(),
+        reliable(),
+        4096,
+        |mut end| async move {
+            pause(&end.host, Duration::from_millis(1)).await;
+            let (mut sent, mut refused) = (0, 0);
+            while sent < 600 {
+                let segment = end.memory.segment(0, 8).unwrap();
+                match end.nic.post_send(end.vi, Descriptor::of(segment)) {
+                    Ok(()) => sent += 1,
+                    Err(failed) => {
+                        assert_eq!(failed.error, NicError::QueueFull);
+                        refused += 1;
+                        let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+                        assert_eq!(done.outcome, Ok(()));
+                    }
+                }
+            }
+            assert!(refused > 0);
+            pause(&end.host, Duration::from_millis(50)).await;
+            sent
+        },
+        |mut end| async move {
+            let mut received = 0;
+            for _ in 0..200 {
+                end.nic.post_receive(end.vi, Descriptor::of(end.memory.whole())).unwrap();
+            }
+            while received < 600 {
+                let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+                assert_eq!(done.outcome, Ok(()));
+                received += 1;
+                end.nic.post_receive(end.vi, done.descriptor).unwrap();
+            }
+            received
+        },
+    );
+    assert_eq!((sent, received), (600, 600));
+}
+
+#[test]
+fn the_death_of_the_other_node_completes_all_that_is_posted() {
+    let mut world = world(Setting::default());
+    let (client, server) = (world.host(CLIENT), world.host(SERVER));
+    world.spawn(SERVER, async move {
+        let mut end = End::new(server, reliable(), 4096).await;
+        end.serve().await;
+        std::future::pending::<()>().await;
+    });
+    let (ready, host) = (world.host(CLIENT), client.clone());
+    world.spawn(CLIENT, async move {
+        let mut end = End::new(client, reliable(), 4096).await;
+        end.connect().await;
+        // Nothing is under way when the other one dies: the receive alone finds it out.
+        let segment = end.memory.segment(0, 100).unwrap();
+        end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
+        let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+        assert_eq!(done.outcome, Err(DescriptorError::Flushed));
+        let took = end.host.now();
+        assert!(took < pair::at(1_200_000_000), "{took}");
+        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Error);
+        let segment = end.memory.segment(0, 100).unwrap();
+        end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
+        let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+        assert_eq!(done.outcome, Err(DescriptorError::Flushed));
+        let lost = end.nic.next_error().unwrap();
+        assert_eq!(lost, (end.vi, AsyncError::ConnectionLost));
+        // It can be used again.
+        end.nic.disconnect(end.vi).await.unwrap();
+        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
+        end.nic.destroy_vi(end.vi).await.unwrap();
+        assert_eq!(end.nic.receive_done(end.vi).unwrap_err(), NicError::NoSuchVi);
+        pause(&ready, Duration::from_secs(10)).await;
+    });
+    world.run_until(pair::at(100_000_000));
+    world.crash(SERVER);
+    let end = world.block_on(CLIENT, async move { pause(&host, Duration::from_secs(3)).await });
+    assert!(end.is_some());
+    assert_eq!(world.firmware(CLIENT).counters().traps, 0);
+}
+
+/// Runs one program on the client of a cluster where nobody serves.
+fn alone<T: Send + 'static, F: Future<Output = T> + Send>(
+    program: impl FnOnce(midplane_simhw::sim::SimHost) -> F + Send + 'static,
+) -> T {
+    let mut world = world(Setting::default());
+    let host = world.host(CLIENT);
+    world.block_on(CLIENT, async move { program(host).await }).expect("it comes to its end")
+}
+
+#[test]
+fn connecting_to_nobody_says_so_at_once_or_in_time() {
+    alone(|host| async move {
+        let mut end = End::new(host, reliable(), 64).await;
+        let before = end.host.now();
+        let nobody = end.nic.connect(end.vi, address(SERVER, "service"), SECOND).await;
+        assert_eq!(nobody, Err(ConnectFailed::Connect(ConnectError::NoMatch)));
+        assert!(end.host.now().nanos_since(before) < 5_000_000);
+        // Another node than there is: its unit never answers.
+        let nowhere = end.nic.connect(end.vi, address(NodeId(77), "service"), SECOND).await;
+        let expected = [ConnectError::TimedOut, ConnectError::Unreachable];
+        assert!(expected.map(|e| Err(ConnectFailed::Connect(e))).contains(&nowhere), "{nowhere:?}");
+        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
+        let nobody = end.nic.connect_wait(name("x"), Some(Duration::from_millis(3))).await;
+        assert_eq!(nobody.unwrap_err(), ConnectFailed::Connect(ConnectError::TimedOut));
+    });
+}
+
+#[test]
+fn an_idle_interface_sends_nothing() {
+    alone(|host| async move {
+        let mut end = End::new(host, reliable(), 64).await;
+        end.nic.post_send(end.vi, Descriptor::of(end.memory.whole())).unwrap();
+        let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+        assert_eq!(done.outcome, Err(DescriptorError::Flushed));
+    });
+}
+
+#[test]
+fn ends_that_differ_are_told_in_what_and_may_try_another() {
+    let mut world = world(Setting::default());
+    let (client, server) = (world.host(CLIENT), world.host(SERVER));
+    world.spawn(SERVER, async move {
+        let mut end = End::new(server, ViAttributes::default(), 64).await;
+        let request = end.nic.connect_wait(name("service"), None).await.unwrap();
+        let refused = end.nic.accept(&request, end.vi).await;
+        assert_eq!(refused, Err(ConnectFailed::Connect(ConnectError::Reliability)));
+        let long = ViAttributes { max_transfer: 77_777, ..reliable() };
+        let other = end.nic.create_vi(long).await.unwrap();
+        let refused = end.nic.accept(&request, other).await;
+        assert_eq!(refused, Err(ConnectFailed::Connect(ConnectError::MaxTransfer)));
+        let right = end.nic.create_vi(request.attributes).await.unwrap();
+        end.nic.accept(&request, right).await.unwrap();
+        let again = end.nic.accept(&request, right).await;
+        assert_eq!(again, Err(ConnectFailed::Connect(ConnectError::Gone)));
+        let request = end.nic.connect_wait(name("service"), None).await.unwrap();
+        end.nic.reject(request).await.unwrap();
+        pause(&end.host, Duration::from_secs(1)).await;
+    });
+    let done = world.block_on(CLIENT, async move {
+        let mut end = End::new(client, reliable(), 64).await;
+        end.connect().await;
+        let again = end.nic.connect(end.vi, address(SERVER, "service"), SECOND).await;
+        assert_eq!(again, Err(ConnectFailed::Connect(ConnectError::InvalidState)));
+        let second = end.nic.create_vi(reliable()).await.unwrap();
+        let refused = end.nic.connect(second, address(SERVER, "service"), SECOND).await;
+        assert_eq!(refused, Err(ConnectFailed::Connect(ConnectError::Rejected)));
+    });
+    assert!(done.is_some());
+}
+
+#[test]
+fn peers_that_ask_for_each_other_meet_whoever_is_first() {
+    for delay in [0, 3] {
+        let mut world = world(Setting::default());
+        let (client, server) = (world.host(CLIENT), world.host(SERVER));
+        let peer = |host: midplane_simhw::sim::SimHost, me: &'static str, other: &'static str| async move {
+            let node = NodeId(1 - host.node().0);
+            let mut end = End::new(host, reliable(), 64).await;
+            let to = address(node, other);
+            let ticket = end.nic.connect_peer(end.vi, to, name(me), SECOND).unwrap();
+            end.nic.finish(&ticket).await.unwrap();
+            end.nic.post_receive(end.vi, Descriptor::of(end.memory.whole())).unwrap();
+            pause(&end.host, Duration::from_millis(10)).await;
+            end.nic.post_send(end.vi, Descriptor::of(end.memory.whole())).unwrap();
+            end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap().outcome.unwrap();
+            pause(&end.host, Duration::from_millis(10)).await;
+        };
+        world.spawn(SERVER, peer(server, "b", "a"));
+        let late = world.host(CLIENT);
+        let done = world.block_on(CLIENT, async move {
+            pause(&late, Duration::from_millis(delay)).await;
+            peer(client, "a", "b").await;
+        });
+        assert!(done.is_some(), "{delay}");
+    }
+}
+
+#[test]
+fn a_nic_without_the_extension_says_so() {
+    use midplane_nicvm::unit::Unit;
+    use midplane_simhw::link::LinkProfile;
+    use midplane_simhw::profile::NicProfile;
+    use midplane_simhw::sim::World;
+    use midplane_simhw::switch::{Buffer, SwitchProfile};
+    use midplane_simhw::time::LineRate;
+    use midplane_simhw::topology::Topology;
+
+    let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
+    let topology = Topology::star(1, link, SwitchProfile::new(Buffer::Bytes(1 << 20)));
+    let mut world: World<Unit> =
+        World::new(&topology, NicProfile::MODERN, 1, |_, _| Unit::default());
+    let host = world.host(CLIENT);
+    let opened = world.block_on(CLIENT, async move {
+        Nic::open(&host, PortOptions::default()).await.map(|_| ()).unwrap_err()
+    });
+    assert_eq!(opened, Some(NicError::NoExtension));
+}

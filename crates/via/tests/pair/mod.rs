@@ -1,0 +1,163 @@
+//! Two nodes with Virtual Interfaces in virtual time, and two programs that meet on them.
+#![allow(dead_code, reason = "no test uses all of it")]
+
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::port::PortOptions;
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::sim::{SimHost, World};
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::{Instant, LineRate};
+use midplane_simhw::topology::Topology;
+use midplane_via::VIA;
+use midplane_via::attributes::{Address, Discriminator, ViAttributes};
+use midplane_via::firmware::{Via, ViaConfig};
+use midplane_via::memory::{Memory, MemoryOptions};
+use midplane_via::nic::{Nic, ViId};
+
+pub(crate) const CLIENT: NodeId = NodeId(0);
+pub(crate) const SERVER: NodeId = NodeId(1);
+
+/// What one run differs in from another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setting {
+    pub(crate) mtu: usize,
+    pub(crate) seed: u64,
+    pub(crate) faults: Faults,
+    pub(crate) nodes: u16,
+    pub(crate) config: ViaConfig,
+}
+
+impl Default for Setting {
+    fn default() -> Self {
+        Self {
+            mtu: 1500,
+            seed: 1,
+            faults: Faults::NONE,
+            nodes: 2,
+            config: ViaConfig::default().dead_after(Duration::from_millis(500)),
+        }
+    }
+}
+
+pub(crate) fn world(setting: Setting) -> World<Unit> {
+    let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
+    let switch = SwitchProfile::new(Buffer::Bytes(4 << 20));
+    let profile = NicProfile { mtu: setting.mtu, ..NicProfile::MODERN };
+    let topology = Topology::star(setting.nodes, link, switch);
+    let mut world = World::new(&topology, profile, setting.seed, move |_, _| {
+        let mut unit = Unit::default();
+        unit.install(VIA, Via::new(setting.config)).unwrap();
+        unit
+    });
+    world.set_faults(setting.faults);
+    world
+}
+
+pub(crate) fn name(text: &str) -> Discriminator {
+    Discriminator::new(text.as_bytes()).unwrap()
+}
+
+pub(crate) fn address(node: NodeId, text: &str) -> Address {
+    Address::new(node, text.as_bytes()).unwrap()
+}
+
+pub(crate) async fn pause(host: &SimHost, time: Duration) {
+    host.sleep_until(host.now() + time).await;
+}
+
+/// One end of a connection, with memory of its own.
+pub(crate) struct End {
+    pub(crate) host: SimHost,
+    pub(crate) nic: Nic,
+    pub(crate) vi: ViId,
+    pub(crate) memory: Memory,
+}
+
+impl End {
+    /// An idle interface with `bytes` of memory that the other end may touch.
+    pub(crate) async fn new(host: SimHost, attributes: ViAttributes, bytes: usize) -> Self {
+        let mut nic = Nic::open(&host, PortOptions::default()).await.unwrap();
+        let options = MemoryOptions { tag: attributes.tag, rdma_write: true, rdma_read: true };
+        let memory = nic.register(bytes, options).unwrap();
+        let vi = nic.create_vi(attributes).await.unwrap();
+        Self { host, nic, vi, memory }
+    }
+
+    pub(crate) async fn serve(&mut self) {
+        let request = self.nic.connect_wait(name("service"), None).await.unwrap();
+        self.nic.accept(&request, self.vi).await.unwrap();
+    }
+
+    pub(crate) async fn connect(&mut self) {
+        loop {
+            let to = address(SERVER, "service");
+            match self.nic.connect(self.vi, to, Some(Duration::from_millis(200))).await {
+                Ok(_) => return,
+                Err(_) => pause(&self.host, Duration::from_millis(1)).await,
+            }
+        }
+    }
+
+    pub(crate) fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.memory.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// Runs a client and a server that are connected, to their ends; what they return.
+pub(crate) fn connected<C, S, CF, SF>(
+    setting: Setting,
+    attributes: ViAttributes,
+    bytes: usize,
+    client: impl FnOnce(End) -> CF + Send + 'static,
+    server: impl FnOnce(End) -> SF + Send + 'static,
+) -> (C, S)
+where
+    C: Send + 'static,
+    S: Send + 'static,
+    CF: Future<Output = C> + Send,
+    SF: Future<Output = S> + Send,
+{
+    let mut world = world(setting);
+    let (client_host, server_host) = (world.host(CLIENT), world.host(SERVER));
+    let result = Arc::new(Mutex::new(None));
+    let place = Arc::clone(&result);
+    world.spawn(SERVER, async move {
+        let mut end = End::new(server_host, attributes, bytes).await;
+        end.serve().await;
+        *place.lock().unwrap() = Some(server(end).await);
+    });
+    let told = world
+        .block_on(CLIENT, async move {
+            let mut end = End::new(client_host, attributes, bytes).await;
+            end.connect().await;
+            client(end).await
+        })
+        .expect("the client comes to its end");
+    let limit = world.now() + Duration::from_secs(20);
+    while result.lock().unwrap().is_none() && world.now() < limit {
+        world.run_until(world.now() + Duration::from_millis(10));
+    }
+    let served = result.lock().unwrap().take().expect("the server comes to its end");
+    (told, served)
+}
+
+pub(crate) fn at(nanos: u64) -> Instant {
+    Instant::from_nanos(nanos)
+}
+
+/// The bytes of message `number`: no two alike.
+pub(crate) fn pattern(number: u32, length: usize) -> Vec<u8> {
+    (0..length as u64)
+        .map(|at| ((u64::from(number) << 20 ^ at).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
+        .collect()
+}

@@ -1,0 +1,226 @@
+//! Sends, writes and reads over a connection: what arrives is what was posted, whatever the network
+//! does.
+
+mod pair;
+
+use std::time::Duration;
+
+use midplane_simhw::fault::Faults;
+use midplane_via::attributes::{Reliability, ViAttributes};
+use midplane_via::descriptor::Descriptor;
+use midplane_via::nic::WorkQueue;
+use midplane_via::outcome::Operation;
+use pair::{End, Setting, connected, pattern, pause};
+use proptest::prelude::*;
+
+fn reliable() -> ViAttributes {
+    ViAttributes {
+        reliability: Reliability::ReliableDelivery,
+        rdma_write: true,
+        rdma_read: true,
+        ..ViAttributes::default()
+    }
+}
+
+fn lossy(seed: u64) -> Setting {
+    let faults = Faults { loss: 0.05, duplicate: 0.05, reorder: 0.1, ..Faults::NONE };
+    Setting { seed, faults, ..Setting::default() }
+}
+
+async fn post_receives(end: &mut End, count: usize, room: usize) {
+    for at in 0..count {
+        let segment = end.memory.segment(at * room, room).unwrap();
+        end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
+    }
+}
+
+/// Sends messages of these lengths; the lengths and contents that arrived.
+fn messages(setting: Setting, attributes: ViAttributes, lengths: Vec<usize>) -> Vec<Vec<u8>> {
+    const ROOM: usize = 9_000;
+    let total = lengths.len();
+    let (_, received) = connected(
+        setting,
+        attributes,
+        total.max(1) * ROOM,
+        move |mut end| async move {
+            // The server's receives are posted by then.
+            pause(&end.host, Duration::from_millis(1)).await;
+            for (number, length) in lengths.iter().enumerate() {
+                end.memory.write(number * ROOM, &pattern(number as u32, *length)).unwrap();
+                let segment = end.memory.segment(number * ROOM, *length).unwrap();
+                let descriptor = Descriptor::of(segment).immediate(number as u32);
+                end.nic.post_send(end.vi, descriptor).unwrap();
+            }
+            for length in &lengths {
+                let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+                assert_eq!((done.outcome, done.length), (Ok(()), *length));
+            }
+            // What was sent unreliably is still under way.
+            pause(&end.host, Duration::from_millis(5)).await;
+        },
+        move |mut end| async move {
+            post_receives(&mut end, total, ROOM).await;
+            let mut received = Vec::new();
+            for number in 0..total {
+                let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+                assert_eq!(done.outcome, Ok(()));
+                assert_eq!(done.operation, Operation::Receive);
+                assert_eq!(done.immediate, Some(number as u32));
+                let offset = done.descriptor.segments[0].offset();
+                received.push(end.bytes(offset, done.length));
+            }
+            received
+        },
+    );
+    received
+}
+
+#[test]
+fn messages_of_all_sizes_arrive_in_order() {
+    let lengths = vec![0, 1, 64, 1499, 1500, 1501, 4096, 9000];
+    let received = messages(Setting::default(), reliable(), lengths.clone());
+    let expected: Vec<_> =
+        lengths.iter().enumerate().map(|(n, length)| pattern(n as u32, *length)).collect();
+    assert_eq!(received, expected);
+}
+
+#[test]
+fn an_unreliable_interface_on_a_good_network_delivers_all() {
+    let lengths = vec![0, 1, 64, 1500, 1501, 9000];
+    let received = messages(Setting::default(), ViAttributes::default(), lengths.clone());
+    assert_eq!(received.iter().map(Vec::len).collect::<Vec<_>>(), lengths);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_reliable_interface_loses_doubles_and_reorders_nothing(
+        seed in 0_u64..1_000_000, lengths in proptest::collection::vec(0_usize..9000, 1..40),
+    ) {
+        let received = messages(lossy(seed), reliable(), lengths.clone());
+        prop_assert_eq!(received.len(), lengths.len());
+        for (number, (bytes, length)) in received.iter().zip(&lengths).enumerate() {
+            prop_assert!(*bytes == pattern(number as u32, *length), "message {}", number);
+        }
+    }
+}
+
+#[test]
+fn memory_is_written_and_read_over_a_network_that_loses() {
+    const HALF: usize = 40_000;
+    let (client, server) = connected(
+        lossy(7),
+        reliable(),
+        2 * HALF,
+        |mut end| async move {
+            // The server tells where its memory is.
+            let mut words = [0; 16];
+            end.nic
+                .post_receive(end.vi, Descriptor::of(end.memory.segment(0, 16).unwrap()))
+                .unwrap();
+            end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            end.memory.read(0, &mut words).unwrap();
+            let remote = midplane_simhw::wire::decode(&words).unwrap();
+            end.memory.write(0, &pattern(1, HALF)).unwrap();
+            let write = Descriptor::of(end.memory.segment(0, HALF).unwrap()).write(remote);
+            end.nic.post_send(end.vi, write.immediate(77)).unwrap();
+            let read = Descriptor::of(end.memory.segment(HALF, HALF).unwrap());
+            end.nic.post_send(end.vi, read.read(remote)).unwrap();
+            for expected in [Operation::RdmaWrite, Operation::RdmaRead] {
+                let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+                assert_eq!((done.operation, done.outcome), (expected, Ok(())));
+            }
+            end.bytes(HALF, HALF)
+        },
+        |mut end| async move {
+            end.nic.post_receive(end.vi, Descriptor::default()).unwrap();
+            let words = midplane_simhw::wire::encode(&end.memory.remote()).unwrap();
+            end.memory.write(HALF, &words).unwrap();
+            pause(&end.host, Duration::from_millis(2)).await;
+            let segment = end.memory.segment(HALF, words.len()).unwrap();
+            end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
+            let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            assert_eq!(done.operation, Operation::RemoteRdmaWrite);
+            assert_eq!((done.immediate, done.length), (Some(77), HALF));
+            pause(&end.host, Duration::from_millis(100)).await;
+            end.bytes(0, HALF)
+        },
+    );
+    assert_eq!(server, pattern(1, HALF));
+    assert_eq!(client, pattern(1, HALF));
+}
+
+#[test]
+fn segments_are_gathered_and_scattered_in_order() {
+    let (_, received) = connected(
+        Setting::default(),
+        reliable(),
+        8192,
+        |mut end| async move {
+            pause(&end.host, Duration::from_millis(1)).await;
+            end.memory.write(0, &pattern(3, 8192)).unwrap();
+            let parts = [(5, 100), (0, 5), (3000, 3000), (7, 0), (105, 1)];
+            let segments = parts.map(|(at, length)| end.memory.segment(at, length).unwrap());
+            let descriptor = Descriptor { segments: segments.into(), ..Descriptor::default() };
+            end.nic.post_send(end.vi, descriptor).unwrap();
+            assert_eq!(end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome, Ok(()));
+        },
+        |mut end| async move {
+            let parts = [(4000, 1000), (0, 2000), (2500, 200)];
+            let segments = parts.map(|(at, length)| end.memory.segment(at, length).unwrap());
+            let descriptor = Descriptor { segments: segments.into(), ..Descriptor::default() };
+            end.nic.post_receive(end.vi, descriptor).unwrap();
+            let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            assert_eq!((done.outcome, done.length), (Ok(()), 3106));
+            let mut bytes = end.bytes(4000, 1000);
+            bytes.extend(end.bytes(0, 2000));
+            bytes.extend(end.bytes(2500, 106));
+            assert_eq!(end.bytes(2606, 94), [0; 94]);
+            bytes
+        },
+    );
+    let sent = pattern(3, 8192);
+    let expected: Vec<u8> =
+        [&sent[5..105], &sent[..5], &sent[3000..6000], &sent[105..106]].concat();
+    assert_eq!(received, expected);
+}
+
+#[test]
+fn a_fenced_send_waits_for_the_reads_before_it() {
+    let (order, _) = connected(
+        Setting::default(),
+        reliable(),
+        65_536,
+        |mut end| async move {
+            end.nic
+                .post_receive(end.vi, Descriptor::of(end.memory.segment(0, 16).unwrap()))
+                .unwrap();
+            end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            let remote = midplane_simhw::wire::decode(&end.bytes(0, 16)).unwrap();
+            let read = Descriptor::of(end.memory.segment(0, 30_000).unwrap()).read(remote);
+            end.nic.post_send(end.vi, read).unwrap();
+            let fenced = Descriptor { fence: true, ..Descriptor::default() };
+            end.nic.post_send(end.vi, fenced).unwrap();
+            let first = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+            let second = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+            assert_eq!(second.outcome, Ok(()));
+            (first.operation, end.bytes(0, 30_000))
+        },
+        |mut end| async move {
+            end.memory.write(0, &pattern(9, 65_536)).unwrap();
+            let words = midplane_simhw::wire::encode(&end.memory.remote()).unwrap();
+            let at = end.memory.len() - 16;
+            end.memory.write(at, &words).unwrap();
+            end.nic.post_receive(end.vi, Descriptor::default()).unwrap();
+            pause(&end.host, Duration::from_millis(1)).await;
+            let segment = end.memory.segment(at, 16).unwrap();
+            end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
+            // The fenced message comes when the memory has been read: it may change now.
+            end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            end.memory.write(0, &vec![0; 60_000]).unwrap();
+            pause(&end.host, Duration::from_millis(5)).await;
+        },
+    );
+    assert_eq!(order, (Operation::RdmaRead, pattern(9, 30_000)));
+}

@@ -1,0 +1,356 @@
+use midplane_simhw::rng::Rng;
+
+use super::check::{Event, History, Violation, Wrong};
+use super::*;
+
+/// Values are unique: which write they are of can be told from them.
+type Value = u64;
+
+/// Updates on their way, and when they arrive.
+type Link = VecDeque<(u64, Update<Value>)>;
+
+/// Memories over links that delay; reliable ones keep their order, others lose and reorder.
+struct Cluster {
+    nodes: Vec<Option<Memory<Value>>>,
+    rng: Rng,
+    loss: f64,
+    now: u64,
+    /// In the order of arrival.
+    reliable: BTreeMap<(NodeId, NodeId), Link>,
+    unreliable: Vec<(u64, NodeId, NodeId, Update<Value>)>,
+    deaths: Vec<(u64, NodeId)>,
+    history: History,
+    /// Coherent writes that wait for their place.
+    tickets: Vec<Vec<(u64, Location)>>,
+}
+
+const LOOP: u64 = 1_000_000;
+const STEP: u64 = LOOP / 20;
+
+impl Cluster {
+    fn new(nodes: u16, seed: u64, loss: f64) -> Self {
+        let names: Vec<NodeId> = (0..nodes).map(NodeId).collect();
+        let memory = |node: &NodeId| Some(Memory::new(*node, &names, Duration::from_nanos(LOOP)));
+        Self {
+            nodes: names.iter().map(memory).collect(),
+            rng: Rng::new(seed, "memory"),
+            loss,
+            now: 1,
+            reliable: BTreeMap::new(),
+            unreliable: Vec::new(),
+            deaths: Vec::new(),
+            history: names.iter().map(|node| (*node, Vec::new())).collect(),
+            tickets: vec![Vec::new(); usize::from(nodes)],
+        }
+    }
+
+    fn write(&mut self, node: u16, level: Level, location: Location) {
+        let now = Instant::from_nanos(self.now);
+        let value = self.rng.next_u64();
+        let Some(memory) = &mut self.nodes[usize::from(node)] else { return };
+        match level {
+            Level::Slow => memory.slow_write(now, location, value),
+            Level::Pram => memory.pram_write(location, value),
+            Level::Coherent => {
+                let ticket = memory.co_write(location, value);
+                self.tickets[usize::from(node)].push((ticket, location));
+                return;
+            }
+        }
+        let (_, origin) = memory.read_origin(location).unwrap();
+        self.note(node, Event::Write { location, origin });
+    }
+
+    fn read(&mut self, node: u16, location: Location) {
+        let Some(memory) = &self.nodes[usize::from(node)] else { return };
+        let origin = memory.read_origin(location).map(|(_, origin)| origin);
+        self.note(node, Event::Read { location, origin });
+    }
+
+    fn note(&mut self, node: u16, event: Event) {
+        self.history.get_mut(&NodeId(node)).unwrap().push(event);
+    }
+
+    /// The node is gone; the others hear of it each at its own time.
+    fn kill(&mut self, node: u16) {
+        self.nodes[usize::from(node)] = None;
+        self.deaths.push((self.now + LOOP * 2, NodeId(node)));
+    }
+
+    fn send(&mut self) {
+        let now = Instant::from_nanos(self.now);
+        for at in 0..self.nodes.len() {
+            let from = NodeId(at as u16);
+            let Some(memory) = &mut self.nodes[at] else { continue };
+            let mut out: Vec<_> = std::iter::from_fn(|| memory.poll_send()).collect();
+            for to in (0..self.history.len() as u16).map(NodeId) {
+                while let Some(update) = memory.poll_slow(now, to) {
+                    out.push((to, update));
+                }
+            }
+            for (to, update) in out {
+                let delay = self.rng.between(LOOP / 4, LOOP / 2);
+                if update.is_reliable() {
+                    let link = self.reliable.entry((from, to)).or_default();
+                    let last = link.back().map_or(0, |(at, _)| *at);
+                    link.push_back(((self.now + delay).max(last), update));
+                } else if !self.rng.chance(self.loss) {
+                    self.unreliable.push((self.now + delay, from, to, update));
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, from: NodeId, to: NodeId, update: Update<Value>) {
+        if let Some(memory) = &mut self.nodes[usize::from(to.0)] {
+            memory.handle_update(Instant::from_nanos(self.now), from, update);
+        }
+        // A write that has got its place is seen now.
+        for at in 0..self.nodes.len() {
+            let Some(memory) = &self.nodes[at] else { continue };
+            let mut placed = Vec::new();
+            self.tickets[at].retain(|(ticket, location)| {
+                let is_done = memory.is_done(*ticket);
+                if is_done {
+                    placed.push((memory.coherent.place_of(*ticket).unwrap(), *location));
+                }
+                !is_done
+            });
+            for (order, location) in placed {
+                let writer = NodeId(at as u16);
+                let origin = Origin { writer, level: Level::Coherent, order };
+                self.note(at as u16, Event::Write { location, origin });
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        self.now += STEP;
+        let now = self.now;
+        let links: Vec<(NodeId, NodeId)> = self.reliable.keys().copied().collect();
+        for (from, to) in links {
+            loop {
+                let link = self.reliable.get_mut(&(from, to)).unwrap();
+                if link.front().is_none_or(|(at, _)| *at > now) {
+                    break;
+                }
+                let (_, update) = link.pop_front().unwrap();
+                self.deliver(from, to, update);
+            }
+        }
+        let (due, later) =
+            std::mem::take(&mut self.unreliable).into_iter().partition(|(at, ..)| *at <= now);
+        self.unreliable = later;
+        let due: Vec<(u64, NodeId, NodeId, Update<Value>)> = due;
+        due.into_iter().for_each(|(_, from, to, update)| self.deliver(from, to, update));
+        let (heard, later): (Vec<_>, _) =
+            std::mem::take(&mut self.deaths).into_iter().partition(|(at, _)| *at <= now);
+        self.deaths = later;
+        for (_, node) in heard {
+            self.nodes.iter_mut().flatten().for_each(|memory| memory.on_peer_lost(node));
+        }
+        self.send();
+    }
+
+    fn play(&mut self, steps: u32, levels: &[Level], locations: u64) {
+        let nodes = self.nodes.len() as u64;
+        for _ in 0..steps {
+            let node = self.rng.below(nodes) as u16;
+            let location = self.rng.below(locations) as Location;
+            if self.rng.chance(0.4) {
+                let level = levels[self.rng.below(levels.len() as u64) as usize];
+                self.write(node, level, location);
+            } else {
+                self.read(node, location);
+            }
+            if self.rng.chance(0.5) {
+                self.step();
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        (0..400).for_each(|_| self.step());
+    }
+
+    fn check(&self) -> Result<(), Violation> {
+        check::slow(&self.history)?;
+        check::pram(&self.history)?;
+        check::coherent(&self.history)
+    }
+}
+
+#[test]
+fn c4_each_level_keeps_its_promise_over_random_histories() {
+    for seed in 0..150 {
+        for level in [Level::Slow, Level::Pram, Level::Coherent] {
+            let mut cluster = Cluster::new(4, seed, 0.3);
+            cluster.play(400, &[level], 6);
+            // A writer may be the last to see its own coherent write.
+            cluster.settle();
+            assert_eq!(cluster.check(), Ok(()), "{level:?}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn after_the_last_slow_write_all_copies_are_alike_at_half_loss() {
+    for seed in 0..60 {
+        let mut cluster = Cluster::new(4, seed, 0.5);
+        cluster.play(300, &[Level::Slow], 6);
+        cluster.settle();
+        for location in 0..6 {
+            let values: Vec<_> =
+                cluster.nodes.iter().flatten().map(|memory| memory.read(location)).collect();
+            assert!(values.windows(2).all(|pair| pair[0] == pair[1]), "{location}: {values:?}");
+        }
+        assert!(cluster.nodes.iter().flatten().all(|memory| memory.unacknowledged() == 0));
+    }
+}
+
+#[test]
+fn the_sequencer_may_die_and_no_write_that_was_seen_is_lost() {
+    for seed in 0..120 {
+        let mut cluster = Cluster::new(5, seed, 0.0);
+        cluster.play(150, &[Level::Coherent], 4);
+        cluster.kill(0);
+        cluster.play(200, &[Level::Coherent], 4);
+        if seed % 2 == 0 {
+            cluster.kill(1);
+            cluster.play(200, &[Level::Coherent], 4);
+        }
+        cluster.settle();
+        for location in 0..4 {
+            for node in 0..5 {
+                cluster.read(node, location);
+            }
+        }
+        let dead: Vec<usize> = (0..5).filter(|at| cluster.nodes[*at].is_none()).collect();
+        // Writes of the dead have no event where their place was not heard of: all reads must
+        // still be of one order, which the orders of the living tell.
+        let logs: Vec<_> = cluster.nodes.iter().flatten().map(|m| m.coherent.order()).collect();
+        assert!(logs.windows(2).all(|pair| pair[0] == pair[1]), "seed {seed}");
+        for (at, tickets) in cluster.tickets.iter().enumerate() {
+            assert!(dead.contains(&at) || tickets.is_empty(), "seed {seed}: {at} waits");
+        }
+        let order = logs[0].clone();
+        for (node, events) in &cluster.history {
+            for event in events {
+                if let Event::Read { origin: Some(origin), .. } = event {
+                    let (writer, _) = order[origin.order as usize - 1];
+                    assert_eq!(writer, origin.writer, "seed {seed}: node {node} saw another order");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_minority_commits_nothing() {
+    let mut cluster = Cluster::new(3, 1, 0.0);
+    cluster.kill(0);
+    cluster.kill(1);
+    cluster.settle();
+    cluster.write(2, Level::Coherent, 0);
+    cluster.settle();
+    assert_eq!(cluster.nodes[2].as_ref().unwrap().read(0), None);
+}
+
+#[test]
+fn levels_may_be_mixed_on_one_location() {
+    for seed in 0..40 {
+        let mut cluster = Cluster::new(3, seed, 0.2);
+        cluster.play(300, &[Level::Slow, Level::Pram, Level::Coherent], 2);
+        cluster.settle();
+        for location in 0..2 {
+            (0..3).for_each(|node| cluster.read(node, location));
+        }
+        assert_eq!(check::slow(&cluster.history), Ok(()), "seed {seed}");
+    }
+}
+
+fn origin(writer: u16, level: Level, order: u64) -> Origin {
+    Origin { writer: NodeId(writer), level, order }
+}
+
+fn history(level: Level, writes: &[(Location, u64)], reads: &[(Location, u64)]) -> History {
+    let write = |(location, order): &(Location, u64)| Event::Write {
+        location: *location,
+        origin: origin(0, level, *order),
+    };
+    let read = |(location, order): &(Location, u64)| Event::Read {
+        location: *location,
+        origin: (*order > 0).then(|| origin(0, level, *order)),
+    };
+    let ours = writes.iter().map(write).collect();
+    BTreeMap::from([(NodeId(0), ours), (NodeId(1), reads.iter().map(read).collect())])
+}
+
+/// What each level forbids, each as the smallest history that does it.
+#[test]
+fn c4_the_checkers_find_every_kind_of_violation() {
+    let wrong = |result: Result<(), Violation>| result.unwrap_err().what;
+    let back = history(Level::Slow, &[(7, 1), (7, 2)], &[(7, 2), (7, 1)]);
+    assert_eq!(wrong(check::slow(&back)), Wrong::WentBack);
+    let air = history(Level::Slow, &[(7, 1)], &[(7, 2)]);
+    assert_eq!(wrong(check::slow(&air)), Wrong::ThinAir);
+    let mut blind = history(Level::Slow, &[(7, 1)], &[]);
+    blind.get_mut(&NodeId(0)).unwrap().push(Event::Read { location: 7, origin: None });
+    assert_eq!(wrong(check::slow(&blind)), Wrong::WentBack);
+
+    // The writer's second write is seen, and then its first, to another location, is not.
+    let gap = history(Level::Pram, &[(1, 1), (2, 2)], &[(2, 2), (1, 0)]);
+    assert_eq!(wrong(check::pram(&gap)), Wrong::WentBack);
+    let gap = history(Level::Slow, &[(1, 1), (2, 1)], &[(2, 1), (1, 0)]);
+    assert_eq!(check::slow(&gap), Ok(()), "which slow memory allows");
+    let stale = history(Level::Pram, &[(1, 1), (1, 2), (2, 3)], &[(2, 3), (1, 1)]);
+    assert_eq!(wrong(check::pram(&stale)), Wrong::WentBack);
+    let fine = history(Level::Pram, &[(1, 1), (1, 2), (2, 3)], &[(1, 1), (2, 0), (2, 3), (1, 2)]);
+    assert_eq!(check::pram(&fine), Ok(()));
+
+    // Two readers see two writers' writes in different orders: fine for PRAM, not coherent.
+    let two = |level: Level| {
+        let write = |writer, order| {
+            vec![Event::Write { location: 1, origin: origin(writer, level, order) }]
+        };
+        let read = |a: Origin, b: Origin| {
+            [a, b].map(|origin| Event::Read { location: 1, origin: Some(origin) }).to_vec()
+        };
+        let orders = if level == Level::Pram { (1, 1) } else { (1, 2) };
+        let (a, b) = (origin(0, level, orders.0), origin(1, level, orders.1));
+        BTreeMap::from([
+            (NodeId(0), write(0, orders.0)),
+            (NodeId(1), write(1, orders.1)),
+            (NodeId(2), read(a, b)),
+            (NodeId(3), read(b, a)),
+        ])
+    };
+    assert_eq!(check::pram(&two(Level::Pram)), Ok(()));
+    assert_eq!(wrong(check::coherent(&two(Level::Coherent))), Wrong::WentBack);
+    let mut doubled = two(Level::Coherent);
+    doubled.insert(NodeId(1), doubled[&NodeId(0)].clone());
+    assert_eq!(wrong(check::coherent(&doubled)), Wrong::Misplaced);
+}
+
+/// A history that kept its level, with one read turned back: the checker says so.
+#[test]
+fn c4_a_mutated_history_is_caught() {
+    let mut caught = 0;
+    for seed in 0..60 {
+        let mut cluster = Cluster::new(3, seed, 0.0);
+        cluster.play(400, &[Level::Coherent], 2);
+        cluster.settle();
+        assert_eq!(cluster.check(), Ok(()));
+        let mut mutant = cluster.history.clone();
+        for events in mutant.values_mut() {
+            let reads: Vec<usize> = (0..events.len())
+                .filter(|at| matches!(events[*at], Event::Read { origin: Some(_), .. }))
+                .collect();
+            if let (Some(first), Some(last)) = (reads.first(), reads.last()) {
+                events.swap(*first, *last);
+            }
+        }
+        caught += u32::from(check::coherent(&mutant).is_err());
+    }
+    assert!(caught >= 55, "{caught} of 60");
+}

@@ -1,0 +1,149 @@
+use midplane_simhw::rng::Rng;
+use proptest::prelude::*;
+
+use super::*;
+use crate::gate::GateKeeper;
+
+/// Out and back, in nanoseconds: the feedback delay.
+const LOOP: u64 = 1_000_000;
+/// Bytes of a copy.
+const BYTES: u32 = 100;
+
+/// A sender and a receiver over a network that loses, in steps of a fortieth of a feedback delay.
+struct Pair {
+    slots: Slots<u32, u64>,
+    latest: Latest<u32, u64>,
+    keeper: GateKeeper,
+    gate: crate::gate::Gate,
+    rng: Rng,
+    loss: f64,
+    rate: f64,
+    now: Instant,
+    copies: VecDeque<(Instant, u32, u64, u64, u64)>,
+    acks: VecDeque<(Instant, Ack<u32>)>,
+}
+
+impl Pair {
+    fn new(seed: u64, loss: f64, rate: f64) -> Self {
+        let (keeper, gate) = GateKeeper::new(u64::from(BYTES) * 64);
+        Self {
+            slots: Slots::new(Duration::from_nanos(LOOP)),
+            latest: Latest::default(),
+            keeper,
+            gate,
+            rng: Rng::new(seed, "slots"),
+            loss,
+            rate,
+            now: Instant::from_nanos(1),
+            copies: VecDeque::new(),
+            acks: VecDeque::new(),
+        }
+    }
+
+    fn step(&mut self) {
+        self.now = self.now.plus_nanos(LOOP / 40);
+        let now = self.now;
+        self.keeper.pour(now, self.rate);
+        while self.copies.front().is_some_and(|copy| copy.0 <= now) {
+            let (_, key, version, number, value) = self.copies.pop_front().unwrap();
+            let before = self.latest.get(&key).map_or(0, |(_, version)| version);
+            let ack = self.latest.handle_copy(key, version, number, value);
+            assert!(self.latest.get(&key).unwrap().1 >= before, "a reader never goes back");
+            if !self.rng.chance(self.loss) {
+                self.acks.push_back((now.plus_nanos(LOOP / 2), ack));
+            }
+        }
+        while self.acks.front().is_some_and(|(at, _)| *at <= now) {
+            let (_, ack) = self.acks.pop_front().unwrap();
+            self.slots.handle_ack(now, &ack);
+        }
+        while self.gate.is_open(BYTES) {
+            let Some(copy) = self.slots.poll_send(now) else { break };
+            let copy =
+                (now.plus_nanos(LOOP / 2), *copy.key, copy.version, copy.number, *copy.value);
+            assert!(self.gate.c_send(BYTES, || ()).is_sent());
+            if !self.rng.chance(self.loss) {
+                self.copies.push_back(copy);
+            }
+        }
+    }
+
+    fn run(&mut self, loops: u64) {
+        (0..loops * 40).for_each(|_| self.step());
+    }
+
+    fn missing(&self, keys: u32) -> usize {
+        let is_missing = |key: &u32| {
+            let sent = self.slots.get(key).map(|(_, version)| version);
+            sent != self.latest.get(key).map(|(_, version)| version)
+        };
+        (0..keys).filter(is_missing).count()
+    }
+}
+
+#[test]
+fn c3_at_half_loss_every_last_value_is_visible_within_three_delays() {
+    for seed in 0..300 {
+        let mut pair = Pair::new(seed, 0.5, 1e9);
+        // Writes for a while, some keys often and one only once, at the end.
+        for round in 0..200_u64 {
+            let key = pair.rng.below(19) as u32;
+            pair.slots.write(pair.now, key, round);
+            (0..5).for_each(|_| pair.step());
+        }
+        for key in 0..20 {
+            pair.slots.write(pair.now, key, u64::from(key));
+        }
+        pair.run(3);
+        assert_eq!(pair.missing(20), 0, "seed {seed}, loss measured {:.2}", pair.slots.loss);
+    }
+}
+
+#[test]
+fn without_loss_a_value_is_sent_once() {
+    let mut pair = Pair::new(1, 0.0, 1e9);
+    for key in 0..100 {
+        pair.slots.write(pair.now, key, 1);
+        pair.run(2);
+    }
+    assert_eq!((pair.slots.sent(), pair.slots.unacknowledged()), (100, 0));
+    assert!(pair.slots.poll_timeout().is_none_or(|at| at > pair.now));
+}
+
+#[test]
+fn a_gate_that_lets_little_through_sends_the_latest_of_each_key_in_turn() {
+    // Two copies a feedback delay, against 40 writes: the values that arrive are recent ones.
+    let mut pair = Pair::new(2, 0.0, f64::from(BYTES) * 2.0 / 1e-3);
+    for round in 0..2_000_u64 {
+        pair.slots.write(pair.now, (round % 4) as u32, round);
+        pair.step();
+    }
+    assert!(pair.slots.sent() < 64 + 110, "the gate holds: {}", pair.slots.sent());
+    for key in 0..4 {
+        let (value, _) = pair.latest.get(&key).unwrap();
+        assert!(2_000 - value < 40 * 5, "key {key} is at {value}");
+    }
+    pair.run(10);
+    assert_eq!(pair.missing(4), 0, "and the last of each arrives");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn whatever_is_lost_readers_never_go_back_and_the_last_write_arrives(
+        seed: u64, loss in 0.0..0.8, writes in proptest::collection::vec((0_u32..10, 0_u32..60), 1..60),
+        cut in 0_u64..30,
+    ) {
+        let mut pair = Pair::new(seed, loss, 1e8);
+        for (key, steps) in writes {
+            pair.slots.write(pair.now, key, u64::from(steps));
+            (0..steps).for_each(|_| pair.step());
+        }
+        // Nothing at all passes for a while.
+        pair.loss = 1.0;
+        pair.run(cut);
+        pair.loss = loss;
+        pair.run(60);
+        prop_assert_eq!(pair.missing(10), 0);
+    }
+}

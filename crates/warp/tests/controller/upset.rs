@@ -1,0 +1,113 @@
+//! Upsets: idle starts, capacity that changes, feedback that is cut. From every state back to work.
+
+use midplane_simhw::rng::Rng;
+use midplane_warp::model::Fluid;
+
+use crate::scenario::{Draw, LOOP, PRODUCT, SERVICE};
+
+/// Loops until the link has been offered 90 % for the first time.
+fn loops_to_90(fluid: &mut Fluid, most: u32) -> Option<u32> {
+    (1..=most).find(|_| {
+        let mut is_reached = false;
+        fluid.run(LOOP, |fluid| is_reached |= fluid.load() >= 0.9);
+        is_reached
+    })
+}
+
+#[test]
+fn w7_an_idle_sender_fills_the_link_in_12_delays_without_flooding_it() {
+    for senders in [1, 2, 8, 32] {
+        for start in [0.0, 0.01] {
+            let draw = Draw::even(senders, 0.5 * PRODUCT, start * SERVICE / senders as f64);
+            let mut fluid = draw.fluid();
+            let loops = loops_to_90(&mut fluid, 50);
+            let mut peak = fluid.queue();
+            fluid.run(LOOP * 60, |fluid| peak = peak.max(fluid.queue()));
+            println!(
+                "W7 {senders} senders from {start}: 90 % after {loops:?} loops, peak {:.2} products",
+                peak / PRODUCT
+            );
+            assert!(loops.is_some_and(|loops| loops <= 12) && peak <= PRODUCT);
+        }
+    }
+}
+
+#[test]
+fn w7_a_link_that_halves_and_doubles_is_followed_within_15_delays() {
+    for senders in [1, 2, 8, 32] {
+        let draw = Draw::even(senders, 0.5 * PRODUCT, SERVICE / senders as f64);
+        let mut fluid = draw.fluid();
+        fluid.run(LOOP * 200, |_| ());
+        fluid.service = SERVICE / 2.0;
+        // The queue takes twice as long: so is the feedback delay twice its part of it.
+        let mut back = None;
+        for loops in 1..=15 {
+            let mut peak = 0.0_f64;
+            fluid.run(LOOP * 2, |fluid| peak = peak.max(fluid.queue()));
+            back = if peak <= 2.0 * draw.target { back.or(Some(loops)) } else { None };
+        }
+        println!("W7 {senders} senders, halved: within twice the target after {back:?} delays");
+        assert!(back.is_some());
+        fluid.run(LOOP * 200, |_| ());
+        fluid.service = SERVICE;
+        let mut loops = 0;
+        let mut queue_free = 0;
+        while loops < 100 && queue_free < 1 {
+            fluid.run(LOOP, |fluid| queue_free += u32::from(fluid.load() >= 0.9));
+            loops += 1;
+        }
+        println!("W7 {senders} senders, doubled: 90 % after {loops} loops");
+        assert!(loops <= 15, "{loops}");
+    }
+}
+
+#[test]
+fn w8_without_feedback_a_rate_decays_to_its_floor_and_comes_back() {
+    for senders in [1, 8] {
+        let draw = Draw::even(senders, 0.5 * PRODUCT, 0.0);
+        let mut fluid = draw.fluid();
+        fluid.run(LOOP * 200, |_| ());
+        fluid.is_feedback_cut = true;
+        fluid.run(draw.feedback_delay() * 3, |_| ());
+        let floor = SERVICE / 1e3;
+        assert!(fluid.rates().iter().sum::<f64>() <= floor * 1.01, "{:?}", fluid.rates());
+        fluid.run(LOOP * 100, |_| ());
+        fluid.is_feedback_cut = false;
+        let loops = loops_to_90(&mut fluid, 50);
+        println!("W8 {senders} senders: 90 % again {loops:?} loops after feedback is back");
+        assert!(loops.is_some());
+    }
+}
+
+#[test]
+fn w8_every_reachable_state_comes_back_to_work_within_50_delays() {
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed, "liveness");
+        let senders = 1 + rng.below(8) as usize;
+        let draw = Draw::random(senders, seed);
+        let mut fluid = draw.fluid();
+        for _ in 0..rng.below(12) {
+            match rng.below(4) {
+                0 => fluid.service = SERVICE * (0.05 + 2.0 * rng.unit()),
+                1 => fluid.is_feedback_cut = !fluid.is_feedback_cut,
+                2 => fluid.senders().iter_mut().for_each(|sender| {
+                    sender.delay = LOOP.mul_f64(0.2 + 3.0 * rng.unit());
+                }),
+                _ => fluid.ask_for_a_drain(),
+            }
+            fluid.run(LOOP * rng.between(1, 60) as u32, |_| ());
+        }
+        // From here on the link is healthy. What stands in the queue is served first.
+        fluid.service = SERVICE;
+        fluid.is_feedback_cut = false;
+        fluid.senders().iter_mut().for_each(|sender| sender.delay = LOOP);
+        let mut served = 0.0;
+        fluid.run(draw.feedback_delay() * 50, |_| ());
+        let mut looks = 0.0;
+        fluid.run(draw.feedback_delay() * 20, |fluid| {
+            looks += 1.0;
+            served += if fluid.queue() > 0.0 { 1.0 } else { fluid.load().min(1.0) };
+        });
+        assert!(served / looks >= 0.9, "seed {seed}: {} {:?}", served / looks, fluid.rates());
+    }
+}

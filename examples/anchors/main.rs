@@ -1,0 +1,85 @@
+//! What the papers measured on their machines, and what the simulated ones give.
+
+#[path = "../common/command_line.rs"]
+mod command_line;
+mod measure;
+mod raw;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::Parser;
+use measure::{Anchor, TOLERANCE};
+use serde::Serialize;
+
+/// Measures the simulated machines against what was published of the real ones.
+///
+/// Each row is a transfer in virtual time, raw: no protocol beside the NIC's firmware, but where the row says TCP. What
+/// the profile was fitted to comes out by construction of the whole, not of one constant; rows that are a constant of
+/// the profile are marked "input". Which constant was read, derived or fitted is said at each machine
+/// (simhw::profile::Machine). The same run gives the same numbers on every computer.
+#[derive(Debug, Parser)]
+#[command(after_help = "Exit code: 0 every row is within 10 %; 1 some row is not; 2 bad input.")]
+struct Arguments {
+    /// Only machines whose name contains this.
+    #[arg(long, value_name = "NAME", default_value = "")]
+    machine: String,
+    /// Print one JSON document.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Document {
+    tolerance: f64,
+    anchors: Vec<Anchor>,
+    holds: bool,
+}
+
+fn main() -> ExitCode {
+    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    let mut anchors = measure::all();
+    anchors.retain(|anchor| anchor.machine.contains(&arguments.machine));
+    if anchors.is_empty() {
+        eprintln!(
+            "--machine {}: no machine with published results has this in its name",
+            arguments.machine
+        );
+        return ExitCode::from(2);
+    }
+    let holds = anchors.iter().all(Anchor::holds);
+    let text = if arguments.json {
+        let document = Document { tolerance: TOLERANCE, anchors, holds };
+        serde_json::to_string(&document).expect("plain data") + "\n"
+    } else {
+        table(&anchors)
+    };
+    // A reader that has gone is no error.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    if holds { ExitCode::SUCCESS } else { ExitCode::from(1) }
+}
+
+fn table(anchors: &[Anchor]) -> String {
+    let mut text = format!(
+        "{:<19} {:<40} {:>10} {:>10}      {:>6}\n",
+        "machine", "what", "published", "measured", "off"
+    );
+    for anchor in anchors {
+        let Anchor { machine, what, unit, published, measured, deviation, source, .. } = anchor;
+        let off = deviation * 100.0;
+        let mark = if !anchor.holds() {
+            "  NOT WITHIN 10 %"
+        } else if anchor.is_input {
+            "  input"
+        } else {
+            ""
+        };
+        text += &format!(
+            "{machine:<19} {what:<40} {published:>10.2} {measured:>10.2} {unit:<4} {off:>5.1} %  {source}{mark}\n"
+        );
+    }
+    text
+}
