@@ -11,6 +11,7 @@ use midplane_via::message::progression::Claim;
 use midplane_via::message::request::{Failure, Load, Mode, Request};
 
 type Own = Process<Engine<MemoryCarrier>>;
+type Program = Box<dyn FnOnce(&mut Own, &Scope, &Parker) + Send>;
 
 const A: Rank = Rank(0);
 const B: Rank = Rank(1);
@@ -23,7 +24,7 @@ fn pair(
     let config = Config::default().eager(100);
     let memory = MemoryConfig::default().depth(2).room(128);
     let mut ends = network(2, memory).into_iter();
-    let mut side = |program: Box<dyn FnOnce(&mut Own, &Scope, &Parker) + Send>| {
+    let mut side = |program: Program| {
         let end = ends.next().expect("two");
         thread::spawn(move || {
             let (mut process, scope) = Process::new(Engine::new(end, config), 2).unwrap();
