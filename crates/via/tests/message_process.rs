@@ -10,10 +10,8 @@ use midplane_via::message::process::{Found, MessageError, Parker, Process};
 use midplane_via::message::progression::Claim;
 use midplane_via::message::request::{Failure, Load, Mode, Request};
 
-/// What one of two processes does.
-type Program = Box<dyn FnOnce(&mut Own, &Scope, &Parker) + Send>;
-
 type Own = Process<Engine<MemoryCarrier>>;
+type Program = Box<dyn FnOnce(&mut Own, &Scope, &Parker) + Send>;
 
 const A: Rank = Rank(0);
 const B: Rank = Rank(1);

@@ -143,8 +143,7 @@ impl Run {
             }
             Op::RemoveHeld(at) if self.real.held_len() > 0 => {
                 let at = at % self.real.held_len();
-                let (id, _, message) =
-                    self.real.held().nth(at).map(|(i, k, m)| (i, k, *m)).unwrap();
+                let (id, message) = self.real.held().nth(at).map(|(i, _, m)| (i, *m)).unwrap();
                 assert_eq!(self.real.remove(id).unwrap().message, message);
                 assert!(self.real.remove(id).is_none());
                 self.model.held.retain(|held| held.2 != message);
