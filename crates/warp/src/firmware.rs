@@ -1,11 +1,12 @@
 //! The extension: unreliable messages that leave at the rate that the law allows.
 //!
-//! A sender's side paces the frames of each destination by its `Controller` and stamps them as they
-//! leave; the receiver's side reads the stamps and sends its estimate back, once a group, by control
-//! message. An application posts messages, which wait for their turn, or asks the [`Gate`] first
-//! and so never waits. Frames of other extensions to a destination that Warp watches are let pass
-//! by its admission as the same rate allows: with the tokens of sender coordination, the token
-//! schedules the link that has one owner and Warp paces what is shared behind it.
+//! A sender's side paces the frames of each destination by its
+//! [`Controller`](crate::control::Controller) and stamps them as they leave; the receiver's side
+//! reads the stamps and sends its estimate back, once a group, in a frame of its own. An application
+//! posts messages, which wait for their turn, or asks the [`Gate`] first and so never waits. Frames
+//! of other extensions to a destination that Warp watches are let pass by its admission as the same
+//! rate allows: with the tokens of sender coordination, the token schedules the link that has one
+//! owner and Warp paces what is shared behind it.
 
 mod config;
 mod outgoing;
