@@ -11,6 +11,14 @@ use crate::paper::{GAM, algorithms, chain, disk_chain};
 
 type Curve = (String, Vec<(f64, f64)>);
 type Fault = Box<dyn std::error::Error>;
+type Aside<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+/// The curve that others lie upon.
+const LATENCY: &str = "latency";
+
+/// Width of a figure, and where its legend begins.
+const WIDTH: u32 = 940;
+const LEGEND: u32 = 740;
 
 const OVERHEADS_MS: [f64; 7] = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 
@@ -32,13 +40,13 @@ pub(crate) fn draw(directory: &Path) -> Result<Vec<PathBuf>, Fault> {
         "2a",
         "Figure 2a: one bottleneck",
         ("fragments", "latency, us"),
-        &signature(&[(2.0, 30.0), (8.0, 60.0)]),
+        &signature(&[(2.0, 30.0), (8.0, 60.0)], 30.0),
     )?;
     figure(
         "2b",
         "Figure 2b: the bottleneck moves",
         ("fragments", "latency, us"),
-        &signature(&[(5.0, 60.0), (90.0, 25.0)]),
+        &signature(&[(5.0, 60.0), (90.0, 25.0)], 10.0),
     )?;
     figure("8", "Figure 8: GAM, 4 KB", ("fragments", "us"), &figure_8())?;
     figure("9", "Figure 9: against static fragments", ("message, KB", "latency, us"), &figure_9())?;
@@ -54,13 +62,13 @@ pub(crate) fn draw(directory: &Path) -> Result<Vec<PathBuf>, Fault> {
     Ok(names)
 }
 
-/// The latency and each stage's signature curve over the number of fragments.
-fn signature(stages: &[(f64, f64)]) -> Vec<Curve> {
+/// The latency and each stage's signature curve over the number of fragments, up to `most`.
+fn signature(stages: &[(f64, f64)], most: f64) -> Vec<Curve> {
     let whole = chain(stages);
-    let counts = || (1..=60).map(|k| f64::from(k) * 0.5 + 0.5);
+    let counts = || (0..=120).map(move |step| 1.0 + f64::from(step) / 120.0 * (most - 1.0));
     let latency = Signature::new(&whole);
     let mut curves = vec![(
-        "latency".to_owned(),
+        LATENCY.to_owned(),
         counts().map(|k| (k, latency.latency(8000.0, k).get())).collect(),
     )];
     for (index, stage) in whole.stages().iter().enumerate() {
@@ -147,9 +155,10 @@ fn lines(
     };
     let (left, right) = range(&mut points().map(|(x, _)| x));
     let (low, high) = range(&mut points().map(|(_, y)| y));
-    let root = SVGBackend::new(file, (760, 480)).into_drawing_area();
+    let root = SVGBackend::new(file, (WIDTH, 480)).into_drawing_area();
     root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
+    let (plane, aside) = root.split_horizontally(LEGEND);
+    let mut chart = ChartBuilder::on(&plane)
         .caption(caption, ("sans-serif", 20))
         .margin(12)
         .x_label_area_size(40)
@@ -157,12 +166,20 @@ fn lines(
         .build_cartesian_2d(left..right, low.min(0.0)..high * 1.05)?;
     chart.configure_mesh().x_desc(x_name).y_desc(y_name).draw()?;
     for (index, (name, points)) in curves.iter().enumerate() {
-        let style = Palette99::pick(index).stroke_width(2);
-        let series = chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
-        series.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
+        let width = if name == LATENCY { 6 } else { 2 };
+        let style = Palette99::pick(index).stroke_width(width);
+        chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
+        legend(&aside, index, name, style)?;
     }
-    chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
     root.present()?;
+    Ok(())
+}
+
+/// One line of the legend beside a chart.
+fn legend(aside: &Aside<'_>, index: usize, name: &str, style: ShapeStyle) -> Result<(), Fault> {
+    let y = 50 + 22 * i32::try_from(index)?;
+    aside.draw(&PathElement::new([(8, y), (30, y)], style))?;
+    aside.draw(&Text::new(name.to_owned(), (38, y - 6), ("sans-serif", 13)))?;
     Ok(())
 }
 
@@ -170,16 +187,21 @@ fn lines(
 fn bars(file: &Path) -> Result<(), Fault> {
     let columns = figure_14();
     let highest = columns.iter().map(|(_, parts)| parts.iter().sum::<f64>()).fold(0.0, f64::max);
-    let root = SVGBackend::new(file, (760, 480)).into_drawing_area();
+    let root = SVGBackend::new(file, (WIDTH, 480)).into_drawing_area();
     root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
+    let (plane, aside) = root.split_horizontally(LEGEND);
+    let mut chart = ChartBuilder::on(&plane)
         .caption("Figure 14: 64 KB, disk 4 ms and 5 MB/s", ("sans-serif", 20))
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(60)
-        .build_cartesian_2d(0.0..columns.len() as f64, 0.0..highest * 1.2)?;
-    let label =
-        |x: &f64| columns.get(*x as usize).map_or_else(String::new, |(name, _)| name.clone());
+        .build_cartesian_2d((0..columns.len() - 1).into_segmented(), 0.0..highest * 1.05)?;
+    let label = |x: &SegmentValue<usize>| match x {
+        SegmentValue::CenterOf(index) => {
+            columns.get(*index).map_or_else(String::new, |(name, _)| name.clone())
+        }
+        _ => String::new(),
+    };
     chart
         .configure_mesh()
         .x_labels(columns.len())
@@ -191,15 +213,15 @@ fn bars(file: &Path) -> Result<(), Fault> {
         let colour = Palette99::pick(part).mix(0.7);
         let boxes = columns.iter().enumerate().map(|(index, (_, parts))| {
             let below: f64 = parts[..part].iter().sum();
-            let x = index as f64;
-            Rectangle::new([(x + 0.2, below), (x + 0.8, below + parts[part])], colour.filled())
+            let (from, to) = (SegmentValue::Exact(index), SegmentValue::Exact(index + 1));
+            let corners = [(from, below), (to, below + parts[part])];
+            let mut bar = Rectangle::new(corners, colour.filled());
+            bar.set_margin(0, 0, 18, 18);
+            bar
         });
-        chart
-            .draw_series(boxes)?
-            .label(name)
-            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
+        chart.draw_series(boxes)?;
+        legend(&aside, part, name, colour.stroke_width(12))?;
     }
-    chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
     root.present()?;
     Ok(())
 }

@@ -1,22 +1,21 @@
-//! Observing the path, planning from that, and timing every way of cutting in turns.
+//! Timing every way of cutting in turns, and setting the plan beside them.
 
-use std::io;
-use std::path::Path as FilePath;
+use std::fs::File;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use midplane::pipeline::estimate::{BlackBox, Path, observe};
 use midplane::pipeline::timing::Row;
-use midplane::pipeline::{Limits, Request, fixed};
 use serde_json::json;
 use tokio::runtime::Runtime;
 
+use crate::observe::{Observed, Real, Timings};
 use crate::peer::Fault;
-use crate::wire::{Hand, Outcome, send};
+use crate::wire::Hand;
 use crate::{Arguments, gantt};
 
-/// Bytes of the file: a stream of the largest fragments that are observed.
-const FILE: usize = 16 << 20;
+/// Bytes of the file: the largest message.
+const FILE: usize = 4 << 20;
 
 /// Messages compared: 4 KiB to 4 MiB.
 const MESSAGES: [u64; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
@@ -35,24 +34,11 @@ const FIXED: [u64; 10] = [
     2 << 20,
 ];
 
+/// Turns of observation.
+const OBSERVED: u64 = 16;
+
 /// The message that is drawn.
 const DRAWN: u64 = 1 << 20;
-
-/// Unit of the plan in bytes.
-const PAGE: u64 = 4096;
-
-/// Fragments of the shortest observed stream. Streams are as long as the message otherwise: a longer one works on
-/// more memory, and the caches make a byte of it dearer.
-const SHORTEST: usize = 4;
-
-/// Messages sent before anything is observed: the first ones find cold caches and sleeping processors.
-const WARM_UP: usize = 50;
-
-/// Each observation is the median of so many.
-const REPEATS: usize = 3;
-
-/// The smallest fragment observed for a message, as a part of it and in bytes.
-const FINEST: (f64, f64) = (64.0, 2048.0);
 
 /// Contents of the file: anything that does not compress.
 pub(crate) fn contents() -> Vec<u8> {
@@ -64,79 +50,6 @@ pub(crate) fn contents() -> Vec<u8> {
         state.to_le_bytes()
     });
     words.take(FILE / 8).flatten().collect()
-}
-
-/// The connection as something that messages can be timed on.
-struct Real<'a> {
-    runtime: &'a Runtime,
-    hand: &'a Hand,
-    file: &'a FilePath,
-    message: f64,
-    failed: Option<io::Error>,
-}
-
-impl Real<'_> {
-    fn time(&self, sizes: &[u64]) -> Result<Outcome, Fault> {
-        self.runtime.block_on(async {
-            tokio::select! {
-                outcome = send(self.hand, self.file, sizes) => outcome.map_err(Fault::lost("the receiver")),
-                _ = tokio::signal::ctrl_c() => Err(Fault::Lost("stopped".into())),
-            }
-        })
-    }
-
-    /// The median of some runs after an unmeasured one; 0 once anything has failed, which ends the observation soon.
-    fn warm(&mut self, sizes: &[u64]) -> f64 {
-        if self.failed.is_some() {
-            return 0.0;
-        }
-        let mut times = Vec::with_capacity(REPEATS);
-        for repeat in 0..=REPEATS {
-            match self.time(sizes) {
-                Ok(outcome) if repeat > 0 => times.push(outcome.us),
-                Ok(_) => {}
-                Err(Fault::Lost(problem) | Fault::Input(problem)) => {
-                    self.failed = Some(io::Error::other(problem));
-                    return 0.0;
-                }
-            }
-        }
-        median(&mut times)
-    }
-
-    /// What can be seen of the path for one message: whole messages and fragments around its size, because caches
-    /// make no line of all sizes.
-    fn observe(&mut self, message: u64) -> Result<BlackBox, Fault> {
-        let high = message as f64;
-        self.message = high;
-        for _ in 0..WARM_UP {
-            self.time(&[message])?;
-        }
-        let seen = observe(self, (high / FINEST.0).max(FINEST.1), high);
-        if let Some(problem) = self.failed.take() {
-            return Err(Fault::Lost(problem.to_string()));
-        }
-        seen.map_err(|problem| Fault::Lost(format!("observing the path: {problem}")))
-    }
-}
-
-impl Path for Real<'_> {
-    fn latency(&mut self, bytes: f64) -> f64 {
-        self.warm(&[pages(bytes)])
-    }
-
-    fn interval(&mut self, bytes: f64) -> f64 {
-        let count = ((self.message / bytes) as usize).max(SHORTEST);
-        let one = self.warm(&[pages(bytes)]);
-        let many = self.warm(&vec![pages(bytes); count]);
-        ((many - one) / (count - 1) as f64).max(0.0)
-    }
-}
-
-/// Whole pages where there is more than one.
-fn pages(bytes: f64) -> u64 {
-    let bytes = bytes as u64;
-    if bytes > PAGE { bytes / PAGE * PAGE } else { bytes }
 }
 
 fn median(times: &mut [f64]) -> f64 {
@@ -158,77 +71,116 @@ impl Way {
     }
 }
 
-/// Equal fragments in whole pages: a fragment that ends within a page makes the file system read or zero the rest.
-fn planned(message: u64, seen: &BlackBox) -> Vec<u64> {
-    let limits = Limits::new().align((PAGE as f64).min(message as f64));
-    let size = message as f64 / seen.count(message as f64) as f64;
-    let request = Request::new(message as f64).limits(limits);
-    fixed(&seen.two_stages(size), &request)
-        .map_or_else(|_| vec![message], |plan| plan.whole_bytes())
+/// The ways for one message: whole, in every fixed size below it, and by plan, which may be one of the others.
+#[derive(Debug)]
+struct Ways {
+    all: Vec<Way>,
+    fixed: usize,
+    planned: usize,
+    family: String,
 }
 
-/// The ways for one message: whole, by plan, and in every fixed size below it.
-fn ways(message: u64, seen: &BlackBox) -> Vec<Way> {
-    let mut ways =
-        vec![("whole".to_owned(), vec![message]), ("planned".to_owned(), planned(message, seen))];
-    for size in FIXED.into_iter().filter(|&size| size < message) {
-        ways.push((format!("{} KiB", size >> 10), vec![size; (message / size) as usize]));
+impl Ways {
+    fn new(message: u64, seen: &Observed) -> Result<Self, Fault> {
+        let plan = seen
+            .plan(message)
+            .map_err(|problem| Fault::Lost(format!("planning {message} bytes: {problem}")))?;
+        let equal = |size: u64| vec![size; (message / size) as usize];
+        let mut ways = vec![("whole".to_owned(), vec![message])];
+        let sizes = FIXED.into_iter().filter(|&size| size < message);
+        ways.extend(sizes.map(|size| (format!("{} KiB", size >> 10), equal(size))));
+        let (fixed, sizes) = (ways.len(), plan.whole_bytes());
+        let planned = ways.iter().position(|(_, way)| *way == sizes).unwrap_or(fixed);
+        if planned == fixed {
+            ways.push(("planned".to_owned(), sizes));
+        }
+        let all =
+            ways.into_iter().map(|(name, sizes)| Way { name, sizes, times: Vec::new() }).collect();
+        Ok(Self { all, fixed, planned, family: format!("{:?}", plan.family()) })
     }
-    ways.into_iter().map(|(name, sizes)| Way { name, sizes, times: Vec::new() }).collect()
 }
 
 /// Everything, from the first observation to the report; whether all held.
-#[expect(clippy::disallowed_methods, reason = "an example measures real time")]
 pub(crate) fn run(
     runtime: &Runtime,
     arguments: &Arguments,
     hand: &Hand,
-    file: &FilePath,
+    file: &File,
 ) -> Result<bool, Fault> {
-    let mut real = Real { runtime, hand, file, message: 0.0, failed: None };
-    let bar = ProgressBar::new(u64::from(arguments.rounds)).with_style(
-        ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} rounds, {eta} left")
-            .unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
-    let mut all: Vec<(u64, BlackBox, Vec<Way>)> = Vec::new();
-    let share = Duration::from_secs(arguments.seconds) / MESSAGES.len() as u32;
-    for message in MESSAGES {
-        bar.set_message(format!("{} KiB", message >> 10));
-        bar.set_position(0);
-        let seen = real.observe(message)?;
-        let mut ways = ways(message, &seen);
-        // Compared at once: what is observed now need not hold in a minute on a machine that others use.
-        let end = Instant::now() + share;
-        for round in 0..arguments.rounds as usize {
-            // In turns, from another start each round, so that no way always follows the same one.
-            let count = ways.len();
-            for turn in 0..count {
-                let way = &mut ways[(turn + round) % count];
-                // Once unmeasured, so that every way finds the caches as it leaves them itself.
-                real.time(&way.sizes)?;
-                way.times.push(real.time(&way.sizes)?.us);
-            }
-            bar.inc(1);
-            if Instant::now() > end {
-                break;
-            }
-        }
-        all.push((message, seen, ways));
-    }
-    bar.finish_and_clear();
+    let real = Real { runtime, hand, file, limits: arguments.limits() };
+    let mut all = observe(&real)?;
+    compare(&real, arguments, &mut all)?;
     let results: Vec<Compared> =
         all.iter().map(|(message, seen, ways)| Compared::new(*message, ways, seen)).collect();
     let drawn = all.iter().find(|(message, ..)| *message == DRAWN);
-    if let (Some(plot), Some((message, seen, _))) = (&arguments.plot, drawn) {
-        draw(&real, plot, *message, seen)?;
+    if let (Some(plot), Some((_, seen, ways))) = (&arguments.plot, drawn) {
+        draw(&real, plot, &ways.all[ways.planned].sizes, seen)?;
     }
     Ok(report(arguments, &results))
+}
+
+fn bar(length: u64, what: &'static str) -> ProgressBar {
+    ProgressBar::new(length).with_message(what).with_style(
+        ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} rounds, {eta} left")
+            .unwrap_or_else(|_| ProgressStyle::default_bar()),
+    )
+}
+
+/// All sizes in turns, so that a bad second of the machine is a few timings of each and not most of one's.
+fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, Fault> {
+    let bar = bar(OBSERVED, "observing");
+    let mut timings: Vec<Timings> = MESSAGES.into_iter().map(Timings::new).collect();
+    for _ in 0..OBSERVED {
+        for timings in &mut timings {
+            timings.observe(real)?;
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let planned = MESSAGES.into_iter().zip(&timings).map(|(message, timings)| {
+        let seen = Observed::new(real, timings)?;
+        let ways = Ways::new(message, &seen)?;
+        Ok((message, seen, ways))
+    });
+    planned.collect()
+}
+
+/// All sizes and ways in turns, as often as the time allows.
+#[expect(clippy::disallowed_methods, reason = "an example measures real time")]
+fn compare(
+    real: &Real<'_>,
+    arguments: &Arguments,
+    all: &mut [(u64, Observed, Ways)],
+) -> Result<(), Fault> {
+    let bar = bar(u64::from(arguments.rounds), "comparing");
+    let end = Instant::now() + Duration::from_secs(arguments.seconds);
+    for round in 0..arguments.rounds as usize {
+        for (_, _, ways) in &mut *all {
+            // From another start each round, so that no way always follows the same one.
+            let count = ways.all.len();
+            for turn in 0..count {
+                let way = &mut ways.all[(turn + round) % count];
+                if arguments.unlimited {
+                    // Once unmeasured, so that every way finds the caches as it leaves them itself.
+                    real.time(&way.sizes)?;
+                }
+                way.times.push(real.time(&way.sizes)?.us);
+            }
+        }
+        bar.inc(1);
+        if Instant::now() > end {
+            break;
+        }
+    }
+    bar.finish_and_clear();
+    Ok(())
 }
 
 /// One message size's comparison; times are medians in microseconds.
 #[derive(Debug)]
 struct Compared {
     bytes: u64,
+    family: String,
     fragments: usize,
     predicted: f64,
     planned: f64,
@@ -241,17 +193,18 @@ struct Compared {
 }
 
 impl Compared {
-    fn new(bytes: u64, ways: &[Way], seen: &BlackBox) -> Self {
-        let (whole, planned) = (&ways[0], &ways[1]);
-        let fixed = || ways.iter().filter(|way| way.name != "planned");
+    fn new(bytes: u64, ways: &Ways, seen: &Observed) -> Self {
+        let (whole, planned) = (&ways.all[0], &ways.all[ways.planned]);
+        let fixed = || ways.all[..ways.fixed].iter();
         let best = fixed().min_by(|a, b| a.median().total_cmp(&b.median())).unwrap_or(whole);
         let at_64 = fixed().find(|way| way.name == "64 KiB").unwrap_or(whole);
         let mut ratios: Vec<f64> =
             planned.times.iter().zip(&best.times).map(|(ours, theirs)| ours / theirs).collect();
         Self {
             bytes,
+            family: ways.family.clone(),
             fragments: planned.sizes.len(),
-            predicted: seen.latency(bytes as f64, planned.sizes.len()).get(),
+            predicted: seen.promise(&planned.sizes),
             planned: planned.median(),
             whole: whole.median(),
             fixed_64: at_64.median(),
@@ -278,26 +231,27 @@ fn report(arguments: &Arguments, results: &[Compared]) -> bool {
         let rows: Vec<_> = results
             .iter()
             .map(|r| {
-                json!({"bytes": r.bytes, "fragments": r.fragments, "predicted_us": r.predicted, "median_planned_us": r.planned,
+                json!({"bytes": r.bytes, "family": r.family, "fragments": r.fragments, "predicted_us": r.predicted, "median_planned_us": r.planned,
                     "prediction_error": r.error(), "median_whole_us": r.whole, "median_64_kib_us": r.fixed_64,
                     "median_best_fixed_us": r.best, "best_fixed": r.best_name, "planned_over_best_fixed": r.ratio})
             })
             .collect();
         println!(
             "{}",
-            json!({"rounds": arguments.rounds, "sync": arguments.sync, "messages": rows, "mean_prediction_error": error,
+            json!({"rounds": arguments.rounds, "sync": arguments.sync, "limits": limits(arguments), "messages": rows, "mean_prediction_error": error,
                 "worst_planned_over_best_fixed": worst, "beats_whole_file": beats_whole, "holds": holds})
         );
         return holds;
     }
     println!(
-        "   bytes  cuts  planned us  promised   error   whole us  64 KiB us  best fixed us       planned/best"
+        "   bytes  cuts family planned us  promised   error   whole us  64 KiB us  best fixed us       planned/best"
     );
     for r in results {
         println!(
-            "{:>8} {:>5} {:>11.1} {:>9.1} {:>6.1}% {:>10.1} {:>10.1} {:>13.1} {:<9} {:>6.3}",
+            "{:>8} {:>5} {:<6} {:>10.1} {:>9.1} {:>6.1}% {:>10.1} {:>10.1} {:>13.1} {:<9} {:>6.3}",
             r.bytes,
             r.fragments,
+            r.family,
             r.planned,
             r.predicted,
             100.0 * r.error(),
@@ -316,11 +270,18 @@ fn report(arguments: &Arguments, results: &[Compared]) -> bool {
     holds
 }
 
+/// The rates that the stages were held to.
+fn limits(arguments: &Arguments) -> Option<serde_json::Value> {
+    (!arguments.unlimited).then(|| {
+        json!({"disk_mbps": arguments.disk_mbps, "disk_us": arguments.disk_us, "link_mbps": arguments.link_mbps,
+            "link_us": arguments.link_us})
+    })
+}
+
 /// A planned 1 MiB message as it went, above what was promised of it. The receiver's clock is set so that its first
 /// fragment has come when the sender's first was sent.
-fn draw(real: &Real<'_>, plot: &FilePath, message: u64, seen: &BlackBox) -> Result<(), Fault> {
-    let sizes = planned(message, seen);
-    let outcome = real.time(&sizes)?;
+fn draw(real: &Real<'_>, plot: &Path, sizes: &[u64], seen: &Observed) -> Result<(), Fault> {
+    let outcome = real.time(sizes)?;
     let mut rows = outcome.sender;
     let shift = rows.iter().find(|row| row.stage == 1).map_or(0.0, |row| row.end.get())
         - outcome.receiver.first().map_or(0.0, |spans| spans[0].1 as f64 / 1000.0);
@@ -331,14 +292,10 @@ fn draw(real: &Real<'_>, plot: &FilePath, message: u64, seen: &BlackBox) -> Resu
         }
     }
     let exact: Vec<f64> = sizes.iter().map(|&size| size as f64).collect();
-    let promised = seen.two_stages(exact[0]).rows(&exact, None);
-    let charts: [(&str, &[Row]); 2] = [
-        ("measured", &rows),
-        (
-            "promised, as seen from outside: stage 0 all but the bottleneck, stage 1 the bottleneck",
-            &promised,
-        ),
-    ];
+    let promised = seen.chain.rows(&exact, None);
+    let title =
+        format!("promised, but for {:.0} us until the receiver's word is back", seen.delay_us);
+    let charts: [(&str, &[Row]); 2] = [("measured", &rows), (&title, &promised)];
     let names = ["read", "send", "receive", "write"];
     gantt::write(plot, &charts, &names)
         .map_err(|problem| Fault::Input(format!("--plot {}: {problem}", plot.display())))

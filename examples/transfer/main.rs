@@ -7,6 +7,8 @@ mod command_line;
 mod compare;
 #[path = "../common/gantt.rs"]
 mod gantt;
+mod observe;
+mod pace;
 mod peer;
 #[path = "../common/ranks.rs"]
 #[expect(dead_code, reason = "every rank here has a place")]
@@ -17,11 +19,22 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use pace::{Limit, Limits};
+
+/// A volume of 3,000 operations and 125 MB a second: what the cheapest general volumes of clouds promise.
+const DISK: Limit = Limit { op_us: 333.0, mbps: 1000.0 };
+
+/// A gigabit link, and what a system call, an interrupt and a wake-up on either side may cost together.
+const LINK: Limit = Limit { op_us: 100.0, mbps: 1000.0 };
 
 /// Carries a file from this process's disk to another's, and shows what cutting it well is worth.
 ///
-/// First the path is observed from outside: whole messages, then streams of fragments. The plan follows from that
-/// alone. Then every way of cutting is timed in turns, round after round, and medians are compared.
+/// First the path is observed: messages in random fragments, whose stay in every stage is timed, and whole messages. The
+/// plan follows from that alone. Then every way of cutting is timed in turns, round after round, and medians are
+/// compared.
+///
+/// Disks and link have the rates of a small machine in a cloud, set by the options below; the planner is not told. With
+/// --unlimited they go as fast as the machine lets them: from page cache to page cache.
 #[derive(Clone, Debug, Parser)]
 #[command(after_long_help = HELP)]
 pub(crate) struct Arguments {
@@ -37,6 +50,21 @@ pub(crate) struct Arguments {
     /// Make every message durable before it counts as arrived.
     #[arg(long)]
     sync: bool,
+    /// Millions of bits a second that a disk carries; 0 for any.
+    #[arg(long, value_name = "MBPS", default_value_t = DISK.mbps, value_parser = rate)]
+    disk_mbps: f64,
+    /// Microseconds that an operation of a disk costs.
+    #[arg(long, value_name = "US", default_value_t = DISK.op_us, value_parser = rate)]
+    disk_us: f64,
+    /// Millions of bits a second that the link carries; 0 for any.
+    #[arg(long, value_name = "MBPS", default_value_t = LINK.mbps, value_parser = rate)]
+    link_mbps: f64,
+    /// Microseconds that a fragment costs on the link.
+    #[arg(long, value_name = "US", default_value_t = LINK.op_us, value_parser = rate)]
+    link_us: f64,
+    /// No rates: whatever the machine's page cache and sockets do.
+    #[arg(long, conflicts_with_all = ["disk_mbps", "disk_us", "link_mbps", "link_us"])]
+    unlimited: bool,
     /// Directory for the two temporary files.
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
@@ -52,9 +80,29 @@ pub(crate) struct Arguments {
     child: bool,
 }
 
+impl Arguments {
+    /// The rates of this process's stages.
+    fn limits(&self) -> Limits {
+        let limit = |op_us, mbps| {
+            if self.unlimited { Limit { op_us: 0.0, mbps: 0.0 } } else { Limit { op_us, mbps } }
+        };
+        Limits {
+            disk: limit(self.disk_us, self.disk_mbps),
+            link: limit(self.link_us, self.link_mbps),
+        }
+    }
+}
+
+/// A rate or a cost: 0 to a million.
+fn rate(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "must be a number".to_owned())?;
+    if (0.0..=1e6).contains(&value) { Ok(value) } else { Err("must be from 0 to 1000000".into()) }
+}
+
 const HELP: &str = "Two hosts: put their host:port into a file, one a line, then run
   host A: cargo run --release --example transfer -- --rank 0 --peers FILE
   host B: cargo run --release --example transfer -- --rank 1 --peers FILE
+The rates of a disk are those of its own host's command line, the link's are the sender's.
 
 Columns: the median time of each way of cutting; what the plan promised and how far off that was; the plan against
 the whole file and against the fixed size that proved best afterwards.

@@ -1,10 +1,9 @@
 //! The two processes, their connection, and what they must leave behind: nothing.
 
 use std::fmt::Display;
-use std::io;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -12,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;
 
-use crate::wire::{Hand, serve};
+use crate::wire::{Hand, end, serve};
 use crate::{Arguments, compare};
 
 /// Tries to reach the receiver before giving up, 50 ms apart.
@@ -33,28 +32,11 @@ impl Fault {
     }
 }
 
-/// A file that goes when its owner goes.
-#[derive(Debug)]
-pub(crate) struct Temporary(pub(crate) PathBuf);
-
-impl Temporary {
-    fn new(arguments: &Arguments, role: &str) -> Result<Self, Fault> {
-        let directory = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
-        if !directory.is_dir() {
-            return Err(Fault::Input(format!(
-                "--directory {}: not a directory",
-                directory.display()
-            )));
-        }
-        Ok(Self(directory.join(format!("midplane-transfer-{}-{role}", std::process::id()))))
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        // Not there any more is what is wanted.
-        let _ = std::fs::remove_file(&self.0);
-    }
+/// A file without a name: it is gone when its process is, whatever ended it.
+fn temporary(arguments: &Arguments) -> Result<File, Fault> {
+    let directory = arguments.directory.clone().unwrap_or_else(std::env::temp_dir);
+    tempfile::tempfile_in(&directory)
+        .map_err(|problem| Fault::Input(format!("--directory {}: {problem}", directory.display())))
 }
 
 /// Plays the part that the arguments give this process.
@@ -67,13 +49,16 @@ pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<bool, Faul
             "--peers: must name two host:port, a sender and a receiver, not {}",
             place.size()
         ))),
-        Some(place) if place.rank == 0 => send(runtime, arguments, &place.peers[1]),
+        Some(place) if place.rank == 0 => {
+            send(runtime, arguments, &place.peers[1], &source(arguments)?)
+        }
         Some(mut place) => receive(runtime, arguments, place.peers.remove(1)),
         None => {
+            let file = source(arguments)?;
             let (child, address) = runtime
                 .block_on(start_child(arguments))
                 .map_err(Fault::lost("starting the receiver"))?;
-            let outcome = send(runtime, arguments, &address);
+            let outcome = send(runtime, arguments, &address, &file);
             runtime.block_on(end_child(child));
             outcome
         }
@@ -85,6 +70,12 @@ async fn start_child(arguments: &Arguments) -> io::Result<(Child, String)> {
     command.arg("--child").stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
     if arguments.sync {
         command.arg("--sync");
+    }
+    if arguments.unlimited {
+        command.arg("--unlimited");
+    } else {
+        command.arg(format!("--disk-mbps={}", arguments.disk_mbps));
+        command.arg(format!("--disk-us={}", arguments.disk_us));
     }
     if let Some(directory) = &arguments.directory {
         command.arg("--directory").arg(directory);
@@ -105,7 +96,7 @@ async fn end_child(mut child: Child) {
 }
 
 fn receive(runtime: &Runtime, arguments: &Arguments, address: String) -> Result<bool, Fault> {
-    let file = Temporary::new(arguments, "received")?;
+    let file = temporary(arguments)?;
     runtime.block_on(async {
         let listener = TcpListener::bind(&address).await.map_err(Fault::lost(&address))?;
         if arguments.child {
@@ -113,7 +104,7 @@ fn receive(runtime: &Runtime, arguments: &Arguments, address: String) -> Result<
         }
         let work = async {
             let (stream, _) = listener.accept().await?;
-            serve(stream, &file.0, arguments.sync).await
+            serve(stream, &file, arguments.sync, arguments.limits()).await
         };
         tokio::select! {
             done = work => done.map(|()| true).map_err(Fault::lost("the sender")),
@@ -130,21 +121,30 @@ async fn orphaned() {
     let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut sink).await;
 }
 
-fn send(runtime: &Runtime, arguments: &Arguments, address: &str) -> Result<bool, Fault> {
-    let file = Temporary::new(arguments, "sent")?;
-    std::fs::write(&file.0, compare::contents()).map_err(Fault::lost(file.0.display()))?;
+/// The file to send.
+fn source(arguments: &Arguments) -> Result<File, Fault> {
+    let mut file = temporary(arguments)?;
+    file.write_all(&compare::contents()).map_err(Fault::lost("writing the file to send"))?;
+    Ok(file)
+}
+
+fn send(
+    runtime: &Runtime,
+    arguments: &Arguments,
+    address: &str,
+    file: &File,
+) -> Result<bool, Fault> {
     let hand = runtime.block_on(connect(address)).map_err(Fault::lost(address))?;
-    compare::run(runtime, arguments, &hand, &file.0)
+    let holds = compare::run(runtime, arguments, &hand, file)?;
+    runtime.block_on(end(&hand)).map_err(Fault::lost("the receiver"))?;
+    Ok(holds)
 }
 
 async fn connect(address: &str) -> io::Result<Hand> {
     let mut tries = 0;
     loop {
         match TcpStream::connect(address).await {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                return Ok(Hand(Arc::new(stream)));
-            }
+            Ok(stream) => return Hand::new(stream),
             Err(error) if tries == TRIES => return Err(error),
             Err(_) => tries += 1,
         }

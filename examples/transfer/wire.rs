@@ -1,16 +1,19 @@
 //! What goes over the connection: the sizes, the bytes, and what the receiver saw.
 
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
-use std::path::Path;
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use midplane::pipeline::conveyor::{Conveyor, Write};
+use midplane::pipeline::conveyor::Conveyor;
 use midplane::pipeline::timing::Row;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
+
+use crate::pace::{Limits, PacedRead, PacedWrite};
 
 /// Most fragments of one message, and its most bytes.
 const MOST_FRAGMENTS: u32 = 1 << 16;
@@ -31,7 +34,12 @@ pub(crate) struct Outcome {
 }
 
 /// Sends the first bytes of a file in fragments of these sizes.
-pub(crate) async fn send(hand: &Hand, file: &Path, sizes: &[u64]) -> io::Result<Outcome> {
+pub(crate) async fn send(
+    hand: &Hand,
+    file: &File,
+    sizes: &[u64],
+    limits: Limits,
+) -> io::Result<Outcome> {
     let (mut inlet, mut outlet) = (hand.clone(), hand.clone());
     let count = u32::try_from(sizes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     outlet.write_u32_le(count).await?;
@@ -41,8 +49,9 @@ pub(crate) async fn send(hand: &Hand, file: &Path, sizes: &[u64]) -> io::Result<
     if inlet.read_u8().await? != READY {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let source = Disk(File::open(file)?);
-    let conveyor = Conveyor::source(source, sizes.to_vec()).stage(Write(outlet));
+    let source = PacedRead::new(Disk::from_start(file)?, limits.disk)?;
+    let link = PacedWrite::new(outlet, limits.link)?;
+    let conveyor = Conveyor::source(source, sizes.to_vec()).stage(link);
     let start = conveyor.started();
     let sender = conveyor.run().await.map_err(io::Error::other)?;
     if inlet.read_u8().await? != DONE {
@@ -63,18 +72,29 @@ pub(crate) async fn send(hand: &Hand, file: &Path, sizes: &[u64]) -> io::Result<
 const READY: u8 = 1;
 const DONE: u8 = 2;
 
-/// Receives messages into a file, one over the other, until the peer hangs up.
-pub(crate) async fn serve(stream: TcpStream, file: &Path, sync: bool) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let mut hand = Hand(Arc::new(stream));
+/// In place of a number of fragments: nothing follows.
+const END: u32 = 0;
+
+/// Says that no message follows; a connection that ends without it is a lost peer.
+pub(crate) async fn end(hand: &Hand) -> io::Result<()> {
+    hand.clone().write_u32_le(END).await
+}
+
+/// Receives messages into a file, one over the other, until the peer says that there are no more.
+pub(crate) async fn serve(
+    stream: TcpStream,
+    file: &File,
+    sync: bool,
+    limits: Limits,
+) -> io::Result<()> {
+    let mut hand = Hand::new(stream)?;
     loop {
-        let count = match hand.read_u32_le().await {
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        let count = hand.read_u32_le().await?;
+        if count == END {
+            return Ok(());
+        }
         let beyond = || io::Error::new(io::ErrorKind::InvalidData, "a header beyond the limits");
-        if count == 0 || count > MOST_FRAGMENTS {
+        if count > MOST_FRAGMENTS {
             return Err(beyond());
         }
         let mut sizes = Vec::new();
@@ -84,13 +104,12 @@ pub(crate) async fn serve(stream: TcpStream, file: &Path, sync: bool) -> io::Res
         if sizes.iter().map(|&size| u128::from(size)).sum::<u128>() > MOST_BYTES {
             return Err(beyond());
         }
-        let target = File::options().write(true).create(true).truncate(false).open(file)?;
-        let disk = target.try_clone()?;
+        let volume = PacedWrite::new(Disk::from_start(file)?, limits.disk)?;
         hand.write_u8(READY).await?;
-        let conveyor = Conveyor::source(hand.clone(), sizes).stage(Write(Disk(target)));
+        let conveyor = Conveyor::source(hand.clone(), sizes).stage(volume);
         let rows = conveyor.run().await.map_err(io::Error::other)?;
         if sync {
-            disk.sync_data()?;
+            file.sync_data()?;
         }
         hand.write_u8(DONE).await?;
         let mut report = Vec::with_capacity(rows.len() * 16);
@@ -106,7 +125,16 @@ pub(crate) async fn serve(stream: TcpStream, file: &Path, sync: bool) -> io::Res
 /// A file that is read and written on the spot. Handing every piece to a pool of threads costs more than the piece,
 /// as long as the page cache answers.
 #[derive(Debug)]
-pub(crate) struct Disk(pub(crate) File);
+pub(crate) struct Disk(File);
+
+impl Disk {
+    /// Both share the place in the file; one of them works at a time.
+    fn from_start(file: &File) -> io::Result<Self> {
+        let mut own = file.try_clone()?;
+        own.rewind()?;
+        Ok(Self(own))
+    }
+}
 
 impl AsyncRead for Disk {
     fn poll_read(
@@ -140,7 +168,23 @@ impl AsyncWrite for Disk {
 
 /// A hand on a connection that stays open when the hand is gone; one reads or writes at a time.
 #[derive(Clone, Debug)]
-pub(crate) struct Hand(pub(crate) Arc<TcpStream>);
+pub(crate) struct Hand(Arc<TcpStream>);
+
+/// Silence after which a peer's host is lost, and how often it is looked for meanwhile.
+const LOST: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_secs(2);
+
+impl Hand {
+    /// A hand on a new connection, which notices within [`LOST`] if the other host is gone.
+    pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(LOOK).with_interval(LOOK))?;
+        #[cfg(target_os = "linux")]
+        socket.set_tcp_user_timeout(Some(LOST))?;
+        Ok(Self(Arc::new(stream)))
+    }
+}
 
 impl AsyncRead for Hand {
     fn poll_read(

@@ -13,6 +13,8 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::profile::NicProfile;
+#[cfg(target_os = "linux")]
+use midplane::simhw::shm::{ShmConfig, ShmHost, ShmNic};
 use midplane::simhw::sim::{SimHost, World};
 use midplane::simhw::switch::{Buffer, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
@@ -115,27 +117,68 @@ pub(crate) fn udp<Task>(case: impl Fn(Site<UdpHost>) -> Task)
 where
     Task: Future<Output = ()> + Send + 'static,
 {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(async {
+    live(async |exchange| {
         let nics = start_nics();
-        let exchange = Exchange::new();
-        let mut tasks = tokio::task::JoinSet::new();
-        for nic in &nics {
-            tasks.spawn(case(Site { host: nic.host(), exchange: Arc::clone(&exchange) }));
-        }
-        let all = async {
-            while let Some(ended) = tasks.join_next().await {
-                if let Err(panicked) = ended {
-                    std::panic::resume_unwind(panicked.into_panic());
-                }
-            }
-        };
-        tokio::time::timeout(REAL_LIMIT, all).await.expect("every node ends");
+        run_all(
+            nics.iter().map(|nic| case(Site { host: nic.host(), exchange: Arc::clone(&exchange) })),
+        )
+        .await;
         for nic in nics {
             nic.shutdown().await;
         }
     });
+}
+
+/// Runs `case` on every node of a fabric over shared memory.
+#[cfg(target_os = "linux")]
+pub(crate) fn shm<Task>(case: impl Fn(Site<ShmHost>) -> Task)
+where
+    Task: Future<Output = ()> + Send + 'static,
+{
+    static FABRICS: AtomicUsize = AtomicUsize::new(0);
+    let number = FABRICS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("conformance {} {number}", std::process::id());
+    live(async |exchange| {
+        let start = |node| {
+            let config = ShmConfig::new(&name, NodeId(node), NODES);
+            let config = config.seed(SEED).mtu(MTU).incarnation(Incarnation::FIRST);
+            ShmNic::start(config, firmware()).unwrap()
+        };
+        let nics: Vec<ShmNic> = (0..NODES).map(start).collect();
+        for nic in &nics {
+            nic.meet().await;
+        }
+        run_all(
+            nics.iter().map(|nic| case(Site { host: nic.host(), exchange: Arc::clone(&exchange) })),
+        )
+        .await;
+        for nic in nics {
+            nic.shutdown().await;
+        }
+    });
+}
+
+/// Runs a fabric on a runtime of its own.
+fn live(run: impl AsyncFnOnce(Arc<Exchange>)) {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(run(Exchange::new()));
+}
+
+/// Runs the tasks of all nodes to their ends.
+async fn run_all(nodes: impl Iterator<Item: Future<Output = ()> + Send + 'static>) {
+    let mut tasks = tokio::task::JoinSet::new();
+    for node in nodes {
+        tasks.spawn(node);
+    }
+    let all = async {
+        while let Some(ended) = tasks.join_next().await {
+            if let Err(panicked) = ended {
+                std::panic::resume_unwind(panicked.into_panic());
+            }
+        }
+    };
+    tokio::time::timeout(REAL_LIMIT, all).await.expect("every node ends");
 }
 
 fn start_nics() -> Vec<UdpNic> {

@@ -12,6 +12,13 @@ macro_rules! conformance {
                 crate::fabrics::sim(crate::cases::$group::$case);
             })+)+
         }
+        #[cfg(target_os = "linux")]
+        mod shm {
+            $($(#[test]
+            fn $case() {
+                crate::fabrics::shm(crate::cases::$group::$case);
+            })+)+
+        }
         mod udp {
             $($(#[test]
             fn $case() {

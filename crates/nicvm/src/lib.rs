@@ -10,6 +10,7 @@
 //! - [`coordination`]: many senders take turns on a link
 //! - [`messages`]: the default service, unreliable messages between ports
 //! - [`admission`], [`transmit`]: what waits to leave, and who decides when it may
+//! - [`planted`]: bugs on purpose, for tests
 //! - [`timeout`]: the two timeout services
 #![forbid(unsafe_code)]
 
@@ -19,6 +20,7 @@ pub mod control;
 pub mod coordination;
 pub mod extension;
 pub mod messages;
+pub mod planted;
 pub mod timeout;
 pub mod transmit;
 pub mod unit;

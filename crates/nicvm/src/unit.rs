@@ -13,6 +13,7 @@ use midplane_simhw::time::Instant;
 use crate::context::{Context, Lent, failed};
 use crate::control::{self, Control, ControlConfig, MAX_MESSAGE};
 use crate::extension::{Extension, InitError, PeerEvent, TransmitNews};
+use crate::planted::{self, Bug};
 use crate::timeout::Timeouts;
 use crate::transmit::{News, TRANSMIT_INSTRUCTIONS, Transmit};
 
@@ -193,6 +194,9 @@ impl Unit {
             Ok(Err(refused)) => Failure::Refused(refused),
             Err(_) => Failure::Trapped,
         };
+        if planted::is(Bug::TrapCommits) {
+            lent.commit(hw, number);
+        }
         lent.abort(hw);
         self.counters.traps += u64::from(matches!(failure, Failure::Trapped));
         self.take_down(hw, number);
@@ -484,7 +488,9 @@ impl Firmware for Unit {
     }
 
     fn on_timer(&mut self, hw: &mut impl Hardware, _: TimerId) {
-        self.alarm = Instant::FAR_FUTURE;
+        if !planted::is(Bug::AlarmForgotten) {
+            self.alarm = Instant::FAR_FUTURE;
+        }
         self.expire(hw);
         self.finish(hw);
     }

@@ -77,7 +77,13 @@ fn draw(
 fn axis(out: &mut String, end: f64, scale: f64, y: f64) {
     for tick in 0..=5 {
         let at = end * f64::from(tick) / 5.0;
-        text(out, LEFT + at * scale - 10.0, y + 16.0, &format!("{at:.0} us"));
+        // The last label ends with the axis, so that long numbers stay on the page.
+        let anchor = if tick == 5 { "end" } else { "middle" };
+        let (x, y) = (LEFT + at * scale, y + 16.0);
+        let _ = writeln!(
+            out,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{at:.0} us</text>"
+        );
     }
 }
 

@@ -189,3 +189,14 @@ proptest! {
         }
     }
 }
+
+/// The best last fragment of six was next to nothing here, and the search for five crept up from there.
+#[test]
+fn a_ramp_forgets_the_ends_of_another_number_of_fragments() {
+    let stages = [(1.4035, 0.0031381), (19.119, 0.07803), (1.154, 0.022274)];
+    let stages = stages.iter().map(|&(g, c)| Stage::new(g, c).unwrap()).collect();
+    let chain = Pipeline::new(stages).unwrap();
+    let request = Request::new(24_563.7);
+    let best = ramp_up_down(&chain, &request).unwrap().latency().get();
+    assert!(close(ramp(&chain, &request).unwrap().latency().get(), best, 1e-9));
+}

@@ -143,9 +143,23 @@ impl Header {
     /// # Errors
     /// [`FrameError`] says what is wrong; the bytes are then nobody's frame.
     pub fn parse(frame: &[u8]) -> Result<(Self, &[u8]), FrameError> {
-        let Ok((raw, payload)) = Raw::read_from_prefix(frame) else {
+        let Some((header, payload)) = frame.split_first_chunk::<HEADER_BYTES>() else {
             return Err(FrameError::Truncated(frame.len()));
         };
+        let header = Self::parse_alone(header)?;
+        if usize::from(header.length) != payload.len() {
+            return Err(FrameError::Length);
+        }
+        Ok((header, payload))
+    }
+
+    /// Reads and checks a header whose payload lies elsewhere; that it is as long as the header says
+    /// is the caller's to check.
+    ///
+    /// # Errors
+    /// [`FrameError`] says what is wrong; the bytes are then nobody's header.
+    pub fn parse_alone(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        let raw: Raw = zerocopy::transmute!(*bytes);
         if raw.magic != MAGIC {
             return Err(FrameError::Magic);
         }
@@ -156,13 +170,10 @@ impl Header {
             return Err(FrameError::Kind(raw.kind));
         };
         let length = raw.length.get();
-        if usize::from(length) != payload.len()
-            || payload.len() > MAX_PAYLOAD
-            || raw.reserved.get() != 0
-        {
+        if usize::from(length) > MAX_PAYLOAD || raw.reserved.get() != 0 {
             return Err(FrameError::Length);
         }
-        let header = Self {
+        Ok(Self {
             kind,
             extension: ExtensionId(raw.extension),
             source: NodeId(raw.source.get()),
@@ -176,8 +187,7 @@ impl Header {
             flags: raw.flags,
             hop_limit: raw.hop_limit,
             words: raw.words.map(U64::get),
-        };
-        Ok((header, payload))
+        })
     }
 
     /// The header's bytes.

@@ -10,11 +10,12 @@
 //! - [`frame`], [`wire`], [`region`]: headers, typed messages, registered memory
 //! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and what
 //!   they lose
+//! - `shm`: the fabric of shared memory, between processes of one host (Linux)
 //! - [`seal`]: frames that only holders of a key can read, make or change
 //! - [`udp`]: the fabric of real sockets, and the switch in software
 //! - [`launch`]: who am I, and where are my peers
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod drops;
 pub mod fault;
@@ -25,6 +26,7 @@ pub mod id;
 pub mod kernel;
 pub mod launch;
 pub mod link;
+mod live;
 pub mod medium;
 pub mod port;
 pub mod profile;
@@ -32,8 +34,12 @@ pub mod region;
 mod ring;
 pub mod rng;
 pub mod seal;
+mod segment;
+#[cfg(target_os = "linux")]
+pub mod shm;
 pub mod sim;
 pub mod switch;
+mod sync;
 pub mod time;
 pub mod topology;
 pub mod trace;

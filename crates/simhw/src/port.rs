@@ -13,8 +13,10 @@ use std::task::Poll;
 use thiserror::Error;
 
 use crate::id::PortId;
+use crate::live::clock::Clock;
 use crate::region::{MAX_REGION, Memory, Region, RegionOptions, RegionRef};
-use crate::ring::{Consumer, Producer, ring};
+use crate::ring::{Consumer, Producer, ring, ring_bytes};
+use crate::segment::Segment;
 
 pub use command::{Command, Completion, Status};
 pub use numbers::WELL_KNOWN;
@@ -106,6 +108,8 @@ pub struct Port {
     id: PortId,
     depth: usize,
     outstanding: usize,
+    /// Nanoseconds to look for a completion before waiting for it.
+    spin: u32,
     commands: Producer,
     completions: Consumer,
     registrar: Arc<Registrar>,
@@ -116,13 +120,16 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
     let id = name.id;
     let depth = depth.max(2).next_power_of_two();
     // The consumer gives slots back a quarter of the ring late.
-    let (command_in, command_out) = ring(depth * 2);
-    let (completion_in, completion_out) = ring(depth * 2);
+    let bytes = ring_bytes(depth * 2);
+    let segment = Arc::new(Segment::private(2 * bytes));
+    let (command_in, command_out) = ring(&segment, 0, depth * 2);
+    let (completion_in, completion_out) = ring(&segment, bytes, depth * 2);
     let registrar = Arc::new(Registrar::new(name, bell));
     let port = Port {
         id,
         depth,
         outstanding: 0,
+        spin: u32::MAX,
         commands: command_in,
         completions: completion_out,
         registrar: Arc::clone(&registrar),
@@ -173,12 +180,12 @@ impl Port {
         if self.is_closed() {
             return Err(RegisterError::Closed);
         }
-        let memory = Arc::new(Memory::new(bytes));
+        let memory = Memory::new(bytes);
         let (slot, generation) = self.registrar.claim_slot()?;
         self.registrar.push(Registration::Register {
             slot,
             generation,
-            memory: Arc::clone(&memory),
+            memory: memory.clone(),
             options,
         });
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
@@ -219,7 +226,17 @@ impl Port {
 
     /// The next completion, if there is one.
     #[must_use]
+    #[inline]
     pub fn poll(&mut self) -> Option<Completion> {
+        if let Some(completion) = self.take() {
+            return Some(completion);
+        }
+        self.registrar.progress();
+        self.take()
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<Completion> {
         let entry = self.completions.pop()?;
         self.outstanding = self.outstanding.saturating_sub(1);
         Some(Completion::parse(&entry))
@@ -234,18 +251,38 @@ impl Port {
     /// Dropping the future loses nothing.
     pub async fn completion(&mut self) -> Result<Completion, PortClosed> {
         poll_fn(|context| {
-            if let Some(completion) = self.poll() {
+            if let Some(completion) = self.look() {
                 return Poll::Ready(Ok(completion));
             }
             self.registrar.wait(context.waker());
+            self.registrar.rest();
             // Whatever came before the waker was in place woke nobody.
-            match self.poll() {
+            match self.take() {
                 Some(completion) => Poll::Ready(Ok(completion)),
                 None if self.is_closed() => Poll::Ready(Err(PortClosed)),
                 None => Poll::Pending,
             }
         })
         .await
+    }
+
+    /// Looks for a completion for as long as that has paid lately, within what the NIC allows.
+    fn look(&mut self) -> Option<Completion> {
+        let first = self.poll();
+        let most = self.registrar.spin_nanos();
+        if first.is_some() || most == 0 {
+            return first;
+        }
+        let until = Clock::now().plus_nanos(self.spin.clamp(most / 16, most).into());
+        while Clock::now() < until {
+            std::hint::spin_loop();
+            if let Some(completion) = self.poll() {
+                self.spin = most;
+                return Some(completion);
+            }
+        }
+        self.spin /= 2;
+        None
     }
 
     /// Whether the NIC has stopped.

@@ -4,6 +4,7 @@
 //! generation. Firmware checks a handle that came in a command's arguments or from the network
 //! with [`Hardware::check`](crate::hardware::Hardware::check) before it follows it.
 
+mod memory;
 mod payload;
 mod table;
 
@@ -17,7 +18,7 @@ use crate::id::PortId;
 
 pub use payload::Payload;
 
-pub(crate) use payload::Memory;
+pub(crate) use memory::Memory;
 pub(crate) use table::RegionTable;
 
 /// Most bytes of one region.
@@ -229,7 +230,7 @@ pub enum RegionError {
 /// itself alive for as long as it may still write to it.
 #[derive(Debug)]
 pub struct Region {
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) memory: Memory,
     pub(crate) whole: RegionRef,
     pub(crate) options: RegionOptions,
     pub(crate) registrar: Arc<crate::port::Registrar>,
@@ -288,6 +289,12 @@ impl Region {
             .ok_or(RegionError::OutOfRange { bytes: self.len() })?;
         view.copy_to(out);
         Ok(())
+    }
+
+    /// The bytes of a range where they lie, to be copied out; `None` where it passes the end.
+    #[must_use]
+    pub fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
+        self.memory.view(offset, length)
     }
 }
 

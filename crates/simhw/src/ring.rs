@@ -1,79 +1,120 @@
-//! One producer, one consumer, slots of one cache line each.
+//! One producer, one consumer, slots of one cache line each, in a segment.
 //!
 //! The sequence number lies in the slot and is stored last, with release; there is no lock and no
-//! shared index on the fast path, so either side may stop at any instruction. The consumer gives
-//! slots back in batches.
+//! shared index on the fast path, so either side may stop at any instruction. The producer may
+//! stage several entries and publish them at once, or forget them. The consumer gives slots back in
+//! batches.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::segment::{LINE, Line, Segment};
+use crate::sync::Ordering;
 
 /// Words of one entry: a cache line less its sequence number.
 pub(crate) const ENTRY_WORDS: usize = 7;
 /// What one slot carries.
 pub(crate) type Entry = [u64; ENTRY_WORDS];
 
-#[derive(Debug)]
-#[repr(align(64))]
-struct Line([AtomicU64; 8]);
-
-impl Line {
-    fn new() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(0)))
-    }
+/// Where a ring lies: a line with the count of slots given back, then the slots.
+#[derive(Clone, Debug)]
+struct Place {
+    segment: Arc<Segment>,
+    offset: usize,
+    /// Slots; a power of two.
+    depth: u64,
 }
 
-#[derive(Debug)]
-struct Shared {
-    slots: Box<[Line]>,
-    /// Entries that the consumer has given back, in its first word.
-    returned: Line,
+impl Place {
+    #[expect(clippy::cast_possible_truncation, reason = "below the depth, which is a usize")]
+    fn slot(&self, number: u64) -> &Line {
+        let index = (number & (self.depth - 1)) as usize;
+        self.segment.line(self.offset + LINE + index * LINE)
+    }
+
+    fn returned(&self) -> &Line {
+        self.segment.line(self.offset)
+    }
 }
 
 /// The writing end.
 #[derive(Debug)]
 pub(crate) struct Producer {
-    shared: Arc<Shared>,
-    next: u64,
+    place: Place,
+    /// Entries that are published.
+    published: u64,
+    /// Entries that are written, published or not.
+    staged: u64,
     returned: u64,
 }
 
 /// The reading end.
 #[derive(Debug)]
 pub(crate) struct Consumer {
-    shared: Arc<Shared>,
+    place: Place,
     next: u64,
     returned: u64,
 }
 
-/// A ring of `depth` slots, rounded up to a power of two.
-pub(crate) fn ring(depth: usize) -> (Producer, Consumer) {
-    let depth = depth.max(2).next_power_of_two();
-    let slots = (0..depth).map(|_| Line::new()).collect();
-    let shared = Arc::new(Shared { slots, returned: Line::new() });
+/// Slots of a ring of `depth`.
+pub(crate) const fn slots(depth: usize) -> usize {
+    let depth = if depth < 2 { 2 } else { depth };
+    depth.next_power_of_two()
+}
+
+/// Bytes that a ring of `depth` takes in its segment.
+pub(crate) const fn ring_bytes(depth: usize) -> usize {
+    LINE + slots(depth) * LINE
+}
+
+/// A ring of `depth` slots, rounded up to a power of two, at `offset` of a zeroed segment.
+pub(crate) fn ring(segment: &Arc<Segment>, offset: usize, depth: usize) -> (Producer, Consumer) {
+    let place = Place { segment: Arc::clone(segment), offset, depth: slots(depth) as u64 };
     (
-        Producer { shared: Arc::clone(&shared), next: 0, returned: 0 },
-        Consumer { shared, next: 0, returned: 0 },
+        Producer { place: place.clone(), published: 0, staged: 0, returned: 0 },
+        Consumer { place, next: 0, returned: 0 },
     )
 }
 
 impl Producer {
-    /// Publishes one entry; gives it back where there is no free slot.
-    pub(crate) fn push(&mut self, entry: &Entry) -> Result<(), ()> {
-        let depth = self.shared.slots.len() as u64;
-        if self.next.wrapping_sub(self.returned) >= depth {
+    /// Writes one entry that nobody sees before [`Producer::publish`]; gives it back where there is
+    /// no free slot.
+    pub(crate) fn stage(&mut self, entry: &Entry) -> Result<(), ()> {
+        let depth = self.place.depth;
+        if self.staged.wrapping_sub(self.returned) >= depth {
             // The other side may write anything: what it can't have taken, it has not.
-            let returned = self.shared.returned.0[0].load(Ordering::Acquire);
-            if self.next.wrapping_sub(returned) >= depth {
+            let returned = self.place.returned()[0].load(Ordering::Acquire);
+            if self.published.wrapping_sub(returned) > depth
+                || self.staged.wrapping_sub(returned) >= depth
+            {
                 return Err(());
             }
             self.returned = returned;
         }
-        let slot = &self.shared.slots[(self.next & (depth - 1)) as usize].0;
+        let slot = self.place.slot(self.staged);
         for (word, value) in slot[1..].iter().zip(entry) {
             word.store(*value, Ordering::Relaxed);
         }
-        self.next += 1;
-        slot[0].store(self.next, Ordering::Release);
+        self.staged += 1;
+        Ok(())
+    }
+
+    /// Publishes all that is staged, the oldest last: the consumer sees all of it or nothing.
+    pub(crate) fn publish(&mut self) {
+        for number in (self.published..self.staged).rev() {
+            self.place.slot(number)[0].store(number + 1, Ordering::Release);
+        }
+        self.published = self.staged;
+    }
+
+    /// What is staged never was.
+    pub(crate) const fn unstage(&mut self) {
+        self.staged = self.published;
+    }
+
+    /// Publishes one entry; gives it back where there is no free slot.
+    pub(crate) fn push(&mut self, entry: &Entry) -> Result<(), ()> {
+        self.stage(entry)?;
+        self.publish();
         Ok(())
     }
 }
@@ -81,29 +122,22 @@ impl Producer {
 impl Consumer {
     /// Takes the next entry, if one is published.
     pub(crate) fn pop(&mut self) -> Option<Entry> {
-        let depth = self.shared.slots.len() as u64;
-        let slot = &self.shared.slots[(self.next & (depth - 1)) as usize].0;
+        let slot = self.place.slot(self.next);
         if slot[0].load(Ordering::Acquire) != self.next + 1 {
             return None;
         }
         let entry = std::array::from_fn(|i| slot[i + 1].load(Ordering::Relaxed));
         self.next += 1;
-        if self.next - self.returned >= depth.div_ceil(4) {
-            self.give_back();
+        if self.next - self.returned >= self.place.depth.div_ceil(4) {
+            self.returned = self.next;
+            self.place.returned()[0].store(self.next, Ordering::Release);
         }
         Some(entry)
     }
 
-    /// Whether an entry is published.
+    /// Whether no entry is published.
     pub(crate) fn is_empty(&self) -> bool {
-        let depth = self.shared.slots.len() as u64;
-        let slot = &self.shared.slots[(self.next & (depth - 1)) as usize].0;
-        slot[0].load(Ordering::Acquire) != self.next + 1
-    }
-
-    fn give_back(&mut self) {
-        self.returned = self.next;
-        self.shared.returned.0[0].store(self.next, Ordering::Release);
+        self.place.slot(self.next)[0].load(Ordering::Acquire) != self.next + 1
     }
 }
 
@@ -114,26 +148,44 @@ mod tests {
 
     use proptest::prelude::*;
 
+    fn private(depth: usize) -> (Producer, Consumer) {
+        ring(&Arc::new(Segment::private(64 + ring_bytes(depth))), 64, depth)
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Stage(u64),
+        Publish,
+        Pop,
+    }
+
     proptest! {
         #[test]
-        fn a_ring_is_a_bounded_queue(
-            depth in 1_usize..20, pushes in proptest::collection::vec(any::<Option<u64>>(), 0..300),
+        fn a_ring_is_a_bounded_queue_of_what_is_published(
+            depth in 1_usize..20,
+            ops in proptest::collection::vec(
+                prop_oneof![any::<u64>().prop_map(Op::Stage), Just(Op::Publish), Just(Op::Pop)],
+                0..300),
         ) {
-            let (mut producer, mut consumer) = ring(depth);
-            let mut model = VecDeque::new();
-            let slots = depth.max(2).next_power_of_two();
-            for push in pushes {
-                match push {
-                    Some(value) => {
-                        let pushed = producer.push(&[value; ENTRY_WORDS]).is_ok();
+            let (mut producer, mut consumer) = private(depth);
+            let (mut staged, mut model) = (VecDeque::new(), VecDeque::new());
+            for op in ops {
+                match op {
+                    Op::Stage(value) => {
+                        let held = model.len() + staged.len();
+                        let took = producer.stage(&[value; ENTRY_WORDS]).is_ok();
                         // Slots come back in batches of a quarter: at least three quarters are there.
-                        prop_assert!(pushed || model.len() + slots.div_ceil(4) > slots);
-                        prop_assert!(!pushed || model.len() < slots);
-                        if pushed {
-                            model.push_back([value; ENTRY_WORDS]);
+                        prop_assert!(took || held + slots(depth).div_ceil(4) > slots(depth));
+                        prop_assert!(!took || held < slots(depth));
+                        if took {
+                            staged.push_back([value; ENTRY_WORDS]);
                         }
                     }
-                    None => {
+                    Op::Publish => {
+                        producer.publish();
+                        model.append(&mut staged);
+                    }
+                    Op::Pop => {
                         prop_assert_eq!(consumer.is_empty(), model.is_empty());
                         prop_assert_eq!(consumer.pop(), model.pop_front());
                     }
@@ -144,7 +196,7 @@ mod tests {
 
     #[test]
     fn two_threads_pass_every_entry_whole_and_in_order() {
-        let (mut producer, mut consumer) = ring(16);
+        let (mut producer, mut consumer) = private(16);
         let total = 200_000_u64;
         let writer = std::thread::spawn(move || {
             for value in 0..total {

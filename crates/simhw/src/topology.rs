@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::id::NodeId;
 use crate::link::LinkProfile;
 use crate::medium::MediumProfile;
-use crate::switch::SwitchProfile;
+use crate::switch::{Buffer, SwitchProfile};
 
 /// One of a topology's switches, from 0.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -144,6 +144,19 @@ impl Topology {
     fn add_link(&mut self, from: End, to: End, profile: LinkProfile) -> LinkId {
         self.links.push(Link { from, to, profile });
         LinkId(u32::try_from(self.links.len() - 1).expect("fewer links than 2^32"))
+    }
+
+    /// All links.
+    pub fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
+        (0..self.links.len() as u32).map(LinkId)
+    }
+
+    /// The links that begin at a switch, each behind one of its outputs, with the output's buffer.
+    pub fn outputs(&self) -> impl Iterator<Item = (LinkId, Buffer)> + '_ {
+        self.links().filter_map(|link| match self.links[link.0 as usize].from {
+            End::Switch(switch) => Some((link, self.switches[usize::from(switch.0)].buffer)),
+            End::Nic(_) | End::Medium(_) => None,
+        })
     }
 
     /// Number of hosts.

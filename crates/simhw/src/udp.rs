@@ -13,9 +13,7 @@
 //! and counted: see [`seal`](crate::seal). Without one the NIC says at its start, as a warning of
 //! `tracing`, that it trusts its network.
 
-mod alarm;
 mod batch;
-mod clock;
 mod config;
 mod desk;
 mod driver;
@@ -34,6 +32,8 @@ use tracing::warn;
 
 use crate::drops::Drops;
 use crate::hardware::Firmware;
+use crate::live::Tasks;
+use crate::live::{alarm, clock};
 
 pub use config::{
     Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_TRANSMIT_DEPTH,
@@ -119,7 +119,7 @@ impl UdpNic {
                 run_on_thread(format!("nic {}", config.node), end, driver).map_err(failed)?;
             }
         }
-        let host = UdpHost::new(config.node, config.seed, runtime, Arc::clone(&desk));
+        let host = UdpHost::new(Tasks::new(config.node, config.seed, runtime), Arc::clone(&desk));
         Ok(Self { host, desk, address, is_sealed, ended })
     }
 

@@ -1,6 +1,7 @@
 //! Virtual Interface queues, and MPI-grade messages over them.
 //!
 //! - [`message`]: start here: messages with MPI's matching rules, over whatever carries packets
+//! - [`rdma`]: carries packets over Virtual Interfaces, as LAM over VIA does
 //! - [`nic`]: the host's half: opens a NIC, makes interfaces, connects them, posts descriptors
 //! - [`descriptor`], [`memory`]: what is posted
 //! - [`attributes`], [`outcome`]: what interfaces are made with, and how descriptors end
@@ -16,5 +17,6 @@ pub mod memory;
 pub mod message;
 pub mod nic;
 pub mod outcome;
+pub mod rdma;
 
 pub use command::VIA;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use midplane_simhw::region::{ProtectionTag, Region, RegionError, RegionRef, Rights};
+use midplane_simhw::region::{Payload, ProtectionTag, Region, RegionError, RegionRef, Rights};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -86,6 +86,12 @@ impl Memory {
     /// [`RegionError::OutOfRange`] if they would pass its end; nothing is written then.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
         self.region.write(offset, bytes)
+    }
+
+    /// The bytes of a part of it where they lie, to be copied out; `None` where it passes the end.
+    #[must_use]
+    pub fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
+        self.region.view(offset, length)
     }
 
     /// Fills `out` with its bytes from `offset` on. Where a NIC is writing them at this moment, old

@@ -9,6 +9,8 @@ mod operations;
 mod queues;
 
 use std::collections::VecDeque;
+use std::pin::pin;
+use std::task::{Context, Poll};
 
 use midplane_simhw::host::{Host, OpenError};
 use midplane_simhw::id::{NodeId, PortId};
@@ -247,6 +249,21 @@ impl Nic {
         Ok(())
     }
 
+    /// Takes what the hardware has completed; if that is nothing, the task is woken once it is
+    /// something.
+    pub fn poll_progress(&mut self, context: &mut Context<'_>) -> Poll<Result<(), NicError>> {
+        if self.poll() {
+            return Poll::Ready(Ok(()));
+        }
+        let completion = match pin!(self.port.completion()).poll(context) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(completion) => completion,
+        };
+        Poll::Ready(completion.map_err(NicError::from).map(|completion| {
+            self.on_completion(&completion);
+        }))
+    }
+
     fn on_completion(&mut self, completion: &Completion) {
         if matches!(completion.opcode, POST_SEND | POST_RECEIVE) {
             let Self { queues, operations, free_scratch, .. } = self;
@@ -281,6 +298,15 @@ impl Nic {
     fn listen(&mut self) -> Result<(), NicError> {
         let command = about(PortId(0), EVENT, u64::MAX);
         Ok(self.port.submit(&command)?)
+    }
+
+    /// Posts a command whose completion nobody asks for.
+    fn start_unwatched(&mut self, command: Command) -> Result<(), NicError> {
+        let cookie = self.start(command, None)?;
+        if let Some(Operation::Plain { wanted, .. }) = self.operations.get(cookie) {
+            *wanted = false;
+        }
+        Ok(())
     }
 
     /// Posts a command that is no descriptor.

@@ -7,6 +7,7 @@
 //! - [`control`]: start here: the rate law to use; [`law`] has the paper's own, for study
 //! - [`gate`], [`slots`]: whether to send at all, and how the last value arrives all the same
 //! - [`memory`]: shared memory whose writes are as coherent as each needs to be
+//! - [`iterate`]: fixed points by asynchronous iteration, and when one is found
 //! - [`stamp`], [`estimate`], [`feedback`]: what a law is fed with, and how it gets there
 //! - [`model`]: senders and a queue, fluid and in packets, to try a law on
 //! - `quinn` (feature of that name): the law as the congestion controller of QUIC connections
@@ -16,6 +17,7 @@ pub mod control;
 pub mod estimate;
 pub mod feedback;
 pub mod gate;
+pub mod iterate;
 pub mod law;
 pub mod memory;
 pub mod model;

@@ -18,6 +18,7 @@ use super::resend::SendWindow;
 use super::round_trip::Estimate;
 use super::window::{Acknowledgement, Arrival, ReceiveWindow};
 use super::{Reports, Setting};
+use crate::planted::{self, Bug};
 
 /// One connection attempt of one life of a node: later ones are newer, none comes twice.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -189,9 +190,9 @@ impl Peer {
         }
         if self.timers.take_expired(Timer::Resend, now) {
             self.estimate.on_timeout();
-            if self.up {
+            if self.up && !planted::is(Bug::ResendForgotten) {
                 self.sending.on_timeout();
-            } else {
+            } else if !self.up {
                 self.hello_due = true;
             }
         }
@@ -343,7 +344,12 @@ impl Peer {
                 }
             }
             Arrival::Kept => reports.counters.out_of_order += 1,
-            Arrival::Duplicate => reports.counters.duplicates += 1,
+            Arrival::Duplicate => {
+                reports.counters.duplicates += 1;
+                if planted::is(Bug::DuplicateDelivered) {
+                    reports.deliver(self.node, header.extension, *body);
+                }
+            }
             Arrival::Beyond => reports.counters.refused += 1,
         }
         if self.receiving.is_owed() {
@@ -360,7 +366,9 @@ impl Peer {
 
     /// Drops the connection, or the attempt at one: its number never comes again.
     fn close(&mut self, reports: &mut Reports) {
-        reports.counters.dropped += self.sending.reset() as u64;
+        if !planted::is(Bug::QueueSurvives) {
+            reports.counters.dropped += self.sending.reset() as u64;
+        }
         self.receiving.reset();
         self.up = false;
         self.own = self.own.wrapping_add(1).max(1);

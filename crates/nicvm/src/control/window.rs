@@ -4,6 +4,7 @@ use midplane_simhw::id::ExtensionId;
 use midplane_simhw::time::Instant;
 
 use super::message::Body;
+use crate::planted::{self, Bug};
 
 /// Messages that one acknowledgement tells apart, and so the most that may be under way.
 pub(super) const MAX_WINDOW: u16 = 32;
@@ -109,8 +110,9 @@ impl ReceiveWindow {
         self.due = false;
         self.unacknowledged = 0;
         let delay = self.highest.map_or(0, |(_, at)| now.nanos_since(at));
+        let missing = self.beyond != 0 && planted::is(Bug::EarlyAcknowledgement);
         Acknowledgement {
-            expected: self.expected,
+            expected: self.expected.wrapping_add(missing.into()),
             beyond: self.beyond,
             delay: u32::try_from(delay).unwrap_or(u32::MAX),
         }

@@ -15,6 +15,7 @@ use midplane_simhw::time::Instant;
 use super::lease::Lease;
 use super::member::{Parties, Party};
 use super::message::{Body, Epoch, Grant, QUEUE_IN_GRANT, REQUESTERS};
+use crate::planted::{self, Bug};
 
 /// A token, where it is held.
 #[derive(Debug)]
@@ -395,6 +396,11 @@ impl Link {
             .retain(|party| *party != me && (live.contains(*party) || *party == Party::WITNESS));
         let Some(next) = token.queue.pop_front() else { return false };
         let Some(mut token) = self.token.take() else { return false };
+        if planted::is(Bug::TokenCopied) {
+            let (buffers, consumed, quantum) = (token.buffers, token.consumed, token.quantum);
+            let queue = VecDeque::new();
+            self.token = Some(Token { queue, buffers, consumed, quantum, busy: false });
+        }
         if self.wants {
             token.queue.push_back(me);
             self.request = Some(Request { sent: now, tries: 0 });

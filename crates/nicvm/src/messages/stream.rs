@@ -3,6 +3,7 @@
 use midplane_simhw::id::Incarnation;
 use midplane_simhw::region::RegionRef;
 
+use crate::planted::{self, Bug};
 use crate::transmit::Fragment;
 
 /// Parts of one message that are kept ahead of what is missing before them: more than any path
@@ -39,6 +40,10 @@ impl Assembly {
         let (start, end) = (fragment.offset, fragment.offset.saturating_add(length));
         if fragment.total != self.total || start < self.prefix || (length == 0 && self.total > 0) {
             return false;
+        }
+        if start > self.prefix && planted::is(Bug::GapIgnored) {
+            self.prefix = end;
+            return true;
         }
         if start > self.prefix {
             let known = self.islands.iter().any(|(first, _)| *first == start);
@@ -121,6 +126,9 @@ impl Stream {
         }
         if self.begun >> age & 1 == 1 {
             let open = self.open.as_ref().is_some_and(|open| open.message == message);
+            if !open && length == fragment.total && planted::is(Bug::MessageTwice) {
+                return Place::Overtaken;
+            }
             return if open { Place::Open } else { Place::Void };
         }
         self.begun |= 1 << age;

@@ -14,6 +14,7 @@ use super::outgoing::{Outgoing, packet_header};
 use super::{Backlog, BacklogLimit, Message, Packet, Sending, Sent};
 use crate::admission::{Admission, Gate, Steering, Verdict};
 use crate::extension::TransmitNews;
+use crate::planted::{self, Bug};
 
 /// Frames that one pump may hand over: a turn's work is bounded.
 const FRAMES_PER_PUMP: usize = 64;
@@ -309,6 +310,11 @@ impl Transmit {
         hw.charge(TRANSMIT_INSTRUCTIONS);
         let (status, leaves) = match hw.transmit(header, outgoing.next_source(header.length)) {
             Ok(leaves) => (Status::Done, leaves),
+            Err(TransmitRefused::Busy { .. }) if planted::is(Bug::BusyForgotten) => {
+                queue.waiting.pop_front();
+                self.lanes.rotate();
+                return Ok(());
+            }
             Err(TransmitRefused::Busy { until }) => return Err(until),
             // The application has withdrawn the memory: the rest can't be sent.
             Err(_) => (Status::Region, hw.now()),

@@ -8,7 +8,7 @@ use crate::unit::Micros;
 
 /// Timings of each kind; for streams, in every range of sizes with a bottleneck of its own. At 5 % noise they fix a line
 /// to about 1 %.
-const TIMINGS: usize = 80;
+const TIMINGS: usize = 96;
 
 /// Timings on either side of a transition, at least.
 const EDGE: usize = 8;

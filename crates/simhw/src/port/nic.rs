@@ -18,6 +18,8 @@ pub(crate) struct NicPort {
     open: bool,
     /// Commands that were taken and not completed.
     owed: usize,
+    /// Completions that are written and not published.
+    staged: usize,
 }
 
 impl NicPort {
@@ -27,12 +29,13 @@ impl NicPort {
         registrar: Arc<Registrar>,
     ) -> Self {
         let regions = RegionTable::default();
-        Self { commands, completions, registrar, regions, open: true, owed: 0 }
+        Self { commands, completions, registrar, regions, open: true, owed: 0, staged: 0 }
     }
 
     /// Takes note of what was registered and deregistered. `false` once the port is dropped.
     pub(crate) fn sync(&mut self) -> bool {
-        for change in self.registrar.take().into_iter().flatten() {
+        let Some(changes) = self.registrar.take() else { return self.open };
+        for change in changes {
             match change {
                 Registration::Register { slot, generation, memory, options } => {
                     self.regions.insert(slot, generation, memory, options);
@@ -63,27 +66,48 @@ impl NicPort {
         &self.regions
     }
 
-    /// Publishes a completion and wakes whoever waits for it. One for which no command was taken is
-    /// an extension's mistake and nobody's: it would take another's place.
+    /// Writes a completion that nobody sees before [`NicPort::publish`]; `false`, and nothing is
+    /// written, if no command is left that it could be for.
+    pub(crate) fn stage(&mut self, completion: &Completion) -> bool {
+        // One for which no command was taken is an extension's mistake: it would take another's
+        // place.
+        let has_room =
+            self.staged < self.owed && self.completions.stage(&completion.emit()).is_ok();
+        self.staged += usize::from(has_room);
+        has_room
+    }
+
+    /// Publishes what is staged; nobody is woken.
+    pub(crate) fn publish(&mut self) {
+        self.owed -= std::mem::take(&mut self.staged);
+        self.completions.publish();
+    }
+
+    /// What is staged never was.
+    pub(crate) fn unstage(&mut self) {
+        self.staged = 0;
+        self.completions.unstage();
+    }
+
+    /// Wakes the application, if it waits. A fence must lie between publishing and this.
+    pub(crate) fn wake(&self) {
+        self.registrar.wake_waiting();
+    }
+
+    /// Publishes a completion and wakes whoever waits for it.
     pub(crate) fn complete(&mut self, completion: &Completion) {
-        if self.publish(completion) {
-            self.wake();
+        if self.complete_silently(completion) {
+            self.registrar.wake();
         }
     }
 
     /// Publishes a completion and wakes nobody; `false` if there was none to publish.
-    pub(crate) fn publish(&mut self, completion: &Completion) -> bool {
-        let Some(owed) = self.owed.checked_sub(1) else { return false };
-        let published = self.completions.push(&completion.emit()).is_ok();
-        if published {
-            self.owed = owed;
+    pub(crate) fn complete_silently(&mut self, completion: &Completion) -> bool {
+        let staged = self.stage(completion);
+        if staged {
+            self.publish();
         }
-        published
-    }
-
-    /// Wakes whoever waits for a completion.
-    pub(crate) fn wake(&self) {
-        self.registrar.wake();
+        staged
     }
 }
 
@@ -129,7 +153,7 @@ impl Ports {
 
     /// Wakes everybody who waits for a completion.
     pub(crate) fn wake_all(&self) {
-        self.0.iter().flatten().for_each(NicPort::wake);
+        self.0.iter().flatten().for_each(|port| port.registrar.wake());
     }
 
     pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {

@@ -1,7 +1,7 @@
 //! What both ends of a port share beside its rings: registrations, the doorbell, the end.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Mutex, MutexGuard};
 use std::task::Waker;
 
 use atomic_waker::AtomicWaker;
@@ -14,12 +14,24 @@ use crate::region::{Memory, RegionOptions, RegionRef};
 pub(crate) trait Bell: Send + Sync {
     /// There are commands, or changes of registration, on `port`.
     fn ring(&self, port: PortId);
+
+    /// The application looks for completions and finds none: an inline NIC takes a turn.
+    fn progress(&self) {}
+
+    /// The application has looked for the last time before it waits to be woken: an inline NIC is
+    /// to be woken by its peers from now on.
+    fn rest(&self) {}
+
+    /// How many nanoseconds an application may look for a completion before it waits.
+    fn spin_nanos(&self) -> u32 {
+        0
+    }
 }
 
 /// A change of what a port has registered: the control path, behind a lock.
 #[derive(Debug)]
 pub(crate) enum Registration {
-    Register { slot: u16, generation: u32, memory: Arc<Memory>, options: RegionOptions },
+    Register { slot: u16, generation: u32, memory: Memory, options: RegionOptions },
     Deregister { slot: u16, generation: u32 },
     Close,
 }
@@ -29,6 +41,8 @@ pub(crate) struct Registrar {
     changed: AtomicBool,
     closed: AtomicBool,
     waker: AtomicWaker,
+    /// A waker was registered since the last time that it was woken.
+    waiting: AtomicBool,
     changes: Mutex<Changes>,
     bell: Box<dyn Bell>,
     id: PortId,
@@ -56,6 +70,7 @@ impl Registrar {
             changed: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             waker: AtomicWaker::new(),
+            waiting: AtomicBool::new(false),
             changes: Mutex::default(),
             bell,
             id: name.id,
@@ -76,6 +91,21 @@ impl Registrar {
         self.changes().pending.iter().any(|change| matches!(change, Registration::Close))
     }
 
+    /// The application's: it looks, and finds nothing.
+    pub(super) fn progress(&self) {
+        self.bell.progress();
+    }
+
+    /// The application's: it has looked for the last time before it waits.
+    pub(super) fn rest(&self) {
+        self.bell.rest();
+    }
+
+    /// How many nanoseconds it may look before that.
+    pub(super) fn spin_nanos(&self) -> u32 {
+        self.bell.spin_nanos()
+    }
+
     /// The application's: its NIC has stopped.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
@@ -84,11 +114,23 @@ impl Registrar {
     /// The application's: it is woken at the next completion, and at the end.
     pub(super) fn wait(&self, waker: &Waker) {
         self.waker.register(waker);
+        self.waiting.store(true, Ordering::Relaxed);
+        // Between this and the last look at the ring; whoever wakes has one between publishing and
+        // its look at this.
+        fence(Ordering::SeqCst);
     }
 
     /// The NIC's: something was completed.
     pub(super) fn wake(&self) {
         self.waker.wake();
+    }
+
+    /// The NIC's: something was completed, and a fence has passed since.
+    pub(super) fn wake_waiting(&self) {
+        if self.waiting.load(Ordering::Relaxed) {
+            self.waiting.store(false, Ordering::Relaxed);
+            self.waker.wake();
+        }
     }
 
     /// The NIC's: it has stopped.

@@ -1,15 +1,12 @@
 //! The regions of one port, as its NIC knows them.
 
-use std::sync::Arc;
-
-use super::payload::Memory;
-use super::{Access, Payload, RegionError, RegionOptions, RegionRef, Rights};
+use super::{Access, Memory, Payload, RegionError, RegionOptions, RegionRef, Rights};
 
 /// A region: which use of its slot it is, its memory, and who may do what with it.
 #[derive(Debug)]
 struct Entry {
     generation: u32,
-    memory: Arc<Memory>,
+    memory: Memory,
     options: RegionOptions,
 }
 
@@ -29,7 +26,7 @@ impl RegionTable {
         &mut self,
         slot: u16,
         generation: u32,
-        memory: Arc<Memory>,
+        memory: Memory,
         options: RegionOptions,
     ) {
         let slot = usize::from(slot);
@@ -116,7 +113,7 @@ mod tests {
 
     fn table(bytes: usize) -> (RegionTable, RegionRef) {
         let mut table = RegionTable::default();
-        table.insert(3, 7, Arc::new(Memory::new(bytes)), RegionOptions::default());
+        table.insert(3, 7, Memory::new(bytes), RegionOptions::default());
         let whole =
             RegionRef { port: PortId(0), slot: 3, generation: 7, offset: 0, length: bytes as u32 };
         (table, whole)
@@ -141,7 +138,7 @@ mod tests {
         let mut table = RegionTable::default();
         let mut register = |rights| {
             let options = RegionOptions::default().rights(rights).tag(tag);
-            table.insert(1, 1, Arc::new(Memory::new(8)), options);
+            table.insert(1, 1, Memory::new(8), options);
             let wants = |rights| Access { tag: Some(tag), rights, ..Access::default() };
             [
                 table.read(whole).is_ok(),

@@ -213,9 +213,9 @@ impl Nic {
         match telling {
             Telling::Usual => at.complete(completion),
             Telling::Never => {}
-            Telling::Unheard => drop(at.publish(completion)),
+            Telling::Unheard => drop(at.complete_silently(completion)),
             Telling::Late(by) => {
-                at.publish(completion);
+                at.complete_silently(completion);
                 return Some(by);
             }
         }
@@ -316,6 +316,7 @@ impl SimHardware<'_> {
     }
 
     /// Whether the host's memory is there.
+    #[inline]
     fn reach_host(&mut self) -> Result<(), RegionError> {
         let ailments = &mut self.network.ailments;
         let error = if ailments.is_none() { None } else { ailments.memory_error(self.nic.node) };

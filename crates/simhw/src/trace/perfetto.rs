@@ -124,7 +124,7 @@ impl<W: Write> PerfettoWriter<W> {
         let links = (0..topology.links.len() as u32).map(|link| {
             let node = match topology.links[link as usize].from {
                 End::Nic(node) => Some(node.0),
-                End::Switch(_) => None,
+                End::Switch(_) | End::Medium(_) => None,
             };
             (topology.link_name(LinkId(link)), node)
         });

@@ -138,30 +138,38 @@ impl Socket {
 
     /// Fills `inbox` with what has arrived; `false` if that is nothing.
     pub(super) fn receive(&self, inbox: &mut Inbox) -> bool {
-        let Inbox { memory, meta, filled, stamps } = inbox;
+        let Inbox { memory, meta, filled, stamps, emptied } = inbox;
         let mut chunks = memory.chunks_exact_mut(BUFFER_BYTES);
         let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
             IoSliceMut::new(chunks.next().expect("memory for every buffer"))
         });
-        let received = self.io.try_io(Interest::READABLE, || {
-            self.state.recv(UdpSockRef::from(&self.io), &mut buffers, &mut meta[..])
-        });
-        *stamps = Clock::stamps();
+        *filled = 0;
+        *emptied = true;
         // What the system reports here is about datagrams sent before, or transient.
-        *filled = received.unwrap_or(0);
+        let _ = self.io.try_io(Interest::READABLE, || {
+            *filled = self.state.recv(UdpSockRef::from(&self.io), &mut buffers, &mut meta[..])?;
+            // Fewer than there is room for are all that there are: to say so saves the call that
+            // would find nothing. What comes from here on makes the socket readable anew.
+            *emptied = cfg!(target_os = "linux") && *filled < BUFFERS;
+            if *emptied { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        });
+        *stamps = if *filled > 0 { Clock::stamps() } else { Clock::stamps_of_none() };
         *filled > 0
     }
 }
 
-/// Lets the system cut datagrams to the path's MTU, as the link profiles say that IP does.
+/// Lets the system cut datagrams to the path's MTU, as the link profiles say that IP does; quinn-udp
+/// has forbidden it.
 #[cfg(target_os = "linux")]
 fn allow_fragments(socket: &std::net::UdpSocket) {
+    use nix::sys::socket::{setsockopt, sockopt};
     use rustix::net::sockopt::{
         Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover,
     };
     // Without it, frames above the path's MTU are refused and counted.
     let _ = set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::DONT);
     let _ = set_ipv6_mtu_discover(socket, Ipv6PathMtuDiscovery::DONT);
+    let _ = setsockopt(socket, sockopt::Ipv6DontFrag, &false);
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -173,6 +181,8 @@ pub(super) struct Inbox {
     memory: Vec<u8>,
     meta: [RecvMeta; BUFFERS],
     filled: usize,
+    /// Whether nothing more had arrived then.
+    emptied: bool,
     stamps: Stamps,
 }
 
@@ -191,8 +201,14 @@ impl Inbox {
             memory: vec![0; BUFFERS * BUFFER_BYTES],
             meta: [RecvMeta::default(); BUFFERS],
             filled: 0,
+            emptied: true,
             stamps: Clock::stamps(),
         }
+    }
+
+    /// Whether the last batch was all that there was.
+    pub(super) const fn was_all(&self) -> bool {
+        self.emptied
     }
 
     /// When the batch was taken.

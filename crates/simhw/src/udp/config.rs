@@ -128,8 +128,8 @@ impl UdpConfig {
     }
 
     /// Most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`], which is the default: the
-    /// system fragments what exceeds the path's MTU. On Linux over IPv6 it does not: what exceeds
-    /// the MTU is refused there, and counted as [`System`](crate::drops::DropCause::System).
+    /// system fragments what exceeds the path's MTU. Where it does not, what exceeds it is refused, and
+    /// counted as [`System`](crate::drops::DropCause::System).
     #[must_use]
     pub const fn mtu(mut self, bytes: usize) -> Self {
         self.mtu = bytes;

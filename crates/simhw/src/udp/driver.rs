@@ -79,7 +79,7 @@ impl<F: Firmware> Driver<F> {
                 Ending::Flush => break,
                 Ending::Now => return,
             }
-            if received || self.nic.has_work() {
+            if !self.inbox.was_all() || self.nic.has_work() {
                 self.desk.report(&self.nic.counters);
                 tokio::task::yield_now().await;
             } else {
@@ -147,6 +147,9 @@ impl<F: Firmware> Driver<F> {
 
     /// Hands what is due to the system.
     fn transmit(&mut self) {
+        if self.nic.line.is_empty() {
+            return self.wire.blocked = false;
+        }
         let now = Clock::now();
         loop {
             let due = self.nic.line.due(now);

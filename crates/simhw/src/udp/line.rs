@@ -86,15 +86,14 @@ impl Line {
         frame.begins - Duration::from_nanos(self.ahead)
     }
 
-    /// An empty buffer for a frame's bytes.
+    /// A buffer for a frame's bytes, with those of a former one in it: to empty or to overwrite.
     pub(super) fn buffer(&mut self) -> Vec<u8> {
         self.spare.pop().unwrap_or_default()
     }
 
     /// Takes back a buffer that was not needed.
-    pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
+    pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
         if self.spare.len() < SPARES {
-            buffer.clear();
             self.spare.push(buffer);
         }
     }

@@ -56,8 +56,10 @@ pub(super) struct Nic {
 /// What a turn has asked for and not committed, less the frames on the line.
 #[derive(Debug, Default)]
 struct Staged {
-    /// The bytes of all writes.
+    /// The bytes of all writes, and after them those of former turns.
     bytes: Vec<u8>,
+    /// How many of them are this turn's.
+    used: usize,
     writes: Vec<(RegionRef, Range<usize>)>,
     copies: Vec<(DmaId, Dma)>,
     completions: Vec<(PortId, Completion)>,
@@ -71,7 +73,7 @@ struct Staged {
 
 impl Staged {
     fn clear(&mut self) {
-        self.bytes.clear();
+        self.used = 0;
         self.writes.clear();
         self.copies.clear();
         self.completions.clear();
@@ -215,6 +217,7 @@ impl Nic {
         };
         loop {
             let mut bytes = line.buffer();
+            bytes.clear();
             let Some((to, urgent)) = seals.poll_transmit(&mut bytes) else {
                 line.recycle(bytes);
                 break;
@@ -250,13 +253,10 @@ impl Nic {
             return Err(TransmitRefused::Length { mtu: self.mtu });
         }
         let mut frame = self.line.buffer();
-        frame.extend_from_slice(&header.emit());
-        if let Some(bytes) = payload.as_bytes() {
-            frame.extend_from_slice(bytes);
-        } else {
-            frame.resize(header.frame_bytes(), 0);
-            payload.copy_to(&mut frame[HEADER_BYTES..]);
-        }
+        // Nothing is cleared that is overwritten at once.
+        frame.resize(header.frame_bytes(), 0);
+        frame[..HEADER_BYTES].copy_from_slice(&header.emit());
+        payload.copy_to(&mut frame[HEADER_BYTES..]);
         Ok(frame)
     }
 
@@ -266,6 +266,7 @@ impl Nic {
         let (to, urgent) = (header.destination, header.is_urgent());
         let waiting = self.staged.held.iter().any(|(node, ..)| *node == to);
         let mut sealed = self.line.buffer();
+        sealed.clear();
         if !waiting
             && seals.seal(to, (header.hop_limit, urgent), &frame, &mut sealed) == Verdict::Sealed
         {
@@ -365,11 +366,14 @@ impl Hardware for Nic {
 
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
         self.ports.check_write(to, from.len())?;
-        let begin = self.staged.bytes.len();
-        let end = begin + from.len();
-        self.staged.bytes.resize(end, 0);
-        from.copy_to(&mut self.staged.bytes[begin..]);
-        self.staged.writes.push((to, begin..end));
+        let staged = &mut self.staged;
+        let (begin, end) = (staged.used, staged.used + from.len());
+        if staged.bytes.len() < end {
+            staged.bytes.resize(end, 0);
+        }
+        from.copy_to(&mut staged.bytes[begin..end]);
+        staged.used = end;
+        staged.writes.push((to, begin..end));
         Ok(())
     }
 
@@ -400,7 +404,7 @@ impl Hardware for Nic {
         for (to, range) in staged.writes.drain(..) {
             let _ = self.ports.write(to, Payload::from(&staged.bytes[range]));
         }
-        staged.bytes.clear();
+        staged.used = 0;
         for (id, Dma { from, to }) in staged.copies.drain(..) {
             let _ = self.ports.read(from).and_then(|bytes| self.ports.write(to, bytes));
             self.dma_done.push_back(id);

@@ -17,7 +17,7 @@ use unexpected::Unexpected;
 
 pub use key::{Key, Pattern};
 pub use posted::PostedId;
-pub use unexpected::{Held, HeldId};
+pub use unexpected::{Arrival, Held, HeldId};
 
 /// Posted receives, each known to the caller as an `R`, and messages that came before theirs, each
 /// held as an `M`.
@@ -28,6 +28,7 @@ pub use unexpected::{Held, HeldId};
 pub struct Matching<R, M> {
     posted: Posted<R>,
     unexpected: Unexpected<M>,
+    arrivals: u64,
 }
 
 impl<R: Copy, M> Matching<R, M> {
@@ -35,22 +36,26 @@ impl<R: Copy, M> Matching<R, M> {
     /// knows it can choose tags that make them slow.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self { posted: Posted::new(seed), unexpected: Unexpected::new(seed) }
+        Self { posted: Posted::new(seed), unexpected: Unexpected::new(seed), arrivals: 0 }
     }
 
-    /// A message has come: the receive that it meets, which is posted no longer. On `None`,
-    /// [`hold`](Self::hold) the message.
+    /// A message has come: its place in the order of arrival, and the receive that it meets, which
+    /// is posted no longer. If there is none, [`hold`](Self::hold) the message.
     #[must_use]
-    pub fn arrive(&mut self, key: Key) -> Option<R> {
-        self.posted.take(key)
+    #[inline]
+    pub fn arrive(&mut self, key: Key) -> (Arrival, Option<R>) {
+        let arrival = Arrival(self.arrivals);
+        self.arrivals += 1;
+        (arrival, self.posted.take(key))
     }
 
-    /// Keeps a message that no posted receive asks for.
-    pub fn hold(&mut self, key: Key, message: M) -> HeldId {
-        self.unexpected.push(key, message)
+    /// Keeps the message that came last, as no posted receive asks for it.
+    #[inline]
+    pub fn hold(&mut self, key: Key, arrival: Arrival, message: M) -> HeldId {
+        self.unexpected.push(Held { key, arrival, message })
     }
 
-    /// Puts a taken message back where it stood, if no posted receive asks for it; else says which
+    /// Puts a message that was received back where it stood or would have stood, if no posted receive asks for it; else says which
     /// does, and that one is posted no longer.
     ///
     /// # Errors

@@ -202,11 +202,7 @@ impl Nic {
     pub fn give_up(&mut self, ticket: &Ticket) -> Result<(), NicError> {
         let args = [ticket.cookie, 0, 0];
         let command = Command { args, ..about(midplane_simhw::id::PortId(0), CANCEL, 0) };
-        let cookie = self.start(command, None)?;
-        if let Some(super::Operation::Plain { wanted, .. }) = self.operations.get(cookie) {
-            *wanted = false;
-        }
-        Ok(())
+        self.start_unwatched(command)
     }
 
     /// Connects `vi` with who has asked.
@@ -245,6 +241,16 @@ impl Nic {
         self.call(about(vi.number, DISCONNECT, 0)).await?;
         self.queues.set_state(vi, ViState::Idle);
         Ok(())
+    }
+
+    /// As [`Nic::disconnect`], without waiting for it.
+    ///
+    /// # Errors
+    /// [`NicError`] if the NIC could not be told.
+    pub fn start_disconnect(&mut self, vi: ViId) -> Result<(), NicError> {
+        self.queues.of(vi)?;
+        self.queues.set_state(vi, ViState::Idle);
+        self.start_unwatched(about(vi.number, DISCONNECT, 0))
     }
 }
 

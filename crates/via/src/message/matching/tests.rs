@@ -98,10 +98,10 @@ impl Run {
         let number = self.next;
         match op {
             Op::Arrive(key) => {
-                let met = self.real.arrive(key);
+                let (arrival, met) = self.real.arrive(key);
                 assert_eq!(met, self.model.arrive(key));
                 if met.is_none() {
-                    self.real.hold(key, number);
+                    self.real.hold(key, arrival, number);
                     self.model.hold(key, number);
                 }
             }
@@ -157,7 +157,7 @@ impl Run {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
     fn matching_equals_the_model(seed: u64, ops in proptest::collection::vec(operation(), 0..300)) {

@@ -12,14 +12,19 @@ pub struct HeldId {
     stamp: u64,
 }
 
+/// A message's place in the order of arrival.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Arrival(pub(super) u64);
+
 /// A message that was held.
 #[derive(Debug)]
 pub struct Held<M> {
     /// What it is matched by.
     pub key: Key,
+    /// When it came.
+    pub arrival: Arrival,
     /// What was held.
     pub message: M,
-    stamp: u64,
 }
 
 #[derive(Debug)]
@@ -36,7 +41,6 @@ struct Entry<M> {
 pub(super) struct Unexpected<M> {
     entries: Slab<Entry<M>>,
     queues: [Option<Queues>; Shape::COUNT],
-    next_stamp: u64,
     seed: u64,
 }
 
@@ -59,13 +63,12 @@ impl<M> Linked for Seen<'_, M> {
 impl<M> Unexpected<M> {
     pub(super) fn new(seed: u64) -> Self {
         let queues = [Some(Queues::new(seed)), None, None, None];
-        Self { entries: Slab::new(), queues, next_stamp: 0, seed }
+        Self { entries: Slab::new(), queues, seed }
     }
 
     #[inline]
-    pub(super) fn push(&mut self, key: Key, message: M) -> HeldId {
-        let stamp = self.next_stamp;
-        self.next_stamp += 1;
+    pub(super) fn push(&mut self, held: Held<M>) -> HeldId {
+        let Held { key, arrival: Arrival(stamp), message } = held;
         let links = [Link::LONE; Shape::COUNT];
         let slot = self.entries.insert(Entry { key, stamp, links, message });
         let slot = u32::try_from(slot).expect("fewer than 2^32 messages");
@@ -82,7 +85,7 @@ impl<M> Unexpected<M> {
     }
 
     pub(super) fn put_back(&mut self, held: Held<M>) -> HeldId {
-        let Held { key, message, stamp } = held;
+        let Held { key, arrival: Arrival(stamp), message } = held;
         let links = [Link::LONE; Shape::COUNT];
         let slot = self.entries.insert(Entry { key, stamp, links, message }) as u32;
         for shape in Shape::ALL {
@@ -142,7 +145,7 @@ impl<M> Unexpected<M> {
             }
         }
         let Entry { message, stamp, .. } = self.entries.remove(slot as usize);
-        Held { key, message, stamp }
+        Held { key, arrival: Arrival(stamp), message }
     }
 
     pub(super) fn peek(&mut self, pattern: &Pattern) -> Option<(HeldId, Key, &M)> {

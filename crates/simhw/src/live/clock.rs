@@ -11,11 +11,11 @@ static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
 static LAST_LIFE: AtomicU32 = AtomicU32::new(0);
 
 /// The clock that all fabrics of this process share; it starts at its first reading.
-pub(super) struct Clock;
+pub(crate) struct Clock;
 
 impl Clock {
     #[expect(clippy::disallowed_methods, reason = "a live fabric runs on the machine's clock")]
-    pub(super) fn now() -> Instant {
+    pub(crate) fn now() -> Instant {
         let now = std::time::Instant::now();
         let origin = ORIGIN.get_or_init(|| now);
         Instant::from_nanos(nanos(now.saturating_duration_since(*origin)))
@@ -28,15 +28,20 @@ impl Clock {
     }
 
     /// What turns the kernel's timestamps of datagrams into instants. Read once a batch.
-    pub(super) fn stamps() -> Stamps {
+    pub(crate) fn stamps() -> Stamps {
         Stamps { now: Self::now(), wall: Self::wall() }
+    }
+
+    /// The same for a batch without any: the time alone.
+    pub(crate) fn stamps_of_none() -> Stamps {
+        Stamps { now: Self::now(), wall: Duration::ZERO }
     }
 
     /// A life newer than those of earlier processes, and than all of this process so far.
     ///
     /// The time of day in units of 64 ms: it wraps after 8.7 years, so that the order of two lives
     /// is known for 4.3. Processes that follow each other within 64 ms would share a number.
-    pub(super) fn incarnation() -> Incarnation {
+    pub(crate) fn incarnation() -> Incarnation {
         #[expect(clippy::cast_possible_truncation, reason = "wraps, as incarnations do")]
         let wall = Incarnation(((Self::wall().as_millis() / 64) as u32).max(1));
         let step = |last| {
@@ -50,19 +55,19 @@ impl Clock {
 
 /// A pair of readings of the two clocks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stamps {
+pub(crate) struct Stamps {
     now: Instant,
     wall: Duration,
 }
 
 impl Stamps {
     /// When these readings were taken.
-    pub(super) const fn now(self) -> Instant {
+    pub(crate) const fn now(self) -> Instant {
         self.now
     }
 
     /// When the kernel took in what it stamped with `stamp`; now, where there is no stamp.
-    pub(super) fn arrival(self, stamp: Option<Duration>) -> Instant {
+    pub(crate) fn arrival(self, stamp: Option<Duration>) -> Instant {
         match stamp {
             Some(stamp) => self.now - self.wall.saturating_sub(stamp),
             None => self.now,

@@ -87,7 +87,7 @@ mod system {
 
 /// An alarm of one task.
 #[derive(Debug)]
-pub(super) struct Alarm {
+pub(crate) struct Alarm {
     timer: system::Timer,
     /// What the timer is armed for.
     armed: Option<Instant>,
@@ -98,13 +98,13 @@ impl Alarm {
     ///
     /// # Panics
     /// Outside of a runtime, or if its I/O or its timers are not enabled.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { timer: system::Timer::new()?, armed: None })
     }
 
     /// Ready once it is `at`. An error of the system counts as "now": the caller looks at the
     /// clock in any case.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>, at: Instant) -> Poll<()> {
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>, at: Instant) -> Poll<()> {
         if at == Instant::FAR_FUTURE {
             return Poll::Pending;
         }

@@ -1,0 +1,344 @@
+//! Memory that two parties touch at once: a NIC and its application, or two processes.
+//!
+//! All `unsafe` code of the crate is here. What leaves the module is safe: atomic words, and copies
+//! in and out. Nobody is ever handed a `&[u8]` into a segment.
+//!
+//! # Why the copies are sound
+//!
+//! A copy reads or writes bytes that another thread, or another process, may be writing. In Rust's
+//! memory model that is a data race, and undefined, unless every access is atomic; relaxed atomic
+//! bytes give a mixture of old and new ones, which is all that a copy promises. On x86-64 the copy
+//! is inline assembly that does exactly what relaxed atomic bytes would: each byte is read once and
+//! written once, in whatever groups the processor likes, and the compiler sees neither the loads nor
+//! the stores and so derives nothing from them. Elsewhere the bytes are atomic bytes. Words that
+//! [`Segment::line`] hands out are accessed atomically by all; a copy touches those of a ring's slot
+//! only while the ring's protocol gives the slot to the copying side.
+#![allow(unsafe_code, reason = "the one module that touches raw memory")]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use crate::sync::AtomicU64;
+
+#[cfg(target_os = "linux")]
+mod file;
+#[cfg(target_os = "linux")]
+pub(crate) use file::Kind;
+
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
+/// One cache line of words.
+pub(crate) type Line = [AtomicU64; 8];
+
+/// Zeroed memory, aligned to cache lines. Its length is a multiple of them.
+pub(crate) struct Segment {
+    base: NonNull<u8>,
+    bytes: usize,
+    backing: Backing,
+}
+
+enum Backing {
+    /// Memory of this process, and where its allocation begins.
+    Heap { start: NonNull<u8>, layout: Layout },
+    /// A mapping of a file that other processes may have mapped as well.
+    #[cfg(target_os = "linux")]
+    Mapped { start: NonNull<u8>, mapped: usize },
+}
+
+// SAFETY: the memory is owned by the segment until it is dropped, and is only ever touched through
+// atomic words and through the copies below, which any number of threads may do at once.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Segment {
+    /// Memory of this process alone, at least `bytes` of it.
+    ///
+    /// # Panics
+    /// If `bytes` is above what one allocation may have; aborts where memory runs out.
+    pub(crate) fn private(bytes: usize) -> Self {
+        let bytes = bytes.next_multiple_of(LINE).max(LINE);
+        // Aligned by hand: the system zeroes lazily only what it aligns as it likes.
+        let layout = Layout::from_size_align(bytes + LINE, 16).expect("fits the address space");
+        // SAFETY: the layout's size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        let skip = start.as_ptr().align_offset(LINE);
+        // SAFETY: `skip` is below `LINE`, and `LINE` bytes more than needed were allocated.
+        let base = unsafe { start.add(skip) };
+        Self { base, bytes, backing: Backing::Heap { start, layout } }
+    }
+
+    /// The file of `mapped` bytes, less its first `skip`; both are multiples of a page. The file
+    /// must keep that length for as long as it is mapped anywhere.
+    #[cfg(target_os = "linux")]
+    fn map(
+        file: rustix::fd::BorrowedFd<'_>,
+        mapped: usize,
+        skip: usize,
+    ) -> rustix::io::Result<Self> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, where the system likes: it takes no memory from anybody.
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), mapped, access, MapFlags::SHARED, file, 0)? };
+        let start = NonNull::new(start.cast::<u8>()).expect("the system maps nothing at zero");
+        // SAFETY: within the mapping, which is longer.
+        let base = unsafe { start.add(skip) };
+        Ok(Self { base, bytes: mapped - skip, backing: Backing::Mapped { start, mapped } })
+    }
+
+    /// Bytes of the segment.
+    #[cfg(test)]
+    pub(crate) const fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The cache line that begins at `offset`.
+    ///
+    /// # Panics
+    /// If `offset` is not that of a line, or past the end.
+    #[inline]
+    pub(crate) fn line(&self, offset: usize) -> &Line {
+        assert!(offset.is_multiple_of(LINE) && offset < self.bytes, "a line within the segment");
+        // SAFETY: a whole line is at `offset`, for the length is a multiple of lines; it is aligned,
+        // for the base is; atomics may be shared, and any bytes are valid ones; the memory lives as
+        // long as the borrow of `self`.
+        unsafe { self.base.add(offset).cast::<Line>().as_ref() }
+    }
+
+    /// The bytes of a range, to be copied out; `None` where it passes the end.
+    #[inline]
+    pub(crate) fn view(&self, offset: usize, length: usize) -> Option<View<'_>> {
+        if offset.checked_add(length)? > self.bytes {
+            return None;
+        }
+        // SAFETY: at most the end of the allocation.
+        let start = unsafe { self.base.add(offset) };
+        Some(View { start: start.as_ptr(), length, owner: PhantomData })
+    }
+
+    /// Copies `from` to `offset`; `None`, and nothing is written, where it would pass the end.
+    #[inline]
+    pub(crate) fn store(&self, offset: usize, from: View<'_>) -> Option<()> {
+        let to = self.view(offset, from.length)?;
+        // SAFETY: both ranges are live and checked; the destination is this segment's, whose memory
+        // may be written by whoever holds it. They may overlap: then bytes of the range are mixed,
+        // as with any two copies at once.
+        unsafe { copy(from.start, to.start.cast_mut(), from.length) };
+        Some(())
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        match self.backing {
+            // SAFETY: allocated with this layout, and nobody borrows from it any more.
+            Backing::Heap { start, layout } => unsafe { dealloc(start.as_ptr(), layout) },
+            #[cfg(target_os = "linux")]
+            Backing::Mapped { start, mapped } => {
+                // SAFETY: mapped with this length, and nobody borrows from it any more. An error
+                // would mean that it is not mapped; there is nothing to do about that.
+                let _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), mapped) };
+            }
+        }
+    }
+}
+
+/// Bytes that somebody else may be writing at this moment, or that nobody is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    start: *const u8,
+    length: usize,
+    owner: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: as good as a shared borrow: the bytes are only copied out, which any number of threads may
+// do at once.
+unsafe impl Send for View<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for View<'_> {}
+
+impl<'a> From<&'a [u8]> for View<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self { start: bytes.as_ptr(), length: bytes.len(), owner: PhantomData }
+    }
+}
+
+impl View<'_> {
+    pub(crate) const fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Where this lies in `whole`, if it does.
+    pub(crate) fn place_in(&self, whole: &Self) -> Option<usize> {
+        let place = self.start.addr().checked_sub(whole.start.addr())?;
+        (place + self.length <= whole.length).then_some(place)
+    }
+
+    /// A part of it.
+    pub(crate) fn slice(&self, range: Range<usize>) -> Option<Self> {
+        if range.start > range.end || range.end > self.length {
+            return None;
+        }
+        // SAFETY: within the range that this covers.
+        let start = unsafe { self.start.add(range.start) };
+        Some(Self { start, length: range.len(), owner: PhantomData })
+    }
+
+    /// Copies the bytes out, as many as both have; returns how many.
+    #[inline]
+    pub(crate) fn copy_to(&self, out: &mut [u8]) -> usize {
+        let length = self.length.min(out.len());
+        // SAFETY: the source is live for the lifetime of this and at least `length` long; the
+        // destination is borrowed exclusively.
+        unsafe { copy(self.start, out.as_mut_ptr(), length) };
+        length
+    }
+}
+
+/// Copies `length` bytes that others may touch at the same time.
+///
+/// # Safety
+/// Both ranges are live, the destination may be written, and whoever else touches them does so
+/// atomically, by a copy like this one, or from another process.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    use std::arch::asm;
+
+    let (mut from, mut to) = (from, to);
+    let lines = length / LINE;
+    if lines > 0 {
+        // SAFETY: reads and writes `lines` times 64 bytes of the two ranges, which the caller
+        // vouches for; all registers that change are named.
+        unsafe {
+            asm!(
+                "2:",
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + 16]",
+                "movups {c}, [{from} + 32]",
+                "movups {d}, [{from} + 48]",
+                "movups [{to}], {a}",
+                "movups [{to} + 16], {b}",
+                "movups [{to} + 32], {c}",
+                "movups [{to} + 48], {d}",
+                "add {from}, 64",
+                "add {to}, 64",
+                "dec {lines}",
+                "jnz 2b",
+                from = inout(reg) from,
+                to = inout(reg) to,
+                lines = inout(reg) lines => _,
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                d = out(xmm_reg) _,
+                options(nostack),
+            );
+        }
+    }
+    let rest = length % LINE;
+    if rest > 0 {
+        // SAFETY: the rest of the same two ranges; the direction flag is clear, as the calling
+        // convention has it.
+        unsafe {
+            asm!(
+                "rep movsb",
+                inout("rcx") rest => _,
+                inout("rsi") from => _,
+                inout("rdi") to => _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+
+/// Copies `length` bytes that others may touch at the same time.
+///
+/// # Safety
+/// As above.
+#[cfg(any(not(target_arch = "x86_64"), miri))]
+unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    for at in 0..length {
+        // SAFETY: the caller vouches for both ranges; bytes are always aligned. The source is only
+        // loaded from, so that it may be memory that must not be written.
+        let (from, to) =
+            unsafe { (&*from.add(at).cast::<AtomicU8>(), &*to.add(at).cast::<AtomicU8>()) };
+        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn a_segment_is_zeroed_and_its_lines_are_words() {
+        let segment = Segment::private(100);
+        assert_eq!(segment.len(), 128);
+        let mut bytes = [1; 128];
+        assert_eq!(segment.view(0, 128).unwrap().copy_to(&mut bytes), 128);
+        assert_eq!(bytes, [0; 128]);
+        segment.line(64)[1].store(u64::from_le_bytes(*b"12345678"), Ordering::Relaxed);
+        segment.view(72, 8).unwrap().copy_to(&mut bytes);
+        assert_eq!(&bytes[..8], b"12345678");
+        assert!(segment.view(1, 128).is_none());
+        assert!(segment.view(usize::MAX, 2).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "a line within the segment")]
+    fn there_is_no_line_past_the_end() {
+        Segment::private(64).line(64);
+    }
+
+    proptest! {
+        #[test]
+        fn copies_move_what_they_name_and_nothing_else(
+            bytes in proptest::collection::vec(any::<u8>(), 0..700), from in 0_usize..80, to in 0_usize..80,
+        ) {
+            let (source, target) = (Segment::private(1_024), Segment::private(1_024));
+            source.store(from, View::from(&bytes[..])).unwrap();
+            target.store(to, source.view(from, bytes.len()).unwrap()).unwrap();
+            let mut all = vec![7; 1_024];
+            target.view(0, 1_024).unwrap().copy_to(&mut all);
+            prop_assert_eq!(&all[to..to + bytes.len()], &bytes[..]);
+            let around = all[..to].iter().chain(&all[to + bytes.len()..]);
+            prop_assert!(around.copied().all(|byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn two_threads_may_copy_the_same_bytes() {
+        let segment = Segment::private(4_096);
+        std::thread::scope(|scope| {
+            for value in 0..4_u8 {
+                let segment = &segment;
+                scope.spawn(move || {
+                    for _ in 0..500 {
+                        segment.store(5, View::from(&[value; 3_001][..])).unwrap();
+                        let mut out = [9; 3_001];
+                        segment.view(5, 3_001).unwrap().copy_to(&mut out);
+                        assert!(out.iter().all(|byte| *byte < 4));
+                    }
+                });
+            }
+        });
+    }
+}

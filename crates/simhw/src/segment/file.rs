@@ -1,0 +1,188 @@
+//! Segments that processes share: a file without a name, passed from one to the other.
+//!
+//! Nothing is left of one when the last process that has it ends, however it ends. Its length is
+//! sealed, so that nobody can cut it while it is mapped. The first page says what it is; the rest
+//! is what [`Segment`] shows.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{
+    MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
+    memfd_create,
+};
+use thiserror::Error;
+
+use super::Segment;
+
+/// "MIDPLANE" in ASCII, as a little-endian word.
+const MAGIC: u64 = u64::from_le_bytes(*b"MIDPLANE");
+/// Version of all layouts that lie in segments.
+const VERSION: u64 = 1;
+/// Bytes before the content: one page, so that the content begins at one.
+const HEADER: usize = 4_096;
+/// Nobody may change the length.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// What lies in a segment.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u64)]
+pub(crate) enum Kind {
+    /// The two directions between two NICs.
+    Link = 1,
+}
+
+/// Why a segment was refused.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub(crate) enum SegmentError {
+    /// The file belongs to another user.
+    #[error("the segment belongs to user {owner}, who is not admitted; run as one user")]
+    Owner {
+        /// Who made it.
+        owner: u32,
+    },
+    /// It is not as long as it should be.
+    #[error("the segment has {found} bytes, not {expected}; give both sides one configuration")]
+    Size {
+        /// Its length, header included.
+        found: u64,
+        /// What it should be.
+        expected: u64,
+    },
+    /// Its length could be changed while it is in use.
+    #[error("the segment is not sealed: its length could be changed while it is in use")]
+    Unsealed,
+    /// Not a segment of this fabric, or another kind.
+    #[error("not a segment of this fabric, or of another kind")]
+    Magic,
+    /// Another version of the layouts.
+    #[error("segment version {found}, not {VERSION}; run one version on both sides")]
+    Version {
+        /// Its version.
+        found: u64,
+    },
+    /// The system failed.
+    #[error("the system refused shared memory: {0}")]
+    System(std::io::ErrorKind),
+}
+
+impl From<rustix::io::Errno> for SegmentError {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::System(error.kind())
+    }
+}
+
+impl Segment {
+    /// Zeroed memory in a file of its own, for its owner alone to open, and the file.
+    pub(crate) fn shared(kind: Kind, bytes: usize) -> Result<(Self, OwnedFd), SegmentError> {
+        let length = file_length(bytes);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("midplane", flags)?;
+        fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+        ftruncate(&file, length as u64)?;
+        fcntl_add_seals(&file, SEALS)?;
+        let header = Self::map(file.as_fd(), length, 0)?;
+        let [magic, version, what, size, ..] = header.line(0);
+        version.store(VERSION, Ordering::Relaxed);
+        what.store(kind as u64, Ordering::Relaxed);
+        size.store(length as u64, Ordering::Relaxed);
+        magic.store(MAGIC, Ordering::Release);
+        Ok((Self::map(file.as_fd(), length, HEADER)?, file))
+    }
+
+    /// Maps a segment that another process made: one of `kind`, of `bytes`, and made by a user that
+    /// `admits` admits.
+    pub(crate) fn open(
+        file: &OwnedFd,
+        kind: Kind,
+        bytes: usize,
+        admits: impl Fn(u32) -> bool,
+    ) -> Result<Self, SegmentError> {
+        let length = file_length(bytes);
+        let found = fstat(file)?;
+        if !admits(found.st_uid) {
+            return Err(SegmentError::Owner { owner: found.st_uid });
+        }
+        let size = u64::try_from(found.st_size).unwrap_or(0);
+        if size != length as u64 {
+            return Err(SegmentError::Size { found: size, expected: length as u64 });
+        }
+        // A file that knows no seals says so with an error.
+        if !fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS)) {
+            return Err(SegmentError::Unsealed);
+        }
+        let header = Self::map(file.as_fd(), length, 0)?;
+        let word = |at: usize| header.line(0)[at].load(Ordering::Acquire);
+        if word(0) != MAGIC {
+            return Err(SegmentError::Magic);
+        }
+        if word(1) != VERSION {
+            return Err(SegmentError::Version { found: word(1) });
+        }
+        if word(2) != kind as u64 {
+            return Err(SegmentError::Magic);
+        }
+        if word(3) != length as u64 {
+            return Err(SegmentError::Size { found: word(3), expected: length as u64 });
+        }
+        Ok(Self::map(file.as_fd(), length, HEADER)?)
+    }
+}
+
+/// Bytes of the file for a content of `bytes`.
+const fn file_length(bytes: usize) -> usize {
+    HEADER + bytes.next_multiple_of(HEADER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::View;
+
+    const BYTES: usize = 10_000;
+
+    fn own(_: u32) -> bool {
+        true
+    }
+
+    #[test]
+    fn what_one_mapping_holds_the_other_shows() {
+        let (here, file) = Segment::shared(Kind::Link, BYTES).unwrap();
+        let there = Segment::open(&file, Kind::Link, BYTES, own).unwrap();
+        here.store(9_000, View::from(&b"shared"[..])).unwrap();
+        let mut bytes = [0; 6];
+        there.view(9_000, 6).unwrap().copy_to(&mut bytes);
+        assert_eq!(&bytes, b"shared");
+        let mode = fstat(&file).unwrap().st_mode;
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(ftruncate(&file, 0).is_err(), "its length is sealed");
+    }
+
+    #[test]
+    fn segments_of_others_are_refused() {
+        let (segment, file) = Segment::shared(Kind::Link, BYTES).unwrap();
+        let open = |file: &OwnedFd, bytes, admits: fn(u32) -> bool| {
+            Segment::open(file, Kind::Link, bytes, admits).map(drop)
+        };
+        let owner = rustix::process::geteuid().as_raw();
+        assert_eq!(open(&file, BYTES, |_| false), Err(SegmentError::Owner { owner }));
+        let (found, expected) = (16_384, 24_576);
+        assert_eq!(open(&file, 20_000, own), Err(SegmentError::Size { found, expected }));
+        drop(segment);
+        let write = |at: u64, value: u64| {
+            rustix::io::pwrite(&file, &value.to_le_bytes(), at * 8).unwrap();
+        };
+        write(3, 5);
+        assert!(matches!(open(&file, BYTES, own), Err(SegmentError::Size { found: 5, .. })));
+        write(2, 99);
+        assert_eq!(open(&file, BYTES, own), Err(SegmentError::Magic));
+        write(1, 2);
+        assert_eq!(open(&file, BYTES, own), Err(SegmentError::Version { found: 2 }));
+        write(0, 0);
+        assert_eq!(open(&file, BYTES, own), Err(SegmentError::Magic));
+        let plain = memfd_create("plain", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&plain, found).unwrap();
+        assert_eq!(open(&plain, BYTES, own), Err(SegmentError::Unsealed));
+    }
+}

@@ -1,0 +1,268 @@
+//! What the NIC's applications, its driver and its meeting place share.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use tokio::sync::watch;
+
+use super::ShmCounters;
+use super::engine::Engine;
+use super::rendezvous::{Link, Lobby};
+use crate::hardware::Firmware;
+use crate::host::OpenError;
+use crate::id::{NodeId, PortId};
+use crate::port::{Bell, Port, PortOptions};
+use crate::time::Instant;
+
+/// News of peers.
+#[derive(Debug)]
+enum News {
+    Joined(Link),
+    Left(NodeId),
+}
+
+/// A NIC, to all who run it. The engine is gone once the NIC has stopped.
+pub(super) struct Core<F> {
+    node: NodeId,
+    engine: Mutex<Option<Engine<F>>>,
+    news: Mutex<Vec<News>>,
+    has_news: AtomicBool,
+    /// Wakes the driver.
+    event: OwnedFd,
+    /// The driver looks, every tick, whether applications still give the NIC its turns.
+    is_watched: AtomicBool,
+    /// When the driver wakes by itself, in nanoseconds.
+    driver_wakes: AtomicU64,
+    is_ending: AtomicBool,
+    peers: watch::Sender<Vec<NodeId>>,
+    last_counters: Mutex<ShmCounters>,
+    spin_nanos: u32,
+}
+
+/// What the core is to those who need not know the firmware.
+pub(super) trait Station: Send + Sync + std::fmt::Debug {
+    fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError>;
+    fn counters(&self) -> ShmCounters;
+    /// The NIC takes a turn; whether there was anything to do.
+    fn poll(&self) -> bool;
+    fn end(&self);
+    fn peers(&self) -> watch::Receiver<Vec<NodeId>>;
+}
+
+/// What the driver is to do next.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Next {
+    /// Another turn.
+    Again,
+    /// Wait for an event, or until then.
+    Wait(Instant),
+    /// The NIC has stopped.
+    End,
+}
+
+impl<F: Firmware> Core<F> {
+    pub(super) fn new(node: NodeId, engine: Engine<F>, event: OwnedFd, spin_nanos: u32) -> Self {
+        Self {
+            node,
+            engine: Mutex::new(Some(engine)),
+            news: Mutex::default(),
+            has_news: AtomicBool::new(false),
+            event,
+            is_watched: AtomicBool::new(false),
+            driver_wakes: AtomicU64::new(0),
+            is_ending: AtomicBool::new(false),
+            peers: watch::Sender::new(Vec::new()),
+            last_counters: Mutex::default(),
+            spin_nanos,
+        }
+    }
+
+    /// The engine. One whose firmware has panicked is thrown away: its ports close.
+    fn engine(&self) -> MutexGuard<'_, Option<Engine<F>>> {
+        self.engine.lock().unwrap_or_else(|poisoned| {
+            let mut engine = poisoned.into_inner();
+            *engine = None;
+            engine
+        })
+    }
+
+    /// Wakes the driver.
+    fn signal(&self) {
+        // It can fail only if the counter is full: the driver is woken already.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+
+    fn add_news(&self, news: News) {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner).push(news);
+        self.has_news.store(true, Ordering::Release);
+        self.signal();
+    }
+
+    /// Takes in what the meeting place has told.
+    fn take_news(&self, engine: &mut Engine<F>) {
+        if !self.has_news.load(Ordering::Relaxed) || !self.has_news.swap(false, Ordering::Acquire) {
+            return;
+        }
+        let news = std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner));
+        for news in news {
+            match news {
+                News::Joined(link) => {
+                    let node = link.node;
+                    engine.join(link);
+                    self.peers.send_modify(|peers| {
+                        peers.retain(|peer| *peer != node);
+                        peers.push(node);
+                        peers.sort_unstable();
+                    });
+                }
+                News::Left(node) => {
+                    engine.leave(node);
+                    self.peers.send_modify(|peers| peers.retain(|peer| *peer != node));
+                }
+            }
+        }
+    }
+
+    /// An application looks: the NIC takes a turn, unless somebody else gives it one.
+    #[inline]
+    fn visit(&self) -> bool {
+        let mut engine = match self.engine.try_lock() {
+            Ok(engine) => engine,
+            Err(TryLockError::WouldBlock) => return false,
+            Err(TryLockError::Poisoned(_)) => self.engine(),
+        };
+        let Some(engine) = &mut *engine else { return false };
+        self.take_news(engine);
+        let was_any = engine.visit();
+        if engine.is_polled_asleep() {
+            // Should it stop looking without a word, the driver notices.
+            if !self.is_watched.swap(true, Ordering::Relaxed) {
+                self.signal();
+            }
+            engine.stay_awake();
+        }
+        was_any
+    }
+
+    /// One turn of the driver; `tick` nanoseconds later it looks again while it is watching.
+    pub(super) fn drive(&self, last_visits: &mut u64, now: Instant, tick: u64) -> Next {
+        let mut guard = self.engine();
+        let Some(engine) = &mut *guard else { return Next::End };
+        if self.is_ending.load(Ordering::Acquire) {
+            engine.stop();
+            *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner) =
+                engine.nic.counters;
+            *guard = None;
+            return Next::End;
+        }
+        self.take_news(engine);
+        if engine.turn() {
+            return Next::Again;
+        }
+        let is_visited = std::mem::replace(last_visits, engine.visits) != engine.visits;
+        if self.is_watched.load(Ordering::Relaxed) {
+            if is_visited {
+                return self.wait(engine.nic.next_alarm().min(now.plus_nanos(tick)));
+            }
+            self.is_watched.store(false, Ordering::Relaxed);
+        }
+        // Asleep already, it may have been woken: a peer that does so does it once.
+        if !engine.fall_asleep() {
+            return Next::Again;
+        }
+        self.wait(engine.nic.next_alarm())
+    }
+
+    fn wait(&self, until: Instant) -> Next {
+        self.driver_wakes.store(until.as_nanos(), Ordering::Relaxed);
+        Next::Wait(until)
+    }
+
+    /// The driver wakes no later than the next alarm of an engine that nobody looks after.
+    fn set_driver(&self, engine: &Engine<F>) {
+        let wakes = self.driver_wakes.load(Ordering::Relaxed);
+        if engine.is_asleep() && engine.nic.next_alarm().as_nanos() < wakes {
+            self.signal();
+        }
+    }
+}
+
+impl<F> std::fmt::Debug for Core<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl<F: Firmware + Send> Lobby for Core<F> {
+    fn joined(&self, link: Link) {
+        self.add_news(News::Joined(link));
+    }
+
+    fn left(&self, node: NodeId) {
+        self.add_news(News::Left(node));
+    }
+}
+
+impl<F: Firmware + Send + 'static> Station for Core<F> {
+    fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
+        let bell = Box::new(PortBell(Arc::clone(&self)));
+        match &mut *self.engine() {
+            Some(engine) if !self.is_ending.load(Ordering::Acquire) => engine.open(&options, bell),
+            _ => Err(OpenError::Stopped(self.node)),
+        }
+    }
+
+    fn counters(&self) -> ShmCounters {
+        match &*self.engine() {
+            Some(engine) => engine.nic.counters,
+            None => *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    fn poll(&self) -> bool {
+        self.visit()
+    }
+
+    fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        self.signal();
+    }
+
+    fn peers(&self) -> watch::Receiver<Vec<NodeId>> {
+        self.peers.subscribe()
+    }
+}
+
+/// The doorbell of one NIC's ports: it runs the NIC where it is rung.
+struct PortBell<F>(Arc<Core<F>>);
+
+impl<F: Firmware + Send> Bell for PortBell<F> {
+    fn ring(&self, port: PortId) {
+        // A port that was never handed out, for it could not be opened, rings under the lock.
+        if let Some(engine) = &mut *self.0.engine() {
+            engine.ring(port);
+            self.0.set_driver(engine);
+        }
+    }
+
+    #[inline]
+    fn progress(&self) {
+        self.0.visit();
+    }
+
+    fn rest(&self) {
+        let mut guard = self.0.engine();
+        let Some(engine) = &mut *guard else { return };
+        if !engine.is_asleep() && !engine.fall_asleep() {
+            // It may go on coming: this application waits no longer for it than one turn.
+            engine.turn();
+            self.0.signal();
+        }
+        self.0.set_driver(engine);
+    }
+
+    fn spin_nanos(&self) -> u32 {
+        self.0.spin_nanos
+    }
+}

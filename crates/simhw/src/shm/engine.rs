@@ -1,0 +1,258 @@
+//! A NIC and its firmware, and one turn of them: whoever has the engine's lock runs it.
+
+use super::lane::Receiver;
+use super::nic::Nic;
+use super::rendezvous::Link;
+use crate::drops::DropCause;
+use crate::frame::{Frame, Header};
+use crate::hardware::{Firmware, Hardware, TIMERS};
+use crate::host::OpenError;
+use crate::id::{NodeId, PortId};
+use crate::port::{Bell, Port, PortNumbers, PortOptions, port};
+use crate::region::Payload;
+use crate::sync::{Ordering, fence};
+
+/// Frames of one peer that one turn handles: other peers wait no longer than they take.
+const FRAMES_PER_TURN: usize = 32;
+/// Frames to itself, ends of transfers and alarms that one turn handles.
+const WORK_PER_TURN: usize = 32;
+/// Looks in vain after which whoever looks is taken to go on looking.
+const LOOKS_OF_A_POLLER: u32 = 8;
+
+/// The receiving side of a peer.
+#[derive(Debug)]
+struct Inlet {
+    from: NodeId,
+    receiver: Receiver,
+}
+
+/// A NIC with its firmware.
+pub(super) struct Engine<F> {
+    firmware: F,
+    pub(super) nic: Nic,
+    inlets: Vec<Inlet>,
+    numbers: PortNumbers,
+    port_depth: usize,
+    /// Peers wake this NIC: nobody looks.
+    is_asleep: bool,
+    /// Looks in vain since the last that was not.
+    vain_looks: u32,
+    /// Turns that applications have given the NIC.
+    pub(super) visits: u64,
+}
+
+impl<F: Firmware> Engine<F> {
+    pub(super) fn new(firmware: F, nic: Nic, port_depth: usize) -> Self {
+        let mut engine = Self {
+            firmware,
+            nic,
+            inlets: Vec::new(),
+            numbers: PortNumbers::default(),
+            port_depth,
+            is_asleep: false,
+            vain_looks: 0,
+            visits: 0,
+        };
+        engine.call(|firmware, nic| firmware.on_start(nic));
+        engine
+    }
+
+    /// One call of the firmware.
+    #[inline]
+    fn call(&mut self, call: impl FnOnce(&mut F, &mut Nic)) {
+        call(&mut self.firmware, &mut self.nic);
+        self.nic.end_turn();
+    }
+
+    pub(super) fn join(&mut self, link: Link) {
+        let from = link.node;
+        // What the node's former life has published is still its own.
+        self.end(from);
+        let receiver = self.nic.join(link);
+        if self.is_asleep {
+            receiver.fall_asleep();
+            fence(Ordering::SeqCst);
+        }
+        self.inlets.push(Inlet { from, receiver });
+    }
+
+    pub(super) fn leave(&mut self, node: NodeId) {
+        self.end(node);
+        self.nic.leave(node);
+    }
+
+    /// The inlet of `node` ends, after what it holds is handled: its sender is gone.
+    fn end(&mut self, node: NodeId) {
+        let Self { firmware, nic, inlets, .. } = self;
+        for Inlet { from, receiver } in inlets.iter_mut().filter(|inlet| inlet.from == node) {
+            // No more than it can hold: whoever still writes is no peer.
+            for _ in 0..receiver.slots() {
+                if !receiver.has_frame() {
+                    break;
+                }
+                deliver(firmware, nic, *from, receiver);
+            }
+        }
+        inlets.retain(|inlet| inlet.from != node);
+        nic.wake();
+    }
+
+    pub(super) fn open(
+        &mut self,
+        options: &PortOptions,
+        bell: Box<dyn Bell>,
+    ) -> Result<Port, OpenError> {
+        let name = self.numbers.claim(self.nic.node(), options)?;
+        let (port, end) = port(name, options.depth_or(self.port_depth), bell);
+        self.nic.open_port(name.id, end);
+        Ok(port)
+    }
+
+    /// A port was rung: the firmware looks at it now.
+    pub(super) fn ring(&mut self, id: PortId) {
+        self.nic.read_clock();
+        if let Some(port) = self.nic.ports.at(id) {
+            port.sync();
+        }
+        self.call(|firmware, nic| firmware.on_doorbell(nic, id));
+        if self.nic.has_closed(id) {
+            self.call(|firmware, nic| firmware.on_port_closed(nic, id));
+            self.numbers.release(id);
+        }
+        self.nic.wake();
+    }
+
+    /// Handles what has arrived and what is due. Whether there was anything.
+    #[inline]
+    pub(super) fn turn(&mut self) -> bool {
+        let mut was_any = self.receive();
+        if self.nic.has_work() {
+            self.work();
+            was_any = true;
+        }
+        if was_any {
+            self.nic.wake();
+        }
+        // Read when nothing hurries: the next frame finds it read.
+        self.nic.read_clock();
+        was_any
+    }
+
+    /// A turn that an application has time for.
+    #[inline]
+    pub(super) fn visit(&mut self) -> bool {
+        self.visits += 1;
+        if self.turn() {
+            self.vain_looks = 0;
+            return true;
+        }
+        self.vain_looks = self.vain_looks.saturating_add(1);
+        false
+    }
+
+    /// Whether an application has begun to look again and again while peers still wake this NIC.
+    pub(super) const fn is_polled_asleep(&self) -> bool {
+        self.is_asleep && self.vain_looks >= LOOKS_OF_A_POLLER
+    }
+
+    /// Handles the frames that peers have published.
+    #[inline]
+    fn receive(&mut self) -> bool {
+        let Self { firmware, nic, inlets, .. } = self;
+        let mut was_any = false;
+        for Inlet { from, receiver } in inlets {
+            for _ in 0..FRAMES_PER_TURN {
+                if !receiver.has_frame() {
+                    break;
+                }
+                was_any = true;
+                deliver(firmware, nic, *from, receiver);
+            }
+        }
+        was_any
+    }
+
+    /// What the NIC has for itself.
+    fn work(&mut self) {
+        for _ in 0..WORK_PER_TURN {
+            let Some(frame) = self.nic.looped_frame() else { break };
+            let (header, payload) = Header::parse(&frame).expect("this NIC has made it");
+            let frame = Frame { header, payload: Payload::from(payload) };
+            self.call(|firmware, nic| firmware.on_frame(nic, frame));
+        }
+        for _ in 0..WORK_PER_TURN {
+            let Some(dma) = self.nic.ended_dma() else { break };
+            self.call(|firmware, nic| firmware.on_dma_done(nic, dma));
+        }
+        self.nic.read_clock();
+        for _ in 0..TIMERS {
+            let Some(timer) = self.nic.expired_timer() else { break };
+            self.call(|firmware, nic| firmware.on_timer(nic, timer));
+        }
+    }
+
+    /// Peers wake this NIC from now on; `false` if something has come meanwhile, and they do not.
+    pub(super) fn fall_asleep(&mut self) -> bool {
+        for inlet in &self.inlets {
+            inlet.receiver.fall_asleep();
+        }
+        fence(Ordering::SeqCst);
+        self.is_asleep = true;
+        self.vain_looks = 0;
+        self.nic.read_clock();
+        if self.inlets.iter().any(|inlet| inlet.receiver.has_frame()) || self.nic.has_work() {
+            self.stay_awake();
+            return false;
+        }
+        true
+    }
+
+    /// Peers need not wake this NIC: somebody looks.
+    pub(super) fn stay_awake(&mut self) {
+        if std::mem::take(&mut self.is_asleep) {
+            for inlet in &self.inlets {
+                inlet.receiver.stay_awake();
+            }
+        }
+    }
+
+    pub(super) const fn is_asleep(&self) -> bool {
+        self.is_asleep
+    }
+
+    /// The firmware's last turn.
+    pub(super) fn stop(&mut self) {
+        self.nic.read_clock();
+        self.call(|firmware, nic| firmware.on_stop(nic));
+        self.nic.wake();
+    }
+}
+
+impl<F> std::fmt::Debug for Engine<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("nic", &self.nic).finish_non_exhaustive()
+    }
+}
+
+/// Checks a frame and hands it to the firmware. What is wrong is counted, never answered.
+#[inline]
+fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: &mut Receiver) {
+    let Ok(arrived) = receiver.frame() else {
+        nic.counters.drops.add(DropCause::Malformed);
+        receiver.give_back(None);
+        return;
+    };
+    let header = arrived.header;
+    if header.source != from {
+        nic.counters.drops.add(DropCause::Stranger);
+    } else if header.destination != nic.node() {
+        nic.counters.drops.add(DropCause::Misrouted);
+    } else {
+        nic.counters.frames_received += 1;
+        nic.counters.bytes_received += header.frame_bytes() as u64;
+        nic.begin_frame(from, &arrived);
+        firmware.on_frame(nic, Frame { header, payload: receiver.payload(&arrived) });
+        nic.end_turn();
+    }
+    receiver.give_back(Some(&arrived));
+}

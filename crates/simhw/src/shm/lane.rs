@@ -1,0 +1,307 @@
+//! One direction between two NICs: frames in slots of two cache lines, longer ones in areas beside.
+//!
+//! A slot's first line has the sequence number, the header, and the payload's bytes where they are
+//! at most eight; its second line has those of up to 64. What is longer lies in the next of the
+//! direction's areas. The far lines are written first and the sequence number last, with release, so
+//! that the consumer, which polls that word, sees a whole frame or none, and a producer that is
+//! killed at any instruction leaves no half of one. A header is copied out once and checked once.
+
+use std::sync::Arc;
+
+use crate::frame::{FrameError, HEADER_BYTES, Header};
+use crate::region::Payload;
+use crate::segment::{LINE, Line, Segment, View};
+use crate::sync::Ordering;
+
+/// Bytes of a slot.
+const SLOT: usize = 2 * LINE;
+/// The word of a slot's first line that has the payload of a very short frame.
+const NEAR_WORD: usize = 7;
+/// Most bytes of a payload in that word.
+const NEAR_BYTES: usize = 8;
+/// Lines before the slots: the count of slots given back, and whether the consumer sleeps.
+const HEAD: usize = 2 * LINE;
+
+/// How large a direction is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Shape {
+    /// Frames that may be under way; a power of two.
+    pub(super) slots: usize,
+    /// Frames with more than 64 bytes that may be under way; a power of two.
+    pub(super) areas: usize,
+    /// Most bytes of a payload.
+    pub(super) mtu: usize,
+}
+
+impl Shape {
+    const fn area_bytes(self) -> usize {
+        self.mtu.next_multiple_of(LINE)
+    }
+
+    /// Bytes of one direction.
+    pub(super) const fn lane_bytes(self) -> usize {
+        HEAD + self.slots * SLOT + self.areas * self.area_bytes()
+    }
+}
+
+/// Where a direction lies in its segment.
+#[derive(Clone, Debug)]
+struct Place {
+    segment: Arc<Segment>,
+    offset: usize,
+    shape: Shape,
+}
+
+impl Place {
+    #[expect(clippy::cast_possible_truncation, reason = "below the count of slots")]
+    const fn slot(&self, number: u64) -> usize {
+        let index = number as usize & (self.shape.slots - 1);
+        self.offset + HEAD + index * SLOT
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "below the count of areas")]
+    const fn area(&self, number: u64) -> usize {
+        let index = number as usize & (self.shape.areas - 1);
+        self.offset + HEAD + self.shape.slots * SLOT + index * self.shape.area_bytes()
+    }
+
+    /// Where a payload of `length` lies; the number of its area is that of the areas before it.
+    const fn payload(&self, slot: usize, area: u64, length: usize) -> usize {
+        if length <= NEAR_BYTES {
+            slot + NEAR_WORD * 8
+        } else if length <= LINE {
+            slot + LINE
+        } else {
+            self.area(area)
+        }
+    }
+
+    fn returned(&self) -> &Line {
+        self.segment.line(self.offset)
+    }
+
+    fn asleep(&self) -> &Line {
+        self.segment.line(self.offset + LINE)
+    }
+}
+
+/// The direction has no room for a frame now.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Full;
+
+/// The sending end.
+#[derive(Debug)]
+pub(super) struct Sender {
+    place: Place,
+    /// Frames that are published.
+    published: u64,
+    /// Frames that are written, published or not.
+    staged: u64,
+    /// Areas that they have taken.
+    areas_published: u64,
+    areas_staged: u64,
+    /// Slots and areas that have come back.
+    returned: u64,
+    areas_returned: u64,
+    /// For each slot, the areas that had been taken once it was written.
+    marks: Box<[u64]>,
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    place: Place,
+    next: u64,
+    areas: u64,
+    returned: u64,
+    areas_returned: u64,
+}
+
+/// A frame that has arrived: its header, and where its payload lies in the direction's segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrived {
+    pub(super) header: Header,
+    pub(super) offset: usize,
+}
+
+impl Sender {
+    pub(super) fn new(segment: Arc<Segment>, offset: usize, shape: Shape) -> Self {
+        Self {
+            place: Place { segment, offset, shape },
+            published: 0,
+            staged: 0,
+            areas_published: 0,
+            areas_staged: 0,
+            returned: 0,
+            areas_returned: 0,
+            marks: vec![0; shape.slots].into(),
+        }
+    }
+
+    /// Writes one frame that nobody sees before [`Sender::publish`].
+    pub(super) fn stage(&mut self, header: &Header, payload: View<'_>) -> Result<(), Full> {
+        let length = payload.len();
+        self.make_room(length > LINE)?;
+        let slot = self.place.slot(self.staged);
+        let at = self.place.payload(slot, self.areas_staged, length);
+        let line = self.place.segment.line(slot);
+        if length > NEAR_BYTES {
+            self.place.segment.store(at, payload).expect("at most the MTU");
+        } else if length > 0 {
+            let mut near = [0; NEAR_BYTES];
+            payload.copy_to(&mut near);
+            line[NEAR_WORD].store(u64::from_le_bytes(near), Ordering::Relaxed);
+        }
+        let bytes = header.emit();
+        let (words, _) = bytes.as_chunks::<8>();
+        for (word, value) in line[1..].iter().zip(words) {
+            word.store(u64::from_le_bytes(*value), Ordering::Relaxed);
+        }
+        self.areas_staged += u64::from(length > LINE);
+        let slots = self.marks.len() as u64;
+        #[expect(clippy::cast_possible_truncation, reason = "below the count of slots")]
+        let mark = (self.staged & (slots - 1)) as usize;
+        self.marks[mark] = self.areas_staged;
+        self.staged += 1;
+        Ok(())
+    }
+
+    /// Whether the next frame has a slot, and an area if it needs one.
+    fn make_room(&mut self, needs_area: bool) -> Result<(), Full> {
+        if self.has_room(needs_area) {
+            return Ok(());
+        }
+        let returned = self.place.returned()[0].load(Ordering::Acquire);
+        // The other side may write anything: what it can't have taken, it has not.
+        let came_back = returned.wrapping_sub(self.returned);
+        if came_back == 0 || came_back > self.published - self.returned {
+            return Err(Full);
+        }
+        let slots = self.marks.len() as u64;
+        #[expect(clippy::cast_possible_truncation, reason = "below the count of slots")]
+        let last = ((returned - 1) & (slots - 1)) as usize;
+        self.returned = returned;
+        self.areas_returned = self.marks[last];
+        if self.has_room(needs_area) { Ok(()) } else { Err(Full) }
+    }
+
+    const fn has_room(&self, needs_area: bool) -> bool {
+        self.staged - self.returned < self.place.shape.slots as u64
+            && (!needs_area
+                || self.areas_staged - self.areas_returned < self.place.shape.areas as u64)
+    }
+
+    /// Publishes all that is staged, the oldest last: the consumer sees all of it or nothing.
+    pub(super) fn publish(&mut self) {
+        for number in (self.published..self.staged).rev() {
+            let line = self.place.segment.line(self.place.slot(number));
+            line[0].store(number + 1, Ordering::Release);
+        }
+        self.published = self.staged;
+        self.areas_published = self.areas_staged;
+    }
+
+    /// What is staged never was.
+    pub(super) const fn abort(&mut self) {
+        self.staged = self.published;
+        self.areas_staged = self.areas_published;
+    }
+
+    /// Whether the consumer went to sleep and has to be woken; it is told once. A fence must lie
+    /// between publishing and this.
+    pub(super) fn takes_wake(&self) -> bool {
+        let asleep = &self.place.asleep()[0];
+        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Frames that have been published, and the consumer has not been known to take.
+    #[cfg(test)]
+    const fn under_way(&self) -> u64 {
+        self.published - self.returned
+    }
+}
+
+impl Receiver {
+    pub(super) const fn new(segment: Arc<Segment>, offset: usize, shape: Shape) -> Self {
+        let place = Place { segment, offset, shape };
+        Self { place, next: 0, areas: 0, returned: 0, areas_returned: 0 }
+    }
+
+    /// Whether a frame is published.
+    #[inline]
+    pub(super) fn has_frame(&self) -> bool {
+        let slot = self.place.slot(self.next);
+        // The second line is fetched while nothing hurries, and is there when the frame comes.
+        let _ = self.place.segment.line(slot + LINE)[0].load(Ordering::Relaxed);
+        self.place.segment.line(slot)[0].load(Ordering::Acquire) == self.next + 1
+    }
+
+    /// The next frame, which [`Receiver::has_frame`] has seen.
+    ///
+    /// # Errors
+    /// [`FrameError`] if its header is none, or says more bytes than the direction carries.
+    pub(super) fn frame(&self) -> Result<Arrived, FrameError> {
+        let slot = self.place.slot(self.next);
+        let line = self.place.segment.line(slot);
+        let mut bytes = [0; HEADER_BYTES];
+        let (words, _) = bytes.as_chunks_mut::<8>();
+        for (value, word) in words.iter_mut().zip(&line[1..]) {
+            *value = word.load(Ordering::Relaxed).to_le_bytes();
+        }
+        let header = Header::parse_alone(&bytes)?;
+        let length = usize::from(header.length);
+        if length > self.place.shape.mtu {
+            return Err(FrameError::Length);
+        }
+        Ok(Arrived { header, offset: self.place.payload(slot, self.areas, length) })
+    }
+
+    /// The payload of a frame that was not [given back](Receiver::give_back) yet.
+    pub(super) fn payload(&self, arrived: &Arrived) -> Payload<'_> {
+        let length = usize::from(arrived.header.length);
+        let view = self.place.segment.view(arrived.offset, length);
+        Payload::from(view.expect("its area is as long as the MTU"))
+    }
+
+    /// The frame is done with: its slot may be used again.
+    pub(super) fn give_back(&mut self, arrived: Option<&Arrived>) {
+        self.next += 1;
+        let length = arrived.map_or(0, |arrived| usize::from(arrived.header.length));
+        self.areas += u64::from(length > LINE);
+        let shape = self.place.shape;
+        if self.next - self.returned >= (shape.slots as u64).div_ceil(4)
+            || self.areas - self.areas_returned >= (shape.areas as u64).div_ceil(4)
+        {
+            self.returned = self.next;
+            self.areas_returned = self.areas;
+            self.place.returned()[0].store(self.next, Ordering::Release);
+        }
+    }
+
+    /// From now on the producer wakes this side when it publishes. A fence and another look must
+    /// follow.
+    pub(super) fn fall_asleep(&self) {
+        let asleep = &self.place.asleep()[0];
+        if asleep.load(Ordering::Relaxed) == 0 {
+            asleep.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The producer need not wake this side.
+    pub(super) fn stay_awake(&self) {
+        self.place.asleep()[0].store(0, Ordering::Relaxed);
+    }
+
+    /// Frames that it can hold.
+    pub(super) const fn slots(&self) -> usize {
+        self.place.shape.slots
+    }
+
+    /// The segment that payloads lie in.
+    pub(super) const fn segment(&self) -> &Arc<Segment> {
+        &self.place.segment
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,372 @@
+//! How NICs find each other: a socket in the abstract namespace, descriptors passed over it.
+//!
+//! Each node listens under a name made of the fabric's and its own; each connects to those
+//! with lower numbers until it has them all, makes the segment of the two and passes it on, with an
+//! event that wakes it. Who is at the other end, the system says (peer credentials). The connection
+//! stays open and is never used again: its end is the end of the peer, however that came. Nothing
+//! here has a name in the file system, and nothing is left when a process is killed.
+
+mod greeting;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
+};
+use rustix::process::geteuid;
+
+use super::config::{ShmConfig, StartError};
+use super::lane::{Receiver, Sender, Shape};
+use crate::id::{Incarnation, NodeId};
+use crate::live::clock::Clock;
+use crate::segment::{Kind, Segment};
+use crate::time::Instant;
+
+use greeting::{Greeting, Kind as Message, receive, send, user_of};
+
+/// How long after a failed attempt the next one follows.
+const RETRY: Duration = Duration::from_millis(20);
+/// How long a connection may take to say what it is.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Connections that may wait to be taken.
+const BACKLOG: i32 = 1_024;
+
+/// Both directions to a peer.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) node: NodeId,
+    pub(super) sender: Sender,
+    pub(super) receiver: Receiver,
+    /// What wakes the peer.
+    pub(super) event: OwnedFd,
+}
+
+/// What the rendezvous tells the NIC.
+pub(super) trait Lobby: Send + Sync {
+    /// A peer is there; a former one of the number is not.
+    fn joined(&self, link: Link);
+    /// A peer is gone: its connection has ended.
+    fn left(&self, node: NodeId);
+}
+
+/// What every greeting says, and is checked for.
+#[derive(Clone, Debug)]
+struct Terms {
+    node: NodeId,
+    nodes: u16,
+    incarnation: Incarnation,
+    shape: Shape,
+    admitted: Vec<u32>,
+}
+
+impl Terms {
+    fn admits(&self, user: u32) -> bool {
+        user == geteuid().as_raw() || self.admitted.contains(&user)
+    }
+
+    const fn greeting(&self, kind: Message) -> Greeting {
+        Greeting { kind, node: self.node, incarnation: self.incarnation, shape: self.shape }
+    }
+}
+
+/// A connection, and how far it is.
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    stage: Stage,
+    /// When it must have said what it is.
+    until: Instant,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// It connected, and has not said who it is.
+    Expected,
+    /// It was sent this segment, and has not answered.
+    Offered { node: NodeId, segment: Arc<Segment> },
+    /// It is a peer.
+    Joined(NodeId),
+}
+
+/// The end of one handshake step.
+enum Step {
+    Keep,
+    Close,
+}
+
+/// The meeting place of one NIC; it ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Rendezvous {
+    stop: OwnedFd,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Rendezvous {
+    /// Opens the meeting place of the node that `config` says; `event` wakes its NIC.
+    pub(super) fn open(
+        config: &ShmConfig,
+        incarnation: Incarnation,
+        event: OwnedFd,
+        lobby: Arc<dyn Lobby>,
+    ) -> Result<Self, StartError> {
+        let terms = Terms {
+            node: config.node,
+            nodes: config.nodes,
+            incarnation,
+            shape: config.shape(),
+            admitted: config.admitted.clone(),
+        };
+        let system = |error: rustix::io::Errno| StartError::System(error.kind());
+        let listener = seqpacket().map_err(system)?;
+        let address = address(&config.name, config.node).map_err(system)?;
+        bind(&listener, &address).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                StartError::Occupied { node: config.node, name: config.name.clone() }
+            }
+            kind => StartError::System(kind),
+        })?;
+        listen(&listener, BACKLOG).map_err(system)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?;
+        let stopped = stop.try_clone().map_err(|error| StartError::System(error.kind()))?;
+        let mut room = Room {
+            terms,
+            name: config.name.clone(),
+            listener,
+            stopped,
+            event,
+            lobby,
+            connections: Vec::new(),
+            next_attempt: Instant::ZERO,
+        };
+        let thread = std::thread::Builder::new().name(format!("shm {}", config.node));
+        let thread =
+            thread.spawn(move || room.run()).map_err(|error| StartError::System(error.kind()))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Rendezvous {
+    fn drop(&mut self) {
+        // Both can only fail if the thread has ended already.
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn seqpacket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Where a node listens: one of a name in a network namespace, whoever runs it.
+fn address(name: &str, node: NodeId) -> rustix::io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(format!("midplane/{name}/{node}").as_bytes())
+}
+
+/// The thread's own.
+struct Room {
+    terms: Terms,
+    name: String,
+    listener: OwnedFd,
+    stopped: OwnedFd,
+    event: OwnedFd,
+    lobby: Arc<dyn Lobby>,
+    connections: Vec<Connection>,
+    next_attempt: Instant,
+}
+
+impl Room {
+    fn run(&mut self) {
+        loop {
+            let now = Clock::now();
+            self.connect_missing(now);
+            self.close_overdue(now);
+            let ready = self.wait(now);
+            if ready[0] {
+                return;
+            }
+            // From the back, so that those before keep their places.
+            for index in (0..self.connections.len()).rev() {
+                if ready[2 + index]
+                    && let Step::Close = self.on_readable(index)
+                {
+                    self.close(index);
+                }
+            }
+            if ready[1] {
+                self.accept_all();
+            }
+        }
+    }
+
+    /// Waits until something can be read, or tried again; says of the stop, the listener and every
+    /// connection whether it can be read.
+    fn wait(&self, now: Instant) -> Vec<bool> {
+        let sockets = self.connections.iter().map(|connection| connection.socket.as_fd());
+        let all = [self.stopped.as_fd(), self.listener.as_fd()].into_iter().chain(sockets);
+        let mut polled: Vec<_> =
+            all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let deadlines = self.connections.iter().filter(|c| !matches!(c.stage, Stage::Joined(_)));
+        let next = deadlines.map(|c| c.until).fold(self.next_attempt, Instant::min);
+        let left = next.since(now).max(Duration::from_millis(1));
+        let timeout = Timespec::try_from(left).ok().filter(|_| next != Instant::FAR_FUTURE);
+        if poll(&mut polled, timeout.as_ref()).is_err() {
+            // Interrupted: nothing is known to be ready.
+            return vec![false; polled.len()];
+        }
+        polled.iter().map(|one| !one.revents().is_empty()).collect()
+    }
+
+    /// Connects to the peers with lower numbers that are not there.
+    fn connect_missing(&mut self, now: Instant) {
+        if now < self.next_attempt {
+            return;
+        }
+        self.next_attempt = Instant::FAR_FUTURE;
+        for node in (0..self.terms.node.0).map(NodeId) {
+            if !self.connections.iter().any(|connection| connection.node() == Some(node)) {
+                self.next_attempt = now + RETRY;
+                // It is not there yet, or refuses: the next attempt will tell.
+                if let Ok(connection) = self.offer(node, now) {
+                    self.connections.push(connection);
+                }
+            }
+        }
+    }
+
+    /// Connects to `node` and sends it a segment.
+    fn offer(&self, node: NodeId, now: Instant) -> Result<Connection, Refusal> {
+        let socket = seqpacket()?;
+        connect(&socket, &address(&self.name, node)?)?;
+        if !self.terms.admits(user_of(&socket)?) {
+            return Err(Refusal);
+        }
+        let bytes = 2 * self.terms.shape.lane_bytes();
+        let (segment, file) = Segment::shared(Kind::Link, bytes).map_err(|_| Refusal)?;
+        let hello = self.terms.greeting(Message::Hello);
+        send(&socket, &hello, &[file.as_fd(), self.event.as_fd()])?;
+        let stage = Stage::Offered { node, segment: Arc::new(segment) };
+        Ok(Connection { socket, stage, until: now + PATIENCE })
+    }
+
+    fn accept_all(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while let Ok(socket) = accept_with(&self.listener, flags) {
+            if user_of(&socket).is_ok_and(|user| self.terms.admits(user)) {
+                let until = Clock::now() + PATIENCE;
+                self.connections.push(Connection { socket, stage: Stage::Expected, until });
+            }
+        }
+    }
+
+    fn on_readable(&mut self, index: usize) -> Step {
+        let connection = &self.connections[index];
+        let step = match &connection.stage {
+            // Nothing is ever sent on it: it has ended, or the peer is not one of ours.
+            Stage::Joined(_) => return Step::Close,
+            Stage::Expected => self.welcome(&connection.socket),
+            Stage::Offered { node, segment } => self.conclude(&connection.socket, *node, segment),
+        };
+        let Ok(link) = step else { return Step::Close };
+        let node = link.node;
+        self.connections[index].stage = Stage::Joined(node);
+        // A peer that was killed and started again may be faster than the news of its end.
+        for other in (0..self.connections.len()).rev().filter(|other| *other != index) {
+            if matches!(self.connections[other].stage, Stage::Joined(former) if former == node) {
+                self.connections[other].stage = Stage::Expected;
+                self.connections[other].until = Instant::ZERO;
+            }
+        }
+        self.lobby.joined(link);
+        Step::Keep
+    }
+
+    /// Takes the segment of a peer with a higher number.
+    fn welcome(&self, socket: &OwnedFd) -> Result<Link, Refusal> {
+        let (hello, [file, event]) = receive::<2>(socket)?;
+        let is_peer = hello.node > self.terms.node && hello.node.0 < self.terms.nodes;
+        if hello.kind != Message::Hello || !is_peer || hello.shape != self.terms.shape {
+            return Err(Refusal);
+        }
+        let bytes = self.terms.shape.lane_bytes();
+        let admits = |user| self.terms.admits(user);
+        let segment = Segment::open(&file, Kind::Link, 2 * bytes, admits).map_err(|_| Refusal)?;
+        send(socket, &self.terms.greeting(Message::Welcome), &[self.event.as_fd()])?;
+        Ok(self.link(hello.node, Arc::new(segment), bytes, 0, event))
+    }
+
+    /// Takes the answer of a peer with a lower number.
+    fn conclude(
+        &self,
+        socket: &OwnedFd,
+        node: NodeId,
+        segment: &Arc<Segment>,
+    ) -> Result<Link, Refusal> {
+        let (welcome, [event]) = receive::<1>(socket)?;
+        if welcome.kind != Message::Welcome || welcome.node != node {
+            return Err(Refusal);
+        }
+        let bytes = self.terms.shape.lane_bytes();
+        Ok(self.link(node, Arc::clone(segment), 0, bytes, event))
+    }
+
+    fn link(
+        &self,
+        node: NodeId,
+        segment: Arc<Segment>,
+        sends_at: usize,
+        receives_at: usize,
+        event: OwnedFd,
+    ) -> Link {
+        let shape = self.terms.shape;
+        let sender = Sender::new(Arc::clone(&segment), sends_at, shape);
+        let receiver = Receiver::new(segment, receives_at, shape);
+        Link { node, sender, receiver, event }
+    }
+
+    fn close_overdue(&mut self, now: Instant) {
+        for index in (0..self.connections.len()).rev() {
+            let connection = &self.connections[index];
+            if connection.until <= now && !matches!(connection.stage, Stage::Joined(_)) {
+                self.close(index);
+            }
+        }
+    }
+
+    fn close(&mut self, index: usize) {
+        let closed = self.connections.swap_remove(index);
+        if let Stage::Joined(node) = closed.stage {
+            self.lobby.left(node);
+        }
+        if closed.node().is_some() {
+            self.next_attempt = self.next_attempt.min(Clock::now() + RETRY);
+        }
+    }
+}
+
+impl Connection {
+    /// The peer that it is of, as far as is known.
+    const fn node(&self) -> Option<NodeId> {
+        match self.stage {
+            Stage::Expected => None,
+            Stage::Offered { node, .. } | Stage::Joined(node) => Some(node),
+        }
+    }
+}
+
+/// A handshake came to nothing; its connection is closed, and tried again.
+#[derive(Debug)]
+struct Refusal;
+
+impl From<rustix::io::Errno> for Refusal {
+    fn from(_: rustix::io::Errno) -> Self {
+        Self
+    }
+}

@@ -1,0 +1,241 @@
+//! Collective operations: what all processes of a communicator do together.
+//!
+//! All of them call the same operations in the same order. Contributions may have any lengths, so
+//! that each operation is its own v form too. Their messages travel in a context of their own, each
+//! operation with a tag of its own.
+//!
+//! # Cancel safety
+//! None: an operation that is dropped before it has ended, or that fails, leaves its communicator
+//! [abandoned](MessageError::Abandoned), as the others have no way to tell where it stopped. Other
+//! communicators are untouched.
+
+mod reductions;
+
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+
+use super::communicator::{Communicator, Pending, wait_all};
+use super::envelope::Tag;
+use super::group::Rank;
+use super::process::MessageError;
+use super::progression::Progression;
+
+/// One operation under way.
+struct Turn<'a, P> {
+    communicator: &'a Communicator<P>,
+    tag: Tag,
+    ended: bool,
+}
+
+impl<P> Drop for Turn<'_, P> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.communicator.abandoned.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<'a, P: Progression> Turn<'a, P> {
+    fn new(communicator: &'a Communicator<P>) -> Result<Self, MessageError> {
+        if communicator.abandoned.load(Ordering::Relaxed) {
+            return Err(MessageError::Abandoned);
+        }
+        let tag = Tag(communicator.turn.fetch_add(1, Ordering::Relaxed));
+        Ok(Self { communicator, tag, ended: false })
+    }
+
+    fn end<T>(mut self, value: T) -> Result<T, MessageError> {
+        self.ended = true;
+        Ok(value)
+    }
+
+    fn size(&self) -> u32 {
+        self.communicator.size()
+    }
+
+    fn rank(&self) -> u32 {
+        self.communicator.rank().0
+    }
+
+    fn send(&self, to: u32, bytes: Bytes) -> Result<Pending<P>, MessageError> {
+        let context = self.communicator.scope().collective();
+        self.communicator.isend_in(context, Rank(to), self.tag, bytes)
+    }
+
+    fn receive(&self, from: u32) -> Result<Pending<P>, MessageError> {
+        let context = self.communicator.scope().collective();
+        self.communicator.ireceive_in(context, Rank(from), self.tag)
+    }
+
+    async fn exchange(&self, to: u32, bytes: Bytes, from: u32) -> Result<Bytes, MessageError> {
+        let receive = self.receive(from)?;
+        let send = self.send(to, bytes)?;
+        let received = receive.await?;
+        send.await?;
+        Ok(received.bytes.into())
+    }
+
+    /// Down a binomial tree whose root is `root` (ranks are counted from it).
+    async fn broadcast(&self, root: u32, mut bytes: Bytes) -> Result<Bytes, MessageError> {
+        let size = self.size();
+        let place = (self.rank() + size - root) % size;
+        let mut bit = 1;
+        while bit < size && place & bit == 0 {
+            bit <<= 1;
+        }
+        if place != 0 {
+            let parent = (place - bit + root) % size;
+            bytes = self.receive(parent)?.await?.bytes.into();
+        }
+        let mut sends = Vec::new();
+        while bit > 1 {
+            bit >>= 1;
+            if place + bit < size {
+                sends.push(self.send((place + bit + root) % size, bytes.clone())?);
+            }
+        }
+        all(sends).await?;
+        Ok(bytes)
+    }
+}
+
+async fn all<P: Progression>(pending: Vec<Pending<P>>) -> Result<Vec<Bytes>, MessageError> {
+    let results = wait_all(pending).await.into_iter();
+    results.map(|result| result.map(|received| received.bytes.into())).collect()
+}
+
+impl<P: Progression> Communicator<P> {
+    fn checked(&self, root: Rank) -> Result<u32, MessageError> {
+        self.scope().group().peer(root)?;
+        Ok(root.0)
+    }
+
+    fn check_blocks(&self, blocks: &[Bytes]) -> Result<(), MessageError> {
+        let (expected, found) = (self.size() as usize, blocks.len());
+        if expected != found {
+            return Err(MessageError::Shape { what: "blocks, one a process", expected, found });
+        }
+        Ok(())
+    }
+
+    /// Ends when all processes have begun it: dissemination, in ceil(log2 n) rounds (Hensgen, Finkel
+    /// and Manber, 1988).
+    ///
+    /// # Errors
+    /// [`MessageError::Failed`], [`MessageError::Abandoned`].
+    pub async fn barrier(&self) -> Result<(), MessageError> {
+        let turn = Turn::new(self)?;
+        let (size, rank) = (turn.size(), turn.rank());
+        let mut distance = 1;
+        while distance < size {
+            let (to, from) = ((rank + distance) % size, (rank + size - distance) % size);
+            turn.exchange(to, Bytes::new(), from).await?;
+            distance *= 2;
+        }
+        turn.end(())
+    }
+
+    /// The root's bytes, at every process; the others' are ignored. A binomial tree.
+    ///
+    /// # Errors
+    /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
+    pub async fn broadcast(
+        &self,
+        root: Rank,
+        bytes: impl Into<Bytes>,
+    ) -> Result<Bytes, MessageError> {
+        let root = self.checked(root)?;
+        let turn = Turn::new(self)?;
+        let bytes = turn.broadcast(root, bytes.into()).await?;
+        turn.end(bytes)
+    }
+
+    /// Everybody's bytes, by rank, at the root; `None` at the others.
+    ///
+    /// # Errors
+    /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
+    pub async fn gather(
+        &self,
+        root: Rank,
+        bytes: impl Into<Bytes>,
+    ) -> Result<Option<Vec<Bytes>>, MessageError> {
+        let root = self.checked(root)?;
+        let turn = Turn::new(self)?;
+        if turn.rank() != root {
+            turn.send(root, bytes.into())?.await?;
+            return turn.end(None);
+        }
+        let others = (0..turn.size()).filter(|rank| *rank != root);
+        let receives: Result<Vec<_>, _> = others.map(|from| turn.receive(from)).collect();
+        let mut blocks = all(receives?).await?;
+        blocks.insert(root as usize, bytes.into());
+        turn.end(Some(blocks))
+    }
+
+    /// Of the root's blocks, by rank, the one for this process; the others' blocks are ignored.
+    ///
+    /// # Errors
+    /// [`MessageError::Shape`] at a root with more or fewer blocks than processes;
+    /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
+    pub async fn scatter(&self, root: Rank, blocks: Vec<Bytes>) -> Result<Bytes, MessageError> {
+        let root = self.checked(root)?;
+        if self.rank().0 == root {
+            self.check_blocks(&blocks)?;
+        }
+        let turn = Turn::new(self)?;
+        if turn.rank() != root {
+            let received = turn.receive(root)?.await?;
+            return turn.end(received.bytes.into());
+        }
+        let mut own = Bytes::new();
+        let mut sends = Vec::new();
+        for (rank, block) in (0..).zip(blocks) {
+            if rank == root {
+                own = block;
+            } else {
+                sends.push(turn.send(rank, block)?);
+            }
+        }
+        all(sends).await?;
+        turn.end(own)
+    }
+
+    /// Everybody's bytes, by rank, at every process: round a ring, in n - 1 steps.
+    ///
+    /// # Errors
+    /// [`MessageError::Failed`], [`MessageError::Abandoned`].
+    pub async fn all_gather(&self, bytes: impl Into<Bytes>) -> Result<Vec<Bytes>, MessageError> {
+        let turn = Turn::new(self)?;
+        let (size, rank) = (turn.size(), turn.rank());
+        let mut blocks = vec![Bytes::new(); size as usize];
+        blocks[rank as usize] = bytes.into();
+        let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
+        for step in 0..size - 1 {
+            let (out, comes) = ((rank + size - step) % size, (rank + 2 * size - step - 1) % size);
+            let block = blocks[out as usize].clone();
+            blocks[comes as usize] = turn.exchange(to, block, from).await?;
+        }
+        turn.end(blocks)
+    }
+
+    /// From each process its block for this one, by rank. The first partner is the next rank, so
+    /// that nobody is everybody's first.
+    ///
+    /// # Errors
+    /// [`MessageError::Shape`] for more or fewer blocks than processes; [`MessageError::Failed`],
+    /// [`MessageError::Abandoned`].
+    pub async fn all_to_all(&self, mut blocks: Vec<Bytes>) -> Result<Vec<Bytes>, MessageError> {
+        self.check_blocks(&blocks)?;
+        let turn = Turn::new(self)?;
+        let (size, rank) = (turn.size(), turn.rank());
+        let mut received = vec![Bytes::new(); size as usize];
+        received[rank as usize] = std::mem::take(&mut blocks[rank as usize]);
+        for step in 1..size {
+            let (to, from) = ((rank + step) % size, (rank + size - step) % size);
+            let block = std::mem::take(&mut blocks[to as usize]);
+            received[from as usize] = turn.exchange(to, block, from).await?;
+        }
+        turn.end(received)
+    }
+}

@@ -1,0 +1,360 @@
+//! Messages as futures, for tasks of any runtime: ranks, modes, probes, persistent requests.
+//!
+//! The tasks of a process share its [`Process`] behind a lock; whichever of them is polled moves all
+//! requests forward, and one that waits is always armed to be woken by the carrier. Nothing is
+//! spawned and no clock is read, so that the same code runs on tokio, in virtual time, or on a
+//! thread that [blocks](Communicator::block_on).
+
+mod making;
+mod pending;
+mod persistent;
+mod probing;
+mod waiters;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use bytes::Bytes;
+
+use super::envelope::{Context, Tag};
+use super::explain::Explanation;
+use super::group::{Rank, Scope};
+use super::process::{MessageError, Parker, Process};
+use super::progression::{Progression, Wait};
+use super::request::{Load, Mode, Outcome, Request};
+use waiters::Waiters;
+
+pub use pending::{Pending, wait_all, wait_any, wait_some};
+pub use persistent::Persistent;
+pub use probing::{Message, Probed};
+
+/// A message that was received.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Received {
+    /// Who sent it; [`Rank::NULL`] for nobody.
+    pub source: Rank,
+    /// Its tag.
+    pub tag: Tag,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// What the tasks of a process share.
+#[derive(Debug)]
+struct Desk<P> {
+    process: Process<P>,
+    waiters: Waiters,
+}
+
+impl<P: Progression> Desk<P> {
+    /// Moves things forward until nothing is left to do but to wait; `waker` is then armed.
+    fn drive(&mut self, waker: &Waker, place: &mut Option<usize>) {
+        let place = self.waiters.enter(place, waker);
+        while self.process.lower_mut().advance(Wait::Wake(waker)) > 0 {}
+        self.waiters.lead(place);
+        self.tell_probes();
+    }
+
+    /// Wakes those who watch, if something has moved.
+    fn tell_probes(&mut self) {
+        let moves = self.process.lower_mut().requests().moves();
+        self.waiters.tell_probes(moves);
+    }
+}
+
+/// A group of processes whose messages no other communicator sees. Clones are the same one.
+///
+/// # Cancel safety
+/// A send's future that is dropped before it was polled has sent nothing; later, the message goes
+/// its way. A receive's future that is dropped has received nothing: a message that it had met
+/// stands in the queue again, where it stood, unless it was truncated.
+pub struct Communicator<P> {
+    desk: Arc<Mutex<Desk<P>>>,
+    scope: Scope,
+    /// Number of the next collective operation.
+    pub(super) turn: Arc<AtomicU32>,
+    pub(super) abandoned: Arc<AtomicBool>,
+}
+
+impl<P> Clone for Communicator<P> {
+    fn clone(&self) -> Self {
+        Self {
+            desk: Arc::clone(&self.desk),
+            scope: self.scope.clone(),
+            turn: Arc::clone(&self.turn),
+            abandoned: Arc::clone(&self.abandoned),
+        }
+    }
+}
+
+impl<P> fmt::Debug for Communicator<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator").field("scope", &self.scope).finish_non_exhaustive()
+    }
+}
+
+impl<P: Progression> Communicator<P> {
+    /// All processes: what [`Process::new`] has brought up.
+    #[must_use]
+    pub fn world(process: Process<P>, scope: Scope) -> Self {
+        let desk = Desk { process, waiters: Waiters::default() };
+        Self::of(Arc::new(Mutex::new(desk)), scope)
+    }
+
+    fn of(desk: Arc<Mutex<Desk<P>>>, scope: Scope) -> Self {
+        Self { desk, scope, turn: Arc::default(), abandoned: Arc::default() }
+    }
+
+    /// Another communicator of the same process.
+    pub(super) fn sibling(&self, scope: Scope) -> Self {
+        Self::of(Arc::clone(&self.desk), scope)
+    }
+
+    /// This process's rank.
+    #[must_use]
+    pub const fn rank(&self) -> Rank {
+        self.scope.rank()
+    }
+
+    /// Processes in the group.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.scope.size()
+    }
+
+    /// The group and its contexts.
+    #[must_use]
+    pub const fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Desk<P>> {
+        self.desk.lock().expect("nothing panics while it holds this lock")
+    }
+
+    /// The process behind it, for as long as `work` takes; other tasks wait meanwhile.
+    pub fn with<T>(&self, work: impl FnOnce(&mut Process<P>) -> T) -> T {
+        let mut desk = self.lock();
+        let result = work(&mut desk.process);
+        desk.tell_probes();
+        result
+    }
+
+    /// Starts a send.
+    ///
+    /// # Errors
+    /// Those of [`Process::isend`].
+    pub fn isend(
+        &self,
+        mode: Mode,
+        to: Rank,
+        tag: Tag,
+        bytes: impl Into<Bytes>,
+    ) -> Result<Pending<P>, MessageError> {
+        let load = Load::Bytes(bytes.into());
+        let request = self.with(|process| process.isend(&self.scope, mode, to, tag, load))?;
+        Ok(Pending::new(self.clone(), request, false))
+    }
+
+    /// Starts a receive of a message of any length; `None` is a wildcard.
+    ///
+    /// # Errors
+    /// Those of [`Process::ireceive`].
+    pub fn ireceive(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<Pending<P>, MessageError> {
+        self.ireceive_into(source, tag, Load::anything())
+    }
+
+    /// Starts a receive into the room given.
+    ///
+    /// # Errors
+    /// Those of [`Process::ireceive`].
+    pub fn ireceive_into(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+        room: Load<'_>,
+    ) -> Result<Pending<P>, MessageError> {
+        let (source, tag) = (source.into(), tag.into());
+        let request = self.with(|process| process.ireceive(&self.scope, source, tag, room))?;
+        Ok(Pending::new(self.clone(), request, true))
+    }
+
+    /// Sends in standard mode.
+    ///
+    /// # Errors
+    /// Those of [`isend`](Self::isend), and [`MessageError::Failed`].
+    pub async fn send(
+        &self,
+        to: Rank,
+        tag: Tag,
+        bytes: impl Into<Bytes>,
+    ) -> Result<(), MessageError> {
+        self.send_as(Mode::Standard, to, tag, bytes).await
+    }
+
+    /// Sends in the mode given.
+    ///
+    /// # Errors
+    /// Those of [`isend`](Self::isend), and [`MessageError::Failed`].
+    pub async fn send_as(
+        &self,
+        mode: Mode,
+        to: Rank,
+        tag: Tag,
+        bytes: impl Into<Bytes>,
+    ) -> Result<(), MessageError> {
+        self.isend(mode, to, tag, bytes)?.await.map(drop)
+    }
+
+    /// Receives a message of any length; `None` is a wildcard.
+    ///
+    /// # Errors
+    /// Those of [`ireceive`](Self::ireceive), and [`MessageError::Failed`].
+    pub async fn receive(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<Received, MessageError> {
+        self.ireceive(source, tag)?.await
+    }
+
+    /// Sends and receives at once, as when all processes shift something along (`MPI_Sendrecv`).
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send) and [`receive`](Self::receive).
+    pub async fn send_receive(
+        &self,
+        (to, send_tag): (Rank, Tag),
+        bytes: impl Into<Bytes>,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<Received, MessageError> {
+        let receive = self.ireceive(source, tag)?;
+        let send = self.isend(Mode::Standard, to, send_tag, bytes)?;
+        let received = receive.await;
+        send.await?;
+        received
+    }
+
+    /// The same, and what is received takes the place of what was sent (`MPI_Sendrecv_replace`): a
+    /// longer message is an error, and so is none at all from a process that is gone; `buffer`
+    /// then holds what was sent, or the beginning of the longer message.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send) and [`receive`](Self::receive).
+    pub async fn send_receive_replace(
+        &self,
+        to: (Rank, Tag),
+        buffer: &mut [u8],
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<Received, MessageError> {
+        let room = Load::Room { room: buffer.len(), storage: Vec::new() };
+        let receive = self.ireceive_into(source, tag, room)?;
+        let send = self.isend(Mode::Standard, to.0, to.1, buffer.to_vec())?;
+        let (received, result) = receive.outcome().await;
+        send.await?;
+        buffer[..received.bytes.len()].copy_from_slice(&received.bytes);
+        result.map(|()| received).map_err(MessageError::from)
+    }
+
+    /// Lends buffered sends `bytes` more; see [`Process::attach`].
+    pub fn attach(&self, bytes: usize) {
+        self.with(|process| process.attach(bytes));
+    }
+
+    /// Takes the attached buffer away, when no send holds any of it; returns its bytes.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken nothing.
+    pub async fn detach(&self) -> usize {
+        self.watch(|process| process.detach()).await
+    }
+
+    /// What waits for what, in the whole process.
+    #[must_use]
+    pub fn explain(&self) -> Explanation {
+        self.lock().process.explain()
+    }
+
+    /// Runs a future on this thread: it polls for a while, then parks.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        block_on(future)
+    }
+
+    /// Brings the lower layer down, when everything of ours has left. All communicators of the
+    /// process are then closed; call it when no process will send here any more, as after a
+    /// [`barrier`](Self::barrier).
+    pub async fn finalize(&self) {
+        self.watch(|process| match process.lower_mut().finalize() {
+            Poll::Ready(()) => Some(()),
+            Poll::Pending => None,
+        })
+        .await;
+    }
+
+    /// A request that was built by hand, of either context.
+    pub(super) fn adopt(&self, request: Request, receive: bool) -> Pending<P> {
+        Pending::new(self.clone(), request, receive)
+    }
+
+    pub(super) fn isend_in(
+        &self,
+        context: Context,
+        to: Rank,
+        tag: Tag,
+        bytes: Bytes,
+    ) -> Result<Pending<P>, MessageError> {
+        let request = self.with(|process| {
+            let request = process.build_send(&self.scope, context, Mode::Standard, to, tag)?;
+            process.start_or_free(request, Load::Bytes(bytes))
+        })?;
+        Ok(self.adopt(request, false))
+    }
+
+    pub(super) fn ireceive_in(
+        &self,
+        context: Context,
+        source: Rank,
+        tag: Tag,
+    ) -> Result<Pending<P>, MessageError> {
+        let request = self.with(|process| {
+            let request = process.build_receive(&self.scope, context, Some(source), Some(tag))?;
+            process.start_or_free(request, Load::anything())
+        })?;
+        Ok(self.adopt(request, true))
+    }
+
+    fn received(&self, outcome: Outcome) -> Received {
+        let Outcome { status, bytes, .. } = outcome;
+        Received { source: self.scope.rank_of(status.source), tag: status.tag, bytes }
+    }
+}
+
+/// Runs a future on this thread: it polls for a while, then parks until it is woken.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let parker = Parker::default();
+    let mut future = pin!(future);
+    for _ in 0..parker.spins() {
+        let mut idle = TaskContext::from_waker(Waker::noop());
+        if let Poll::Ready(done) = future.as_mut().poll(&mut idle) {
+            return done;
+        }
+        std::hint::spin_loop();
+    }
+    let mut context = TaskContext::from_waker(parker.waker());
+    loop {
+        if let Poll::Ready(done) = future.as_mut().poll(&mut context) {
+            return done;
+        }
+        std::thread::park();
+    }
+}

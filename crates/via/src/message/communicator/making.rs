@@ -1,0 +1,116 @@
+//! New communicators from old ones: duplicated, split, created for some of the processes.
+//!
+//! All processes of the old communicator take part, as in any collective operation. They tell each
+//! other the next number that each could use; the highest is free for all of them. Numbers are not
+//! used again.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::Communicator;
+use crate::message::group::{Group, NoSuchRank, Rank, Scope};
+use crate::message::process::MessageError;
+use crate::message::progression::Progression;
+
+/// What a process tells the others: 16 bytes, little-endian.
+#[derive(Clone, Copy)]
+struct Wish {
+    number: u32,
+    color: Option<u32>,
+    key: i32,
+}
+
+impl Wish {
+    fn emit(self) -> Bytes {
+        let mut bytes = Vec::with_capacity(16);
+        bytes.extend_from_slice(&self.number.to_le_bytes());
+        bytes.extend_from_slice(&u32::from(self.color.is_some()).to_le_bytes());
+        bytes.extend_from_slice(&self.color.unwrap_or_default().to_le_bytes());
+        bytes.extend_from_slice(&self.key.to_le_bytes());
+        bytes.into()
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, MessageError> {
+        let (words, []) = bytes.as_chunks::<4>() else { return Err(wrong_size(bytes)) };
+        let [number, colored, color, key] = words else { return Err(wrong_size(bytes)) };
+        let color = (u32::from_le_bytes(*colored) != 0).then(|| u32::from_le_bytes(*color));
+        Ok(Self { number: u32::from_le_bytes(*number), color, key: i32::from_le_bytes(*key) })
+    }
+}
+
+fn wrong_size(bytes: &[u8]) -> MessageError {
+    MessageError::Shape { what: "bytes of a process's wish", expected: 16, found: bytes.len() }
+}
+
+impl<P: Progression> Communicator<P> {
+    /// The same processes in the same order, and contexts of their own.
+    ///
+    /// # Errors
+    /// [`MessageError::NoContext`], and those of collective operations.
+    pub async fn duplicate(&self) -> Result<Self, MessageError> {
+        let (number, _) = self.agree(None, 0).await?;
+        self.with_number(Arc::clone(self.scope.group()), number)
+    }
+
+    /// One communicator for each color, of the processes that named it, ordered by their keys and,
+    /// where these are equal, by their ranks here. `None` for a process that named no color.
+    ///
+    /// # Errors
+    /// [`MessageError::NoContext`], and those of collective operations.
+    pub async fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>, MessageError> {
+        let (number, wishes) = self.agree(color, key).await?;
+        if color.is_none() {
+            return Ok(None);
+        }
+        let mut members: Vec<_> = (0..)
+            .map(Rank)
+            .zip(&wishes)
+            .filter(|(_, wish)| wish.color == color)
+            .map(|(rank, wish)| (wish.key, rank))
+            .collect();
+        members.sort_unstable();
+        let ranks: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
+        self.with_number(self.group_of(&ranks)?, number).map(Some)
+    }
+
+    /// A communicator of the processes with these ranks, in this order; `None` for the others. All
+    /// processes name the same ones.
+    ///
+    /// # Errors
+    /// [`MessageError::Rank`], [`MessageError::NoContext`], and those of collective operations.
+    pub async fn create(&self, ranks: &[Rank]) -> Result<Option<Self>, MessageError> {
+        let group = self.group_of(ranks)?;
+        let (number, _) = self.agree(None, 0).await?;
+        if !ranks.contains(&self.rank()) {
+            return Ok(None);
+        }
+        self.with_number(group, number).map(Some)
+    }
+
+    fn group_of(&self, ranks: &[Rank]) -> Result<Arc<Group>, NoSuchRank> {
+        let members: Result<Vec<_>, _> =
+            ranks.iter().map(|rank| self.scope.group().peer(*rank)).collect();
+        Ok(Arc::new(Group::new(members?)))
+    }
+
+    fn with_number(&self, group: Arc<Group>, number: u32) -> Result<Self, MessageError> {
+        let own = self.scope.group().peer(self.rank())?;
+        let scope = Scope::new(group, own, number).ok_or(MessageError::NoContext)?;
+        Ok(self.sibling(scope))
+    }
+
+    /// A number that nobody here has used, and what everybody wishes.
+    async fn agree(&self, color: Option<u32>, key: i32) -> Result<(u32, Vec<Wish>), MessageError> {
+        let number = self.with(|process| process.next_number);
+        let wishes = self.all_gather(Wish { number, color, key }.emit()).await?;
+        let wishes: Result<Vec<_>, _> = wishes.iter().map(|wish| Wish::parse(wish)).collect();
+        let wishes = wishes?;
+        let number = wishes.iter().map(|wish| wish.number).max().unwrap_or(number);
+        if number > Scope::MAX_NUMBER {
+            return Err(MessageError::NoContext);
+        }
+        self.with(|process| process.next_number = process.next_number.max(number + 1));
+        Ok((number, wishes))
+    }
+}

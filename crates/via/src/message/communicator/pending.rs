@@ -1,0 +1,196 @@
+//! A request under way, as a future; waiting for any, some or all of several.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use super::{Communicator, Desk, Received};
+use crate::message::process::MessageError;
+use crate::message::progression::{Progression, Wait};
+use crate::message::request::{Failure, Outcome, Request};
+
+/// A request under way: the future of its message. A send's message has no bytes.
+///
+/// # Panics
+/// Polled again after it was ready.
+///
+/// # Cancel safety
+/// Dropped, a send goes on. A receive is withdrawn; a message that it has met stands in the queue
+/// again, unless it was truncated.
+#[must_use = "a receive that is dropped receives nothing"]
+pub struct Pending<P: Progression> {
+    communicator: Communicator<P>,
+    request: Option<Request>,
+    place: Option<usize>,
+    undo: bool,
+}
+
+impl<P: Progression> fmt::Debug for Pending<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pending").field("request", &self.request).finish_non_exhaustive()
+    }
+}
+
+impl<P: Progression> Pending<P> {
+    pub(super) const fn new(communicator: Communicator<P>, request: Request, undo: bool) -> Self {
+        Self { communicator, request: Some(request), place: None, undo }
+    }
+
+    /// The request, as [`Process`](crate::message::process::Process) knows it; `None` once the
+    /// outcome was taken.
+    #[must_use]
+    pub const fn request(&self) -> Option<Request> {
+        self.request
+    }
+
+    /// The outcome, if it is there; moves things forward first.
+    pub fn test(&mut self) -> Option<Result<Received, MessageError>> {
+        let request = self.request?;
+        self.communicator.with(|process| {
+            process.lower_mut().advance(Wait::Not);
+        });
+        let outcome = self.take(&mut self.communicator.clone().lock(), request)?;
+        Some(self.result(outcome))
+    }
+
+    /// Whether the outcome is there; it stays.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        let Some(request) = self.request else { return true };
+        self.communicator.with(|process| process.status(request).is_some())
+    }
+
+    /// Asks for it to be cancelled; await it all the same: it ends with [`Failure::Cancelled`], or
+    /// as if nobody had asked.
+    pub fn cancel(&self) {
+        if let Some(request) = self.request {
+            self.communicator.with(|process| process.cancel(request));
+        }
+    }
+
+    /// Gives up the outcome; what is under way goes on (`MPI_Request_free`).
+    pub fn free(mut self) {
+        if let Some(request) = self.request.take() {
+            self.communicator.with(|process| process.free(request));
+        }
+    }
+
+    /// Waits, and hands out the bytes also where the receive failed: of a message that was too long,
+    /// the beginning.
+    pub async fn outcome(mut self) -> (Received, Result<(), Failure>) {
+        let outcome = poll_fn(|context| self.poll_outcome(context)).await;
+        let result = outcome.result;
+        (self.communicator.received(outcome), result)
+    }
+
+    fn take(&mut self, desk: &mut Desk<P>, request: Request) -> Option<Outcome> {
+        let outcome = desk.process.take(request)?;
+        self.request = None;
+        desk.waiters.leave(&mut self.place);
+        Some(outcome)
+    }
+
+    fn poll_outcome(&mut self, context: &Context<'_>) -> Poll<Outcome> {
+        let request = self.request.expect("polled after it was ready");
+        let communicator = self.communicator.clone();
+        let mut desk = communicator.lock();
+        if let Some(outcome) = self.take(&mut desk, request) {
+            return Poll::Ready(outcome);
+        }
+        desk.process.lower_mut().requests().wake_when_done(request, context.waker());
+        desk.drive(context.waker(), &mut self.place);
+        match self.take(&mut desk, request) {
+            Some(outcome) => Poll::Ready(outcome),
+            None => Poll::Pending,
+        }
+    }
+
+    fn result(&self, outcome: Outcome) -> Result<Received, MessageError> {
+        outcome.result?;
+        Ok(self.communicator.received(outcome))
+    }
+}
+
+impl<P: Progression> Future for Pending<P> {
+    type Output = Result<Received, MessageError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = std::task::ready!(self.poll_outcome(context));
+        Poll::Ready(self.result(outcome))
+    }
+}
+
+impl<P: Progression> Drop for Pending<P> {
+    fn drop(&mut self) {
+        if self.request.is_none() && self.place.is_none() {
+            return;
+        }
+        let mut desk = self.communicator.lock();
+        if let Some(request) = self.request.take() {
+            desk.process.lower_mut().destroy(request, self.undo);
+        }
+        desk.waiters.leave(&mut self.place);
+        desk.tell_probes();
+    }
+}
+
+/// Waits for any of several; its place, and what came of it. Those whose outcome was taken are
+/// passed over; `None` if that is all.
+///
+/// # Cancel safety
+/// Dropped, it has taken nothing.
+pub async fn wait_any<P: Progression>(
+    pending: &mut [Pending<P>],
+) -> Option<(usize, Result<Received, MessageError>)> {
+    poll_fn(|context| {
+        let mut idle = true;
+        for (index, one) in pending.iter_mut().enumerate() {
+            if one.request.is_none() {
+                continue;
+            }
+            idle = false;
+            if let Poll::Ready(result) = Pin::new(one).poll(context) {
+                return Poll::Ready(Some((index, result)));
+            }
+        }
+        if idle { Poll::Ready(None) } else { Poll::Pending }
+    })
+    .await
+}
+
+/// Waits for at least one of several, and takes all that are done; none if all were taken before.
+///
+/// # Cancel safety
+/// Dropped, it has taken nothing.
+pub async fn wait_some<P: Progression>(
+    pending: &mut [Pending<P>],
+) -> Vec<(usize, Result<Received, MessageError>)> {
+    let Some(first) = wait_any(pending).await else { return Vec::new() };
+    let mut done = vec![first];
+    let mut idle = Context::from_waker(Waker::noop());
+    for (index, one) in pending.iter_mut().enumerate() {
+        if one.request.is_none() || !one.is_done() {
+            continue;
+        }
+        if let Poll::Ready(result) = Pin::new(one).poll(&mut idle) {
+            done.push((index, result));
+        }
+    }
+    done.sort_by_key(|(index, _)| *index);
+    done
+}
+
+/// Waits for all of several, in their order.
+///
+/// # Cancel safety
+/// Dropped, it drops all of them.
+pub async fn wait_all<P: Progression>(
+    pending: impl IntoIterator<Item = Pending<P>>,
+) -> Vec<Result<Received, MessageError>> {
+    let mut results = Vec::new();
+    for one in pending {
+        results.push(one.await);
+    }
+    results
+}

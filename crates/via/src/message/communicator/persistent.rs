@@ -1,0 +1,103 @@
+//! Requests that are built once and started again and again.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use super::{Communicator, Received};
+use crate::message::envelope::Tag;
+use crate::message::group::Rank;
+use crate::message::process::MessageError;
+use crate::message::progression::Progression;
+use crate::message::request::{Failure, Load, Mode, Request, State};
+
+/// A send or a receive that can be started again and again. Dropped while it is under way, it ends
+/// as a [`Pending`](super::Pending) does.
+#[derive(Debug)]
+pub struct Persistent<P: Progression> {
+    communicator: Communicator<P>,
+    request: Request,
+    place: Option<usize>,
+    undo: bool,
+}
+
+impl<P: Progression> Communicator<P> {
+    /// A send to be started again and again.
+    ///
+    /// # Errors
+    /// Those of [`Process::send_init`](crate::message::process::Process::send_init).
+    pub fn send_init(&self, mode: Mode, to: Rank, tag: Tag) -> Result<Persistent<P>, MessageError> {
+        let request = self.with(|process| process.send_init(&self.scope, mode, to, tag))?;
+        Ok(Persistent { communicator: self.clone(), request, place: None, undo: false })
+    }
+
+    /// A receive to be started again and again.
+    ///
+    /// # Errors
+    /// Those of [`Process::receive_init`](crate::message::process::Process::receive_init).
+    pub fn receive_init(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<Persistent<P>, MessageError> {
+        let (source, tag) = (source.into(), tag.into());
+        let request = self.with(|process| process.receive_init(&self.scope, source, tag))?;
+        Ok(Persistent { communicator: self.clone(), request, place: None, undo: true })
+    }
+}
+
+impl<P: Progression> Persistent<P> {
+    /// Starts it: a send with its message, a receive with room.
+    ///
+    /// # Errors
+    /// [`MessageError::Start`] while it is under way, or its outcome was not taken.
+    pub fn start(&mut self, load: Load<'_>) -> Result<(), MessageError> {
+        self.communicator.with(|process| process.start(self.request, load))
+    }
+
+    /// Whether it was started, and its outcome was not taken.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        let state = self.communicator.with(|p| p.lower_mut().requests().state(self.request));
+        !matches!(state, None | Some(State::Built))
+    }
+
+    /// Asks for what is under way to be cancelled; wait for it all the same.
+    pub fn cancel(&self) {
+        self.communicator.with(|process| process.cancel(self.request));
+    }
+
+    /// Waits for the outcome; `None` if it was not started. It can then be started again.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken nothing.
+    pub async fn wait(&mut self) -> Option<(Received, Result<(), Failure>)> {
+        poll_fn(|context| {
+            let communicator = self.communicator.clone();
+            let mut desk = communicator.lock();
+            let requests = desk.process.lower_mut().requests();
+            if matches!(requests.state(self.request), None | Some(State::Built)) {
+                return Poll::Ready(None);
+            }
+            requests.wake_when_done(self.request, context.waker());
+            if requests.state(self.request) != Some(State::Done) {
+                desk.drive(context.waker(), &mut self.place);
+            }
+            let Some(outcome) = desk.process.lower_mut().requests().take(self.request) else {
+                return Poll::Pending;
+            };
+            desk.waiters.leave(&mut self.place);
+            let result = outcome.result;
+            Poll::Ready(Some((communicator.received(outcome), result)))
+        })
+        .await
+    }
+}
+
+impl<P: Progression> Drop for Persistent<P> {
+    fn drop(&mut self) {
+        let mut desk = self.communicator.lock();
+        desk.process.lower_mut().destroy(self.request, self.undo);
+        desk.waiters.leave(&mut self.place);
+        desk.tell_probes();
+    }
+}

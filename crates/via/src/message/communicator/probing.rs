@@ -1,0 +1,170 @@
+//! Looking at messages before they are received; messages that only the finder receives.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use super::{Communicator, Pending, Received};
+use crate::message::envelope::Tag;
+use crate::message::group::Rank;
+use crate::message::process::{MessageError, Process};
+use crate::message::progression::{Claim, Probe, Progression, Wait};
+use crate::message::request::{Load, Request};
+
+/// What a probe has found.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Probed {
+    /// Who sent it.
+    pub source: Rank,
+    /// Its tag.
+    pub tag: Tag,
+    /// Its bytes.
+    pub length: usize,
+}
+
+/// A message that was taken out of the queue (a matched probe): nobody else receives it. Dropped, it
+/// goes back where it stood.
+#[derive(Debug)]
+pub struct Message<P: Progression> {
+    communicator: Communicator<P>,
+    request: Option<Request>,
+    probed: Probed,
+}
+
+impl<P: Progression> Message<P> {
+    /// What it is.
+    #[must_use]
+    pub const fn probed(&self) -> Probed {
+        self.probed
+    }
+
+    /// Starts to receive it into the room given (`MPI_Imrecv`).
+    ///
+    /// # Errors
+    /// [`MessageError::Start`], if its sender is gone and its bytes with it.
+    pub fn ireceive(mut self, room: Load<'_>) -> Result<Pending<P>, MessageError> {
+        let request = self.request.take().expect("it is received once");
+        self.communicator.with(|process| process.start_or_free(request, room))?;
+        Ok(Pending::new(self.communicator.clone(), request, true))
+    }
+
+    /// Receives it (`MPI_Mrecv`).
+    ///
+    /// # Errors
+    /// Those of [`ireceive`](Self::ireceive), and [`MessageError::Failed`].
+    pub async fn receive(self) -> Result<Received, MessageError> {
+        self.ireceive(Load::anything())?.await
+    }
+}
+
+impl<P: Progression> Drop for Message<P> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            self.communicator.with(|process| process.free(request));
+        }
+    }
+}
+
+impl<P: Progression> Communicator<P> {
+    /// Whether a message is there; it stays.
+    ///
+    /// # Errors
+    /// [`MessageError::Rank`].
+    pub fn iprobe(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<Option<Probed>, MessageError> {
+        let (source, tag) = (source.into(), tag.into());
+        let found = self.with(|p| p.iprobe(&self.scope, source, tag, Claim::Leave))?;
+        Ok(found.map(|probe| self.probed(probe)))
+    }
+
+    /// Takes a message out of the queue, if one is there (`MPI_Improbe`).
+    ///
+    /// # Errors
+    /// [`MessageError::Rank`].
+    pub fn improbe(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<Option<Message<P>>, MessageError> {
+        let (source, tag) = (source.into(), tag.into());
+        let found = self.with(|p| p.iprobe(&self.scope, source, tag, Claim::Take))?;
+        Ok(found.map(|probe| self.message(probe)))
+    }
+
+    /// Waits until a message is there; it stays.
+    ///
+    /// # Errors
+    /// [`MessageError::Rank`].
+    ///
+    /// # Cancel safety
+    /// Dropped, it has done nothing.
+    pub async fn probe(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<Probed, MessageError> {
+        let (source, tag) = (source.into(), tag.into());
+        let found = self.watch(|p| p.probe_now(&self.scope, source, tag, Claim::Leave).transpose());
+        Ok(self.probed(found.await?))
+    }
+
+    /// Waits for a message and takes it out of the queue (`MPI_Mprobe`).
+    ///
+    /// # Errors
+    /// [`MessageError::Rank`].
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken nothing.
+    pub async fn mprobe(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<Message<P>, MessageError> {
+        let (source, tag) = (source.into(), tag.into());
+        let found = self.watch(|p| p.probe_now(&self.scope, source, tag, Claim::Take).transpose());
+        Ok(self.message(found.await?))
+    }
+
+    /// Asks again whenever a message has come or something else has moved.
+    pub(super) async fn watch<T>(&self, ask: impl Fn(&mut Process<P>) -> Option<T>) -> T {
+        let mut place = Place { communicator: self, place: None };
+        poll_fn(|context| {
+            let mut desk = self.lock();
+            desk.process.lower_mut().advance(Wait::Not);
+            let mut answer = ask(&mut desk.process);
+            if answer.is_none() {
+                desk.drive(context.waker(), &mut place.place);
+                desk.waiters.probes(place.place.expect("driving takes a place"));
+                answer = ask(&mut desk.process);
+            }
+            desk.tell_probes();
+            answer.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    fn probed(&self, probe: Probe) -> Probed {
+        let Probe { key, length, .. } = probe;
+        Probed { source: self.scope.rank_of(key.source), tag: key.tag, length }
+    }
+
+    fn message(&self, probe: Probe) -> Message<P> {
+        Message { communicator: self.clone(), request: probe.claimed, probed: self.probed(probe) }
+    }
+}
+
+/// A place among those who wait, for as long as this lives.
+struct Place<'a, P: Progression> {
+    communicator: &'a Communicator<P>,
+    place: Option<usize>,
+}
+
+impl<P: Progression> Drop for Place<'_, P> {
+    fn drop(&mut self) {
+        if self.place.is_some() {
+            self.communicator.lock().waiters.leave(&mut self.place);
+        }
+    }
+}

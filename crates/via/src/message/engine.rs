@@ -1,0 +1,380 @@
+//! A lower layer over whatever carries packets: eager and announced messages, windows, cancelling.
+//!
+//! A message up to a size leaves whole, with its envelope. A longer one, and one for which the
+//! receiver's window for unexpected messages has no room, is announced; when its receive is there,
+//! the receiver clears it and its bytes follow in parts, straight into the receive's memory. A
+//! synchronous message that left whole is acknowledged when it meets its receive.
+
+mod arrivals;
+mod config;
+mod departures;
+mod endings;
+mod peer;
+mod pool;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::task::Poll;
+
+use bytes::Bytes;
+use midplane_simhw::region::Payload;
+
+use super::carrier::{Carrier, Event};
+use super::envelope::{Context, Envelope, Peer, Tag};
+use super::explain::Explanation;
+use super::matching::{Held, Key, Matching, Pattern};
+use super::progression::{
+    Abilities, BuildError, Claim, InitError, Probe, Progression, StartError, Wait,
+};
+use super::request::{Failure, Load, Operation, Request, Requests, State, Status};
+use peer::Link;
+use pool::Pool;
+
+pub use config::{Config, DEFAULT_BATCH, DEFAULT_EAGER, DEFAULT_WINDOW, ENTRY, WhenFull};
+
+/// Most bytes of one message.
+pub const MAX_LENGTH: usize = 1 << 30;
+
+/// What an engine has seen.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Counters {
+    /// Messages that left whole.
+    pub eager: u64,
+    /// Messages that were announced because of their length.
+    pub announced: u64,
+    /// Messages that were announced because the receiver's window was full.
+    pub demoted: u64,
+    /// Messages that met a posted receive when they came.
+    pub expected: u64,
+    /// Messages that came before their receive.
+    pub unexpected: u64,
+    /// Messages of ready sends that came before their receive: errors of the program.
+    pub ready_too_early: u64,
+    /// Packets that contradict what their sender may send; their sender counts as lost from the
+    /// first one on.
+    pub malformed: u64,
+    /// Receives whose message was longer than their room.
+    pub truncated: u64,
+}
+
+/// A message that has come and met no receive.
+#[derive(Debug)]
+struct Arrived {
+    /// The sender's request, where it waits for an answer; else 0.
+    sender: u64,
+    length: u32,
+    /// What it takes of its sender's window here.
+    charge: u32,
+    /// Its bytes, unless it was only announced.
+    bytes: Option<Vec<u8>>,
+}
+
+/// Everything but the carrier.
+#[derive(Debug)]
+struct Desk {
+    own: Peer,
+    config: Config,
+    requests: Requests,
+    matching: Matching<Request, Arrived>,
+    claimed: BTreeMap<Request, Held<Arrived>>,
+    links: Vec<Link>,
+    /// Processes that have something to leave.
+    busy: Vec<Peer>,
+    /// Messages of this process to itself.
+    to_self: VecDeque<(Envelope, Bytes)>,
+    pool: Pool,
+    counters: Counters,
+    /// Most bytes of an eager message.
+    eager: usize,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Life {
+    New,
+    Running,
+    Closing,
+    Down,
+}
+
+/// The lower layer over a [`Carrier`].
+#[derive(Debug)]
+pub struct Engine<C> {
+    carrier: C,
+    desk: Desk,
+    life: Life,
+}
+
+impl<C: Carrier> Engine<C> {
+    /// An engine that is not initialised yet.
+    #[must_use]
+    pub fn new(carrier: C, config: Config) -> Self {
+        let desk = Desk {
+            own: carrier.own(),
+            config,
+            requests: Requests::new(),
+            matching: Matching::new(config.hash_seed),
+            claimed: BTreeMap::new(),
+            links: Vec::new(),
+            busy: Vec::new(),
+            to_self: VecDeque::new(),
+            pool: Pool::default(),
+            counters: Counters::default(),
+            // Half a window: one message of the largest size is on its way while one waits.
+            eager: config.eager.min(carrier.room()).min(config.window / 2 - ENTRY),
+        };
+        Self { carrier, desk, life: Life::New }
+    }
+
+    /// What it has seen.
+    #[must_use]
+    pub const fn counters(&self) -> Counters {
+        self.desk.counters
+    }
+
+    /// Bytes of unexpected messages that are here now, [`ENTRY`] for each included.
+    #[must_use]
+    pub fn unexpected_bytes(&self) -> u64 {
+        self.desk.links.iter().map(|link| link.arrived - link.freed).sum()
+    }
+
+    /// What carries its packets.
+    #[must_use]
+    pub const fn carrier(&self) -> &C {
+        &self.carrier
+    }
+
+    /// Takes in what has come, a batch at most; whether there may be more.
+    fn take_in(&mut self) -> bool {
+        for _ in 0..self.desk.config.batch {
+            if let Some((envelope, bytes)) = self.desk.to_self.pop_front() {
+                self.desk.on_packet(self.desk.own, &envelope, Payload::from(&bytes[..]));
+                continue;
+            }
+            match self.carrier.poll() {
+                Some(Event::Packet { from, envelope, payload }) => {
+                    self.desk.on_packet(from, &envelope, payload);
+                }
+                Some(Event::Lost(peer)) => self.desk.lose(peer),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    fn progress(&mut self) -> bool {
+        if self.desk.requests.has_marked() {
+            self.desk.cancel_marked();
+        }
+        let more = self.take_in();
+        if !self.desk.busy.is_empty() {
+            self.desk.flush(&mut self.carrier);
+        }
+        more || !self.desk.to_self.is_empty()
+    }
+}
+
+impl<C: Carrier> Progression for Engine<C> {
+    fn init(&mut self) -> Result<Abilities, InitError> {
+        if self.life != Life::New {
+            return Err(InitError::Twice);
+        }
+        self.life = Life::Running;
+        self.addprocs(&[self.desk.own])?;
+        Ok(Abilities {
+            own: self.desk.own,
+            max_tag: Tag(u32::MAX),
+            max_context: Context(u32::MAX),
+            max_length: MAX_LENGTH,
+        })
+    }
+
+    fn addprocs(&mut self, peers: &[Peer]) -> Result<(), InitError> {
+        if self.life != Life::Running {
+            return Err(InitError::NotInitialised);
+        }
+        for peer in peers.iter().copied() {
+            if self.desk.link(peer).is_some_and(|link| link.known) {
+                continue;
+            }
+            if peer != self.desk.own {
+                self.carrier.connect(&[peer])?;
+            }
+            self.desk.add(peer);
+        }
+        self.desk.flush(&mut self.carrier);
+        Ok(())
+    }
+
+    #[inline]
+    fn build(&mut self, operation: Operation) -> Result<Request, BuildError> {
+        if self.life != Life::Running {
+            return Err(BuildError::NotRunning);
+        }
+        let peer = match operation {
+            Operation::Send { to, .. } => Some(to),
+            Operation::Receive(pattern) => pattern.source,
+            Operation::Claimed(_) | Operation::Nothing => None,
+        };
+        if let Some(peer) = peer {
+            self.desk.link(peer).filter(|link| link.known).ok_or(BuildError::Unknown(peer))?;
+        }
+        Ok(self.desk.requests.insert(operation))
+    }
+
+    #[inline]
+    fn start(&mut self, request: Request, load: Load<'_>) -> Result<(), StartError> {
+        if self.life != Life::Running {
+            return Err(StartError::NotRunning);
+        }
+        let desk = &mut self.desk;
+        let record = desk.requests.get_mut(request).ok_or(StartError::NotBuilt)?;
+        if record.state != State::Built {
+            return Err(StartError::NotBuilt);
+        }
+        match (record.operation, load) {
+            (Operation::Send { mode, to, context, tag }, Load::Copy(bytes)) => {
+                check_length(bytes.len())?;
+                let route = departures::Route { mode, to, context, tag };
+                if !desk.send_at_once(&mut self.carrier, request, route, bytes) {
+                    desk.queue_send(request, to, Bytes::copy_from_slice(bytes));
+                }
+            }
+            (Operation::Send { mode, to, context, tag }, Load::Bytes(bytes)) => {
+                check_length(bytes.len())?;
+                let route = departures::Route { mode, to, context, tag };
+                if !desk.send_at_once(&mut self.carrier, request, route, &bytes) {
+                    desk.queue_send(request, to, bytes);
+                    desk.flush(&mut self.carrier);
+                }
+            }
+            (Operation::Receive(pattern), Load::Room { room, storage }) => {
+                (record.room, record.storage) = (room, storage);
+                desk.receive(request, &pattern);
+            }
+            (Operation::Claimed(_), Load::Room { room, storage }) => {
+                let held = desk.claimed.remove(&request).ok_or(StartError::NotBuilt)?;
+                (record.room, record.storage) = (room, storage);
+                desk.meet(request, held);
+            }
+            _ => return Err(StartError::WrongLoad),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn destroy(&mut self, request: Request, undo: bool) {
+        if let Some(held) = self.desk.claimed.remove(&request) {
+            self.desk.put_back(held);
+        }
+        let Some(record) = self.desk.requests.get_mut(request) else { return };
+        match record.state {
+            State::Built => {}
+            State::Done if !undo => {}
+            _ => return self.desk.abandon(request, undo),
+        }
+        self.desk.requests.remove(request);
+    }
+
+    fn finalize(&mut self) -> Poll<()> {
+        match self.life {
+            Life::Down => return Poll::Ready(()),
+            Life::New => {}
+            Life::Running | Life::Closing => {
+                self.life = Life::Closing;
+                let drained = self.desk.links.iter().all(|link| link.lost || link.is_idle());
+                if !drained || self.desk.owes_answers() || !self.carrier.is_flushed() {
+                    return Poll::Pending;
+                }
+                self.carrier.close();
+            }
+        }
+        self.life = Life::Down;
+        self.desk.fail_all(Failure::Finalized);
+        Poll::Ready(())
+    }
+
+    fn iprobe(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
+        let (id, key, arrived) = self.desk.matching.peek(pattern)?;
+        let length = arrived.length as usize;
+        let claimed = (claim == Claim::Take).then(|| {
+            let held = self.desk.matching.remove(id).expect("it was there");
+            let request = self.desk.requests.insert(Operation::Claimed(key));
+            self.desk.claimed.insert(request, held);
+            request
+        });
+        Some(Probe { key, length, claimed })
+    }
+
+    #[inline]
+    fn advance(&mut self, wait: Wait<'_>) -> usize {
+        loop {
+            let more = self.progress();
+            let completed = self.desk.requests.take_completed();
+            let Wait::Wake(waker) = wait else { return completed };
+            if completed > 0 {
+                return completed;
+            }
+            if !more && self.carrier.arm(waker) {
+                return 0;
+            }
+            if more {
+                // The batch is spent: others on this thread go first.
+                waker.wake_by_ref();
+                return 0;
+            }
+        }
+    }
+
+    fn requests(&mut self) -> &mut Requests {
+        &mut self.desk.requests
+    }
+
+    fn explain(&self) -> Explanation {
+        self.desk.explain()
+    }
+}
+
+const fn check_length(length: usize) -> Result<(), StartError> {
+    if length > MAX_LENGTH {
+        return Err(StartError::TooLong { length, most: MAX_LENGTH });
+    }
+    Ok(())
+}
+
+impl Desk {
+    #[inline]
+    fn link(&self, peer: Peer) -> Option<&Link> {
+        self.links.get(peer.0 as usize)
+    }
+
+    #[inline]
+    fn link_mut(&mut self, peer: Peer) -> Option<&mut Link> {
+        self.links.get_mut(peer.0 as usize)
+    }
+
+    fn add(&mut self, peer: Peer) {
+        let index = peer.0 as usize;
+        if self.links.len() <= index {
+            self.links.resize_with(index + 1, Link::default);
+        }
+        self.links[index].known = true;
+        self.grant(peer);
+    }
+
+    /// Lists a process among those that have something to leave.
+    fn list(&mut self, peer: Peer) {
+        let Some(link) = self.link_mut(peer) else { return };
+        if !std::mem::replace(&mut link.listed, true) {
+            self.busy.push(peer);
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, request: Request, status: Status, result: Result<(), Failure>) {
+        self.requests.complete(request, status, result);
+    }
+
+    /// What a request says of the message that it is about, before anything is delivered.
+    fn blank(key: Key) -> Status {
+        Status { source: key.source, tag: key.tag, length: 0 }
+    }
+}

@@ -1,0 +1,307 @@
+//! What comes: each packet is checked before anything is done for it.
+
+use midplane_simhw::region::Payload;
+
+use super::peer::Stream;
+use super::{Arrived, Desk, MAX_LENGTH};
+use crate::message::envelope::{Envelope, Kind, Marks, Peer};
+use crate::message::matching::{Arrival, Held, Key, Pattern};
+use crate::message::request::{Failure, Operation, Request, State, Status, Transfer};
+
+/// A packet contradicts what its sender may send.
+struct Breach;
+
+impl Desk {
+    /// A packet has come from `from`. One that breaks the rules makes its sender count as lost: it
+    /// may have meant any of the messages that others wait for.
+    #[inline]
+    pub(super) fn on_packet(&mut self, from: Peer, envelope: &Envelope, payload: Payload<'_>) {
+        let Some(link) = self.link(from).filter(|link| link.known) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        if link.lost {
+            return;
+        }
+        let done = match envelope.kind {
+            Kind::Eager | Kind::Announce if envelope.source == from => {
+                self.on_message(from, envelope, payload)
+            }
+            Kind::Chunk => self.on_chunk(from, envelope, payload),
+            Kind::Clear => self.on_clear(from, envelope),
+            Kind::Acknowledge => self.on_acknowledge(from, envelope),
+            Kind::Credit => self.on_credit(from, envelope),
+            Kind::Withdraw => self.on_withdraw(from, envelope),
+            Kind::Withdrawn => self.on_withdrawn(from, envelope),
+            Kind::Eager | Kind::Announce => Err(Breach),
+        };
+        if done.is_err() {
+            self.counters.malformed += 1;
+            self.lose(from);
+        }
+    }
+
+    #[inline]
+    fn on_message(
+        &mut self,
+        from: Peer,
+        envelope: &Envelope,
+        payload: Payload<'_>,
+    ) -> Result<(), Breach> {
+        let charge = Arrived::charge(envelope.kind, envelope.length);
+        let whole = envelope.kind == Kind::Eager;
+        let link = self.link_mut(from).ok_or(Breach)?;
+        let due = link.next_in == envelope.sequence;
+        let within = link.arrived + u64::from(charge) <= link.granted;
+        let sized = if whole {
+            payload.len() == envelope.length as usize
+        } else {
+            payload.is_empty() && envelope.length as usize <= MAX_LENGTH && envelope.from != 0
+        };
+        if !due || !within || !sized {
+            return Err(Breach);
+        }
+        link.next_in = link.next_in.wrapping_add(1);
+        link.arrived += u64::from(charge);
+        let key = Key::of(envelope);
+        let (arrival, receive) = self.matching.arrive(key);
+        match receive {
+            Some(receive) if whole => {
+                self.counters.expected += 1;
+                self.free(from, charge);
+                self.deliver(receive, key, arrival, payload);
+                self.acknowledge(from, envelope.from);
+            }
+            Some(receive) => {
+                self.counters.expected += 1;
+                let arrived =
+                    Arrived { sender: envelope.from, length: envelope.length, charge, bytes: None };
+                self.meet(receive, Held { key, arrival, message: arrived });
+            }
+            None => self.keep(key, arrival, envelope, charge, payload),
+        }
+        Ok(())
+    }
+
+    fn keep(
+        &mut self,
+        key: Key,
+        arrival: Arrival,
+        envelope: &Envelope,
+        charge: u32,
+        payload: Payload<'_>,
+    ) {
+        self.counters.unexpected += 1;
+        self.counters.ready_too_early += u64::from(envelope.marks.contains(Marks::READY));
+        let bytes = (envelope.kind == Kind::Eager).then(|| {
+            let mut bytes = self.pool.take(payload.len());
+            payload.copy_to(&mut bytes);
+            bytes
+        });
+        let arrived = Arrived { sender: envelope.from, length: envelope.length, charge, bytes };
+        self.matching.hold(key, arrival, arrived);
+        self.requests.note_move();
+    }
+
+    /// A message meets the receive that was posted for it, straight from the carrier.
+    #[inline]
+    fn deliver(&mut self, receive: Request, key: Key, arrival: Arrival, payload: Payload<'_>) {
+        let Some(record) = self.requests.get_mut(receive) else { return };
+        let taken = payload.len().min(record.room);
+        if record.storage.capacity() < taken {
+            let own = std::mem::replace(&mut record.storage, self.pool.take(taken));
+            self.pool.put(own);
+        }
+        record.storage.resize(taken, 0);
+        if let Some(part) = payload.slice(0..taken) {
+            part.copy_to(&mut record.storage);
+        }
+        record.arrival = arrival;
+        let room = record.room;
+        self.received(receive, key, payload.len(), room);
+    }
+
+    /// A receive is started: it meets what is here, or is posted.
+    #[inline]
+    pub(super) fn receive(&mut self, request: Request, pattern: &Pattern) {
+        if let Some(held) = self.matching.take(pattern) {
+            return self.meet(request, held);
+        }
+        if let Some(peer) = pattern.source
+            && self.link(peer).is_some_and(|link| link.lost)
+        {
+            let status = Status { source: peer, ..Status::default() };
+            return self.complete(request, status, Err(Failure::PeerLost(peer)));
+        }
+        let posted = self.matching.post(pattern, request);
+        if let Some(record) = self.requests.get_mut(request) {
+            record.posted = Some(posted);
+            record.state = State::Active;
+        }
+    }
+
+    /// A receive meets a message that was held, or announced just now.
+    pub(super) fn meet(&mut self, receive: Request, held: Held<Arrived>) {
+        let Held { key, arrival, message } = held;
+        let Some(record) = self.requests.get_mut(receive) else { return };
+        record.arrival = arrival;
+        record.posted = None;
+        let room = record.room;
+        let length = message.length as usize;
+        self.free(key.source, message.charge);
+        if let Some(mut bytes) = message.bytes {
+            let record = self.requests.get_mut(receive).expect("it was there");
+            bytes.truncate(room);
+            if record.storage.capacity() < bytes.len() {
+                std::mem::swap(&mut record.storage, &mut bytes);
+            } else {
+                record.storage.resize(bytes.len(), 0);
+                record.storage.copy_from_slice(&bytes);
+            }
+            self.pool.put(bytes);
+            self.received(receive, key, length, room);
+            return self.acknowledge(key.source, message.sender);
+        }
+        let wanted = length.min(room);
+        let handles = (message.sender, receive.to_handle());
+        self.answer(key.source, Kind::Clear, Marks::NONE, handles, wanted as u32);
+        let record = self.requests.get_mut(receive).expect("it was there");
+        record.storage.resize(wanted, 0);
+        if wanted == 0 {
+            return self.received(receive, key, length, room);
+        }
+        record.state = State::Active;
+        record.status = Self::blank(key);
+        record.transfer = Some(Transfer { peer: key.source, filled: 0, wanted, length });
+    }
+
+    #[inline]
+    fn acknowledge(&mut self, to: Peer, sender: u64) {
+        if sender != 0 {
+            self.answer(to, Kind::Acknowledge, Marks::NONE, (sender, 0), 0);
+        }
+    }
+
+    /// All that a receive takes of its message is here.
+    #[inline]
+    fn received(&mut self, receive: Request, key: Key, length: usize, room: usize) {
+        let status = Status { source: key.source, tag: key.tag, length: length.min(room) };
+        let result = if length > room {
+            self.counters.truncated += 1;
+            Err(Failure::Truncated { length, room })
+        } else {
+            Ok(())
+        };
+        let undo = self.requests.get(receive).is_some_and(|record| record.undo);
+        if undo && result.is_ok() {
+            return self.give_back(receive, key);
+        }
+        self.complete(receive, status, result);
+    }
+
+    fn on_chunk(
+        &mut self,
+        from: Peer,
+        envelope: &Envelope,
+        payload: Payload<'_>,
+    ) -> Result<(), Breach> {
+        let receive = Request::from_handle(envelope.to);
+        let record = self.requests.get_mut(receive).ok_or(Breach)?;
+        let transfer = record.transfer.as_mut().filter(|t| t.peer == from).ok_or(Breach)?;
+        let end = transfer.filled + payload.len();
+        if payload.is_empty() || end > transfer.wanted || payload.len() != envelope.length as usize
+        {
+            return Err(Breach);
+        }
+        payload.copy_to(&mut record.storage[transfer.filled..end]);
+        transfer.filled = end;
+        if end == transfer.wanted {
+            let length = transfer.length;
+            let (status, room) = (record.status, record.room);
+            record.transfer = None;
+            let context = match record.operation {
+                Operation::Receive(pattern) => pattern.context,
+                Operation::Claimed(key) => key.context,
+                Operation::Send { .. } | Operation::Nothing => return Err(Breach),
+            };
+            let key = Key { context, source: status.source, tag: status.tag };
+            self.received(receive, key, length, room);
+        }
+        Ok(())
+    }
+
+    /// A send that waits for an answer of `from`.
+    fn answered(&mut self, from: Peer, handle: u64) -> Result<Request, Breach> {
+        let send = Request::from_handle(handle);
+        let record = self.requests.get_mut(send).ok_or(Breach)?;
+        match record.operation {
+            Operation::Send { to, .. } if to == from && record.state == State::Active => Ok(send),
+            _ => Err(Breach),
+        }
+    }
+
+    fn on_clear(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        let send = self.answered(from, envelope.to)?;
+        let record = self.requests.get(send).ok_or(Breach)?;
+        let (wanted, status) = (envelope.length as usize, record.status);
+        if wanted > record.bytes.len() {
+            return Err(Breach);
+        }
+        if self.link(from).is_some_and(|link| link.streams.iter().any(|s| s.send == send)) {
+            return Err(Breach);
+        }
+        if wanted == 0 {
+            self.complete(send, status, Ok(()));
+            return Ok(());
+        }
+        let stream = Stream { send, receive: envelope.from, sent: 0, wanted };
+        self.link_mut(from).ok_or(Breach)?.streams.push_back(stream);
+        self.list(from);
+        Ok(())
+    }
+
+    fn on_acknowledge(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        let send = self.answered(from, envelope.to)?;
+        let status = self.requests.get(send).ok_or(Breach)?.status;
+        self.complete(send, status, Ok(()));
+        Ok(())
+    }
+
+    fn on_credit(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        let link = self.link_mut(from).ok_or(Breach)?;
+        link.limit = link.limit.max(envelope.to);
+        if !link.sends.is_empty() {
+            self.list(from);
+        }
+        Ok(())
+    }
+
+    /// Only what no receive has met can be taken back. Looks at every held message.
+    fn on_withdraw(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        let key = Key { context: envelope.context, source: from, tag: envelope.tag };
+        let found = self
+            .matching
+            .held()
+            .find(|(_, at, arrived)| *at == key && arrived.sender == envelope.from)
+            .map(|(id, ..)| id);
+        let taken = found.and_then(|id| self.matching.remove(id));
+        let marks = if taken.is_some() { Marks::GRANTED } else { Marks::NONE };
+        if let Some(held) = taken {
+            self.free(from, held.message.charge);
+            self.pool.put(held.message.bytes.unwrap_or_default());
+        }
+        self.answer(from, Kind::Withdrawn, marks, (envelope.from, 0), 0);
+        Ok(())
+    }
+
+    fn on_withdrawn(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        if !envelope.marks.contains(Marks::GRANTED) {
+            // It met its receive first: that answer came before this one.
+            return Ok(());
+        }
+        let send = self.answered(from, envelope.to)?;
+        let status = self.requests.get(send).ok_or(Breach)?.status;
+        self.complete(send, Status { length: 0, ..status }, Err(Failure::Cancelled));
+        Ok(())
+    }
+}

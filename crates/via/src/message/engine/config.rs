@@ -1,0 +1,90 @@
+//! What an engine may use, and what it does when that is used up.
+
+/// What becomes of an eager message when its receiver's memory for unexpected ones is full.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum WhenFull {
+    /// It is announced; its bytes stay with the sender until the receive is there.
+    #[default]
+    Announce,
+    /// It waits with the sender, and all messages to that process behind it.
+    Wait,
+    /// Its send fails with [`Failure::Refused`](crate::message::request::Failure::Refused).
+    Refuse,
+}
+
+/// Above this, a message is announced first: two copies and no handshake then cost as much as one
+/// copy and a round trip, on the shared memory of one host.
+pub const DEFAULT_EAGER: usize = 8192;
+/// Of each sender, this much may be here unexpected: 4,096 messages of up to 192 bytes, or some 128
+/// of the largest eager ones.
+pub const DEFAULT_WINDOW: usize = 1 << 20;
+/// What an unexpected message counts for beside its bytes: about what its bookkeeping takes.
+pub const ENTRY: usize = 64;
+/// Packets that one call of `advance` takes in before it looks after what is to leave.
+pub const DEFAULT_BATCH: usize = 64;
+
+/// What an engine may use.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Config {
+    pub(super) eager: usize,
+    pub(super) window: usize,
+    pub(super) when_full: WhenFull,
+    pub(super) batch: usize,
+    pub(super) hash_seed: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            eager: DEFAULT_EAGER,
+            window: DEFAULT_WINDOW,
+            when_full: WhenFull::default(),
+            batch: DEFAULT_BATCH,
+            hash_seed: 0,
+        }
+    }
+}
+
+impl Config {
+    /// Most bytes of an eager message; more than a packet of the carrier holds means as many as one
+    /// holds. Default: [`DEFAULT_EAGER`].
+    #[must_use]
+    pub const fn eager(mut self, bytes: usize) -> Self {
+        self.eager = bytes;
+        self
+    }
+
+    /// Bytes of unexpected messages that each process may have here, [`ENTRY`] for each and the
+    /// bytes of eager ones; at least 4 [`ENTRY`]. What other processes send beyond it waits with
+    /// them. Default: [`DEFAULT_WINDOW`].
+    ///
+    /// A program that first wants a message which comes behind more unexpected ones than this holds
+    /// waits for ever, as it does in every implementation with bounded memory.
+    #[must_use]
+    pub const fn window(mut self, bytes: usize) -> Self {
+        self.window = if bytes < 4 * ENTRY { 4 * ENTRY } else { bytes };
+        self
+    }
+
+    /// What this process does when another one's memory for unexpected messages is full.
+    #[must_use]
+    pub const fn when_full(mut self, policy: WhenFull) -> Self {
+        self.when_full = policy;
+        self
+    }
+
+    /// Packets taken in a turn, at least 1. Default: [`DEFAULT_BATCH`].
+    #[must_use]
+    pub const fn batch(mut self, packets: usize) -> Self {
+        self.batch = if packets == 0 { 1 } else { packets };
+        self
+    }
+
+    /// Seed of the hash of tags. Where processes send that are not trusted, draw it at random: who
+    /// knows it can choose tags that make matching slow. Default: 0, so that runs repeat.
+    #[must_use]
+    pub const fn hash_seed(mut self, seed: u64) -> Self {
+        self.hash_seed = seed;
+        self
+    }
+}

@@ -1,0 +1,343 @@
+//! What leaves: messages in their order, answers, and the parts of announced messages.
+
+use bytes::Bytes;
+
+use super::peer::Stream;
+use super::{Arrived, Counters, Desk, ENTRY, WhenFull};
+use crate::message::carrier::{Carrier, Refusal};
+use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
+use crate::message::request::{Failure, Mode, Operation, Request, State, Status};
+
+/// Parts of announced messages that leave to one process in a turn.
+const PARTS: usize = 8;
+
+/// Where a message goes, and how.
+#[derive(Clone, Copy)]
+pub(super) struct Route {
+    pub(super) mode: Mode,
+    pub(super) to: Peer,
+    pub(super) context: Context,
+    pub(super) tag: Tag,
+}
+
+impl Route {
+    fn of(operation: Operation) -> Option<Self> {
+        let Operation::Send { mode, to, context, tag } = operation else { return None };
+        Some(Self { mode, to, context, tag })
+    }
+
+    const fn marks(self) -> Marks {
+        match self.mode {
+            Mode::Standard => Marks::NONE,
+            Mode::Buffered => Marks::BUFFERED,
+            Mode::Synchronous => Marks::SYNCHRONOUS,
+            Mode::Ready => Marks::READY,
+        }
+    }
+}
+
+/// What became of an attempt to let a message leave.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Attempt {
+    Left,
+    NotNow,
+    Failed(Failure),
+}
+
+impl Desk {
+    /// Lets a message leave now, if nothing is before it; else the caller keeps it.
+    #[inline]
+    pub(super) fn send_at_once<C: Carrier>(
+        &mut self,
+        carrier: &mut C,
+        request: Request,
+        route: Route,
+        bytes: &[u8],
+    ) -> bool {
+        let Some(link) = self.link(route.to) else { return false };
+        let whole = bytes.len() <= self.eager && link.has_window(ENTRY + bytes.len());
+        if !whole || !link.sends.is_empty() || route.to == self.own {
+            return false;
+        }
+        match self.attempt(carrier, request, route, bytes) {
+            Attempt::Left => true,
+            Attempt::NotNow => false,
+            Attempt::Failed(failure) => {
+                self.complete(request, Status::default(), Err(failure));
+                true
+            }
+        }
+    }
+
+    pub(super) fn queue_send(&mut self, request: Request, to: Peer, bytes: Bytes) {
+        if let Some(record) = self.requests.get_mut(request) {
+            record.state = State::Waiting;
+            record.bytes = bytes;
+        }
+        if let Some(link) = self.link_mut(to) {
+            link.sends.push_back(request);
+        }
+        self.list(to);
+    }
+
+    #[inline]
+    fn attempt<C: Carrier>(
+        &mut self,
+        carrier: &mut C,
+        request: Request,
+        route: Route,
+        bytes: &[u8],
+    ) -> Attempt {
+        let Some(link) = self.links.get(route.to.0 as usize) else { return Attempt::NotNow };
+        if link.lost {
+            return Attempt::Failed(Failure::PeerLost(route.to));
+        }
+        let short = bytes.len() <= self.eager;
+        let fits = short && link.has_window(ENTRY + bytes.len());
+        if short && !fits {
+            match self.config.when_full {
+                WhenFull::Announce => {}
+                WhenFull::Wait => return Attempt::NotNow,
+                // Before the first grant the other side is not full, only unknown.
+                WhenFull::Refuse if link.limit == 0 => return Attempt::NotNow,
+                WhenFull::Refuse => return Attempt::Failed(Failure::Refused(route.to)),
+            }
+        }
+        if !fits && !link.has_window(ENTRY) {
+            return Attempt::NotNow;
+        }
+        let kind = if fits { Kind::Eager } else { Kind::Announce };
+        let answered = !fits || route.mode == Mode::Synchronous;
+        let envelope = Envelope {
+            length: u32::try_from(bytes.len()).expect("at most MAX_LENGTH"),
+            tag: route.tag,
+            kind,
+            marks: route.marks(),
+            source: self.own,
+            context: route.context,
+            sequence: link.next_out,
+            to: 0,
+            from: if answered { request.to_handle() } else { 0 },
+        };
+        let payload = if fits { bytes } else { &[] };
+        match self.post(carrier, route.to, &envelope, payload) {
+            Ok(()) => {}
+            Err(Refusal::Full) => return Attempt::NotNow,
+            Err(Refusal::Lost) => return Attempt::Failed(Failure::PeerLost(route.to)),
+        }
+        self.count_departure(fits, short);
+        let charge = if fits { ENTRY + bytes.len() } else { ENTRY };
+        let link = self.link_mut(route.to).expect("it was there");
+        link.next_out = link.next_out.wrapping_add(1);
+        link.charged += charge as u64;
+        let sent = Status { source: self.own, tag: route.tag, length: bytes.len() };
+        if !answered {
+            self.complete(request, sent, Ok(()));
+        } else if let Some(record) = self.requests.get_mut(request) {
+            record.state = State::Active;
+            record.status = sent;
+        }
+        Attempt::Left
+    }
+
+    #[inline]
+    const fn count_departure(&mut self, fits: bool, short: bool) {
+        let Counters { eager, announced, demoted, .. } = &mut self.counters;
+        match (fits, short) {
+            (true, _) => *eager += 1,
+            (false, true) => *demoted += 1,
+            (false, false) => *announced += 1,
+        }
+    }
+
+    #[inline]
+    fn post<C: Carrier>(
+        &mut self,
+        carrier: &mut C,
+        to: Peer,
+        envelope: &Envelope,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        if to == self.own {
+            self.to_self.push_back((*envelope, Bytes::copy_from_slice(payload)));
+            return Ok(());
+        }
+        carrier.post(to, envelope, payload)
+    }
+
+    /// An answer to a packet of `to`.
+    pub(super) fn answer(
+        &mut self,
+        to: Peer,
+        kind: Kind,
+        marks: Marks,
+        handles: (u64, u64),
+        length: u32,
+    ) {
+        let envelope = Envelope {
+            length,
+            tag: Tag(0),
+            kind,
+            marks,
+            source: self.own,
+            context: Context(0),
+            sequence: 0,
+            to: handles.0,
+            from: handles.1,
+        };
+        if let Some(link) = self.link_mut(to).filter(|link| !link.lost) {
+            link.answers.push_back(envelope);
+            self.list(to);
+        }
+    }
+
+    /// Asks for a message back that was announced, or waits for its acknowledgement.
+    pub(super) fn withdraw(&mut self, send: Request) {
+        let Some(record) = self.requests.get(send) else { return };
+        let Operation::Send { to, context, tag, .. } = record.operation else { return };
+        let envelope = Envelope {
+            length: 0,
+            tag,
+            kind: Kind::Withdraw,
+            marks: Marks::NONE,
+            source: self.own,
+            context,
+            sequence: 0,
+            to: 0,
+            from: send.to_handle(),
+        };
+        if let Some(link) = self.link_mut(to) {
+            link.answers.push_back(envelope);
+            self.list(to);
+        }
+    }
+
+    /// Room that a message held is free again.
+    #[inline]
+    pub(super) fn free(&mut self, peer: Peer, charge: u32) {
+        let half = self.config.window as u64 / 2;
+        let Some(link) = self.link_mut(peer) else { return };
+        link.freed += u64::from(charge);
+        if link.granted - link.freed <= half {
+            self.grant(peer);
+        }
+    }
+
+    /// Tells a process what it may send altogether.
+    pub(super) fn grant(&mut self, peer: Peer) {
+        let window = self.config.window as u64;
+        let own = peer == self.own;
+        let Some(link) = self.link_mut(peer) else { return };
+        link.granted = link.freed + window;
+        let granted = link.granted;
+        if own {
+            link.limit = granted;
+            return self.list(peer);
+        }
+        self.answer(peer, Kind::Credit, Marks::NONE, (granted, 0), 0);
+    }
+
+    /// Lets leave what can.
+    pub(super) fn flush<C: Carrier>(&mut self, carrier: &mut C) {
+        let mut at = 0;
+        while at < self.busy.len() {
+            let peer = self.busy[at];
+            self.flush_link(carrier, peer);
+            let idle = self.link(peer).is_none_or(super::Link::is_idle);
+            if idle {
+                if let Some(link) = self.link_mut(peer) {
+                    link.listed = false;
+                }
+                self.busy.swap_remove(at);
+                self.requests.note_move();
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn flush_link<C: Carrier>(&mut self, carrier: &mut C, peer: Peer) {
+        while let Some(envelope) = self.link(peer).and_then(|link| link.answers.front().copied()) {
+            if self.post(carrier, peer, &envelope, &[]) == Err(Refusal::Full) {
+                return;
+            }
+            self.link_mut(peer).expect("it was there").answers.pop_front();
+        }
+        while let Some(send) = self.link(peer).and_then(|link| link.sends.front().copied()) {
+            let record = self.requests.get(send).filter(|record| record.state == State::Waiting);
+            let Some((route, bytes)) = record
+                .and_then(|record| Some((Route::of(record.operation)?, record.bytes.clone())))
+            else {
+                self.link_mut(peer).expect("it was there").sends.pop_front();
+                continue;
+            };
+            match self.attempt(carrier, send, route, &bytes) {
+                Attempt::NotNow => break,
+                Attempt::Left => {}
+                Attempt::Failed(failure) => {
+                    self.complete(send, Status::default(), Err(failure));
+                }
+            }
+            self.link_mut(peer).expect("it was there").sends.pop_front();
+        }
+        for _ in 0..PARTS {
+            let Some(stream) = self.link_mut(peer).and_then(|link| link.streams.pop_front()) else {
+                break;
+            };
+            if !self.send_part(carrier, peer, stream) {
+                break;
+            }
+        }
+    }
+
+    /// The next part of an announced message leaves; `false` if there is no room for it.
+    fn send_part<C: Carrier>(&mut self, carrier: &mut C, peer: Peer, mut stream: Stream) -> bool {
+        let record = self.requests.get(stream.send);
+        let Some((bytes, status)) = record.map(|r| (r.bytes.clone(), r.status)) else {
+            return true;
+        };
+        let end = stream.wanted.min(stream.sent + carrier.room());
+        let part = &bytes[stream.sent..end];
+        let envelope = Envelope {
+            length: part.len() as u32,
+            tag: Tag(0),
+            kind: Kind::Chunk,
+            marks: Marks::NONE,
+            source: self.own,
+            context: Context(0),
+            sequence: 0,
+            to: stream.receive,
+            from: 0,
+        };
+        if self.post(carrier, peer, &envelope, part) == Err(Refusal::Full) {
+            self.link_mut(peer).expect("it was there").streams.push_front(stream);
+            return false;
+        }
+        stream.sent = end;
+        if end == stream.wanted {
+            self.complete(stream.send, status, Ok(()));
+        } else {
+            self.link_mut(peer).expect("it was there").streams.push_back(stream);
+        }
+        true
+    }
+
+    /// Whether a process waits for something that only we can send.
+    pub(super) fn owes_answers(&self) -> bool {
+        self.requests.iter().any(|(_, record)| {
+            matches!(record.operation, Operation::Send { .. })
+                && record.state != State::Done
+                && record.state != State::Built
+        }) || !self.to_self.is_empty()
+    }
+}
+
+impl Arrived {
+    /// What a message takes of the window of its sender.
+    pub(super) const fn charge(kind: Kind, length: u32) -> u32 {
+        match kind {
+            Kind::Eager => ENTRY as u32 + length,
+            _ => ENTRY as u32,
+        }
+    }
+}

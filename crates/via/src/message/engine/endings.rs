@@ -1,0 +1,185 @@
+//! How requests end early: cancelled, abandoned, or their process lost.
+
+use super::{Arrived, Desk};
+use crate::message::envelope::{Context, Peer};
+use crate::message::explain::{Explanation, Missing, Unmatched};
+use crate::message::matching::{Held, Key};
+use crate::message::request::{Failure, Operation, Request, State, Status};
+
+impl Desk {
+    pub(super) fn cancel_marked(&mut self) {
+        for request in self.requests.take_marked() {
+            self.cancel(request);
+        }
+    }
+
+    /// Cancels what has not met its counterpart; the rest goes on.
+    fn cancel(&mut self, request: Request) {
+        let Some(record) = self.requests.get(request) else { return };
+        match (record.operation, record.state) {
+            (Operation::Receive(_), State::Active) => {
+                let withdrawn = record.posted.is_some_and(|posted| self.matching.withdraw(posted));
+                if withdrawn {
+                    self.complete(request, Status::default(), Err(Failure::Cancelled));
+                }
+            }
+            (Operation::Send { to, .. }, State::Waiting) => {
+                if let Some(link) = self.link_mut(to) {
+                    link.sends.retain(|waiting| *waiting != request);
+                }
+                self.complete(request, Status::default(), Err(Failure::Cancelled));
+            }
+            (Operation::Send { to, .. }, State::Active) => {
+                let met =
+                    self.link(to).is_some_and(|l| l.streams.iter().any(|s| s.send == request));
+                if !met {
+                    self.withdraw(request);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Nobody will take the outcome of a request that is under way, or is done and to be undone.
+    pub(super) fn abandon(&mut self, request: Request, undo: bool) {
+        let Some(record) = self.requests.get_mut(request) else { return };
+        record.orphan = true;
+        match (record.operation, record.state) {
+            (Operation::Send { .. }, State::Done) => {
+                self.requests.remove(request);
+            }
+            (Operation::Send { .. }, _) => {}
+            (Operation::Receive(_), State::Active) if record.posted.is_some() && undo => {
+                self.cancel(request);
+            }
+            (Operation::Receive(_) | Operation::Claimed(_), State::Done) => {
+                let key = Self::key_of(record.operation, record.status);
+                if record.result.is_ok() {
+                    self.give_back(request, key);
+                } else {
+                    self.requests.remove(request);
+                }
+            }
+            _ => record.undo = undo,
+        }
+    }
+
+    const fn key_of(operation: Operation, status: Status) -> Key {
+        let context = match operation {
+            Operation::Receive(pattern) => pattern.context,
+            Operation::Claimed(key) => key.context,
+            Operation::Send { context, .. } => context,
+            Operation::Nothing => Context(0),
+        };
+        Key { context, source: status.source, tag: status.tag }
+    }
+
+    /// The message that a receive got goes back into the queue, and the receive is forgotten.
+    pub(super) fn give_back(&mut self, receive: Request, key: Key) {
+        let Some(record) = self.requests.get_mut(receive) else { return };
+        let bytes = std::mem::take(&mut record.storage);
+        let arrival = record.arrival;
+        self.requests.remove(receive);
+        let length = u32::try_from(bytes.len()).expect("at most MAX_LENGTH");
+        // Its room in the window was given back when it was received.
+        let message = Arrived { sender: 0, length, charge: 0, bytes: Some(bytes) };
+        self.put_back(Held { key, arrival, message });
+    }
+
+    pub(super) fn put_back(&mut self, held: Held<Arrived>) {
+        match self.matching.put_back(held) {
+            Ok(_) => self.requests.note_move(),
+            Err((receive, held)) => self.meet(receive, held),
+        }
+    }
+
+    /// A process is gone: everything that waits for it ends. So does, once, every receive from
+    /// any source that is posted at this moment: its message may have been that process's.
+    pub(super) fn lose(&mut self, peer: Peer) {
+        let Some(link) = self.link_mut(peer) else { return };
+        if std::mem::replace(&mut link.lost, true) {
+            return;
+        }
+        link.answers.clear();
+        link.sends.clear();
+        link.streams.clear();
+        let held = self.matching.held();
+        let gone: Vec<_> = held
+            .filter(|(_, key, arrived)| key.source == peer && arrived.bytes.is_none())
+            .map(|(id, ..)| id)
+            .collect();
+        for id in gone {
+            let _ = self.matching.remove(id);
+        }
+        self.claimed.retain(|_, held| held.key.source != peer || held.message.bytes.is_some());
+        self.fail(Failure::PeerLost(peer), |operation, from| match operation {
+            Operation::Send { to, .. } => to == peer,
+            Operation::Receive(pattern) => match from {
+                Some(from) => from == peer,
+                None => pattern.source.is_none_or(|source| source == peer),
+            },
+            Operation::Claimed(_) => from == Some(peer),
+            Operation::Nothing => false,
+        });
+    }
+
+    pub(super) fn fail_all(&mut self, failure: Failure) {
+        self.fail(failure, |_, _| true);
+    }
+
+    /// Ends every request under way for which `concerns` holds, given its operation and the process
+    /// whose message it is receiving.
+    fn fail(&mut self, failure: Failure, concerns: impl Fn(Operation, Option<Peer>) -> bool) {
+        let concerned: Vec<_> = self
+            .requests
+            .iter()
+            .filter(|(_, record)| matches!(record.state, State::Waiting | State::Active))
+            .filter(|(_, r)| concerns(r.operation, r.transfer.map(|transfer| transfer.peer)))
+            .map(|(request, record)| (request, record.posted))
+            .collect();
+        for (request, posted) in concerned {
+            if let Some(posted) = posted {
+                self.matching.withdraw(posted);
+            }
+            let source = match failure {
+                Failure::PeerLost(peer) => peer,
+                _ => Peer::default(),
+            };
+            self.complete(request, Status { source, ..Status::default() }, Err(failure));
+        }
+    }
+
+    pub(super) fn explain(&self) -> Explanation {
+        let mut explanation = Explanation::default();
+        for (request, record) in self.requests.iter() {
+            let missing = match (record.operation, record.state) {
+                (_, State::Built | State::Done) => continue,
+                (Operation::Send { to, context, tag, .. }, State::Waiting) => {
+                    Missing::Window { to, context, tag, length: record.bytes.len() }
+                }
+                (Operation::Send { to, context, tag, .. }, State::Active) => {
+                    Missing::Receive { to, context, tag, length: record.status.length }
+                }
+                (Operation::Receive(pattern), _) if record.transfer.is_none() => {
+                    Missing::Message(pattern)
+                }
+                (operation, _) => {
+                    let Some(transfer) = record.transfer else { continue };
+                    let key = Self::key_of(operation, record.status);
+                    Missing::Rest { key, filled: transfer.filled, length: transfer.wanted }
+                }
+            };
+            explanation.waiting.push((request, missing));
+        }
+        for (_, key, arrived) in self.matching.held() {
+            let announced = arrived.bytes.is_none();
+            let unmatched = explanation.unmatched.entry(key).or_insert_with(Unmatched::default);
+            unmatched.messages += 1;
+            unmatched.announced += usize::from(announced);
+            unmatched.bytes += u64::from(arrived.length);
+        }
+        let lost = |(index, link): (usize, &super::Link)| link.lost.then_some(Peer(index as u32));
+        explanation.lost = self.links.iter().enumerate().filter_map(lost).collect();
+        explanation
+    }
+}

@@ -1,0 +1,52 @@
+//! What an engine knows of another process.
+
+use std::collections::VecDeque;
+
+use crate::message::envelope::Envelope;
+use crate::message::request::Request;
+
+/// An announced message whose bytes are leaving.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    pub(super) send: Request,
+    /// The receiver's handle.
+    pub(super) receive: u64,
+    pub(super) sent: usize,
+    pub(super) wanted: usize,
+}
+
+/// Both directions between this process and another.
+#[derive(Debug, Default)]
+pub(super) struct Link {
+    pub(super) known: bool,
+    pub(super) lost: bool,
+    /// It is in the list of those that have something to leave.
+    pub(super) listed: bool,
+    /// Number of the next matched packet to it, and from it.
+    pub(super) next_out: u32,
+    pub(super) next_in: u32,
+    /// What our messages took of its window altogether, and may take.
+    pub(super) charged: u64,
+    pub(super) limit: u64,
+    /// What its messages took of our window altogether, what of that is free again, and what it was
+    /// told that it may take.
+    pub(super) arrived: u64,
+    pub(super) freed: u64,
+    pub(super) granted: u64,
+    /// Answers leave first, then messages in their order, then the parts of announced ones.
+    pub(super) answers: VecDeque<Envelope>,
+    pub(super) sends: VecDeque<Request>,
+    pub(super) streams: VecDeque<Stream>,
+}
+
+impl Link {
+    /// Whether its window has room for this much more.
+    #[inline]
+    pub(super) const fn has_window(&self, charge: usize) -> bool {
+        self.charged.saturating_add(charge as u64) <= self.limit
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.answers.is_empty() && self.sends.is_empty() && self.streams.is_empty()
+    }
+}

@@ -1,0 +1,59 @@
+//! Buffers for unexpected messages, used again.
+
+/// Buffers of one class of sizes that are kept.
+const KEPT: usize = 64;
+const SMALLEST: u32 = 7;
+const CLASSES: usize = 12;
+
+/// Free buffers by their capacity: 128 bytes, 256, up to 256 KiB; larger ones are not kept.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    classes: [Vec<Vec<u8>>; CLASSES],
+}
+
+impl Pool {
+    /// A buffer of exactly `length` bytes, of no particular content.
+    pub(super) fn take(&mut self, length: usize) -> Vec<u8> {
+        if length == 0 {
+            return Vec::new();
+        }
+        let class = (length.next_power_of_two().ilog2()).max(SMALLEST) - SMALLEST;
+        let found = self.classes.get_mut(class as usize).and_then(Vec::pop);
+        let mut buffer = found.unwrap_or_else(|| Vec::with_capacity(1 << (class + SMALLEST)));
+        buffer.resize(length, 0);
+        buffer
+    }
+
+    /// Gives a buffer back.
+    pub(super) fn put(&mut self, buffer: Vec<u8>) {
+        let Some(class) = buffer.capacity().checked_ilog2().and_then(|c| c.checked_sub(SMALLEST))
+        else {
+            return;
+        };
+        if let Some(kept) = self.classes.get_mut(class as usize)
+            && kept.len() < KEPT
+        {
+            kept.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_comes_back_for_a_message_that_fits_it() {
+        let mut pool = Pool::default();
+        for length in [1, 128, 129, 5_000, 262_144] {
+            let buffer = pool.take(length);
+            let (address, room) = (buffer.as_ptr(), buffer.capacity());
+            assert!(buffer.len() == length && room >= length);
+            pool.put(buffer);
+            let again = pool.take(room);
+            assert_eq!(again.as_ptr(), address, "{length}");
+        }
+        pool.put(Vec::with_capacity(1 << 20));
+        assert!(pool.classes.iter().all(Vec::is_empty));
+    }
+}

@@ -1,0 +1,177 @@
+//! Who belongs together: ranks, groups, and the contexts that keep communicators apart.
+
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::envelope::{Context, Peer};
+use super::request::NOBODY;
+
+/// A process, by its place in a communicator's group; from 0.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Rank(pub u32);
+
+impl Rank {
+    /// Nobody: what is sent there or received from there is done at once, with no bytes.
+    pub const NULL: Self = Self(u32::MAX);
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::NULL { f.write_str("nobody") } else { self.0.fmt(f) }
+    }
+}
+
+/// There is no such rank in the communicator.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[error("there is no rank {rank}; the communicator has {size} processes, from 0")]
+pub struct NoSuchRank {
+    /// The rank asked for.
+    pub rank: Rank,
+    /// Processes of the communicator.
+    pub size: u32,
+}
+
+/// Processes in order: their places are their ranks.
+#[derive(Debug, Eq, PartialEq)]
+pub struct Group {
+    members: Vec<Peer>,
+    /// Members and their ranks by member, where ranks are not the processes' own numbers.
+    by_peer: Option<Vec<(Peer, Rank)>>,
+}
+
+impl Group {
+    /// The group of `members`, in this order. Of a process named twice, the first place counts.
+    #[must_use]
+    pub fn new(mut members: Vec<Peer>) -> Self {
+        let mut by_peer: Vec<_> =
+            members.iter().enumerate().map(|(rank, peer)| (*peer, Rank(rank as u32))).collect();
+        by_peer.sort_unstable();
+        by_peer.dedup_by_key(|(peer, _)| *peer);
+        if by_peer.len() < members.len() {
+            let mut kept: Vec<_> = by_peer.iter().map(|(peer, rank)| (*rank, *peer)).collect();
+            kept.sort_unstable();
+            members = kept.into_iter().map(|(_, peer)| peer).collect();
+            return Self::new(members);
+        }
+        let plain = members.iter().enumerate().all(|(rank, peer)| peer.0 as usize == rank);
+        Self { members, by_peer: (!plain).then_some(by_peer) }
+    }
+
+    /// Processes in the group.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// The members, in order.
+    #[must_use]
+    pub fn members(&self) -> &[Peer] {
+        &self.members
+    }
+
+    /// The process with this rank.
+    ///
+    /// # Errors
+    /// [`NoSuchRank`], also for [`Rank::NULL`].
+    #[inline]
+    pub fn peer(&self, rank: Rank) -> Result<Peer, NoSuchRank> {
+        let found = self.members.get(rank.0 as usize).copied();
+        found.ok_or_else(|| NoSuchRank { rank, size: self.size() })
+    }
+
+    /// The rank of a process; `None` if it is no member.
+    #[must_use]
+    #[inline]
+    pub fn rank(&self, peer: Peer) -> Option<Rank> {
+        match &self.by_peer {
+            None => ((peer.0 as usize) < self.members.len()).then_some(Rank(peer.0)),
+            Some(by_peer) => {
+                let at = by_peer.binary_search_by_key(&peer, |(peer, _)| *peer).ok()?;
+                Some(by_peer[at].1)
+            }
+        }
+    }
+}
+
+/// A group, this process's place in it, and two contexts: one for what programs send, one for what
+/// collective operations send.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    group: Arc<Group>,
+    rank: Rank,
+    number: u32,
+}
+
+impl Scope {
+    /// Highest number of a communicator.
+    pub const MAX_NUMBER: u32 = u32::MAX / 2;
+
+    /// `None` unless `own` is a member and the number is at most [`Scope::MAX_NUMBER`].
+    #[must_use]
+    pub fn new(group: Arc<Group>, own: Peer, number: u32) -> Option<Self> {
+        let rank = group.rank(own).filter(|_| number <= Self::MAX_NUMBER)?;
+        Some(Self { group, rank, number })
+    }
+
+    /// This process's rank.
+    #[must_use]
+    pub const fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Processes in the group.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.group.size()
+    }
+
+    /// The group.
+    #[must_use]
+    pub const fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    /// The context of what programs send.
+    #[must_use]
+    pub const fn context(&self) -> Context {
+        Context(self.number * 2)
+    }
+
+    /// The context of what collective operations send.
+    #[must_use]
+    pub const fn collective(&self) -> Context {
+        Context(self.number * 2 + 1)
+    }
+
+    /// The rank of whoever a message came from; [`Rank::NULL`] for nobody and for strangers.
+    #[must_use]
+    #[inline]
+    pub fn rank_of(&self, peer: Peer) -> Rank {
+        if peer == NOBODY { Rank::NULL } else { self.group.rank(peer).unwrap_or(Rank::NULL) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_and_processes_name_each_other() {
+        for members in [vec![0, 1, 2], vec![5, 1, 3], vec![2], vec![4, 4, 1, 4, 0]] {
+            let group = Group::new(members.iter().copied().map(Peer).collect());
+            for rank in 0..group.size() {
+                let peer = group.peer(Rank(rank)).unwrap();
+                assert_eq!(group.rank(peer), Some(Rank(rank)));
+            }
+            assert_eq!(group.peer(Rank(0)).unwrap(), Peer(members[0]));
+            assert!(group.peer(Rank(group.size())).is_err() && group.peer(Rank::NULL).is_err());
+            assert_eq!(group.rank(Peer(9)), None);
+        }
+        assert_eq!(
+            Group::new(vec![Peer(4), Peer(4), Peer(1), Peer(4)]).members(),
+            [Peer(4), Peer(1)]
+        );
+    }
+}

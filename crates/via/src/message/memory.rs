@@ -1,0 +1,244 @@
+//! A carrier within one process: bounded queues between engines, in memory.
+//!
+//! For tests, and the reference for other carriers. Each pair of processes has a queue a direction,
+//! in order; which queue a process looks at next is drawn from a seed, so that packets of different
+//! senders overtake each other in every way.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Waker;
+
+use midplane_simhw::region::Payload;
+use midplane_simhw::rng::Rng;
+
+use super::carrier::{Carrier, Event, Refusal};
+use super::envelope::{Envelope, LONGEST, Peer};
+use super::progression::InitError;
+
+/// Packets that a queue holds.
+pub const DEFAULT_DEPTH: usize = 64;
+/// Bytes of a packet's payload.
+pub const DEFAULT_ROOM: usize = 8192;
+
+/// What a network in memory is like.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct MemoryConfig {
+    depth: usize,
+    room: usize,
+    seed: u64,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self { depth: DEFAULT_DEPTH, room: DEFAULT_ROOM, seed: 0 }
+    }
+}
+
+impl MemoryConfig {
+    /// Packets that a queue holds, at least 1. Default: [`DEFAULT_DEPTH`].
+    #[must_use]
+    pub const fn depth(mut self, packets: usize) -> Self {
+        self.depth = if packets == 0 { 1 } else { packets };
+        self
+    }
+
+    /// Most bytes of a packet's payload, at least 1. Default: [`DEFAULT_ROOM`].
+    #[must_use]
+    pub const fn room(mut self, bytes: usize) -> Self {
+        self.room = if bytes == 0 { 1 } else { bytes };
+        self
+    }
+
+    /// What decides whose packet comes next. Default: 0.
+    #[must_use]
+    pub const fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+}
+
+/// A packet in a queue; its memory is used again.
+#[derive(Debug)]
+struct Packet {
+    envelope: [u8; LONGEST],
+    payload: Vec<u8>,
+}
+
+impl Packet {
+    const EMPTY: Self = Self { envelope: [0; LONGEST], payload: Vec::new() };
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    packets: VecDeque<Packet>,
+    /// The sender was refused and waits for room.
+    refused: bool,
+    /// Nothing more will be put in; the receiver is told once it is empty.
+    closed: bool,
+    told: bool,
+}
+
+#[derive(Debug)]
+struct Hub {
+    /// From sender `s` to receiver `r`: `s * processes + r`.
+    lanes: Vec<Lane>,
+    wakers: Vec<Option<Waker>>,
+    /// Processes that something has happened to since they armed or polled in vain.
+    news: Vec<bool>,
+    spare: Vec<Packet>,
+    gone: Vec<bool>,
+}
+
+/// One process's end of a network in memory.
+#[derive(Debug)]
+pub struct MemoryCarrier {
+    hub: Arc<Mutex<Hub>>,
+    own: Peer,
+    processes: usize,
+    config: MemoryConfig,
+    rng: Rng,
+    /// The packet that was handed out last.
+    current: Packet,
+}
+
+/// The ends of a network of `processes`, in order.
+#[must_use]
+pub fn network(processes: usize, config: MemoryConfig) -> Vec<MemoryCarrier> {
+    let hub = Arc::new(Mutex::new(Hub {
+        lanes: (0..processes * processes).map(|_| Lane::default()).collect(),
+        wakers: vec![None; processes],
+        news: vec![false; processes],
+        spare: Vec::new(),
+        gone: vec![false; processes],
+    }));
+    let end = |own: usize| MemoryCarrier {
+        hub: Arc::clone(&hub),
+        own: Peer(own as u32),
+        processes,
+        config,
+        rng: Rng::new(config.seed, &format!("carrier {own}")),
+        current: Packet::EMPTY,
+    };
+    (0..processes).map(end).collect()
+}
+
+impl Hub {
+    /// Something has happened to a process.
+    fn tell(&mut self, process: usize) {
+        self.news[process] = true;
+        if let Some(waker) = self.wakers[process].take() {
+            waker.wake();
+        }
+    }
+}
+
+impl MemoryCarrier {
+    fn hub(hub: &Mutex<Hub>) -> MutexGuard<'_, Hub> {
+        hub.lock().expect("nothing panics while it holds this lock")
+    }
+
+    /// Ends a process as if it had been killed: what it has posted and nobody has taken is lost.
+    pub fn kill(&mut self) {
+        let mut hub = Self::hub(&self.hub);
+        for other in 0..self.processes {
+            hub.lanes[self.own.0 as usize * self.processes + other].packets.clear();
+        }
+        drop(hub);
+        self.close();
+    }
+}
+
+impl Carrier for MemoryCarrier {
+    fn own(&self) -> Peer {
+        self.own
+    }
+
+    fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
+        match peers.iter().find(|peer| peer.0 as usize >= self.processes) {
+            Some(unknown) => Err(InitError::Unknown(*unknown)),
+            None => Ok(()),
+        }
+    }
+
+    fn room(&self) -> usize {
+        self.config.room
+    }
+
+    fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
+        let (own, to) = (self.own.0 as usize, to.0 as usize);
+        let mut hub = Self::hub(&self.hub);
+        if hub.gone[to] || hub.gone[own] {
+            return Err(Refusal::Lost);
+        }
+        let lane = &mut hub.lanes[own * self.processes + to];
+        if lane.packets.len() >= self.config.depth {
+            lane.refused = true;
+            return Err(Refusal::Full);
+        }
+        let mut packet = hub.spare.pop().unwrap_or(Packet::EMPTY);
+        let _ = envelope.emit(&mut packet.envelope);
+        packet.payload.clear();
+        packet.payload.extend_from_slice(payload);
+        hub.lanes[own * self.processes + to].packets.push_back(packet);
+        hub.tell(to);
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<Event<'_>> {
+        let own = self.own.0 as usize;
+        let mut hub = Self::hub(&self.hub);
+        if !hub.news[own] {
+            return None;
+        }
+        let first = self.rng.below(self.processes as u64) as usize;
+        for step in 0..self.processes {
+            let from = (first + step) % self.processes;
+            let lane = &mut hub.lanes[from * self.processes + own];
+            if let Some(packet) = lane.packets.pop_front() {
+                let refused = std::mem::take(&mut lane.refused);
+                hub.spare.push(std::mem::replace(&mut self.current, packet));
+                if refused {
+                    hub.tell(from);
+                }
+                drop(hub);
+                let Packet { envelope, payload } = &self.current;
+                let envelope = Envelope::parse(envelope).expect("it was emitted here");
+                let payload = Payload::from(&payload[..]);
+                return Some(Event::Packet { from: Peer(from as u32), envelope, payload });
+            }
+            if lane.closed && !std::mem::replace(&mut lane.told, true) {
+                return Some(Event::Lost(Peer(from as u32)));
+            }
+        }
+        hub.news[own] = false;
+        None
+    }
+
+    fn arm(&mut self, waker: &Waker) -> bool {
+        let own = self.own.0 as usize;
+        let mut hub = Self::hub(&self.hub);
+        if std::mem::take(&mut hub.news[own]) {
+            // Room may have come as well: the next poll looks again.
+            hub.news[own] = true;
+            return false;
+        }
+        hub.wakers[own] = Some(waker.clone());
+        true
+    }
+
+    fn close(&mut self) {
+        let own = self.own.0 as usize;
+        let mut hub = Self::hub(&self.hub);
+        hub.gone[own] = true;
+        for other in 0..self.processes {
+            hub.lanes[own * self.processes + other].closed = true;
+            hub.tell(other);
+        }
+    }
+}
+
+impl Drop for MemoryCarrier {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

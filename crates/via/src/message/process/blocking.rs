@@ -1,0 +1,167 @@
+//! Waiting on this thread: it polls for a while, then parks until its carrier wakes it.
+
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::thread::Thread;
+
+use super::testing::Found;
+use super::{MessageError, Process};
+use crate::message::envelope::Tag;
+use crate::message::group::{Rank, Scope};
+use crate::message::progression::{Claim, Probe, Progression, Wait};
+use crate::message::request::{Load, Mode, Outcome, Request, State};
+
+/// Polls before a waiting thread parks: some 20 us, about what waking it costs.
+pub const DEFAULT_SPINS: u32 = 400;
+
+/// Wakes a thread that is parked.
+#[derive(Debug)]
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// How a thread waits: polling first, then parked.
+#[derive(Clone, Debug)]
+pub struct Parker {
+    waker: Waker,
+    spins: u32,
+}
+
+impl Parker {
+    /// For the thread that calls this; it polls `spins` times before it parks.
+    #[must_use]
+    pub fn new(spins: u32) -> Self {
+        Self { waker: Waker::from(Arc::new(Unpark(std::thread::current()))), spins }
+    }
+
+    /// Asks again and again until there is an answer, moving `lower` forward in between.
+    pub(crate) fn until<P: Progression, T>(
+        &self,
+        process: &mut Process<P>,
+        mut ask: impl FnMut(&mut Process<P>) -> Option<T>,
+    ) -> T {
+        for _ in 0..self.spins {
+            if let Some(answer) = ask(process) {
+                return answer;
+            }
+            std::hint::spin_loop();
+        }
+        loop {
+            let before = process.lower.requests().moves();
+            if let Some(answer) = ask(process) {
+                return answer;
+            }
+            let done = process.lower.advance(Wait::Wake(&self.waker));
+            // What this call has brought itself wakes nobody: look before parking.
+            if done == 0 && process.lower.requests().moves() == before {
+                std::thread::park();
+            }
+        }
+    }
+
+    pub(crate) const fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    pub(crate) const fn spins(&self) -> u32 {
+        self.spins
+    }
+}
+
+impl Default for Parker {
+    fn default() -> Self {
+        Self::new(DEFAULT_SPINS)
+    }
+}
+
+impl<P: Progression> Process<P> {
+    /// Waits for a request; it can then be started again. `None` if it is not under way.
+    pub fn wait(&mut self, request: Request, parker: &Parker) -> Option<Outcome> {
+        parker.until(self, |process| match process.lower.requests().state(request) {
+            None | Some(State::Built) => Some(None),
+            _ => process.test(request).map(Some),
+        })
+    }
+
+    /// Waits for any of several requests; `None` if none is under way.
+    pub fn wait_any(&mut self, requests: &[Request], parker: &Parker) -> Option<(usize, Outcome)> {
+        parker.until(self, |process| match process.test_any(requests) {
+            Found::Done(done) => Some(Some(done)),
+            Found::Idle => Some(None),
+            Found::Pending => None,
+        })
+    }
+
+    /// Waits for at least one of several requests; `None` if none is under way.
+    pub fn wait_some(
+        &mut self,
+        requests: &[Request],
+        parker: &Parker,
+    ) -> Option<Vec<(usize, Outcome)>> {
+        parker.until(self, |process| match process.test_some(requests) {
+            Found::Done(done) => Some(Some(done)),
+            Found::Idle => Some(None),
+            Found::Pending => None,
+        })
+    }
+
+    /// Waits for all of several requests; `None` in the place of one that is not under way.
+    pub fn wait_all(&mut self, requests: &[Request], parker: &Parker) -> Vec<Option<Outcome>> {
+        parker.until(self, |process| process.test_all(requests))
+    }
+
+    /// Sends and waits until the send is complete.
+    ///
+    /// # Errors
+    /// Those of [`isend`](Self::isend), and [`MessageError::Failed`].
+    #[inline]
+    pub fn send(
+        &mut self,
+        scope: &Scope,
+        mode: Mode,
+        to: Rank,
+        tag: Tag,
+        bytes: &[u8],
+        parker: &Parker,
+    ) -> Result<(), MessageError> {
+        let request = self.isend(scope, mode, to, tag, Load::Copy(bytes))?;
+        let outcome = parker.until(self, |process| process.finish(request));
+        Ok(outcome.result?)
+    }
+
+    /// Receives and waits for the message. An error is in the outcome.
+    ///
+    /// # Errors
+    /// Those of [`ireceive`](Self::ireceive).
+    #[inline]
+    pub fn receive(
+        &mut self,
+        scope: &Scope,
+        source: Option<Rank>,
+        tag: Option<Tag>,
+        load: Load<'_>,
+        parker: &Parker,
+    ) -> Result<Outcome, MessageError> {
+        let request = self.ireceive(scope, source, tag, load)?;
+        Ok(parker.until(self, |process| process.finish(request)))
+    }
+
+    /// Waits until a message is there.
+    ///
+    /// # Errors
+    /// [`MessageError::Rank`].
+    pub fn probe(
+        &mut self,
+        scope: &Scope,
+        source: Option<Rank>,
+        tag: Option<Tag>,
+        claim: Claim,
+        parker: &Parker,
+    ) -> Result<Probe, MessageError> {
+        parker.until(self, |process| process.iprobe(scope, source, tag, claim).transpose())
+    }
+}

@@ -1,0 +1,144 @@
+//! Messages of types: values through the one codec, and slices of plain old data as they lie in
+//! memory.
+//!
+//! Plain data crosses in the sender's byte order: both sides are little-endian or both are not.
+
+use bytes::Bytes;
+use midplane_simhw::wire;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use super::communicator::{Communicator, Received};
+use super::envelope::Tag;
+use super::group::Rank;
+use super::process::MessageError;
+use super::progression::Progression;
+use super::request::Mode;
+
+/// The bytes of plain values.
+pub fn to_bytes<T: IntoBytes + Immutable>(values: &[T]) -> Bytes {
+    Bytes::copy_from_slice(values.as_bytes())
+}
+
+/// Plain values from their bytes, wherever these lie in memory.
+///
+/// # Errors
+/// [`MessageError::Uneven`] for a part of a value, or a type without bytes.
+pub fn from_bytes<T: FromBytes>(bytes: &[u8]) -> Result<Vec<T>, MessageError> {
+    let each = size_of::<T>();
+    let uneven = MessageError::Uneven { bytes: bytes.len(), each };
+    if each == 0 || !bytes.len().is_multiple_of(each) {
+        return Err(uneven);
+    }
+    bytes.chunks_exact(each).map(|chunk| T::read_from_bytes(chunk).map_err(|_| uneven)).collect()
+}
+
+impl<P: Progression> Communicator<P> {
+    /// Sends a value, of at most [`wire::LIMIT`] bytes.
+    ///
+    /// # Errors
+    /// [`MessageError::Codec`], and those of [`send`](Self::send).
+    pub async fn send_value<T: Serialize + Sync>(
+        &self,
+        to: Rank,
+        tag: Tag,
+        value: &T,
+    ) -> Result<(), MessageError> {
+        self.send(to, tag, wire::encode(value)?).await
+    }
+
+    /// Receives a value, and who sent it.
+    ///
+    /// # Errors
+    /// [`MessageError::Codec`], and those of [`receive`](Self::receive).
+    pub async fn receive_value<T: DeserializeOwned>(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<(T, Rank), MessageError> {
+        let Received { source, bytes, .. } = self.receive(source, tag).await?;
+        Ok((wire::decode(&bytes)?, source))
+    }
+
+    /// Sends plain values.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    pub async fn send_slice<T: IntoBytes + Immutable + Sync>(
+        &self,
+        to: Rank,
+        tag: Tag,
+        values: &[T],
+    ) -> Result<(), MessageError> {
+        self.send_as(Mode::Standard, to, tag, to_bytes(values)).await
+    }
+
+    /// Receives plain values, and who sent them.
+    ///
+    /// # Errors
+    /// [`MessageError::Uneven`], and those of [`receive`](Self::receive).
+    pub async fn receive_slice<T: FromBytes>(
+        &self,
+        source: impl Into<Option<Rank>>,
+        tag: impl Into<Option<Tag>>,
+    ) -> Result<(Vec<T>, Rank), MessageError> {
+        let Received { source, bytes, .. } = self.receive(source, tag).await?;
+        Ok((from_bytes(&bytes)?, source))
+    }
+
+    /// The root's value, at every process.
+    ///
+    /// # Errors
+    /// [`MessageError::Codec`], and those of [`broadcast`](Self::broadcast).
+    pub async fn broadcast_value<T: Serialize + DeserializeOwned + Sync>(
+        &self,
+        root: Rank,
+        value: &T,
+    ) -> Result<T, MessageError> {
+        let own = if self.rank() == root { wire::encode(value)? } else { Vec::new() };
+        Ok(wire::decode(&self.broadcast(root, own).await?)?)
+    }
+
+    /// Everybody's value, by rank, at every process.
+    ///
+    /// # Errors
+    /// [`MessageError::Codec`], and those of [`all_gather`](Self::all_gather).
+    pub async fn all_gather_value<T: Serialize + DeserializeOwned + Sync>(
+        &self,
+        value: &T,
+    ) -> Result<Vec<T>, MessageError> {
+        let blocks = self.all_gather(wire::encode(value)?).await?;
+        blocks.iter().map(|block| Ok(wire::decode(block)?)).collect()
+    }
+
+    /// Everybody's plain values combined one by one, at every process. All have as many.
+    ///
+    /// # Errors
+    /// [`MessageError::Shape`] where they have not; those of [`all_reduce`](Self::all_reduce).
+    pub async fn all_reduce_slice<T: FromBytes + IntoBytes + Immutable + Sync>(
+        &self,
+        values: &[T],
+        mut combine: impl FnMut(&mut T, &T),
+    ) -> Result<Vec<T>, MessageError> {
+        let mut odd = None;
+        let expected = values.len();
+        let combined = self
+            .all_reduce(values.as_bytes().to_vec(), |first, second| {
+                match (from_bytes::<T>(first), from_bytes::<T>(second)) {
+                    (Ok(mut a), Ok(b)) if a.len() == b.len() => {
+                        a.iter_mut().zip(&b).for_each(|(a, b)| combine(a, b));
+                        *first = a.as_bytes().to_vec();
+                    }
+                    _ => odd = Some(second.len() / size_of::<T>().max(1)),
+                }
+            })
+            .await?;
+        let values = from_bytes::<T>(&combined)?;
+        let found = odd.unwrap_or(values.len());
+        if found == expected {
+            return Ok(values);
+        }
+        Err(MessageError::Shape { what: "values of another process", expected, found })
+    }
+}

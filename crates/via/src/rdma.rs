@@ -1,0 +1,279 @@
+//! Packets over Virtual Interfaces: the communication protocol of LAM over VIA (section 4).
+//!
+//! Each pair of processes has an interface, and each process an *RDMA area* for each other one,
+//! which that one alone writes. To send, a process copies the packet into registered memory and
+//! writes it to the receiver's area at `WritePointer`; the immediate data says how long it is, and is
+//! negative where the writer has begun again at the area's start. It consumes a receive descriptor
+//! there, which tells the receiver, who reads at `ReadPointer`.
+//!
+//! What may be sent is bounded twice (section 4.2): by the free part of the area (`RDMAmaxwrite`,
+//! which follows `RDMAmaxread` as the receiver publishes it) and by the descriptors that are left
+//! there (`descLeft`). Both are published by writes without immediate data, which take no
+//! descriptor. Who has run out asks, once, with one of two descriptors that data never takes; the
+//! answer takes the other. So a credit never needs one, and whoever is parked is woken.
+
+mod credit;
+mod link;
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
+
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::port::PortOptions;
+use midplane_simhw::region::Payload;
+
+use crate::attributes::{Reliability, ViAttributes};
+use crate::memory::MemoryOptions;
+use crate::message::carrier::{Carrier, Event, Refusal};
+use crate::message::envelope::{Envelope, LONGEST, Peer};
+use crate::message::progression::InitError;
+use crate::nic::{CqId, Nic, NicError, ViId, WorkQueue};
+use crate::outcome::AsyncError;
+use link::{Arrival, Link};
+
+/// How a process's share of the memory is laid out.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RdmaConfig {
+    area: usize,
+    descriptors: u16,
+    job: u32,
+}
+
+impl Default for RdmaConfig {
+    fn default() -> Self {
+        Self { area: 256 * 1024, descriptors: 64, job: 0 }
+    }
+}
+
+impl RdmaConfig {
+    /// Bytes of each RDMA area, at least 4,096; packets have up to a quarter of it. Default: 256 KiB.
+    #[must_use]
+    pub const fn area(mut self, bytes: usize) -> Self {
+        self.area = if bytes < 4096 { 4096 } else { bytes & !7 };
+        self
+    }
+
+    /// Receive descriptors that are kept posted for each process, 8 to 256. Default: 64.
+    #[must_use]
+    pub const fn descriptors(mut self, count: u16) -> Self {
+        self.descriptors = match count {
+            0..=8 => 8,
+            9..=256 => count,
+            _ => 256,
+        };
+        self
+    }
+
+    /// Tells the processes of one job from those of another on the same nodes. Default: 0.
+    #[must_use]
+    pub const fn job(mut self, number: u32) -> Self {
+        self.job = number;
+        self
+    }
+}
+
+/// Carries packets over Virtual Interfaces.
+#[derive(Debug)]
+pub struct RdmaCarrier {
+    nic: Nic,
+    own: Peer,
+    config: RdmaConfig,
+    arrivals: CqId,
+    links: Vec<Option<Link>>,
+    /// The process behind each interface, by its number.
+    by_vi: Vec<(ViId, Peer)>,
+    /// Processes whose connection is under way.
+    connecting: Vec<Peer>,
+    lost: VecDeque<Peer>,
+    /// The packet that was handed out last: its room is free once another is asked for.
+    lent: Option<(Peer, Arrival)>,
+}
+
+impl RdmaCarrier {
+    /// Makes interfaces and memory for all processes: `nodes[p]` is where process `p` runs, `own` is
+    /// this one.
+    ///
+    /// # Errors
+    /// [`NicError`] if the NIC has no Virtual Interfaces, or too few, or no memory.
+    ///
+    /// # Panics
+    /// If `own` is none of them.
+    pub async fn open(
+        host: &impl Host,
+        own: Peer,
+        nodes: &[NodeId],
+        config: RdmaConfig,
+    ) -> Result<Self, NicError> {
+        assert!((own.0 as usize) < nodes.len(), "a process is one of its job");
+        let each = 3 * usize::from(config.descriptors) + 8;
+        let depth = (nodes.len() * each + 64).min(midplane_simhw::port::MAX_DEPTH);
+        let mut nic = Nic::open(host, PortOptions::default().depth(depth)).await?;
+        let arrivals = nic.create_cq();
+        let mut carrier = Self {
+            nic,
+            own,
+            config,
+            arrivals,
+            links: Vec::new(),
+            by_vi: Vec::new(),
+            connecting: Vec::new(),
+            lost: VecDeque::new(),
+            lent: None,
+        };
+        for (peer, node) in nodes.iter().enumerate() {
+            let link = match Peer(peer as u32) {
+                peer if peer == own => None,
+                peer => Some(carrier.make_link(peer, *node).await?),
+            };
+            carrier.links.push(link);
+        }
+        Ok(carrier)
+    }
+
+    async fn make_link(&mut self, peer: Peer, node: NodeId) -> Result<Link, NicError> {
+        let tag = self.nic.create_tag();
+        let attributes = ViAttributes {
+            reliability: Reliability::ReliableReception,
+            rdma_write: true,
+            tag,
+            max_transfer: self.config.area as u32,
+            ..ViAttributes::default()
+        };
+        let vi = self.nic.create_vi_with(attributes, None, Some(self.arrivals)).await?;
+        self.by_vi.push((vi, peer));
+        let options = MemoryOptions { tag, rdma_write: true, ..MemoryOptions::default() };
+        Link::new(&mut self.nic, vi, node, options, self.config)
+    }
+
+    fn peer_of(&self, vi: ViId) -> Option<Peer> {
+        self.by_vi.iter().find(|(other, _)| *other == vi).map(|(_, peer)| *peer)
+    }
+
+    fn lose(&mut self, peer: Peer) {
+        if let Some(Some(link)) = self.links.get_mut(peer.0 as usize)
+            && link.lose()
+        {
+            self.lost.push_back(peer);
+        }
+    }
+
+    /// The room of the packet that was handed out last is free again.
+    fn take_back(&mut self) {
+        if let Some((peer, arrival)) = self.lent.take()
+            && let Some(Some(link)) = self.links.get_mut(peer.0 as usize)
+        {
+            link.free(&mut self.nic, &arrival);
+        }
+    }
+
+    /// Connections that are being made go on.
+    fn progress(&mut self) {
+        let mut at = 0;
+        while let Some(&peer) = self.connecting.get(at) {
+            let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else { return };
+            match link.connect(&mut self.nic) {
+                Ok(true) => {
+                    self.connecting.swap_remove(at);
+                }
+                Ok(false) => at += 1,
+                Err(_) => {
+                    self.connecting.swap_remove(at);
+                    self.lose(peer);
+                }
+            }
+        }
+        while let Some((vi, error)) = self.nic.next_error() {
+            if let Some(peer) = self.peer_of(vi).filter(|_| error == AsyncError::ConnectionLost) {
+                self.lose(peer);
+            }
+        }
+    }
+
+    /// The next packet that has come, and where it lies.
+    fn arrival(&mut self) -> Option<(Peer, Arrival)> {
+        while let Some((vi, queue)) = self.nic.cq_done(self.arrivals) {
+            let (WorkQueue::Receive, Some(peer)) = (queue, self.peer_of(vi)) else { continue };
+            let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else { continue };
+            match link.on_descriptor(&mut self.nic) {
+                Ok(Some(arrival)) => return Some((peer, arrival)),
+                Ok(None) => {}
+                Err(_) => self.lose(peer),
+            }
+        }
+        None
+    }
+}
+
+impl Carrier for RdmaCarrier {
+    fn own(&self) -> Peer {
+        self.own
+    }
+
+    fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
+        for peer in peers {
+            let link = self.links.get_mut(peer.0 as usize).ok_or(InitError::Unknown(*peer))?;
+            let Some(link) = link.as_mut().filter(|link| link.is_new()) else { continue };
+            let names = (self.config.job, self.own, *peer);
+            link.begin(&mut self.nic, names).map_err(|_| InitError::Unknown(*peer))?;
+            self.connecting.push(*peer);
+        }
+        Ok(())
+    }
+
+    fn room(&self) -> usize {
+        self.config.area / 4 - LONGEST
+    }
+
+    fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
+        match self.links.get_mut(to.0 as usize) {
+            Some(Some(link)) => link.post(&mut self.nic, envelope, payload),
+            _ => Err(Refusal::Lost),
+        }
+    }
+
+    fn poll(&mut self) -> Option<Event<'_>> {
+        self.take_back();
+        let (peer, arrival) = loop {
+            if let Some(found) = self.arrival() {
+                break found;
+            }
+            self.progress();
+            if let Some(peer) = self.lost.pop_front() {
+                return Some(Event::Lost(peer));
+            }
+            if !self.nic.poll() {
+                return None;
+            }
+        };
+        self.lent = Some((peer, arrival));
+        let link = self.links.get(peer.0 as usize)?.as_ref()?;
+        let payload: Payload<'_> = link.payload(&arrival)?;
+        Some(Event::Packet { from: peer, envelope: arrival.envelope, payload })
+    }
+
+    fn arm(&mut self, waker: &Waker) -> bool {
+        self.take_back();
+        for link in self.links.iter_mut().flatten() {
+            link.publish_all(&mut self.nic);
+        }
+        let mut context = Context::from_waker(waker);
+        if !matches!(self.nic.poll_progress(&mut context), Poll::Pending) {
+            return false;
+        }
+        !self.links.iter_mut().flatten().any(Link::has_room_again) && self.lost.is_empty()
+    }
+
+    fn is_flushed(&mut self) -> bool {
+        self.nic.poll();
+        let Self { nic, links, .. } = self;
+        links.iter_mut().flatten().all(|link| link.is_flushed(nic))
+    }
+
+    fn close(&mut self) {
+        self.take_back();
+        for link in self.links.iter_mut().flatten() {
+            link.close(&mut self.nic);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! What may be sent: the free part of the other side's area, and descriptors that are left there.
+
+/// Descriptors that data never takes: one for a question, one for an answer.
+const RESERVED: u64 = 2;
+
+/// Where a packet goes, and how its immediate data says so.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Place {
+    pub(super) offset: usize,
+    /// Bytes of the packet, negative where it begins the area again.
+    pub(super) immediate: i32,
+}
+
+/// The sender's view of an area. Counters only grow; differences are what counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Credit {
+    area: u64,
+    /// Bytes of the area that were used, skipped ones included; `WritePointer` modulo the area.
+    written: u64,
+    write_pointer: u64,
+    /// Bytes that the receiver has read (`RDMAmaxread`).
+    freed: u64,
+    /// Descriptors that were consumed, and those that the receiver has posted.
+    consumed: u64,
+    posted: u64,
+}
+
+/// Every packet begins at a multiple of this.
+const ALIGNMENT: u64 = 8;
+
+impl Credit {
+    pub(super) const fn new(area: usize, descriptors: u16) -> Self {
+        Self {
+            area: area as u64,
+            written: 0,
+            write_pointer: 0,
+            freed: 0,
+            consumed: 0,
+            posted: descriptors as u64,
+        }
+    }
+
+    /// The receiver has published its counters; what contradicts itself is not believed.
+    pub(super) const fn on_published(&mut self, freed: u64, posted: u64) {
+        if freed > self.freed && freed <= self.written {
+            self.freed = freed;
+        }
+        if posted > self.posted && posted <= self.consumed + 65_536 {
+            self.posted = posted;
+        }
+    }
+
+    /// Descriptors that are left at the receiver for data (`descLeft`).
+    pub(super) const fn descriptors_left(&self) -> u64 {
+        (self.posted - self.consumed).saturating_sub(RESERVED)
+    }
+
+    /// Takes the room for a packet of `bytes`; `None` while there is none.
+    pub(super) fn take(&mut self, bytes: usize) -> Option<Place> {
+        let bytes = bytes as u64;
+        let padded = bytes.next_multiple_of(ALIGNMENT);
+        let begins_again = self.write_pointer + padded > self.area;
+        let skipped = if begins_again { self.area - self.write_pointer } else { 0 };
+        let maximum = self.area - (self.written - self.freed);
+        if self.descriptors_left() == 0 || skipped + padded > maximum {
+            return None;
+        }
+        let offset = if begins_again { 0 } else { self.write_pointer };
+        self.written += skipped + padded;
+        self.write_pointer = offset + padded;
+        self.consumed += 1;
+        let length = bytes as i32;
+        Some(Place {
+            offset: offset as usize,
+            immediate: if begins_again { -length } else { length },
+        })
+    }
+
+    /// A question or an answer takes a descriptor; `false` if there is none at all.
+    pub(super) const fn take_reserved(&mut self) -> bool {
+        let left = self.posted > self.consumed;
+        if left {
+            self.consumed += 1;
+        }
+        left
+    }
+}
+
+/// The receiver's view of its area.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reader {
+    area: u64,
+    read_pointer: u64,
+    /// Bytes that were read, skipped ones included, and what of that the sender was told.
+    pub(super) freed: u64,
+    told_freed: u64,
+    /// Descriptors that were posted since the beginning, and what of that the sender was told.
+    pub(super) posted: u64,
+    told_posted: u64,
+}
+
+impl Reader {
+    pub(super) const fn new(area: usize, descriptors: u16) -> Self {
+        let posted = descriptors as u64;
+        Self {
+            area: area as u64,
+            read_pointer: 0,
+            freed: 0,
+            told_freed: 0,
+            posted,
+            told_posted: posted,
+        }
+    }
+
+    /// Where the packet lies that immediate data tells of, and what it frees when it was read;
+    /// `None` if no writer that follows the protocol says that.
+    pub(super) fn locate(&mut self, immediate: i32) -> Option<(usize, usize, u64)> {
+        let bytes = u64::from(immediate.unsigned_abs());
+        let padded = bytes.next_multiple_of(ALIGNMENT);
+        let skipped = if immediate < 0 { self.area - self.read_pointer } else { 0 };
+        let offset = if immediate < 0 { 0 } else { self.read_pointer };
+        if bytes == 0 || offset + padded > self.area {
+            return None;
+        }
+        self.read_pointer = offset + padded;
+        Some((offset as usize, bytes as usize, skipped + padded))
+    }
+
+    /// Whether the sender should be told by now: of a quarter of either.
+    pub(super) const fn is_due(&self, descriptors: u16) -> bool {
+        self.freed - self.told_freed >= self.area / 4
+            || self.posted - self.told_posted >= descriptors as u64 / 4
+    }
+
+    /// Whether there is anything to tell.
+    pub(super) const fn has_news(&self) -> bool {
+        self.freed != self.told_freed || self.posted != self.told_posted
+    }
+
+    pub(super) const fn on_told(&mut self) {
+        self.told_freed = self.freed;
+        self.told_posted = self.posted;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    proptest! {
+        /// Whatever is sent and read when: nothing unread is overwritten, and nobody is stuck.
+        #[test]
+        fn what_is_unread_is_never_overwritten(
+            steps in proptest::collection::vec((1_usize..1024, 0_u8..4), 1..400),
+        ) {
+            const AREA: usize = 4096;
+            let (mut credit, mut reader) = (Credit::new(AREA, 16), Reader::new(AREA, 16));
+            let mut under_way = VecDeque::new();
+            let mut unread: VecDeque<(usize, usize)> = VecDeque::new();
+            let mut refused_empty = 0;
+            for (bytes, action) in steps {
+                if action > 1 {
+                    if let Some(place) = credit.take(bytes) {
+                        for (at, length) in &unread {
+                            let apart = place.offset + bytes <= *at || at + length <= place.offset;
+                            prop_assert!(apart, "{place:?} over {at} + {length}");
+                        }
+                        unread.push_back((place.offset, bytes));
+                        under_way.push_back(place);
+                    } else if unread.is_empty() {
+                        refused_empty += 1;
+                    }
+                } else if let Some(place) = under_way.pop_front() {
+                    let (at, length, frees) = reader.locate(place.immediate).unwrap();
+                    prop_assert_eq!(unread.pop_front(), Some((at, length)));
+                    reader.posted += 1;
+                    reader.freed += frees;
+                    if action == 1 || reader.is_due(16) || under_way.is_empty() {
+                        credit.on_published(reader.freed, reader.posted);
+                        reader.on_told();
+                    }
+                }
+            }
+            // Where all is read and told, anything fits.
+            prop_assert_eq!(refused_empty, 0);
+        }
+
+        #[test]
+        fn no_published_number_and_no_immediate_data_is_believed_blindly(
+            numbers: Vec<(u64, u64)>, immediates: Vec<i32>,
+        ) {
+            let (mut credit, mut reader) = (Credit::new(4096, 16), Reader::new(4096, 16));
+            for (freed, posted) in numbers {
+                credit.on_published(freed, posted);
+                if let Some(place) = credit.take(100) {
+                    prop_assert!(place.offset + 100 <= 4096);
+                }
+            }
+            for immediate in immediates {
+                if let Some((at, length, _)) = reader.locate(immediate) {
+                    prop_assert!(at + length <= 4096);
+                }
+            }
+        }
+    }
+}

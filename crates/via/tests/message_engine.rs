@@ -1,0 +1,150 @@
+//! Engines over the carrier in memory: what each situation ends in.
+
+mod engines;
+
+use std::task::Poll;
+
+use engines::{cluster, message, receive, send, settle, take};
+use midplane_via::message::engine::{Config, Engine, WhenFull};
+use midplane_via::message::envelope::Peer;
+use midplane_via::message::memory::{MemoryConfig, network};
+use midplane_via::message::progression::{Progression, Wait};
+use midplane_via::message::request::{Failure, Mode, State};
+
+#[test]
+fn a_full_window_announces_waits_or_refuses() {
+    for policy in [WhenFull::Announce, WhenFull::Wait, WhenFull::Refuse] {
+        let config = Config::default().eager(100).window(700).when_full(policy);
+        let mut pair = cluster(2, MemoryConfig::default(), config);
+        settle(&mut pair);
+        // 164 each: four fit.
+        let sends: Vec<_> =
+            (0..6).map(|n| send(&mut pair[0], Mode::Standard, 1, n, &message(0, n, 100))).collect();
+        settle(&mut pair);
+        let done = sends.iter().filter(|s| pair[0].requests().state(**s) == Some(State::Done));
+        assert_eq!(done.count(), if policy == WhenFull::Refuse { 6 } else { 4 }, "{policy:?}");
+        assert!(pair[1].unexpected_bytes() <= 700);
+        let refused = sends.iter().filter(|s| {
+            let outcome = pair[0].requests().peek(**s).map(|(_, result)| result);
+            outcome == Some(Err(Failure::Refused(Peer(1))))
+        });
+        assert_eq!(refused.count(), if policy == WhenFull::Refuse { 2 } else { 0 });
+        let receives: Vec<_> =
+            (0..4).map(|n| receive(&mut pair[1], Some(0), Some(n), 100)).collect();
+        settle(&mut pair);
+        for request in receives {
+            assert!(take(&mut pair[1], request).unwrap().result.is_ok());
+        }
+    }
+}
+
+#[test]
+fn a_lost_process_ends_what_waits_for_it_and_nothing_else() {
+    let mut ends = network(3, MemoryConfig::default());
+    let mut third = ends.pop().unwrap();
+    let everyone = [Peer(0), Peer(1), Peer(2)];
+    let mut pair: Vec<_> =
+        ends.into_iter().map(|end| Engine::new(end, Config::default())).collect();
+    for engine in &mut pair {
+        engine.init().unwrap();
+        engine.addprocs(&everyone).unwrap();
+    }
+    settle(&mut pair);
+    let from_lost = receive(&mut pair[0], Some(2), None, 10);
+    let from_any = receive(&mut pair[0], None, Some(9), 10);
+    let from_other = receive(&mut pair[0], Some(1), None, 10);
+    let to_lost = send(&mut pair[0], Mode::Standard, 2, 0, b"x");
+    third.kill();
+    settle(&mut pair);
+    for request in [from_lost, from_any, to_lost] {
+        let outcome = take(&mut pair[0], request).expect("it has ended");
+        assert_eq!(outcome.result, Err(Failure::PeerLost(Peer(2))));
+    }
+    let late = receive(&mut pair[0], Some(2), None, 10);
+    assert!(take(&mut pair[0], late).unwrap().result.is_err());
+    let late = send(&mut pair[0], Mode::Standard, 2, 0, b"x");
+    settle(&mut pair);
+    assert!(take(&mut pair[0], late).unwrap().result.is_err());
+    let _ = send(&mut pair[1], Mode::Standard, 0, 0, b"here");
+    settle(&mut pair);
+    assert_eq!(take(&mut pair[0], from_other).unwrap().bytes, b"here");
+    assert_eq!(pair[0].explain().lost, [Peer(2)]);
+}
+
+#[test]
+fn finalising_waits_for_what_is_to_leave_and_fails_the_rest() {
+    let mut pair = cluster(2, MemoryConfig::default().depth(1), Config::default());
+    let sends: Vec<_> =
+        (0..20).map(|n| send(&mut pair[0], Mode::Standard, 1, n, &[7; 10])).collect();
+    let stuck = receive(&mut pair[0], Some(1), None, 1);
+    assert_eq!(pair[0].finalize(), Poll::Pending);
+    settle(&mut pair);
+    assert_eq!(pair[0].finalize(), Poll::Ready(()));
+    assert_eq!(take(&mut pair[0], stuck).unwrap().result, Err(Failure::Finalized));
+    for request in sends {
+        assert!(take(&mut pair[0], request).unwrap().result.is_ok());
+    }
+    let there = receive(&mut pair[1], Some(0), Some(19), 10);
+    assert_eq!(take(&mut pair[1], there).unwrap().bytes, [7; 10]);
+}
+
+#[test]
+fn what_a_stuck_receive_waits_for_is_said_with_what_came_instead() {
+    let mut pair = cluster(2, MemoryConfig::default(), Config::default());
+    let _ = receive(&mut pair[1], Some(0), Some(5), 1);
+    for _ in 0..3 {
+        let _ = send(&mut pair[0], Mode::Standard, 1, 6, b"abc");
+    }
+    settle(&mut pair);
+    assert_eq!(
+        pair[1].explain().to_string(),
+        "a receive waits for a message from 0 with tag 5 in context 0\n  \
+         3 unmatched have another tag: from 0 with tag 6 in context 0\n\
+         unmatched from 0 with tag 6 in context 0: 3 (0 announced), 9 bytes\n"
+    );
+}
+
+#[test]
+fn a_dropped_receive_leaves_its_message_to_the_next_in_its_old_place() {
+    for length in [10, 5_000] {
+        let config = Config::default().eager(100);
+        let mut pair = cluster(2, MemoryConfig::default().room(128), config);
+        let dropped = receive(&mut pair[1], Some(0), Some(1), 10_000);
+        for number in 0..3 {
+            let _ = send(&mut pair[0], Mode::Standard, 1, 1, &message(0, number, length));
+        }
+        // In the middle of the transfer, or after it.
+        pair[0].advance(Wait::Not);
+        pair[1].advance(Wait::Not);
+        pair[0].advance(Wait::Not);
+        pair[1].advance(Wait::Not);
+        pair[1].destroy(dropped, true);
+        settle(&mut pair);
+        for number in 0..3 {
+            let request = receive(&mut pair[1], None, None, 10_000);
+            settle(&mut pair);
+            let outcome = take(&mut pair[1], request).expect("it is there");
+            assert_eq!(outcome.bytes, message(0, number, length), "{length}");
+        }
+        assert_eq!(pair[1].unexpected_bytes(), 0);
+    }
+}
+
+#[test]
+fn an_announced_message_that_no_receive_met_can_be_taken_back() {
+    let mut pair = cluster(2, MemoryConfig::default(), Config::default().eager(100));
+    let sends = [
+        send(&mut pair[0], Mode::Standard, 1, 1, &[1; 200]),
+        send(&mut pair[0], Mode::Synchronous, 1, 2, &[2; 20]),
+        send(&mut pair[0], Mode::Synchronous, 1, 3, &[3; 20]),
+    ];
+    let met = receive(&mut pair[1], Some(0), Some(3), 20);
+    settle(&mut pair);
+    sends.iter().for_each(|send| pair[0].requests().cancel(*send));
+    settle(&mut pair);
+    let results = sends.map(|send| take(&mut pair[0], send).unwrap().result);
+    assert_eq!(results, [Err(Failure::Cancelled), Err(Failure::Cancelled), Ok(())]);
+    assert!(take(&mut pair[1], met).unwrap().result.is_ok());
+    assert!(pair[1].explain().unmatched.is_empty());
+    assert_eq!(pair[1].unexpected_bytes(), 0);
+}

@@ -1,0 +1,178 @@
+//! Messages over Virtual Interfaces in virtual time: processes on nodes of their own.
+
+mod pair;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane_simhw::fault::Faults;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::sim::SimHost;
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::{Peer, Tag};
+use midplane_via::message::group::Rank;
+use midplane_via::message::process::Process;
+use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
+use pair::{Setting, pattern, pause, world};
+use proptest::prelude::*;
+
+type World = Communicator<Engine<RdmaCarrier>>;
+
+async fn join(host: &SimHost, own: u16, nodes: u16, config: RdmaConfig) -> World {
+    let places: Vec<NodeId> = (0..nodes).map(NodeId).collect();
+    let carrier = RdmaCarrier::open(host, Peer(own.into()), &places, config).await.unwrap();
+    let engine = Engine::new(carrier, Config::default());
+    let (process, scope) = Process::new(engine, nodes.into()).unwrap();
+    Communicator::world(process, scope)
+}
+
+/// Runs one program in each of so many processes; what they return, by rank.
+fn run<T, F>(
+    setting: Setting,
+    config: RdmaConfig,
+    program: impl Fn(World, SimHost) -> F + Send + Sync + 'static,
+) -> BTreeMap<u16, T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    let mut world = world(setting);
+    let results = Arc::new(Mutex::new(BTreeMap::new()));
+    let program = Arc::new(program);
+    for rank in 0..setting.nodes {
+        let (host, results) = (world.host(NodeId(rank)), Arc::clone(&results));
+        let program = Arc::clone(&program);
+        world.spawn(NodeId(rank), async move {
+            let all = join(&host, rank, setting.nodes, config).await;
+            let result = program(all.clone(), host.clone()).await;
+            all.finalize().await;
+            results.lock().unwrap().insert(rank, result);
+            // The others may still be at it.
+            pause(&host, Duration::from_secs(5)).await;
+        });
+    }
+    let limit = world.now() + Duration::from_secs(60);
+    while results.lock().unwrap().len() < usize::from(setting.nodes) && world.now() < limit {
+        world.run_until(world.now() + Duration::from_millis(10));
+    }
+    let mut results = results.lock().unwrap();
+    assert_eq!(results.len(), usize::from(setting.nodes), "a process does not come to its end");
+    std::mem::take(&mut *results)
+}
+
+fn setting(nodes: u16) -> Setting {
+    Setting { nodes, ..Setting::default() }
+}
+
+/// Rank 0 sends messages of these lengths to rank 1, which sends each back.
+fn echo(setting: Setting, config: RdmaConfig, lengths: Vec<usize>) {
+    run(setting, config, move |all, _| {
+        let lengths = lengths.clone();
+        async move {
+            for (number, length) in lengths.into_iter().enumerate() {
+                let (tag, bytes) = (Tag(number as u32), pattern(number as u32, length));
+                if all.rank() == Rank(0) {
+                    all.send(Rank(1), tag, bytes.clone()).await.unwrap();
+                    let back = all.receive(Rank(1), tag).await.unwrap();
+                    assert!(back.bytes == bytes, "message {number} of {length} bytes");
+                } else if all.rank() == Rank(1) {
+                    let came = all.receive(None, tag).await.unwrap();
+                    all.send(Rank(0), tag, came.bytes).await.unwrap();
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn messages_of_all_sizes_come_back_as_they_were() {
+    let lengths = vec![0, 1, 8, 64, 1000, 4096, 16_384, 65_536, 300_000, 1 << 20];
+    echo(setting(2), RdmaConfig::default(), lengths);
+}
+
+#[test]
+fn small_areas_and_few_descriptors_carry_everything_as_well() {
+    let config = RdmaConfig::default().area(4096).descriptors(8);
+    echo(setting(2), config, vec![0, 900, 1, 5_000, 100_000]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn messages_survive_a_network_that_loses(
+        seed in 0_u64..1_000_000, lengths in proptest::collection::vec(0_usize..40_000, 1..12),
+    ) {
+        let faults = Faults { loss: 0.03, duplicate: 0.03, reorder: 0.05, ..Faults::NONE };
+        let config = RdmaConfig::default().area(16_384).descriptors(12);
+        echo(Setting { seed, faults, ..setting(2) }, config, lengths);
+    }
+}
+
+/// One direction only: credits come back although nothing else does.
+#[test]
+fn a_flood_in_one_direction_is_never_stuck() {
+    const MESSAGES: u32 = 3_000;
+    let config = RdmaConfig::default().area(8192).descriptors(10);
+    let counts = run(setting(2), config, |all, host| async move {
+        let mut count = 0;
+        for number in 0..MESSAGES {
+            if all.rank() == Rank(0) {
+                all.send(Rank(1), Tag(7), pattern(number, 100)).await.unwrap();
+            } else {
+                let came = all.receive(Rank(0), Tag(7)).await.unwrap();
+                assert!(came.bytes == pattern(number, 100), "message {number}");
+                if number % 500 == 0 {
+                    // Now and then the receiver does something else.
+                    pause(&host, Duration::from_millis(3)).await;
+                }
+            }
+            count += 1;
+        }
+        count
+    });
+    assert_eq!(counts.into_values().collect::<Vec<u32>>(), [MESSAGES, MESSAGES]);
+}
+
+#[test]
+fn all_to_all_and_all_reduce_over_five_nodes() {
+    let sums = run(setting(5), RdmaConfig::default(), |all, _| async move {
+        let own = u64::from(all.rank().0);
+        let blocks: Vec<_> =
+            (0..all.size()).map(|to| vec![own as u8 * 16 + to as u8; 2000].into()).collect();
+        let came = all.all_to_all(blocks).await.unwrap();
+        for (from, block) in came.iter().enumerate() {
+            assert_eq!(block[..], vec![from as u8 * 16 + own as u8; 2000]);
+        }
+        all.barrier().await.unwrap();
+        let sum = all.all_reduce_slice(&[own, own * own], |a, b| *a += *b).await.unwrap();
+        (sum[0], sum[1])
+    });
+    assert!(sums.values().all(|sum| *sum == (10, 30)), "{sums:?}");
+}
+
+#[test]
+fn the_death_of_a_process_ends_what_waits_for_it() {
+    let mut world = world(setting(2));
+    let (survivor, victim) = (world.host(NodeId(0)), world.host(NodeId(1)));
+    world.spawn(NodeId(1), async move {
+        let all = join(&victim, 1, 2, RdmaConfig::default()).await;
+        all.send(Rank(0), Tag(1), vec![1]).await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let outcome = Arc::new(Mutex::new(None));
+    let place = Arc::clone(&outcome);
+    world.spawn(NodeId(0), async move {
+        let all = join(&survivor, 0, 2, RdmaConfig::default()).await;
+        all.receive(Rank(1), Tag(1)).await.unwrap();
+        let lost = all.receive(Rank(1), Tag(2)).await;
+        *place.lock().unwrap() = Some(lost.is_err());
+    });
+    world.run_until(pair::at(300_000_000));
+    world.crash(NodeId(1));
+    world.run_until(pair::at(3_000_000_000));
+    assert_eq!(*outcome.lock().unwrap(), Some(true));
+}

@@ -1,0 +1,322 @@
+//! Sparse linear systems: read, made, and checked before anything runs (feature `sparse`).
+
+use std::io::Cursor;
+
+use midplane_simhw::rng::Rng;
+use sprs::{CsMat, TriMat};
+use thiserror::Error;
+
+use super::FixedPoint;
+
+/// Why a matrix is refused, before a rank starts.
+#[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum MatrixError {
+    /// The file is not in the format, at this line.
+    #[error("line {line}: {what}")]
+    Line {
+        /// From 1.
+        line: usize,
+        /// What is wrong with it, and what it should be.
+        what: &'static str,
+    },
+    /// A system has as many equations as unknowns.
+    #[error("the matrix is {rows} by {columns}; a system to solve is square")]
+    NotSquare {
+        /// Its rows.
+        rows: usize,
+        /// Its columns.
+        columns: usize,
+    },
+    /// Each unknown is computed by dividing by its diagonal entry.
+    #[error("the diagonal entry of row {row} is zero; reorder the rows so that none is")]
+    ZeroDiagonal {
+        /// From 1.
+        row: usize,
+    },
+    /// Chazan and Miranker's condition does not hold.
+    #[error(
+        "the spectral radius of |M| is at least {at_least:.6}: an asynchronous iteration converges \
+         for every delay only below 1"
+    )]
+    Diverges {
+        /// A lower bound.
+        at_least: f64,
+    },
+    /// The condition could be neither shown nor refuted.
+    #[error(
+        "the spectral radius of |M| lies between {at_least:.6} and {at_most:.6}, and it could not \
+         be shown to be below 1"
+    )]
+    Undecided {
+        /// A lower bound.
+        at_least: f64,
+        /// An upper bound.
+        at_most: f64,
+    },
+}
+
+/// A x = b, as the fixed point x = D^-1 (b - (A - D) x) with D the diagonal of A.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    a: CsMat<f64>,
+    b: Vec<f64>,
+    diagonal: Vec<f64>,
+    scale: f64,
+}
+
+/// Bounds of a spectral radius.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SpectralRadius {
+    /// It is at least this.
+    pub at_least: f64,
+    /// It is at most this.
+    pub at_most: f64,
+}
+
+/// Steps of power iteration before a radius counts as undecided.
+const POWER_STEPS: usize = 20_000;
+
+impl Linear {
+    /// The system of `a` and `b`; `None` for the `b` that the solution of all ones has.
+    ///
+    /// # Errors
+    /// [`MatrixError`] if it is not square, has a zero on its diagonal, or entries that are not
+    /// finite. Whether it converges is for [`Linear::check`].
+    ///
+    /// # Panics
+    /// If `b` has not as many entries as the matrix has rows.
+    pub fn new(a: CsMat<f64>, b: Option<Vec<f64>>) -> Result<Self, MatrixError> {
+        let a = a.to_csr();
+        let (rows, columns) = a.shape();
+        if rows != columns || rows == 0 {
+            return Err(MatrixError::NotSquare { rows, columns });
+        }
+        let diagonal: Vec<f64> = (0..rows).map(|i| a.get(i, i).copied().unwrap_or(0.0)).collect();
+        if let Some(row) = diagonal.iter().position(|entry| *entry == 0.0 || !entry.is_finite()) {
+            return Err(MatrixError::ZeroDiagonal { row: row + 1 });
+        }
+        let b =
+            b.unwrap_or_else(|| a.outer_iterator().map(|row| row.data().iter().sum()).collect());
+        assert_eq!(b.len(), rows, "an equation has a right-hand side");
+        let scale = b.iter().fold(0.0_f64, |most, entry| most.max(entry.abs()));
+        Ok(Self { a, b, diagonal, scale: if scale > 0.0 { scale } else { 1.0 } })
+    }
+
+    /// The matrix.
+    #[must_use]
+    pub const fn a(&self) -> &CsMat<f64> {
+        &self.a
+    }
+
+    /// The right-hand side.
+    #[must_use]
+    pub fn b(&self) -> &[f64] {
+        &self.b
+    }
+
+    /// Bounds of the spectral radius of |M|, M = D^-1 (A - D), by power iteration: for any vector v
+    /// above zero it lies between the least and the largest of (|M| v)_i / v_i (Collatz, Wielandt).
+    #[must_use]
+    pub fn spectral_radius(&self) -> SpectralRadius {
+        let mut v = vec![1.0; self.b.len()];
+        let mut bounds = SpectralRadius { at_least: 0.0, at_most: f64::INFINITY };
+        for _ in 0..POWER_STEPS {
+            let product = self.absolute_product(&v);
+            let ratios = || product.iter().zip(&v).map(|(product, v)| product / v);
+            bounds.at_least = ratios().fold(f64::INFINITY, f64::min).max(bounds.at_least);
+            bounds.at_most = ratios().fold(0.0, f64::max).min(bounds.at_most);
+            let is_close = bounds.at_most - bounds.at_least <= 1e-6;
+            if is_close || (bounds.at_least >= 1.0) {
+                break;
+            }
+            // Half of the identity: else a bipartite matrix would swing for ever. A little of
+            // everything: else an unknown that nothing depends on would vanish.
+            let largest = product.iter().copied().fold(1e-300, f64::max);
+            for (v, product) in v.iter_mut().zip(&product) {
+                *v = (0.5 * (*v + product / largest.max(1e-300))).max(1e-9);
+            }
+            let largest = v.iter().copied().fold(1e-300, f64::max);
+            v.iter_mut().for_each(|v| *v /= largest);
+        }
+        bounds
+    }
+
+    /// Refuses a system whose asynchronous iteration need not converge.
+    ///
+    /// # Errors
+    /// [`MatrixError::Diverges`] or [`MatrixError::Undecided`], with the bounds that were found.
+    pub fn check(&self) -> Result<SpectralRadius, MatrixError> {
+        let bounds = self.spectral_radius();
+        let SpectralRadius { at_least, at_most } = bounds;
+        if at_most < 1.0 {
+            Ok(bounds)
+        } else if at_least >= 1.0 {
+            Err(MatrixError::Diverges { at_least })
+        } else {
+            Err(MatrixError::Undecided { at_least, at_most })
+        }
+    }
+
+    /// The 2-norm of b - A x over that of b.
+    #[must_use]
+    pub fn relative_residual(&self, x: &[f64]) -> f64 {
+        let rows = self.a.outer_iterator().zip(&self.b);
+        let (error, whole) = rows.fold((0.0, 0.0), |(error, whole), (row, b)| {
+            let product: f64 = row.iter().map(|(j, a)| a * x[j]).sum();
+            (error + (b - product).powi(2), whole + b * b)
+        });
+        if whole == 0.0 { error.sqrt() } else { (error / whole).sqrt() }
+    }
+
+    fn absolute_product(&self, v: &[f64]) -> Vec<f64> {
+        let rows = self.a.outer_iterator().zip(&self.diagonal).enumerate();
+        let row = |(i, (row, diagonal)): (usize, (sprs::CsVecView<'_, f64>, &f64))| {
+            let others = row.iter().filter(|(j, _)| *j != i);
+            others.map(|(j, a)| (a / diagonal).abs() * v[j]).sum()
+        };
+        rows.map(row).collect()
+    }
+}
+
+impl FixedPoint for Linear {
+    fn unknowns(&self) -> usize {
+        self.b.len()
+    }
+
+    fn update(&self, i: usize, x: &[f64]) -> f64 {
+        x[i] + self.defect(i, x) / self.diagonal[i]
+    }
+
+    /// What is left of equation `i`, over the largest right-hand side.
+    fn residual(&self, i: usize, x: &[f64]) -> f64 {
+        self.defect(i, x).abs() / self.scale
+    }
+}
+
+impl Linear {
+    fn defect(&self, i: usize, x: &[f64]) -> f64 {
+        let row = self.a.indptr().outer_inds_sz(i);
+        let (columns, entries) = (&self.a.indices()[row.clone()], &self.a.data()[row]);
+        let product: f64 = columns.iter().zip(entries).map(|(j, a)| a * x[*j]).sum();
+        self.b[i] - product
+    }
+}
+
+/// The Trefethen matrix of `n`: the primes on the diagonal, ones where row and column are a power of
+/// two apart (Trefethen 2002). The radius of |M| is 0.86.
+#[must_use]
+pub fn trefethen(n: usize) -> CsMat<f64> {
+    let mut primes = Vec::with_capacity(n);
+    let mut candidate = 2_u64;
+    while primes.len() < n {
+        let is_divided = |prime: &&u64| candidate.is_multiple_of(**prime);
+        let small = primes.iter().take_while(|prime| *prime * *prime <= candidate);
+        if small.filter(is_divided).count() == 0 {
+            primes.push(candidate);
+        }
+        candidate += 1;
+    }
+    let mut matrix = TriMat::new((n, n));
+    for (i, prime) in primes.iter().enumerate() {
+        matrix.add_triplet(i, i, *prime as f64);
+        for apart in (0..usize::BITS).map(|bit| 1 << bit).take_while(|apart| i + apart < n) {
+            matrix.add_triplet(i, i + apart, 1.0);
+            matrix.add_triplet(i + apart, i, 1.0);
+        }
+    }
+    matrix.to_csr()
+}
+
+/// A system of `n` unknowns that `seed` draws: some ten entries a row besides the diagonal, which
+/// weighs `1 / radius` times as much as they do together, so that the radius of |M| is `radius`.
+///
+/// # Panics
+/// If the radius is not above zero.
+#[must_use]
+pub fn random(n: usize, radius: f64, seed: u64) -> CsMat<f64> {
+    assert!(radius > 0.0, "a system without couplings is no system");
+    let mut rng = Rng::new(seed, "matrix");
+    let mut matrix = TriMat::new((n, n));
+    for i in 0..n {
+        let mut sum = 0.0;
+        for _ in 0..10.min(n.saturating_sub(1)) {
+            let j = rng.below(n as u64 - 1) as usize;
+            let j = if j >= i { j + 1 } else { j };
+            // All of one sign, so that entries that meet add up.
+            let entry = 0.1 + rng.unit();
+            sum += entry;
+            matrix.add_triplet(i, j, -entry);
+        }
+        matrix.add_triplet(i, i, if sum > 0.0 { sum / radius } else { 1.0 });
+    }
+    matrix.to_csr()
+}
+
+/// Reads a matrix in the Matrix Market format (Boisvert, Pozo and Remington 1996): coordinates of
+/// real, integer or pattern entries, general or symmetric.
+///
+/// # Errors
+/// [`MatrixError::Line`] names the line that is wrong; [`MatrixError::NotSquare`] before any entry.
+pub fn read(text: &str) -> Result<CsMat<f64>, MatrixError> {
+    look_at_lines(text)?;
+    // Whole numbers are read as any others.
+    let (header, entries) = text.split_once('\n').unwrap_or((text, ""));
+    let text = format!("{}\n{entries}", header.to_ascii_lowercase().replace("integer", "real"));
+    let matrix = sprs::io::read_matrix_market_from_bufread(&mut Cursor::new(text));
+    let matrix: TriMat<f64> = matrix.map_err(|_| MatrixError::Line {
+        line: 1,
+        what: "it is not a Matrix Market file that can be read",
+    })?;
+    Ok(matrix.to_csr())
+}
+
+/// Finds the line that is wrong, which the reader itself does not name.
+fn look_at_lines(text: &str) -> Result<(), MatrixError> {
+    let wrong = |line, what| Err(MatrixError::Line { line, what });
+    let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
+    let header = lines.next().map(|(_, line)| line.to_ascii_lowercase()).unwrap_or_default();
+    let words: Vec<&str> = header.split_whitespace().collect();
+    let &["%%matrixmarket", "matrix", layout, kind, shape] = words.as_slice() else {
+        return wrong(1, "a Matrix Market file begins with %%MatrixMarket matrix coordinate ...");
+    };
+    if layout != "coordinate" {
+        return wrong(1, "only the coordinate layout is read");
+    }
+    if !matches!(kind, "real" | "integer") || !matches!(shape, "general" | "symmetric") {
+        return wrong(1, "only real or integer entries, general or symmetric, are read");
+    }
+    let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('%'));
+    let Some((at, sizes)) = lines.next() else {
+        return wrong(1, "rows, columns and entries are missing");
+    };
+    let sizes: Vec<Option<usize>> =
+        sizes.split_whitespace().map(|word| word.parse().ok()).collect();
+    let &[Some(rows), Some(columns), Some(count)] = sizes.as_slice() else {
+        return wrong(at, "it should be three whole numbers: rows, columns, entries");
+    };
+    if rows != columns || rows == 0 {
+        return Err(MatrixError::NotSquare { rows, columns });
+    }
+    let mut last = at;
+    let mut found = 0;
+    for (line, entry) in lines {
+        let words: Vec<&str> = entry.split_whitespace().collect();
+        let place = |at: usize| words.get(at).and_then(|word| word.parse::<usize>().ok());
+        let inside = |place: Option<usize>| place.is_some_and(|place| (1..=rows).contains(&place));
+        if words.len() != 3 || !inside(place(0)) || !inside(place(1)) {
+            return wrong(line, "it should be a row, a column within the matrix, and a number");
+        }
+        if !words[2].parse::<f64>().is_ok_and(f64::is_finite) {
+            return wrong(line, "its entry is not a number");
+        }
+        (last, found) = (line, found + 1);
+    }
+    if found != count {
+        return wrong(last, "the file ends with fewer or more entries than it says it has");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! Fixed-point problems beyond linear systems: shortest paths, PageRank, ODEs, flows in networks.
+
+use super::FixedPoint;
+
+/// Shortest paths to a node as dynamic programming: the distance of a node is the least, over its
+/// edges, of the edge and the distance behind it. Converges asynchronously from above
+/// (Bertsekas 1982); a node from which nothing leads there stays at infinity.
+#[derive(Clone, Debug)]
+pub struct ShortestPaths {
+    edges: Vec<Vec<(usize, f64)>>,
+    target: usize,
+}
+
+/// Why a graph is no problem that has an answer.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// An edge names a node that is not there.
+    #[error("edge {edge} joins nodes {from} and {to}; there are {nodes}, from 0 on")]
+    Node {
+        /// Which edge.
+        edge: usize,
+        /// Its beginning.
+        from: usize,
+        /// Its end.
+        to: usize,
+        /// Nodes.
+        nodes: usize,
+    },
+    /// A length or a weight must be above zero.
+    #[error("edge {edge} has the length {length}; lengths are above 0")]
+    Length {
+        /// Which edge.
+        edge: usize,
+        /// What it is said to be.
+        length: f64,
+    },
+}
+
+/// Checks edges of a graph of `nodes`, and lists those that leave each node.
+fn edges_of(
+    nodes: usize,
+    edges: &[(usize, usize, f64)],
+) -> Result<Vec<Vec<(usize, f64)>>, GraphError> {
+    let mut from_each = vec![Vec::new(); nodes];
+    for (edge, &(from, to, length)) in edges.iter().enumerate() {
+        if from >= nodes || to >= nodes {
+            return Err(GraphError::Node { edge, from, to, nodes });
+        }
+        if !(length.is_finite() && length > 0.0) {
+            return Err(GraphError::Length { edge, length });
+        }
+        from_each[from].push((to, length));
+    }
+    Ok(from_each)
+}
+
+impl ShortestPaths {
+    /// Paths to `target` over `edges` of (from, to, length).
+    ///
+    /// # Errors
+    /// [`GraphError`] says which edge is wrong.
+    pub fn new(
+        nodes: usize,
+        edges: &[(usize, usize, f64)],
+        target: usize,
+    ) -> Result<Self, GraphError> {
+        Ok(Self { edges: edges_of(nodes, edges)?, target })
+    }
+}
+
+impl FixedPoint for ShortestPaths {
+    fn unknowns(&self) -> usize {
+        self.edges.len()
+    }
+
+    fn update(&self, i: usize, x: &[f64]) -> f64 {
+        if i == self.target {
+            return 0.0;
+        }
+        self.edges[i].iter().map(|(to, length)| length + x[*to]).fold(f64::INFINITY, f64::min)
+    }
+
+    fn start(&self, i: usize) -> f64 {
+        if i == self.target { 0.0 } else { f64::INFINITY }
+    }
+}
+
+/// The stationary rank of pages that a reader follows links on, with a jump to any page now and
+/// then (Brin and Page 1998): a contraction by the damping, in the sum of ranks. Ranks add up to 1.
+#[derive(Clone, Debug)]
+pub struct PageRank {
+    /// For each page those that link to it, and the share of theirs that it gets.
+    links: Vec<Vec<(usize, f64)>>,
+    damping: f64,
+}
+
+impl PageRank {
+    /// Ranks of `pages` under `links` of (from, to, weight), and a damping of 0.85. A page without
+    /// links counts as one that links to itself.
+    ///
+    /// # Errors
+    /// [`GraphError`] says which link is wrong.
+    pub fn new(pages: usize, links: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
+        let from_each = edges_of(pages, links)?;
+        let mut to_each = vec![Vec::new(); pages];
+        for (from, links) in from_each.iter().enumerate() {
+            let sum: f64 = links.iter().map(|(_, weight)| weight).sum();
+            for (to, weight) in links {
+                to_each[*to].push((from, weight / sum));
+            }
+            if links.is_empty() {
+                to_each[from].push((from, 1.0));
+            }
+        }
+        Ok(Self { links: to_each, damping: 0.85 })
+    }
+}
+
+impl FixedPoint for PageRank {
+    fn unknowns(&self) -> usize {
+        self.links.len()
+    }
+
+    fn update(&self, i: usize, x: &[f64]) -> f64 {
+        let given: f64 = self.links[i].iter().map(|(from, share)| share * x[*from]).sum();
+        (1.0 - self.damping) / self.links.len() as f64 + self.damping * given
+    }
+
+    fn start(&self, _: usize) -> f64 {
+        1.0 / self.links.len() as f64
+    }
+}
+
+/// Heat along a rod as an initial-value problem, by waveform relaxation: the unknowns are each
+/// point's whole course in time, solved with its neighbours' last courses (Lelarasmee, Ruehli and
+/// Sangiovanni-Vincentelli 1982). Implicit Euler in time; both ends are held at 0.
+#[derive(Clone, Debug)]
+pub struct Waveform {
+    points: usize,
+    steps: usize,
+    /// Time step over the square of the spacing.
+    ratio: f64,
+}
+
+impl Waveform {
+    /// A rod of `points`, warm at 1 in the beginning, for `steps` steps of time; `ratio` is the
+    /// step over the square of the spacing. Unknown `point * steps + step` is a temperature.
+    ///
+    /// # Panics
+    /// If there is nothing to compute, or the ratio is not above zero.
+    #[must_use]
+    pub fn new(points: usize, steps: usize, ratio: f64) -> Self {
+        assert!(points > 0 && steps > 0 && ratio > 0.0, "a rod has points, and time goes on");
+        Self { points, steps, ratio }
+    }
+}
+
+impl FixedPoint for Waveform {
+    fn unknowns(&self) -> usize {
+        self.points * self.steps
+    }
+
+    fn update(&self, i: usize, x: &[f64]) -> f64 {
+        let (point, step) = (i / self.steps, i % self.steps);
+        let at = |point: usize| x[point * self.steps + step];
+        let left = if point == 0 { 0.0 } else { at(point - 1) };
+        let right = if point + 1 == self.points { 0.0 } else { at(point + 1) };
+        let before = if step == 0 { 1.0 } else { x[i - 1] };
+        (before + self.ratio * (left + right)) / (1.0 + 2.0 * self.ratio)
+    }
+
+    fn start(&self, _: usize) -> f64 {
+        1.0
+    }
+}
+
+/// Flow through a network at the least cost, where an edge that carries f costs f^2 / (2 g), by its
+/// dual: potentials whose differences, times the conductance g, are the flows, and whose flows out
+/// of each node are what it supplies (Bertsekas and Tsitsiklis 1989, chapter 5). Node 0 is held at
+/// a potential of 0 and takes what is left.
+#[derive(Clone, Debug)]
+pub struct NetworkFlow {
+    edges: Vec<Vec<(usize, f64)>>,
+    supply: Vec<f64>,
+}
+
+impl NetworkFlow {
+    /// Potentials of the nodes that supply `supply`, over `edges` of (from, to, conductance) that
+    /// carry either way.
+    ///
+    /// # Errors
+    /// [`GraphError`] says which edge is wrong.
+    pub fn new(supply: Vec<f64>, edges: &[(usize, usize, f64)]) -> Result<Self, GraphError> {
+        let both: Vec<(usize, usize, f64)> =
+            edges.iter().flat_map(|&(from, to, g)| [(from, to, g), (to, from, g)]).collect();
+        Ok(Self { edges: edges_of(supply.len(), &both)?, supply })
+    }
+
+    /// The flow from node `from` to node `to` over an edge of `conductance`, under potentials `x`.
+    #[must_use]
+    pub fn flow(x: &[f64], from: usize, to: usize, conductance: f64) -> f64 {
+        conductance * (x[from] - x[to])
+    }
+}
+
+impl FixedPoint for NetworkFlow {
+    fn unknowns(&self) -> usize {
+        self.supply.len()
+    }
+
+    fn update(&self, i: usize, x: &[f64]) -> f64 {
+        if i == 0 || self.edges[i].is_empty() {
+            return 0.0;
+        }
+        let total: f64 = self.edges[i].iter().map(|(_, g)| g).sum();
+        let drawn: f64 = self.edges[i].iter().map(|(to, g)| g * x[*to]).sum();
+        (self.supply[i] + drawn) / total
+    }
+}

@@ -1,0 +1,143 @@
+//! What runs on every NIC: the shipped services, and two extensions that try them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use midplane::nicvm::context::Context;
+use midplane::nicvm::coordination::{COORDINATION, Coordination};
+use midplane::nicvm::extension::{Extension, InitError, PeerEvent, TimeoutId};
+use midplane::nicvm::messages::{MESSAGES, Messages};
+use midplane::nicvm::timeout::Service;
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::frame::Frame;
+use midplane::simhw::id::{ExtensionId, Incarnation, NodeId};
+use midplane::simhw::port::{Command, Completion, Status};
+use midplane::simhw::rng::Rng;
+use midplane::simhw::time::Instant;
+
+use crate::oracle::{ControlMessage, Shared};
+use crate::plan::Plan;
+
+/// Sends control messages, and tells the oracle of those that come.
+pub(crate) const TALK: ExtensionId = ExtensionId(16);
+/// Fails: its handler panics, or it does not start.
+pub(crate) const BOMB: ExtensionId = ExtensionId(17);
+/// Timeouts that are under way at once.
+const TIMEOUTS: u32 = 8;
+
+/// The firmware of one life of a node.
+pub(crate) fn unit(plan: &Plan, oracle: &Shared, node: NodeId, life: Incarnation) -> Unit {
+    let mut rng = Rng::new(plan.seed, &format!("firmware {node} {}", life.0));
+    let mut unit = Unit::new(plan.control);
+    let refuses = rng.chance(0.2);
+    let talk = Talk { oracle: oracle.clone(), epochs: BTreeMap::new(), due: BTreeMap::new(), rng };
+    let installed = "no two have one number";
+    unit.install(MESSAGES, Messages::new()).expect(installed);
+    if let Some(config) = &plan.coordination {
+        let coordination = Coordination::new(config.clone()).expect("a star fits together");
+        unit.install(COORDINATION, coordination).expect(installed);
+    }
+    unit.install(TALK, talk).expect(installed);
+    unit.install(BOMB, Bomb { refuses }).expect(installed);
+    unit
+}
+
+struct Talk {
+    oracle: Shared,
+    /// For each peer: how often what was under way to it was lost, and messages sent since.
+    epochs: BTreeMap<NodeId, (u32, u32)>,
+    /// When timeouts are due.
+    due: BTreeMap<u32, Instant>,
+    rng: Rng,
+}
+
+impl Talk {
+    fn send(&mut self, nic: &mut Context<'_>, to: NodeId) -> Status {
+        let (epoch, number) = *self.epochs.entry(to).or_default();
+        let message = ControlMessage { life: nic.incarnation().0, epoch, number };
+        if nic.send_control(to, &message.emit()).is_err() {
+            return Status::Refused;
+        }
+        self.epochs.insert(to, (epoch, number + 1));
+        self.oracle.lock().control_sent += 1;
+        Status::Done
+    }
+
+    /// Sets a timeout, instead of what it was set to.
+    fn set_timeout(&mut self, nic: &mut Context<'_>) {
+        let which = self.rng.below(u64::from(TIMEOUTS)) as u32;
+        let after = Duration::from_nanos(self.rng.below(5_000_000));
+        let service = if self.rng.chance(0.5) { Service::Exact } else { Service::Coarse };
+        nic.set_timeout(TimeoutId(which), service, after);
+        self.due.insert(which, nic.now() + after);
+    }
+}
+
+impl Extension for Talk {
+    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        let status = self.send(nic, command.node);
+        self.set_timeout(nic);
+        let completion = Completion { status, cookie: command.cookie, ..Completion::default() };
+        nic.complete(command.region.port, &completion);
+    }
+
+    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
+        self.oracle.lock().on_control(from, nic.node(), message);
+    }
+
+    fn on_data(&mut self, nic: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {
+        self.oracle
+            .lock()
+            .complain(format!("node {}: data for an extension that sends none", nic.node()));
+    }
+
+    fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
+        let due = self.due.remove(&timeout.0);
+        if due.is_none_or(|due| nic.now() < due) {
+            let what = format!("node {}: a timeout at {} was due {due:?}", nic.node(), nic.now());
+            self.oracle.lock().complain(what);
+        }
+    }
+
+    fn on_peer(&mut self, _: &mut Context<'_>, event: PeerEvent) {
+        if let PeerEvent::Restarted(node, _) | PeerEvent::Down(node) = event {
+            let (epoch, _) = self.epochs.get(&node).copied().unwrap_or_default();
+            self.epochs.insert(node, (epoch + 1, 0));
+        }
+    }
+
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+}
+
+struct Bomb {
+    refuses: bool,
+}
+
+/// What its panics say, so that they are told from others.
+pub(crate) const ON_PURPOSE: &str = "a bomb goes off";
+
+impl Extension for Bomb {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        let (extension, reason) = (nic.extension(), "it was told to");
+        if self.refuses { Err(InitError::Refused { extension, reason }) } else { Ok(()) }
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        // Nothing of what a handler asks for happens when it panics.
+        nic.complete(command.region.port, &Completion::default());
+        let _ = nic.send_control(NodeId(u16::from(nic.node().0 == 0)), &[0; 12]);
+        panic!("{ON_PURPOSE}");
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {
+        unreachable!("what its handler asked for never happens");
+    }
+
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+}

@@ -1,0 +1,259 @@
+//! The applications: they send, receive, lose their ports, and try again.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use midplane::nicvm::coordination;
+use midplane::nicvm::messages;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::port::{Command, Completion, Port, PortClosed, PortOptions, Status};
+use midplane::simhw::region::Region;
+use midplane::simhw::rng::Rng;
+
+use crate::firmware::{BOMB, TALK};
+use crate::oracle::{Shared, pattern};
+use crate::plan::CENTRE;
+
+/// Where everybody receives.
+const INBOX: PortId = PortId(0);
+/// Commands that a sender has under way.
+const UNDER_WAY: usize = 4;
+/// Buffers of each service.
+const BUFFERS: u64 = 24;
+/// Cookies of buffers for coordinated messages begin here.
+const COORDINATED: u64 = 1 << 32;
+/// A doorbell that was lost is rung again after this.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// Before what failed is tried again.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// What a sender is told.
+#[derive(Clone, Debug)]
+pub(crate) struct Habits {
+    pub(crate) nodes: u16,
+    pub(crate) coordinated: bool,
+    pub(crate) longest: u64,
+    pub(crate) pause: Duration,
+    /// Commands in all; none for as many as there is time for.
+    pub(crate) commands: Option<u32>,
+    /// Whether extensions are made to fail.
+    pub(crate) bombs: bool,
+    pub(crate) damages: bool,
+}
+
+/// The next completion, or that none has come in time.
+async fn next(
+    host: &impl Host,
+    port: &mut Port,
+    patience: Duration,
+) -> Option<Result<Completion, PortClosed>> {
+    let mut sleep = pin!(host.sleep_until(host.now() + patience));
+    let mut completion = pin!(port.completion());
+    poll_fn(|context| {
+        if let Poll::Ready(ended) = completion.as_mut().poll(context) {
+            return Poll::Ready(Some(ended));
+        }
+        sleep.as_mut().poll(context).map(|()| None)
+    })
+    .await
+}
+
+/// One use of a sender's port.
+struct Sender<'a, H> {
+    host: &'a H,
+    oracle: &'a Shared,
+    habits: &'a Habits,
+    port: Port,
+    memory: Vec<Region>,
+    /// By cookie: the memory in use, and whether the command is meant to fail.
+    under_way: BTreeMap<u64, (usize, bool)>,
+    cookie: u64,
+}
+
+impl<H: Host> Sender<'_, H> {
+    /// Posts one command.
+    fn post(&mut self, rng: &mut Rng) {
+        let busy: Vec<usize> = self.under_way.values().map(|(slot, _)| *slot).collect();
+        let Some(slot) = (0..UNDER_WAY).find(|slot| !busy.contains(slot)) else { return };
+        let me = self.host.node();
+        let others = u64::from(self.habits.nodes - 1);
+        let to = NodeId(((u64::from(me.0) + 1 + rng.below(others)) % (others + 1)) as u16);
+        let coordinated = self.habits.coordinated && me != CENTRE && rng.chance(0.5);
+        let draw = rng.below(100);
+        let (command, fails) = if self.habits.bombs && draw < 1 {
+            (Command { extension: BOMB, ..Command::default() }, true)
+        } else if draw < 40 {
+            (Command { extension: TALK, node: to, ..Command::default() }, false)
+        } else {
+            let to = if coordinated { CENTRE } else { to };
+            (self.message(rng, slot, to, coordinated), false)
+        };
+        self.cookie += 1;
+        let command = Command { cookie: self.cookie, ..command };
+        if self.port.submit(&command).is_ok() {
+            self.under_way.insert(self.cookie, (slot, fails));
+            let what = format!(
+                "command {}.{} to node {} of {} bytes at {}",
+                command.extension,
+                command.opcode,
+                command.node,
+                command.region.length,
+                self.host.now()
+            );
+            self.oracle.lock().under_way.insert((me, self.cookie), what);
+        }
+    }
+
+    fn message(&self, rng: &mut Rng, slot: usize, to: NodeId, coordinated: bool) -> Command {
+        let length = rng.between(1, self.habits.longest) as usize;
+        let tag = self.oracle.lock().on_send(self.host.node(), to, length);
+        let memory = &self.memory[slot];
+        memory.write(0, &pattern(tag, length)).expect("no message is longer");
+        let range = memory.range(0, length).expect("no message is longer");
+        let send = if coordinated { coordination::send } else { messages::send };
+        let mut command = send(to, INBOX, range, 0);
+        command.args[0] = u64::from(tag);
+        command
+    }
+
+    /// Every command completes once, and with what it may complete with.
+    fn on_completion(&mut self, completion: &Completion) {
+        let node = self.host.node();
+        self.oracle.lock().under_way.remove(&(node, completion.cookie));
+        let Some((_, fails)) = self.under_way.remove(&completion.cookie) else {
+            let what = format!("node {node}: a completion of no command: {completion:?}");
+            return self.oracle.lock().complain(what);
+        };
+        let fine = match completion.status {
+            Status::Done | Status::Refused | Status::PeerLost => !fails,
+            Status::ExtensionDown => fails,
+            Status::Region | Status::Invalid => self.habits.damages,
+            _ => false,
+        };
+        if !fine {
+            self.oracle.lock().complain(format!("node {node}: ends with {completion:?}"));
+        }
+    }
+}
+
+/// Sends until it is told to stop, and then until everything has completed.
+pub(crate) async fn send<H: Host>(host: H, oracle: Shared, habits: Habits) {
+    let mut rng = host.rng(&format!("sender {}", host.now()));
+    let mut left = habits.commands;
+    loop {
+        let memory = host.open_port().ok().and_then(|mut port| {
+            let regions = (0..UNDER_WAY).map(|_| port.register(habits.longest as usize));
+            Some((regions.collect::<Result<Vec<_>, _>>().ok()?, port))
+        });
+        {
+            let mut oracle = oracle.lock();
+            oracle.under_way.retain(|(node, _), _| *node != host.node());
+            let what = format!("to have a port, since {}", host.now());
+            oracle.under_way.insert((host.node(), 0), what);
+        }
+        if let Some((memory, port)) = memory {
+            let (under_way, cookie) = (BTreeMap::new(), 0);
+            let (host, oracle, habits) = (&host, &oracle, &habits);
+            let sender = Sender { host, oracle, habits, port, memory, under_way, cookie };
+            if send_all(sender, &mut rng, &mut left).await {
+                oracle.lock().under_way.retain(|(node, _), _| *node != host.node());
+                return;
+            }
+        }
+        host.sleep_until(host.now() + PAUSE).await;
+    }
+}
+
+/// Whether all is sent; the port is closed otherwise.
+async fn send_all<H: Host>(
+    mut sender: Sender<'_, H>,
+    rng: &mut Rng,
+    left: &mut Option<u32>,
+) -> bool {
+    loop {
+        let done = *left == Some(0) || sender.oracle.lock().stop_senders;
+        if done && sender.under_way.is_empty() {
+            return true;
+        }
+        if !done && sender.under_way.len() < UNDER_WAY {
+            sender.post(rng);
+            *left = left.map(|left| left - 1);
+        }
+        let pause = Duration::from_nanos(rng.between(1_000, sender.habits.pause.as_nanos() as u64));
+        let patience = if done { PATIENCE } else { pause };
+        match next(sender.host, &mut sender.port, patience).await {
+            Some(Ok(completion)) => sender.on_completion(&completion),
+            Some(Err(PortClosed)) => return false,
+            None => sender.port.ring(),
+        }
+        if !done && sender.habits.commands.is_none() {
+            sender.host.sleep_until(sender.host.now() + pause).await;
+        }
+    }
+}
+
+/// Receives until it is told to stop.
+pub(crate) async fn receive<H: Host>(host: H, oracle: Shared, longest: usize, coordinated: bool) {
+    while !oracle.lock().stop_receivers {
+        if let Ok(port) = host.open_port_with(PortOptions::default().number(INBOX)) {
+            receive_all(&host, port, &oracle, longest, coordinated).await;
+        }
+        host.sleep_until(host.now() + PAUSE).await;
+    }
+}
+
+async fn receive_all<H: Host>(
+    host: &H,
+    mut port: Port,
+    oracle: &Shared,
+    longest: usize,
+    coordinated: bool,
+) {
+    let mut buffers = BTreeMap::new();
+    let services = if coordinated { 2 } else { 1 };
+    for cookie in
+        (0..services).flat_map(|service| (0..BUFFERS).map(move |n| service * COORDINATED + n))
+    {
+        let Ok(buffer) = port.register(longest) else { return };
+        if lend(&mut port, &buffer, cookie).is_none() {
+            return;
+        }
+        buffers.insert(cookie, buffer);
+    }
+    while !oracle.lock().stop_receivers {
+        let completion = match next(host, &mut port, PATIENCE).await {
+            Some(Ok(completion)) => completion,
+            Some(Err(PortClosed)) => return,
+            None => {
+                port.ring();
+                continue;
+            }
+        };
+        let buffer = &buffers[&completion.cookie];
+        if completion.status == Status::Done {
+            let mut bytes = vec![0; completion.length as usize];
+            buffer.read(0, &mut bytes).expect("no message is longer");
+            let tag = completion.args[0] as u32;
+            oracle.lock().on_delivery(completion.node, host.node(), tag, &bytes);
+        } else {
+            if completion.status == Status::Truncated {
+                let what = format!("node {}: no message is that long: {completion:?}", host.node());
+                oracle.lock().complain(what);
+            }
+            host.sleep_until(host.now() + PAUSE).await;
+        }
+        if lend(&mut port, buffer, completion.cookie).is_none() {
+            return;
+        }
+    }
+}
+
+/// Lends a buffer to the service that its cookie names; none if the port is closed.
+fn lend(port: &mut Port, buffer: &Region, cookie: u64) -> Option<()> {
+    let receive = if cookie < COORDINATED { messages::receive } else { coordination::receive };
+    port.submit(&receive(buffer.whole(), cookie)).ok()
+}

@@ -1,0 +1,139 @@
+//! What must hold, and what was seen of it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use midplane::simhw::id::NodeId;
+
+/// The oracle, as extensions and applications share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shared(Arc<Mutex<Oracle>>);
+
+impl Shared {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Oracle> {
+        // Whoever panicked with it has left it whole: each change is one step.
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// A control message of one unit to another.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct ControlMessage {
+    /// The sender's incarnation.
+    pub(crate) life: u32,
+    /// How often its connection to the receiver has ended.
+    pub(crate) epoch: u32,
+    /// Its number since.
+    pub(crate) number: u32,
+}
+
+impl ControlMessage {
+    pub(crate) fn emit(self) -> [u8; 12] {
+        let mut bytes = [0; 12];
+        for (chunk, word) in bytes.chunks_mut(4).zip([self.life, self.epoch, self.number]) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (words, rest) = bytes.as_chunks::<4>();
+        let [life, epoch, number] = *words else { return None };
+        let word = u32::from_le_bytes;
+        rest.is_empty().then(|| Self { life: word(life), epoch: word(epoch), number: word(number) })
+    }
+}
+
+/// A message from one application to another.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    from: NodeId,
+    to: NodeId,
+    length: usize,
+    delivered: bool,
+}
+
+/// What was sent and what arrived.
+#[derive(Debug, Default)]
+pub(crate) struct Oracle {
+    messages: Vec<Sent>,
+    /// By sender, its life and receiver: the last control message that was delivered.
+    last: BTreeMap<(NodeId, u32, NodeId), (u32, u32)>,
+    pub(crate) control_sent: u64,
+    pub(crate) control_delivered: u64,
+    pub(crate) delivered: u64,
+    /// Commands that have not completed, by node and cookie.
+    pub(crate) under_way: BTreeMap<(NodeId, u64), String>,
+    /// Senders send nothing new.
+    pub(crate) stop_senders: bool,
+    pub(crate) stop_receivers: bool,
+    /// What did not hold.
+    pub(crate) complaints: Vec<String>,
+}
+
+impl Oracle {
+    pub(crate) fn complain(&mut self, what: String) {
+        self.complaints.push(what);
+    }
+
+    /// Messages that were ever sent.
+    pub(crate) fn sent(&self) -> u64 {
+        self.messages.len() as u64
+    }
+
+    /// A message is about to be sent; its tag.
+    pub(crate) fn on_send(&mut self, from: NodeId, to: NodeId, length: usize) -> u32 {
+        self.messages.push(Sent { from, to, length, delivered: false });
+        self.messages.len() as u32 - 1
+    }
+
+    /// Messages arrive at most once, whole, and where they were sent.
+    pub(crate) fn on_delivery(&mut self, from: NodeId, to: NodeId, tag: u32, bytes: &[u8]) {
+        let Some(sent) = self.messages.get_mut(tag as usize) else {
+            return self.complain(format!("node {to}: message {tag} was never sent"));
+        };
+        let known = *sent;
+        sent.delivered = true;
+        self.delivered += 1;
+        if (known.from, known.to, known.length) != (from, to, bytes.len()) {
+            let length = bytes.len();
+            self.complain(format!(
+                "node {to}: message {tag} of {length} bytes from {from} was {known:?}"
+            ));
+        } else if known.delivered {
+            self.complain(format!("node {to}: message {tag} from {from} came twice"));
+        } else if bytes != pattern(tag, bytes.len()) {
+            self.complain(format!("node {to}: message {tag} from {from} has other bytes"));
+        }
+    }
+
+    /// What arrives of each epoch is a prefix of what was sent in it, and epochs come in order.
+    pub(crate) fn on_control(&mut self, from: NodeId, to: NodeId, bytes: &[u8]) {
+        let Some(message) = ControlMessage::parse(bytes) else {
+            return self.complain(format!("node {to}: a control message that nobody sent"));
+        };
+        self.control_delivered += 1;
+        let ControlMessage { life, epoch, number } = message;
+        let key = (from, life, to);
+        let holds = match self.last.insert(key, (epoch, number)) {
+            Some((last, before)) if last == epoch => number == before + 1,
+            Some((last, _)) => last < epoch && number == 0,
+            None => number == 0,
+        };
+        if !holds {
+            self.complain(format!(
+                "node {to}: control message from {from} out of order: {message:?}"
+            ));
+        }
+        if self.last.range((from, life + 1, to)..(from, u32::MAX, to)).any(|(at, _)| at.2 == to) {
+            self.complain(format!("node {to}: control message of a former life of {from}"));
+        }
+    }
+}
+
+/// The bytes of a message.
+pub(crate) fn pattern(tag: u32, length: usize) -> Vec<u8> {
+    let seed = u64::from(tag) << 32;
+    let byte = |at: u64| ((seed ^ at).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;
+    (0..length as u64).map(byte).collect()
+}

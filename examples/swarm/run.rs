@@ -1,0 +1,306 @@
+//! One seed: trouble, healing, and whether all is well after it.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use midplane::nicvm::coordination::{COORDINATION, Coordination};
+use midplane::nicvm::messages::{MESSAGES, Messages};
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::fault::FaultCounts;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::sim::{SimHost, World};
+use midplane::simhw::switch::Buffer;
+use midplane::simhw::time::Instant;
+use midplane::simhw::trace::Record;
+
+use crate::firmware::unit;
+use crate::load::{self, Habits};
+use crate::oracle::Shared;
+use crate::plan::{CENTRE, Plan};
+
+/// Between two looks at the invariants.
+const SLICE: Duration = Duration::from_micros(250);
+/// After healing, everything that was begun comes to an end within this: a peer is declared dead, a
+/// token is missed and replaced, and a sender that was left out may come back.
+const DRAIN: Duration = Duration::from_secs(4);
+/// What is new after that takes no longer.
+const PROBE: Duration = Duration::from_millis(500);
+
+/// What became of one seed.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) seed: u64,
+    pub(crate) digest: u64,
+    pub(crate) virtual_ns: u64,
+    pub(crate) events: u64,
+    pub(crate) frames: u64,
+    pub(crate) incidents: u64,
+    pub(crate) fired: FaultCounts,
+    pub(crate) control_messages: u64,
+    pub(crate) messages: u64,
+    /// Empty if everything held.
+    pub(crate) complaints: Vec<String>,
+}
+
+/// Who watches a run.
+pub(crate) type Observer = Box<dyn FnMut(&Record<'_>) + Send>;
+
+/// Runs one seed; a panic is a complaint.
+pub(crate) fn run(seed: u64, observer: Option<Observer>) -> Outcome {
+    let ran = catch_unwind(AssertUnwindSafe(|| Run::new(Plan::new(seed), observer).through()));
+    ran.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        let what = format!("panic: {}", text.unwrap_or_default());
+        Outcome { seed, complaints: vec![what], ..Outcome::default() }
+    })
+}
+
+struct Run {
+    plan: Arc<Plan>,
+    oracle: Shared,
+    world: World<Unit>,
+}
+
+impl Run {
+    fn new(plan: Plan, observer: Option<Observer>) -> Self {
+        let plan = Arc::new(plan);
+        let oracle = Shared::default();
+        let (for_firmware, for_units) = (Arc::clone(&plan), oracle.clone());
+        let mut world = World::new(&plan.topology, plan.profile, plan.seed, move |node, life| {
+            unit(&for_firmware, &for_units, node, life)
+        });
+        if let Some(observer) = observer {
+            world.observe(observer);
+        }
+        for incident in &plan.script {
+            world.schedule(*incident);
+        }
+        let (for_boot, for_tasks) = (Arc::clone(&plan), oracle.clone());
+        world.on_boot(move |host| boot(&for_boot, &for_tasks, &host));
+        for node in plan.nodes() {
+            boot(&plan, &oracle, &world.host(node));
+        }
+        Self { plan, oracle, world }
+    }
+
+    fn through(mut self) -> Outcome {
+        let healed = Instant::ZERO + self.plan.trouble;
+        while self.world.now() < healed && self.holds() {
+            self.step();
+        }
+        self.world.heal_all();
+        if self.holds() && self.drain() && self.probe() {
+            self.end();
+        }
+        let complaints = std::mem::take(&mut self.oracle.lock().complaints);
+        let oracle = self.oracle.lock();
+        Outcome {
+            seed: self.plan.seed,
+            digest: self.world.digest(),
+            virtual_ns: self.world.now().as_nanos(),
+            events: self.world.events(),
+            frames: self.world.traffic().sent,
+            incidents: self.plan.script.len() as u64,
+            fired: *self.world.faults_fired(),
+            control_messages: oracle.control_delivered,
+            messages: oracle.delivered,
+            complaints,
+        }
+    }
+
+    fn holds(&self) -> bool {
+        self.oracle.lock().complaints.is_empty()
+    }
+
+    fn complain(&self, what: String) {
+        self.oracle.lock().complain(format!("at {}: {what}", self.world.now()));
+    }
+
+    // ---- safety ----
+
+    fn step(&mut self) {
+        let until = self.world.now() + SLICE;
+        self.world.run_until(until);
+        self.check_frames();
+        self.check_queues();
+        self.check_tokens();
+    }
+
+    fn check_frames(&self) {
+        let traffic = self.world.traffic();
+        let ended = traffic.delivered + traffic.drops.total();
+        if traffic.sent != ended + self.world.frames_under_way() as u64 {
+            let under_way = self.world.frames_under_way();
+            self.complain(format!("{under_way} frames under way, but {traffic:?}"));
+        }
+    }
+
+    fn check_queues(&self) {
+        for (link, buffer) in self.plan.topology.outputs() {
+            let (Buffer::Bytes(most) | Buffer::Cells(most)) = buffer;
+            let peak = self.world.output(link).map_or(0, |output| output.peak());
+            if peak > most {
+                self.complain(format!("a queue of {peak} before link {}, not {most}", link.0));
+            }
+        }
+    }
+
+    /// At most one holder of a token in each epoch, and at most one that may send.
+    fn check_tokens(&self) {
+        let mut holders = BTreeMap::new();
+        let mut valid = BTreeMap::new();
+        for node in self.plan.nodes().filter(|node| self.world.is_up(*node)) {
+            let unit = self.world.firmware(node);
+            let now = self.world.host(node).now();
+            let Some(coordination) = unit.extension::<Coordination>(COORDINATION) else { continue };
+            for token in coordination.tokens() {
+                let (link, epoch) = (token.link, token.epoch);
+                if let Some(other) = holders.insert((link, epoch), node) {
+                    self.complain(format!("{other} and {node} hold {epoch:?} of link {link}"));
+                }
+                if token.valid_until > now
+                    && let Some((other, of)) = valid.insert(link, (node, epoch))
+                {
+                    let what = format!("{other} may send in {of:?} and {node} in {epoch:?}");
+                    self.complain(format!("{what} over link {link}"));
+                }
+            }
+        }
+    }
+
+    // ---- liveness ----
+
+    /// Everything that was begun comes to an end.
+    fn drain(&mut self) -> bool {
+        self.oracle.lock().stop_senders = true;
+        let end = self.world.now() + DRAIN;
+        let receivers = usize::from(self.plan.topology.hosts());
+        // Those that healing has started are not counted before they run.
+        self.step();
+        while self.world.tasks() > receivers && self.world.now() < end && self.holds() {
+            self.step();
+        }
+        if self.world.tasks() > receivers {
+            let senders = self.world.tasks() - receivers;
+            self.complain(format!("{senders} senders wait for ever: {}", self.under_way()));
+        }
+        self.holds()
+    }
+
+    /// What is new arrives: first peers learn of each other, then nothing may be lost.
+    fn probe(&mut self) -> bool {
+        for commands in [3, 3] {
+            self.exchange(commands);
+        }
+        let before = (self.counts(), self.drops());
+        self.exchange(6);
+        let (sent, arrived) = self.counts();
+        let (sent, arrived) = (sent - before.0.0, arrived - before.0.1);
+        let hosts = self.plan.topology.hosts();
+        if self.holds() && self.drops() == before.1 && sent != arrived {
+            self.complain(format!(
+                "{arrived} of {sent} messages among {hosts} nodes arrive after healing"
+            ));
+        }
+        if self.holds() && self.drops() != before.1 {
+            self.complain(format!("frames are dropped after healing: {:?}", self.world.traffic()));
+        }
+        self.holds()
+    }
+
+    /// Each node sends a few small messages.
+    fn exchange(&mut self, commands: u32) {
+        self.oracle.lock().stop_senders = false;
+        let habits = Habits {
+            commands: Some(commands),
+            longest: self.plan.longest.min(500),
+            pause: Duration::from_micros(300),
+            bombs: false,
+            damages: false,
+            ..habits(&self.plan)
+        };
+        for node in self.plan.nodes() {
+            let host = self.world.host(node);
+            self.world.spawn(node, load::send(host, self.oracle.clone(), habits.clone()));
+        }
+        let end = self.world.now() + PROBE;
+        while self.world.now() < end && self.holds() {
+            self.step();
+        }
+        let receivers = usize::from(self.plan.topology.hosts());
+        if self.holds() && self.world.tasks() > receivers {
+            let senders = self.world.tasks() - receivers;
+            self.complain(format!("{senders} senders wait after healing: {}", self.under_way()));
+        }
+    }
+
+    /// The commands that wait longest.
+    fn under_way(&self) -> String {
+        let oracle = self.oracle.lock();
+        let waiting = oracle.under_way.iter().take(4);
+        let lines = waiting.map(|((node, cookie), what)| format!("node {node} {cookie}: {what}"));
+        lines.collect::<Vec<_>>().join("; ")
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        let oracle = self.oracle.lock();
+        (oracle.control_sent + oracle.sent(), oracle.control_delivered + oracle.delivered)
+    }
+
+    fn drops(&self) -> u64 {
+        self.world.traffic().drops.total()
+    }
+
+    // ---- leaks ----
+
+    fn end(&mut self) {
+        self.oracle.lock().stop_receivers = true;
+        let end = self.world.now() + Duration::from_millis(100);
+        self.world.run_until(end);
+        let mut left = BTreeMap::new();
+        left.insert("tasks".to_owned(), self.world.tasks());
+        left.insert("frames under way".to_owned(), self.world.frames_under_way());
+        for (link, _) in self.plan.topology.outputs() {
+            let used = self.world.output(link).map_or(0, |output| output.used());
+            left.insert(format!("in the buffer before link {}", link.0), used as usize);
+        }
+        for node in self.plan.nodes() {
+            let unit = self.world.firmware(node);
+            left.insert(format!("ports of node {node}"), self.world.open_ports(node));
+            let pending = self.plan.nodes().map(|peer| unit.pending(peer)).sum();
+            left.insert(format!("messages that wait at node {node}"), pending);
+            let messages = unit.extension::<Messages>(MESSAGES);
+            let coordination = unit.extension::<Coordination>(COORDINATION);
+            let buffers = messages.map_or(0, Messages::free_buffers)
+                + coordination.map_or(0, Coordination::free_buffers);
+            left.insert(format!("buffers of node {node}"), buffers as usize);
+        }
+        for (what, count) in left.into_iter().filter(|(_, count)| *count > 0) {
+            self.complain(format!("left over: {count} {what}"));
+        }
+    }
+}
+
+fn habits(plan: &Plan) -> Habits {
+    Habits {
+        nodes: plan.topology.hosts(),
+        coordinated: plan.coordination.is_some(),
+        longest: plan.longest,
+        pause: plan.pause,
+        commands: None,
+        bombs: true,
+        damages: plan.damages,
+    }
+}
+
+/// The tasks of a host that starts.
+fn boot(plan: &Plan, oracle: &Shared, host: &SimHost) {
+    let node: NodeId = host.node();
+    let coordinated = plan.coordination.is_some() && node == CENTRE;
+    host.spawn(load::receive(host.clone(), oracle.clone(), plan.longest as usize, coordinated));
+    host.spawn(load::send(host.clone(), oracle.clone(), habits(plan)));
+}
