@@ -316,6 +316,7 @@ impl SimHardware<'_> {
     }
 
     /// Whether the host's memory is there.
+    #[inline]
     fn reach_host(&mut self) -> Result<(), RegionError> {
         let ailments = &mut self.network.ailments;
         let error = if ailments.is_none() { None } else { ailments.memory_error(self.nic.node) };
