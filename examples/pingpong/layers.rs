@@ -137,6 +137,8 @@ pub(crate) struct Interface {
     wait: Wait,
     sends: Memory,
     spare: Vec<Descriptor>,
+    /// Sends that have not come back.
+    sending: usize,
     scratch: Vec<u8>,
 }
 
@@ -167,7 +169,8 @@ impl Interface {
         let ticket = nic.connect_peer(vi, to, own, patience).map_err(failed)?;
         nic.finish(&ticket).await.map_err(failed)?;
         let sends = nic.register(room, MemoryOptions::default()).map_err(failed)?;
-        Ok(Self { nic, vi, wait, sends, spare: Vec::new(), scratch: vec![0; room] })
+        let (spare, scratch) = (Vec::new(), vec![0; room]);
+        Ok(Self { nic, vi, wait, sends, spare, sending: 0, scratch })
     }
 }
 
@@ -175,13 +178,25 @@ impl Side for Interface {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
         while let Some(done) = self.nic.send_done(self.vi).map_err(failed)? {
             done.outcome.map_err(failed)?;
+            self.sending -= 1;
             self.spare.push(done.descriptor);
         }
         self.sends.write(0, &self.scratch[..bytes]).map_err(failed)?;
         let mut descriptor = self.spare.pop().unwrap_or_default();
         descriptor.segments.clear();
         descriptor.segments.push(self.sends.segment(0, bytes).map_err(failed)?);
-        self.nic.post_send(self.vi, descriptor).map_err(failed)
+        self.nic.post_send(self.vi, descriptor).map_err(failed)?;
+        self.sending += 1;
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> Result<(), String> {
+        while self.sending > 0 {
+            let done = self.nic.wait(self.vi, WorkQueue::Send).await.map_err(failed)?;
+            done.outcome.map_err(failed)?;
+            self.sending -= 1;
+        }
+        Ok(())
     }
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
@@ -296,5 +311,17 @@ impl Side for Messages {
         } else {
             Err(format!("a message has {length} bytes, not {bytes}"))
         }
+    }
+
+    async fn finish(&mut self) -> Result<(), String> {
+        match self {
+            Self::Polled(polled) => {
+                while polled.process.lower_mut().finalize().is_pending() {
+                    polled.process.lower_mut().advance(Advance::Not);
+                }
+            }
+            Self::Awaited { all, wait, .. } => rest(*wait, all.finalize()).await,
+        }
+        Ok(())
     }
 }

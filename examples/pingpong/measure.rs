@@ -9,6 +9,11 @@ pub(crate) trait Side {
 
     /// Receives a message, and reads every byte of it.
     async fn receive(&mut self, bytes: usize) -> Result<(), String>;
+
+    /// Waits until all that was sent is the other side's.
+    async fn finish(&mut self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// What one contestant did at one size.
@@ -117,5 +122,5 @@ pub(crate) async fn answer(
         side.receive(WORD).await?;
         side.send(WORD).await?;
     }
-    Ok(())
+    side.finish().await
 }

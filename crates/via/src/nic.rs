@@ -102,6 +102,8 @@ pub struct Nic {
     scratch: Region,
     free_scratch: Vec<u16>,
     errors: VecDeque<(ViId, AsyncError)>,
+    /// Completions taken since the beginning.
+    handled: u64,
     next_tag: u32,
     next_serial: u32,
 }
@@ -124,6 +126,7 @@ impl Nic {
             scratch,
             free_scratch: (0..SCRATCH_SLOTS).collect(),
             errors: VecDeque::new(),
+            handled: 0,
             next_tag: 1,
             next_serial: 0,
         };
@@ -264,7 +267,15 @@ impl Nic {
         }))
     }
 
+    /// Completions of the hardware that were taken since the beginning: whoever finds nothing new,
+    /// and this unchanged since it last looked, may wait.
+    #[must_use]
+    pub const fn handled(&self) -> u64 {
+        self.handled
+    }
+
     fn on_completion(&mut self, completion: &Completion) {
+        self.handled += 1;
         if matches!(completion.opcode, POST_SEND | POST_RECEIVE) {
             let Self { queues, operations, free_scratch, .. } = self;
             queues.on_ended(operations, free_scratch, completion);

@@ -88,6 +88,8 @@ pub struct RdmaCarrier {
     lost: VecDeque<Peer>,
     /// The packet that was handed out last: its room is free once another is asked for.
     lent: Option<(Peer, Arrival)>,
+    /// Completions of the NIC that the last poll in vain has seen the effects of.
+    seen: u64,
 }
 
 impl RdmaCarrier {
@@ -120,6 +122,7 @@ impl RdmaCarrier {
             connecting: Vec::new(),
             lost: VecDeque::new(),
             lent: None,
+            seen: 0,
         };
         for (peer, node) in nodes.iter().enumerate() {
             let link = match Peer(peer as u32) {
@@ -235,6 +238,7 @@ impl Carrier for RdmaCarrier {
     fn poll(&mut self) -> Option<Event<'_>> {
         self.take_back();
         let (peer, arrival) = loop {
+            let before = self.nic.handled();
             if let Some(found) = self.arrival() {
                 break found;
             }
@@ -242,7 +246,10 @@ impl Carrier for RdmaCarrier {
             if let Some(peer) = self.lost.pop_front() {
                 return Some(Event::Lost(peer));
             }
-            if !self.nic.poll() {
+            self.nic.poll();
+            // Whatever asked the NIC since may have taken what nobody has looked at.
+            if self.nic.handled() == before {
+                self.seen = before;
                 return None;
             }
         };
@@ -256,6 +263,9 @@ impl Carrier for RdmaCarrier {
         self.take_back();
         for link in self.links.iter_mut().flatten() {
             link.publish_all(&mut self.nic);
+        }
+        if self.nic.handled() != self.seen {
+            return false;
         }
         let mut context = Context::from_waker(waker);
         if !matches!(self.nic.poll_progress(&mut context), Poll::Pending) {
