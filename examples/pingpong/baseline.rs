@@ -4,6 +4,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
 
 use crate::arguments::{Kernel, MAX_BYTES};
+use crate::layers::{LOST, lost};
 use crate::measure::Side;
 
 /// Bytes of a datagram; longer messages are several.
@@ -46,7 +47,8 @@ impl Side for Datagrams {
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
         let mut came = 0;
         while came < bytes {
-            came += self.socket.recv(&mut self.buffer[came..]).await.map_err(failed)?;
+            let part = tokio::time::timeout(LOST, self.socket.recv(&mut self.buffer[came..]));
+            came += part.await.map_err(|_| lost())?.map_err(failed)?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Our layers, each as one side of a connection.
 
 use std::future::Future;
+use std::time::Duration;
 
 use midplane::nicvm::messages;
 use midplane::simhw::host::Host;
@@ -36,6 +37,13 @@ async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
         Wait::Block => block_on(future),
         Wait::Await | Wait::Poll => future.await,
     }
+}
+
+/// After this an unreliable message is lost.
+pub(crate) const LOST: Duration = Duration::from_secs(2);
+
+pub(crate) fn lost() -> String {
+    format!("a message was lost: none came for {LOST:?}, and this layer does not send again")
 }
 
 /// The unit's message service: buffers that are lent, messages that are sent.
@@ -113,7 +121,10 @@ impl Side for Raw {
                     }
                     std::hint::spin_loop();
                 },
-                wait => rest(wait, self.port.completion()).await.map_err(failed)?,
+                wait => {
+                    let next = tokio::time::timeout(LOST, self.port.completion());
+                    rest(wait, next).await.map_err(|_| lost())?.map_err(failed)?
+                }
             };
             if completion.status != Status::Done {
                 return Err(format!("a message ended as {:?}", completion.status));
