@@ -1,5 +1,6 @@
 //! What a handler may do: everything that a unit lends its extensions.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use midplane_simhw::hardware::{Hardware, TransmitRefused};
@@ -10,8 +11,8 @@ use midplane_simhw::time::{Instant, LineRate};
 use thiserror::Error;
 
 use crate::admission::{Admission, Steering};
-use crate::control::{Control, MAX_MESSAGE, RoundTrip};
-use crate::extension::TimeoutId;
+use crate::control::{Address, Body, Control, MAX_MESSAGE, RoundTrip};
+use crate::extension::{Epoch, Extension, TimeoutId};
 use crate::timeout::{Service, Timeouts};
 use crate::transmit::{Backlog, BacklogLimit, Message, Packet, Sending, Transmit, WaitingPacket};
 
@@ -30,9 +31,6 @@ pub enum ControlRefused {
         /// Messages that wait.
         waiting: usize,
     },
-    /// Units send each other control messages, not themselves.
-    #[error("a unit sends no control message to itself")]
-    ToItself,
 }
 
 /// Why an extension may not steer.
@@ -60,6 +58,22 @@ pub(crate) enum Asked {
     Allow { destination: NodeId, bytes: u64 },
     GiveUp { destination: NodeId, status: Status },
     Steer,
+    Own(Own),
+    Change(Change),
+}
+
+/// What a handler has asked of its own unit.
+pub(crate) enum Own {
+    /// A control message of the asking extension to itself.
+    Control { epoch: Epoch, body: Body },
+    /// A command for another extension.
+    Command(Command),
+}
+
+/// A change of the unit's extensions; carried out between two handlers.
+pub(crate) enum Change {
+    Replace { number: ExtensionId, epoch: Epoch, extension: Box<dyn Extension> },
+    Withdraw(ExtensionId),
 }
 
 /// The parts of a unit that its extensions are lent.
@@ -72,18 +86,30 @@ pub(crate) struct Lent {
     pub(crate) steersman: Option<ExtensionId>,
     /// Control messages that were refused, for a peer's queue was full.
     pub(crate) control_refused: u64,
+    /// What extensions have asked of this unit, oldest first.
+    pub(crate) own: VecDeque<(ExtensionId, Own)>,
+    /// Changes of the extensions that are yet to be made, oldest first.
+    pub(crate) changes: VecDeque<Change>,
 }
 
 impl Lent {
     /// A handler has returned: all that it asked for happens.
-    pub(crate) fn commit(&mut self, hw: &mut dyn Hardware, extension: ExtensionId) {
+    pub(crate) fn commit(&mut self, hw: &mut dyn Hardware, extension: ExtensionId, epoch: Epoch) {
+        if !self.asked.is_empty() {
+            self.carry_out(hw, extension, epoch);
+        }
+        hw.commit();
+    }
+
+    fn carry_out(&mut self, hw: &mut dyn Hardware, extension: ExtensionId, epoch: Epoch) {
         let now = hw.now();
         let mut asked = std::mem::take(&mut self.asked);
         for request in asked.drain(..) {
             match request {
                 Asked::Control { to, length, body } => {
                     let body = &body[..usize::from(length)];
-                    self.control.send(now, to, extension, body).expect("checked when it was asked");
+                    let address = Address { extension, epoch };
+                    self.control.send(now, to, address, body).expect("checked when it was asked");
                 }
                 Asked::SetTimeout { timeout, service, at } => {
                     self.timeouts.set(now, (extension, timeout), service, at);
@@ -103,10 +129,11 @@ impl Lent {
                     });
                 }
                 Asked::Steer => self.steersman = Some(extension),
+                Asked::Own(own) => self.own.push_back((extension, own)),
+                Asked::Change(change) => self.changes.push_back(change),
             }
         }
         self.asked = asked;
-        hw.commit();
     }
 
     /// A handler has failed: nothing that it asked for happens.
@@ -121,6 +148,7 @@ pub struct Context<'a> {
     pub(crate) hw: &'a mut dyn Hardware,
     pub(crate) lent: &'a mut Lent,
     pub(crate) extension: ExtensionId,
+    pub(crate) epoch: Epoch,
 }
 
 impl std::fmt::Debug for Context<'_> {
@@ -152,6 +180,12 @@ impl Context<'_> {
     #[must_use]
     pub const fn extension(&self) -> ExtensionId {
         self.extension
+    }
+
+    /// The version of the extension whose handler this is.
+    #[must_use]
+    pub const fn epoch(&self) -> Epoch {
+        self.epoch
     }
 
     /// The rate of the NIC's line.
@@ -189,7 +223,8 @@ impl Context<'_> {
         self.hw.charge(instructions);
     }
 
-    /// Sends a control message to the same extension of another node: reliable, in order.
+    /// Sends a control message to the same extension of another node: reliable, in order. One to
+    /// this node is handled in the same turn, after this handler has returned.
     ///
     /// A peer's queue holds bursts, not what one that is cut off misses (see
     /// [`ControlConfig::queue`](crate::control::ControlConfig::queue)).
@@ -203,7 +238,9 @@ impl Context<'_> {
         };
         part.copy_from_slice(message);
         if to == self.node() {
-            return Err(ControlRefused::ToItself);
+            let body = Body::new(message).expect("its length is checked");
+            self.lent.asked.push(Asked::Own(Own::Control { epoch: self.epoch, body }));
+            return Ok(());
         }
         let staged =
             |asked: &&Asked| matches!(asked, Asked::Control { to: other, .. } if *other == to);
@@ -290,6 +327,24 @@ impl Context<'_> {
     /// Completes `command` with an error.
     pub fn refuse(&mut self, command: &Command, status: Status) {
         self.hw.complete(command.region.port, &failed(command, status));
+    }
+
+    /// Gives a command to another extension of this unit, as if the application of
+    /// `command.region.port` had posted it, which hears of its end. Handled in the same turn, after
+    /// this handler has returned.
+    pub fn forward(&mut self, command: Command) {
+        self.lent.asked.push(Asked::Own(Own::Command(command)));
+    }
+
+    /// Has `extension` run under `number` from now on, as version `epoch`, instead of what runs there.
+    /// [`UnitEvent`](crate::extension::UnitEvent) tells what came of it.
+    pub fn replace(&mut self, number: ExtensionId, epoch: Epoch, extension: Box<dyn Extension>) {
+        self.lent.asked.push(Asked::Change(Change::Replace { number, epoch, extension }));
+    }
+
+    /// Takes down what runs under `number`: its commands end with an error from now on.
+    pub fn withdraw(&mut self, number: ExtensionId) {
+        self.lent.asked.push(Asked::Change(Change::Withdraw(number)));
     }
 
     /// Sets a timeout, instead of what it was set to.

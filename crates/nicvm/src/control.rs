@@ -15,6 +15,7 @@
 //! | `words[0]`, low half | 0 | 0 | bit i: `acknowledgement` + 1 + i was received | likewise |
 //! | `words[0]`, high half | 0 | 0 | ns since the highest number came | likewise |
 //! | `words[1]`, low half | sender's connection number | likewise | likewise | likewise |
+//! | `port` | 0 | 0 | 0 | which version of the extension speaks |
 //! | `words[1]`, high half | 0 | the peer's connection number | likewise | likewise |
 
 mod alarms;
@@ -28,14 +29,14 @@ mod window;
 use std::collections::{BTreeMap, VecDeque};
 
 use midplane_simhw::frame::{Header, Kind};
-use midplane_simhw::id::{ExtensionId, Incarnation, NodeId};
+use midplane_simhw::id::{Incarnation, NodeId};
 use midplane_simhw::time::Instant;
 
 pub use self::config::{
     ControlConfig, DEFAULT_ACKNOWLEDGEMENT_DELAY, DEFAULT_DEAD_AFTER, DEFAULT_INITIAL_TIMEOUT,
     DEFAULT_LEAST_TIMEOUT, DEFAULT_QUEUE, DEFAULT_WINDOW,
 };
-pub use self::message::{Body, Counters, Event, MAX_MESSAGE, SendError, Transmit};
+pub use self::message::{Address, Body, Counters, Event, MAX_MESSAGE, SendError, Transmit};
 pub use self::round_trip::RoundTrip;
 
 use self::alarms::Alarms;
@@ -60,9 +61,9 @@ struct Reports {
 }
 
 impl Reports {
-    fn deliver(&mut self, from: NodeId, extension: ExtensionId, body: Body) {
+    fn deliver(&mut self, from: NodeId, to: Address, body: Body) {
         self.counters.delivered += 1;
-        self.events.push_back(Event::Message { from, extension, body });
+        self.events.push_back(Event::Message { from, to, body });
     }
 }
 
@@ -143,7 +144,8 @@ impl Control {
         }
     }
 
-    /// Takes a message of up to [`MAX_MESSAGE`] bytes for an extension of another unit.
+    /// Takes a message of up to [`MAX_MESSAGE`] bytes for an extension of another unit, in one of
+    /// its versions.
     ///
     /// # Errors
     /// [`SendError`]; nothing was taken then.
@@ -151,7 +153,7 @@ impl Control {
         &mut self,
         now: Instant,
         to: NodeId,
-        extension: ExtensionId,
+        address: impl Into<Address>,
         body: &[u8],
     ) -> Result<(), SendError> {
         if to == self.setting.node {
@@ -164,7 +166,7 @@ impl Control {
         if peer.sending().len() >= limit {
             return Err(SendError::QueueFull { limit });
         }
-        peer.send(now, &self.setting, extension, body);
+        peer.send(now, &self.setting, address.into(), body);
         self.settle(slot);
         Ok(())
     }

@@ -21,6 +21,28 @@ pub const FIRST_USER_EXTENSION: ExtensionId = ExtensionId(16);
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct TimeoutId(pub u32);
 
+/// Which version of an extension: counted by the cluster, and carried by its control messages.
+/// Comparable as long as two are less than half their range apart.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Epoch(pub u16);
+
+impl Epoch {
+    /// The version that a unit starts with.
+    pub const FIRST: Self = Self(0);
+
+    /// Whether this is the later of the two.
+    #[must_use]
+    pub const fn is_newer_than(self, other: Self) -> bool {
+        self.0.wrapping_sub(other.0) as i16 > 0
+    }
+
+    /// The one after.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
+
 /// Why an extension was not installed.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
@@ -39,7 +61,29 @@ pub enum InitError {
     /// A handler panicked.
     #[error("extension {0} failed while it was initialised")]
     Trapped(ExtensionId),
+    /// It does not take over from the version before.
+    #[error(transparent)]
+    Import(#[from] ImportError),
 }
+
+/// What happened to an extension of this unit.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum UnitEvent {
+    /// A handler failed; the extension is quarantined.
+    Trapped(ExtensionId),
+    /// Another version of it runs from now on.
+    Replaced(ExtensionId, Epoch),
+    /// The version that was to run does not: what ran before still does.
+    NotReplaced(ExtensionId, Epoch, InitError),
+    /// It was taken down because somebody asked for it.
+    Withdrawn(ExtensionId),
+}
+
+/// Why an extension does not take what its predecessor left.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[error("the state of the version before does not fit: {0}")]
+pub struct ImportError(pub &'static str);
 
 /// What happened to another node's unit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -99,6 +143,23 @@ pub trait Extension: Any + Send {
 
     /// Something happened to another unit.
     fn on_peer(&mut self, _nic: &mut Context<'_>, _event: PeerEvent) {}
+
+    /// Something happened to an extension of this unit, this one included.
+    fn on_unit(&mut self, _nic: &mut Context<'_>, _event: &UnitEvent) {}
+
+    /// Its state, for the version that follows; `None` if that begins anew.
+    fn export(&mut self) -> Option<Vec<u8>> {
+        None
+    }
+
+    /// Takes over what the version before has [exported](Self::export), after its own
+    /// initialisation.
+    ///
+    /// # Errors
+    /// [`ImportError`]: the version before stays then.
+    fn import(&mut self, _state: &[u8]) -> Result<(), ImportError> {
+        Ok(())
+    }
 
     /// The gate holds something back, or has let all through. Only for the extension that steers it.
     fn on_transmit(&mut self, _nic: &mut Context<'_>, _news: TransmitNews) {}

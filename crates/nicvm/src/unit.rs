@@ -1,6 +1,10 @@
 //! The execution unit: what runs on every NIC's coprocessor and hosts the extensions.
 
+mod lifecycle;
+mod slot;
+
 use std::any::Any;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use midplane_simhw::frame::{Frame, Header, Kind};
@@ -11,11 +15,16 @@ use midplane_simhw::region::Payload;
 use midplane_simhw::time::Instant;
 
 use crate::context::{Context, Lent, failed};
-use crate::control::{self, Control, ControlConfig, MAX_MESSAGE};
-use crate::extension::{Extension, InitError, PeerEvent, TransmitNews};
+use crate::control::{self, Address, Body, Control, ControlConfig, MAX_MESSAGE};
+use crate::extension::{Epoch, Extension, InitError, PeerEvent, TransmitNews, UnitEvent};
 use crate::planted::{self, Bug};
 use crate::timeout::Timeouts;
 use crate::transmit::{News, TRANSMIT_INSTRUCTIONS, Transmit};
+
+use slot::{Handler, Parked, Slot};
+
+pub use lifecycle::DRAIN;
+pub use slot::{ExtensionCounters, PARKED};
 
 /// The one alarm that a unit uses.
 const ALARM: TimerId = TimerId(0);
@@ -42,12 +51,8 @@ pub struct UnitCounters {
     pub traps: u64,
     /// Control messages that extensions sent and a peer's full queue refused.
     pub control_refused: u64,
-}
-
-struct Slot {
-    extension: Box<dyn Extension>,
-    /// It failed, refused its configuration, or was deactivated.
-    is_down: bool,
+    /// Control messages of versions that run here no more, or for which nobody waits.
+    pub other_versions: u64,
 }
 
 /// Why a handler has not done what it was called for.
@@ -71,6 +76,12 @@ pub struct Unit {
     unfinished: Vec<PortId>,
     alarm: Instant,
     expired: Vec<(ExtensionId, crate::extension::TimeoutId)>,
+    /// Control messages of versions that do not run here yet.
+    parked: VecDeque<Parked>,
+    /// What extensions are yet to be told.
+    events: VecDeque<UnitEvent>,
+    /// When the first of the versions that were replaced ends.
+    drained_at: Instant,
 }
 
 impl std::fmt::Debug for Unit {
@@ -99,6 +110,9 @@ impl Unit {
             unfinished: Vec::new(),
             alarm: Instant::FAR_FUTURE,
             expired: Vec::new(),
+            parked: VecDeque::new(),
+            events: VecDeque::new(),
+            drained_at: Instant::FAR_FUTURE,
         }
     }
 
@@ -118,7 +132,7 @@ impl Unit {
         if slot.is_some() {
             return Err(InitError::Occupied(number));
         }
-        *slot = Some(Slot { extension: Box::new(extension), is_down: false });
+        *slot = Some(Slot::new(Box::new(extension), Epoch::FIRST));
         Ok(())
     }
 
@@ -135,6 +149,19 @@ impl Unit {
         let slot = self.slots.get(number.index())?.as_ref()?;
         let extension: &dyn Any = &*slot.extension;
         extension.downcast_ref()
+    }
+
+    /// The version of the extension with this number that runs; `None` if none does.
+    #[must_use]
+    pub fn epoch(&self, number: ExtensionId) -> Option<Epoch> {
+        let slot = self.slots.get(number.index())?.as_ref()?;
+        (!slot.is_down).then_some(slot.epoch)
+    }
+
+    /// What the extension with this number has been called for, in all its versions.
+    #[must_use]
+    pub fn extension_counters(&self, number: ExtensionId) -> Option<ExtensionCounters> {
+        Some(self.slots.get(number.index())?.as_ref()?.counters)
     }
 
     /// Frames, messages and control messages to `node` that are yet to leave or be acknowledged.
@@ -162,9 +189,10 @@ impl Unit {
         &mut self,
         hw: &mut dyn Hardware,
         number: ExtensionId,
+        kind: Handler,
         handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>),
     ) -> Result<(), Failure> {
-        self.attempt(hw, number, |extension, nic| {
+        self.attempt(hw, number, kind, |extension, nic| {
             handler(extension, nic);
             Ok(())
         })
@@ -175,6 +203,7 @@ impl Unit {
         &mut self,
         hw: &mut dyn Hardware,
         number: ExtensionId,
+        kind: Handler,
         handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>) -> Result<(), InitError>,
     ) -> Result<(), Failure> {
         let lent = self.lent.as_mut().expect("the unit has started");
@@ -184,21 +213,27 @@ impl Unit {
             return Err(Failure::Absent);
         };
         hw.charge(DISPATCH_INSTRUCTIONS);
+        slot.count(kind);
+        let epoch = slot.epoch;
         let extension = &mut *slot.extension;
-        let mut context = Context { hw: &mut *hw, lent, extension: number };
+        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch };
         let failure = match catch_unwind(AssertUnwindSafe(|| handler(extension, &mut context))) {
             Ok(Ok(())) => {
-                lent.commit(hw, number);
+                lent.commit(hw, number, epoch);
                 return Ok(());
             }
             Ok(Err(refused)) => Failure::Refused(refused),
             Err(_) => Failure::Trapped,
         };
         if planted::is(Bug::TrapCommits) {
-            lent.commit(hw, number);
+            lent.commit(hw, number, epoch);
         }
         lent.abort(hw);
-        self.counters.traps += u64::from(matches!(failure, Failure::Trapped));
+        if matches!(failure, Failure::Trapped) {
+            slot.counters.traps += 1;
+            self.counters.traps += 1;
+            self.events.push_back(UnitEvent::Trapped(number));
+        }
         self.take_down(hw, number);
         Err(failure)
     }
@@ -207,6 +242,7 @@ impl Unit {
     fn take_down(&mut self, hw: &mut dyn Hardware, number: ExtensionId) {
         if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
             slot.is_down = true;
+            slot.former = None;
         }
         let lent = self.lent.as_mut().expect("the unit has started");
         lent.timeouts.cancel_all(number);
@@ -240,7 +276,9 @@ impl Unit {
         } else {
             command.region.port = port;
             let number = command.extension;
-            match self.run(hw, number, |extension, nic| extension.on_command(nic, command)) {
+            match self.run(hw, number, Handler::Command, |extension, nic| {
+                extension.on_command(nic, command);
+            }) {
                 Ok(()) => return,
                 Err(_) if self.is_installed(number) => Status::ExtensionDown,
                 Err(_) => Status::Invalid,
@@ -271,12 +309,7 @@ impl Unit {
             let lent = self.lent.as_mut().expect("the unit has started");
             let Some(event) = lent.control.poll_event() else { return };
             match event {
-                control::Event::Message { from, extension, body } => {
-                    // Nobody to hear it: counted.
-                    let _ = self.run(hw, extension, |handler, nic| {
-                        handler.on_control(nic, from, &body);
-                    });
-                }
+                control::Event::Message { from, to, body } => self.on_control(hw, from, to, &body),
                 control::Event::PeerUp { node, incarnation } => {
                     self.tell(hw, PeerEvent::Up(node, incarnation));
                 }
@@ -291,7 +324,8 @@ impl Unit {
     /// Tells every extension of a peer.
     fn tell(&mut self, hw: &mut dyn Hardware, event: PeerEvent) {
         for number in self.numbers() {
-            let _ = self.run(hw, number, |extension, nic| extension.on_peer(nic, event));
+            let _ = self
+                .run(hw, number, Handler::Other, |extension, nic| extension.on_peer(nic, event));
         }
     }
 
@@ -304,10 +338,14 @@ impl Unit {
     /// The end of every turn: news to who steers the gate, frames to the line, the alarm.
     fn finish(&mut self, hw: &mut dyn Hardware) {
         for _ in 0..ROUNDS_PER_TURN {
+            self.settle(hw);
             self.send(hw);
             let lent = self.lent.as_mut().expect("the unit has started");
-            let Some(news) = lent.transmit.next_news() else { break };
-            self.on_news(hw, news);
+            match lent.transmit.next_news() {
+                Some(news) => self.on_news(hw, news),
+                None if self.is_settled() => break,
+                None => {}
+            }
         }
         self.set_alarm(hw);
     }
@@ -316,10 +354,12 @@ impl Unit {
         match news {
             News::Gate(news) => self.on_gate_news(hw, news),
             News::Sent(number, sent) => {
-                let _ = self.run(hw, number, |extension, nic| extension.on_sent(nic, sent));
+                let _ = self
+                    .run(hw, number, Handler::Other, |extension, nic| extension.on_sent(nic, sent));
             }
             News::Trapped(number) => {
                 self.counters.traps += 1;
+                self.events.push_back(UnitEvent::Trapped(number));
                 self.take_down(hw, number);
             }
         }
@@ -328,7 +368,9 @@ impl Unit {
     fn on_gate_news(&mut self, hw: &mut dyn Hardware, news: TransmitNews) {
         let lent = self.lent.as_mut().expect("the unit has started");
         if let Some(steersman) = lent.steersman {
-            let _ = self.run(hw, steersman, |extension, nic| extension.on_transmit(nic, news));
+            let _ = self.run(hw, steersman, Handler::Other, |extension, nic| {
+                extension.on_transmit(nic, news);
+            });
         } else if let TransmitNews::Held { destination } = news {
             // Nobody would ever open the gate.
             lent.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
@@ -377,7 +419,8 @@ impl Unit {
         let lent = self.lent.as_ref().expect("the unit has started");
         let control = lent.control.poll_timeout().unwrap_or(Instant::FAR_FUTURE);
         let mut next = control.min(lent.timeouts.next()).min(lent.transmit.next());
-        if !self.unfinished.is_empty() || lent.transmit.has_news() {
+        next = next.min(self.drained_at);
+        if !self.unfinished.is_empty() || lent.transmit.has_news() || !self.is_settled() {
             next = hw.now();
         }
         if next != self.alarm {
@@ -395,9 +438,12 @@ impl Unit {
         let early = if planted::is(Bug::TimeoutEarly) { 100_000 } else { 0 };
         lent.timeouts.expire(now.plus_nanos(early), &mut expired);
         for (number, timeout) in expired.drain(..) {
-            let _ = self.run(hw, number, |extension, nic| extension.on_timeout(nic, timeout));
+            let _ = self.run(hw, number, Handler::Timeout, |extension, nic| {
+                extension.on_timeout(nic, timeout);
+            });
         }
         self.expired = expired;
+        self.end_former(hw, now);
         self.drain_control(hw);
         for port in std::mem::take(&mut self.unfinished) {
             self.take_commands(hw, port);
@@ -405,11 +451,12 @@ impl Unit {
     }
 
     fn init(&mut self, hw: &mut dyn Hardware, number: ExtensionId) {
-        let failure = match self.attempt(hw, number, |extension, nic| extension.init(nic)) {
-            Ok(()) => return,
-            Err(Failure::Refused(refused)) => refused,
-            Err(Failure::Trapped | Failure::Absent) => InitError::Trapped(number),
-        };
+        let failure =
+            match self.attempt(hw, number, Handler::Other, |extension, nic| extension.init(nic)) {
+                Ok(()) => return,
+                Err(Failure::Refused(refused)) => refused,
+                Err(Failure::Trapped | Failure::Absent) => InitError::Trapped(number),
+            };
         self.failure.get_or_insert(failure);
     }
 
@@ -423,7 +470,8 @@ impl Unit {
     /// [`Status::ExtensionDown`] from then on, and those whose messages have not left at once.
     pub fn deactivate(&mut self, hw: &mut impl Hardware) {
         for number in self.numbers() {
-            let _ = self.run(hw, number, |extension, nic| extension.deactivate(nic));
+            let _ =
+                self.run(hw, number, Handler::Other, |extension, nic| extension.deactivate(nic));
             self.take_down(hw, number);
         }
         self.finish(hw);
@@ -440,6 +488,8 @@ impl Firmware for Unit {
             asked: Vec::new(),
             steersman: None,
             control_refused: 0,
+            own: VecDeque::new(),
+            changes: VecDeque::new(),
         });
         for number in self.numbers() {
             self.init(hw, number);
@@ -458,7 +508,9 @@ impl Firmware for Unit {
 
     fn on_port_closed(&mut self, hw: &mut impl Hardware, port: PortId) {
         for number in self.numbers() {
-            let _ = self.run(hw, number, |extension, nic| extension.on_port_closed(nic, port));
+            let _ = self.run(hw, number, Handler::Other, |extension, nic| {
+                extension.on_port_closed(nic, port);
+            });
         }
         // What still waits to leave would complete on whoever is given the number next.
         let lent = self.lent.as_mut().expect("the unit has started");
@@ -473,7 +525,7 @@ impl Firmware for Unit {
             self.on_control_frame(hw, &frame);
         } else if self.is_for(hw.node(), hw.incarnation(), &header) {
             self.counters.data_frames += 1;
-            let _ = self.run(hw, header.extension, |extension, nic| {
+            let _ = self.run(hw, header.extension, Handler::Frame, |extension, nic| {
                 extension.on_data(nic, header.source, &frame);
             });
         } else {

@@ -7,6 +7,8 @@ use midplane_simhw::frame::Header;
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId};
 use thiserror::Error;
 
+use crate::extension::Epoch;
+
 /// Most bytes of one control message.
 pub const MAX_MESSAGE: usize = 100;
 
@@ -42,6 +44,21 @@ impl fmt::Debug for Body {
     }
 }
 
+/// Which extension of the peer a message is for, and which version of it.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Address {
+    /// The extension.
+    pub extension: ExtensionId,
+    /// The version of it that the sender speaks as.
+    pub epoch: Epoch,
+}
+
+impl From<ExtensionId> for Address {
+    fn from(extension: ExtensionId) -> Self {
+        Self { extension, epoch: Epoch::FIRST }
+    }
+}
+
 /// Why a message was not taken.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
@@ -72,8 +89,8 @@ pub enum Event {
     Message {
         /// Who sent it.
         from: NodeId,
-        /// The extension that it is for.
-        extension: ExtensionId,
+        /// The extension that it is for, and of which version its sender was.
+        to: Address,
         /// Its bytes.
         body: Body,
     },

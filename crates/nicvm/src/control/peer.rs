@@ -8,16 +8,17 @@
 //! ```
 
 use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, Header, Kind};
-use midplane_simhw::id::{ExtensionId, Incarnation, NodeId};
+use midplane_simhw::id::{Incarnation, NodeId, PortId};
 use midplane_simhw::time::Instant;
 
 use super::alarms::{Timer, Timers};
 use super::config::ControlConfig;
-use super::message::{Body, Counters, Event};
+use super::message::{Address, Body, Counters, Event};
 use super::resend::SendWindow;
 use super::round_trip::Estimate;
 use super::window::{Acknowledgement, Arrival, ReceiveWindow};
 use super::{Reports, Setting};
+use crate::extension::Epoch;
 use crate::planted::{self, Bug};
 
 /// One connection attempt of one life of a node: later ones are newer, none comes twice.
@@ -118,14 +119,8 @@ impl Peer {
     }
 
     /// One more message; the caller has checked that there is room.
-    pub(super) fn send(
-        &mut self,
-        now: Instant,
-        setting: &Setting,
-        extension: ExtensionId,
-        body: Body,
-    ) {
-        self.sending.push(extension, body);
+    pub(super) fn send(&mut self, now: Instant, setting: &Setting, to: Address, body: Body) {
+        self.sending.push(to, body);
         self.timers.set_if_off(Timer::Death, now.plus_nanos(setting.config.dead_after_nanos()));
         // A first hello: a later one waits for its timer.
         self.hello_due |= !self.up && self.hellos == 0;
@@ -336,23 +331,24 @@ impl Peer {
         header: &Header,
         body: &Body,
     ) {
-        match self.receiving.on_arrival(now, header.sequence, header.extension, body) {
+        let to = Address { extension: header.extension, epoch: Epoch(header.port.0) };
+        match self.receiving.on_arrival(now, header.sequence, to, body) {
             Arrival::InOrder => {
-                reports.deliver(self.node, header.extension, *body);
-                while let Some((extension, body)) = self.receiving.next_kept() {
-                    reports.deliver(self.node, extension, body);
+                reports.deliver(self.node, to, *body);
+                while let Some((to, body)) = self.receiving.next_kept() {
+                    reports.deliver(self.node, to, body);
                 }
             }
             Arrival::Kept => {
                 reports.counters.out_of_order += 1;
                 if planted::is(Bug::EarlyDelivered) {
-                    reports.deliver(self.node, header.extension, *body);
+                    reports.deliver(self.node, to, *body);
                 }
             }
             Arrival::Duplicate => {
                 reports.counters.duplicates += 1;
                 if planted::is(Bug::DuplicateDelivered) {
-                    reports.deliver(self.node, header.extension, *body);
+                    reports.deliver(self.node, to, *body);
                 }
             }
             Arrival::Beyond => reports.counters.refused += 1,
@@ -446,7 +442,8 @@ impl Peer {
         self.timers.stop(Timer::Acknowledge);
         let said = self.receiving.on_transmit(now);
         let mut chosen = self.bare(setting, Kind::Control, said);
-        chosen.header.extension = outbound.extension;
+        chosen.header.extension = outbound.to.extension;
+        chosen.header.port = PortId(outbound.to.epoch.0);
         chosen.header.sequence = outbound.sequence;
         chosen.header.length = self.sending.body(outbound.index).len() as u16;
         chosen.message = Some(outbound.index);

@@ -2,10 +2,9 @@
 
 use std::collections::VecDeque;
 
-use midplane_simhw::id::ExtensionId;
 use midplane_simhw::time::Instant;
 
-use super::message::Body;
+use super::message::{Address, Body};
 use super::window::{Acknowledgement, MAX_WINDOW};
 
 /// Acknowledged messages, sent later than one that is not, that show it to be lost (RFC 6675).
@@ -21,7 +20,7 @@ enum Fate {
 
 #[derive(Clone, Copy, Debug)]
 struct Outgoing {
-    extension: ExtensionId,
+    to: Address,
     body: Body,
     fate: Fate,
     /// Place of its last transmission among all of this window.
@@ -38,7 +37,7 @@ struct Outgoing {
 pub(super) struct Outbound {
     pub(super) index: usize,
     pub(super) sequence: u32,
-    pub(super) extension: ExtensionId,
+    pub(super) to: Address,
     pub(super) again: bool,
 }
 
@@ -76,9 +75,9 @@ impl SendWindow {
     }
 
     /// One more message, behind all others.
-    pub(super) fn push(&mut self, extension: ExtensionId, body: Body) {
+    pub(super) fn push(&mut self, to: Address, body: Body) {
         self.queue.push_back(Outgoing {
-            extension,
+            to,
             body,
             fate: Fate::Waiting,
             order: 0,
@@ -104,7 +103,7 @@ impl SendWindow {
         Some(Outbound {
             index,
             sequence: self.first.wrapping_add(index as u32),
-            extension: message.extension,
+            to: message.to,
             again: message.transmissions > 1,
         })
     }
@@ -232,7 +231,7 @@ mod tests {
     fn window_of(messages: u8) -> SendWindow {
         let mut window = SendWindow::default();
         for number in 0..messages {
-            window.push(ExtensionId(0), Body::new(&[number]).unwrap());
+            window.push(Address::default(), Body::new(&[number]).unwrap());
         }
         window
     }

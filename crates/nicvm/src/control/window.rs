@@ -1,9 +1,8 @@
 //! What has arrived from one peer: order, duplicates, acknowledgements.
 
-use midplane_simhw::id::ExtensionId;
 use midplane_simhw::time::Instant;
 
-use super::message::Body;
+use super::message::{Address, Body};
 
 /// Messages that one acknowledgement tells apart, and so the most that may be under way.
 pub(super) const MAX_WINDOW: u16 = 32;
@@ -42,7 +41,7 @@ pub(super) struct ReceiveWindow {
     expected: u32,
     beyond: u32,
     /// By number modulo its length; empty until a first message comes too early.
-    kept: Vec<Option<(ExtensionId, Body)>>,
+    kept: Vec<Option<(Address, Body)>>,
     highest: Option<(u32, Instant)>,
     /// Messages that arrived since the last acknowledgement left.
     unacknowledged: u32,
@@ -62,7 +61,7 @@ impl ReceiveWindow {
         &mut self,
         now: Instant,
         sequence: u32,
-        extension: ExtensionId,
+        to: Address,
         body: &Body,
     ) -> Arrival {
         let ahead = sequence.wrapping_sub(self.expected);
@@ -83,12 +82,12 @@ impl ReceiveWindow {
             return Arrival::InOrder;
         }
         self.beyond |= 1 << (ahead - 1);
-        self.keep(sequence, extension, body);
+        self.keep(sequence, to, body);
         Arrival::Kept
     }
 
     /// After [`Arrival::InOrder`], until `None`: the next of those that came too early.
-    pub(super) fn next_kept(&mut self) -> Option<(ExtensionId, Body)> {
+    pub(super) fn next_kept(&mut self) -> Option<(Address, Body)> {
         let here = self.beyond & 1 != 0;
         self.beyond >>= 1;
         if !here {
@@ -132,11 +131,11 @@ impl ReceiveWindow {
         }
     }
 
-    fn keep(&mut self, sequence: u32, extension: ExtensionId, body: &Body) {
+    fn keep(&mut self, sequence: u32, to: Address, body: &Body) {
         if self.kept.is_empty() {
             self.kept = vec![None; usize::from(MAX_WINDOW)];
         }
-        self.kept[place(sequence)] = Some((extension, *body));
+        self.kept[place(sequence)] = Some((to, *body));
     }
 }
 
@@ -151,7 +150,7 @@ mod tests {
 
     fn arrive(window: &mut ReceiveWindow, sequence: u32, delivered: &mut Vec<u32>) -> Arrival {
         let body = Body::new(&sequence.to_le_bytes()).unwrap();
-        let arrival = window.on_arrival(Instant::ZERO, sequence, ExtensionId(0), &body);
+        let arrival = window.on_arrival(Instant::ZERO, sequence, Address::default(), &body);
         if arrival == Arrival::InOrder {
             delivered.push(sequence);
             while let Some((_, body)) = window.next_kept() {

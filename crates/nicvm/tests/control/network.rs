@@ -259,7 +259,8 @@ impl Network {
     fn judge(&mut self, node: usize, event: &Event) {
         let unit = &mut self.units[node];
         match *event {
-            Event::Message { from, extension, body } => {
+            Event::Message { from, to, body } => {
+                let extension = to.extension;
                 assert_eq!(extension, EXTENSION);
                 let message = Message::read(from.index(), node, &body);
                 let life = unit.incarnation.0;

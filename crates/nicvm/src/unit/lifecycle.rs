@@ -1,0 +1,227 @@
+//! Versions of extensions: one replaces another while the unit runs.
+//!
+//! Every control message says of which version its sender was. One of a later version than runs
+//! here waits until that does; one of the version before goes to that, which is kept for a while
+//! ([`DRAIN`]). So no message is ever handled by another version than its sender's.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use midplane_simhw::hardware::Hardware;
+use midplane_simhw::id::{ExtensionId, NodeId};
+use midplane_simhw::time::Instant;
+
+use super::slot::{self, Former, Handler, PARKED, Parked, Slot};
+use super::{Address, Body, Epoch, Extension, InitError, Unit, UnitEvent};
+use crate::context::{Asked, Change, Context, Own};
+
+/// How long a version that was replaced hears what was sent to it: longer than a peer takes to be
+/// declared dead, so that what it waits for has come or never will.
+pub const DRAIN: Duration = Duration::from_secs(1);
+
+impl Unit {
+    /// Whether extensions have nothing left to hear of this unit's own.
+    pub(super) fn is_settled(&self) -> bool {
+        let lent = self.lent.as_ref().expect("the unit has started");
+        lent.own.is_empty() && lent.changes.is_empty() && self.events.is_empty()
+    }
+
+    /// Leads what extensions have asked of their own unit to whom it is for.
+    pub(super) fn settle(&mut self, hw: &mut dyn Hardware) {
+        if self.is_settled() {
+            return;
+        }
+        let lent = self.lent.as_mut().expect("the unit has started");
+        let (own, changes) = (std::mem::take(&mut lent.own), std::mem::take(&mut lent.changes));
+        for (number, asked) in own {
+            match asked {
+                Own::Control { epoch, body } => {
+                    let to = Address { extension: number, epoch };
+                    let node = hw.node();
+                    self.on_control(hw, node, to, &body);
+                }
+                Own::Command(command) => self.command(hw, command.region.port, command),
+            }
+        }
+        for change in changes {
+            match change {
+                Change::Replace { number, epoch, extension } => {
+                    self.replace(hw, number, epoch, extension);
+                }
+                Change::Withdraw(number) => {
+                    self.take_down(hw, number);
+                    self.events.push_back(UnitEvent::Withdrawn(number));
+                }
+            }
+        }
+        for event in std::mem::take(&mut self.events) {
+            for number in self.numbers() {
+                let _ = self.run(hw, number, Handler::Other, |extension, nic| {
+                    extension.on_unit(nic, &event);
+                });
+            }
+        }
+    }
+
+    /// A control message for one version of an extension.
+    pub(super) fn on_control(
+        &mut self,
+        hw: &mut dyn Hardware,
+        from: NodeId,
+        to: Address,
+        body: &Body,
+    ) {
+        let number = to.extension;
+        let slot = self.slots.get_mut(number.index()).and_then(Option::as_mut);
+        let runs = slot.as_ref().map_or(Epoch::FIRST, |slot| slot.epoch);
+        if to.epoch == runs {
+            // Nobody to hear it: counted.
+            let _ = self.run(hw, number, Handler::Control, |extension, nic| {
+                extension.on_control(nic, from, body);
+            });
+        } else if to.epoch.is_newer_than(runs) && self.parked.len() < PARKED {
+            self.parked.push_back(Parked { number, epoch: to.epoch, from, body: *body });
+        } else if let Some(slot) = slot
+            && let Some(former) = slot.former.take_if(|former| former.epoch == to.epoch)
+        {
+            self.call_former(hw, number, former, |extension, nic| {
+                extension.on_control(nic, from, body);
+            });
+        } else {
+            self.counters.other_versions += 1;
+        }
+    }
+
+    /// Calls a handler of a version that was replaced, and keeps it unless it fails. What belongs
+    /// to its successor, timeouts and admissions, is not its any more.
+    fn call_former(
+        &mut self,
+        hw: &mut dyn Hardware,
+        number: ExtensionId,
+        mut former: Former,
+        handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>),
+    ) {
+        let lent = self.lent.as_mut().expect("the unit has started");
+        let Former { extension, epoch, .. } = &mut former;
+        let epoch = *epoch;
+        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch };
+        let ended = catch_unwind(AssertUnwindSafe(|| handler(&mut **extension, &mut context)));
+        if ended.is_err() {
+            lent.abort(hw);
+            self.counters.traps += 1;
+            return;
+        }
+        lent.asked.retain(|asked| {
+            matches!(
+                asked,
+                Asked::Control { .. }
+                    | Asked::Own(_)
+                    | Asked::Send(_)
+                    | Asked::SendPacket(_)
+                    | Asked::SentDirectly(_)
+            )
+        });
+        lent.commit(hw, number, epoch);
+        if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
+            slot.former = Some(former);
+        }
+    }
+
+    /// Versions whose time is over give back what they hold.
+    pub(super) fn end_former(&mut self, hw: &mut dyn Hardware, now: Instant) {
+        if now < self.drained_at {
+            return;
+        }
+        self.drained_at = Instant::FAR_FUTURE;
+        for index in 0..self.slots.len() {
+            let Some(slot) = &mut self.slots[index] else { continue };
+            let Some(former) = slot.former.take_if(|former| former.until <= now) else {
+                if let Some(former) = &slot.former {
+                    self.drained_at = self.drained_at.min(former.until);
+                }
+                continue;
+            };
+            self.dismiss(hw, ExtensionId(index as u8), former);
+        }
+    }
+
+    fn dismiss(&mut self, hw: &mut dyn Hardware, number: ExtensionId, former: Former) {
+        self.call_former(hw, number, former, |extension, nic| extension.deactivate(nic));
+        if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
+            slot.former = None;
+        }
+    }
+
+    /// Puts another version in the place of what runs, if that version can be initialised and takes
+    /// over the state; otherwise nothing has happened.
+    fn replace(
+        &mut self,
+        hw: &mut dyn Hardware,
+        number: ExtensionId,
+        epoch: Epoch,
+        mut extension: Box<dyn Extension>,
+    ) {
+        if let Err(failure) = self.begin(hw, number, epoch, &mut *extension) {
+            self.events.push_back(UnitEvent::NotReplaced(number, epoch, failure));
+            return;
+        }
+        if number.index() >= self.slots.len() {
+            self.slots.resize_with(number.index() + 1, || None);
+        }
+        let former = self.slots[number.index()].take();
+        let mut slot = Slot::new(extension, epoch);
+        let mut before_that = None;
+        if let Some(old) = former {
+            slot.counters = old.counters;
+            before_that = old.former;
+            let until = hw.now() + DRAIN;
+            let former = Former { extension: old.extension, epoch: old.epoch, until };
+            slot.former = (!old.is_down).then_some(former);
+            self.drained_at = self.drained_at.min(until);
+        }
+        self.slots[number.index()] = Some(slot);
+        if let Some(older) = before_that {
+            let current = self.slots[number.index()].as_mut().and_then(|slot| slot.former.take());
+            self.dismiss(hw, number, older);
+            if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
+                slot.former = current;
+            }
+        }
+        self.events.push_back(UnitEvent::Replaced(number, epoch));
+        for parked in slot::unpark(&mut self.parked, number, epoch) {
+            let to = Address { extension: number, epoch: parked.epoch };
+            self.on_control(hw, parked.from, to, &parked.body);
+        }
+    }
+
+    /// The first handlers of a version that is to run: what they ask for happens if they succeed, in
+    /// the place of what the version before had asked for.
+    fn begin(
+        &mut self,
+        hw: &mut dyn Hardware,
+        number: ExtensionId,
+        epoch: Epoch,
+        extension: &mut dyn Extension,
+    ) -> Result<(), InitError> {
+        let slot = self.slots.get_mut(number.index()).and_then(Option::as_mut);
+        let state = match slot.filter(|slot| !slot.is_down) {
+            Some(slot) => catch_unwind(AssertUnwindSafe(|| slot.extension.export())),
+            None => Ok(None),
+        };
+        let Ok(state) = state else { return Err(InitError::Trapped(number)) };
+        let lent = self.lent.as_mut().expect("the unit has started");
+        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch };
+        let begun = catch_unwind(AssertUnwindSafe(|| {
+            extension.init(&mut context)?;
+            state.map_or(Ok(()), |state| extension.import(&state).map_err(InitError::from))
+        }));
+        let begun = begun.unwrap_or(Err(InitError::Trapped(number)));
+        if begun.is_err() {
+            lent.abort(hw);
+            return begun;
+        }
+        lent.timeouts.cancel_all(number);
+        lent.commit(hw, number, epoch);
+        Ok(())
+    }
+}

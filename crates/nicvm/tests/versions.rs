@@ -1,0 +1,280 @@
+//! One version of an extension replaces another while the unit runs.
+
+mod desk;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use desk::{Desk, Effect, command, hush};
+use midplane_nicvm::context::Context;
+use midplane_nicvm::control::{Control, ControlConfig};
+use midplane_nicvm::extension::{
+    Epoch, Extension, FIRST_USER_EXTENSION, ImportError, InitError, TimeoutId, UnitEvent,
+};
+use midplane_nicvm::timeout::Service;
+use midplane_nicvm::unit::{DRAIN, Unit};
+use midplane_simhw::frame::{Frame, Kind};
+use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+
+const MINE: ExtensionId = FIRST_USER_EXTENSION;
+const CHANGER: ExtensionId = ExtensionId(17);
+const PORT: PortId = PortId(0);
+const PEER: NodeId = NodeId(2);
+const HOLD: u8 = 1;
+const TO_ITSELF: u8 = 2;
+const TRAP: u8 = 3;
+const FORWARD: u8 = 4;
+
+type Log = Arc<Mutex<Vec<String>>>;
+
+/// Writes down what it hears, and holds commands until it is deactivated.
+struct Version {
+    name: &'static str,
+    log: Log,
+    count: u8,
+    held: Vec<Command>,
+    refuses_state: bool,
+    traps: bool,
+}
+
+impl Version {
+    fn new(name: &'static str, log: &Log) -> Self {
+        let log = Arc::clone(log);
+        Self { name, log, count: 0, held: Vec::new(), refuses_state: false, traps: false }
+    }
+
+    fn note(&self, what: &str) {
+        self.log.lock().unwrap().push(format!("{} {what}", self.name));
+    }
+}
+
+impl Extension for Version {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        nic.set_timeout(TimeoutId(0), Service::Exact, Duration::from_millis(1));
+        assert!(!self.traps, "on purpose");
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        self.count += 1;
+        match command.opcode {
+            HOLD => self.held.push(command),
+            TO_ITSELF => nic.send_control(nic.node(), b"own").unwrap(),
+            TRAP => panic!("on purpose"),
+            _ => nic.complete(command.region.port, &Completion::default()),
+        }
+        self.note("command");
+    }
+
+    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
+        self.note(&format!("{} of {from}", String::from_utf8_lossy(message)));
+        if from != nic.node() {
+            nic.send_control(from, b"answer").unwrap();
+        }
+        // Only the version that runs may do this.
+        nic.set_timeout(TimeoutId(1), Service::Exact, Duration::from_millis(1));
+    }
+
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+
+    fn on_timeout(&mut self, _: &mut Context<'_>, timeout: TimeoutId) {
+        self.note(&format!("timeout {}", timeout.0));
+    }
+
+    fn export(&mut self) -> Option<Vec<u8>> {
+        Some(vec![self.count])
+    }
+
+    fn import(&mut self, state: &[u8]) -> Result<(), ImportError> {
+        if self.refuses_state {
+            return Err(ImportError("not mine"));
+        }
+        self.count = state[0];
+        self.note(&format!("took {}", self.count));
+        Ok(())
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        for command in self.held.drain(..) {
+            nic.refuse(&command, Status::Cancelled);
+        }
+        self.note("deactivated");
+    }
+}
+
+/// Puts the next version in place at each command, and hears what comes of it.
+struct Changer {
+    next: Vec<(Epoch, Version)>,
+    log: Log,
+}
+
+impl Extension for Changer {
+    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        if command.opcode == FORWARD {
+            nic.forward(Command { extension: MINE, opcode: HOLD + 10, ..command });
+            return;
+        }
+        let (epoch, version) = self.next.remove(0);
+        nic.replace(MINE, epoch, Box::new(version));
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+
+    fn on_unit(&mut self, _: &mut Context<'_>, event: &UnitEvent) {
+        self.log.lock().unwrap().push(format!("{event:?}"));
+    }
+}
+
+/// A unit, its log, and the control messages of a peer that speaks to it.
+struct Stage {
+    desk: Desk,
+    log: Log,
+    peer: Control,
+}
+
+impl Stage {
+    fn new(next: impl FnOnce(&Log) -> Vec<(Epoch, Version)>) -> Self {
+        hush();
+        let log = Log::default();
+        let mut unit = Unit::default();
+        unit.install(MINE, Version::new("one", &log)).unwrap();
+        unit.install(CHANGER, Changer { next: next(&log), log: Arc::clone(&log) }).unwrap();
+        let peer = Control::new(PEER, Incarnation::FIRST, ControlConfig::default());
+        let mut stage = Self { desk: Desk::new(unit), log, peer };
+        stage.hear("hello", 0);
+        stage.take();
+        stage
+    }
+
+    fn change(&mut self) {
+        self.desk.post(PORT, command(CHANGER, 1));
+    }
+
+    /// Our version `epoch` of the peer says something.
+    fn hear(&mut self, what: &str, epoch: u16) {
+        let to = midplane_nicvm::control::Address { extension: MINE, epoch: Epoch(epoch) };
+        self.peer.send(self.desk.hw.now, self.unit_node(), to, what.as_bytes()).unwrap();
+        self.exchange();
+    }
+
+    const fn unit_node(&self) -> NodeId {
+        NodeId(1)
+    }
+
+    fn exchange(&mut self) {
+        for _ in 0..4 {
+            while let Some(transmit) = self.peer.poll_transmit(self.desk.hw.now) {
+                let (header, body) = (transmit.header, transmit.body.to_vec());
+                self.desk.frame(header, &body);
+            }
+            for effect in self.desk.take() {
+                if let Effect::Sent(header) = effect
+                    && header.kind != Kind::Data
+                {
+                    let body = vec![0; header.length.into()];
+                    self.peer.handle_frame(self.desk.hw.now, &header, &body);
+                }
+            }
+        }
+    }
+
+    /// Of which versions our answers are.
+    fn answers(&mut self) -> Vec<u16> {
+        let mut epochs = Vec::new();
+        while let Some(event) = self.peer.poll_event() {
+            if let midplane_nicvm::control::Event::Message { to, .. } = event {
+                epochs.push(to.epoch.0);
+            }
+        }
+        epochs
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.log.lock().unwrap())
+    }
+}
+
+#[test]
+fn state_goes_over_and_each_version_hears_its_own_peers() {
+    let mut stage = Stage::new(|log| vec![(Epoch(1), Version::new("two", log))]);
+    assert_eq!(stage.answers(), [0]);
+    stage.desk.post(PORT, command(MINE, HOLD));
+    stage.change();
+    assert_eq!(stage.take(), ["one command", "two took 1", "Replaced(ExtensionId(16), Epoch(1))"]);
+    assert_eq!(stage.desk.unit.epoch(MINE), Some(Epoch(1)));
+    stage.hear("late", 0);
+    stage.hear("new", 1);
+    assert_eq!(stage.take(), ["one late of 2", "two new of 2"]);
+    assert_eq!(stage.answers(), [0, 1]);
+    stage.hear("long gone", u16::MAX);
+    assert_eq!(stage.take(), [] as [&str; 0]);
+    assert_eq!(stage.desk.unit.counters().other_versions, 1);
+    // What the first one was asked and never did comes to an end with it.
+    stage.desk.take();
+    stage.desk.pass(2 * DRAIN.as_nanos() as u64);
+    assert_eq!(stage.take(), ["two timeout 0", "two timeout 1", "one deactivated"]);
+    let statuses: Vec<_> = stage.desk.completions().into_iter().map(|(_, c)| c.status).collect();
+    assert_eq!(statuses, [Status::Cancelled]);
+}
+
+#[test]
+fn what_comes_early_waits_for_its_version() {
+    let mut stage = Stage::new(|log| vec![(Epoch(1), Version::new("two", log))]);
+    stage.hear("first", 1);
+    stage.hear("second", 1);
+    stage.hear("never", 2);
+    assert_eq!(stage.take(), [] as [&str; 0]);
+    stage.change();
+    let after = ["two took 0", "two first of 2", "two second of 2"];
+    assert_eq!(stage.take()[..3], after);
+}
+
+#[test]
+fn a_version_that_does_not_begin_changes_nothing() {
+    let mut stage = Stage::new(|log| {
+        let refuses = Version { refuses_state: true, ..Version::new("two", log) };
+        let traps = Version { traps: true, ..Version::new("three", log) };
+        vec![(Epoch(1), refuses), (Epoch(1), traps)]
+    });
+    stage.change();
+    stage.change();
+    let events = stage.take();
+    assert!(events.iter().all(|event| event.starts_with("NotReplaced")), "{events:?}");
+    assert_eq!(events.len(), 2);
+    assert_eq!(stage.desk.unit.epoch(MINE), Some(Epoch(0)));
+    stage.desk.pass(10_000_000);
+    assert_eq!(stage.take(), ["one timeout 0", "one timeout 1"]);
+}
+
+#[test]
+fn a_version_that_failed_is_replaced_without_its_state() {
+    let mut stage = Stage::new(|log| vec![(Epoch(1), Version::new("two", log))]);
+    stage.desk.post(PORT, command(MINE, TRAP));
+    assert_eq!(stage.take(), ["Trapped(ExtensionId(16))"]);
+    assert_eq!(stage.desk.unit.epoch(MINE), None);
+    stage.change();
+    assert_eq!(stage.take(), ["Replaced(ExtensionId(16), Epoch(1))"]);
+    stage.desk.post(PORT, command(MINE, HOLD));
+    assert_eq!(stage.take(), ["two command"]);
+    let counters = stage.desk.unit.extension_counters(MINE).unwrap();
+    assert_eq!((counters.commands, counters.traps), (2, 1));
+}
+
+#[test]
+fn a_unit_hears_itself_and_its_extensions_give_each_other_commands() {
+    let mut stage = Stage::new(|_| Vec::new());
+    stage.desk.post(PORT, command(MINE, TO_ITSELF));
+    assert_eq!(stage.take(), ["one command", "one own of 1"]);
+    stage.desk.take();
+    stage.desk.post(PORT, command(CHANGER, FORWARD));
+    assert_eq!(stage.take(), ["one command"]);
+    assert_eq!(stage.desk.completions().len(), 1);
+}
