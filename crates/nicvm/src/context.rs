@@ -94,6 +94,7 @@ pub(crate) struct Lent {
 
 impl Lent {
     /// A handler has returned: all that it asked for happens.
+    #[inline]
     pub(crate) fn commit(&mut self, hw: &mut dyn Hardware, extension: ExtensionId, epoch: Epoch) {
         if !self.asked.is_empty() {
             self.carry_out(hw, extension, epoch);

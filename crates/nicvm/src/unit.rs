@@ -261,30 +261,31 @@ impl Unit {
 
     fn take_commands(&mut self, hw: &mut dyn Hardware, port: PortId) {
         for _ in 0..COMMANDS_PER_TURN {
-            let Some(command) = hw.next_command(port) else { return };
+            let Some(mut command) = hw.next_command(port) else { return };
             self.counters.commands += 1;
-            self.command(hw, port, command);
+            self.command(hw, port, &mut command);
         }
         if !self.unfinished.contains(&port) {
             self.unfinished.push(port);
         }
     }
 
-    fn command(&mut self, hw: &mut dyn Hardware, port: PortId, mut command: Command) {
+    #[inline]
+    fn command(&mut self, hw: &mut dyn Hardware, port: PortId, command: &mut Command) {
         let status = if command.region.length > 0 && command.region.port != port {
             Status::Region
         } else {
             command.region.port = port;
             let number = command.extension;
             match self.run(hw, number, Handler::Command, |extension, nic| {
-                extension.on_command(nic, command);
+                extension.on_command(nic, *command);
             }) {
                 Ok(()) => return,
                 Err(_) if self.is_installed(number) => Status::ExtensionDown,
                 Err(_) => Status::Invalid,
             }
         };
-        hw.complete(port, &failed(&command, status));
+        hw.complete(port, &failed(command, status));
         hw.commit();
     }
 

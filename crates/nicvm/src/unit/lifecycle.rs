@@ -40,7 +40,9 @@ impl Unit {
                     let node = hw.node();
                     self.on_control(hw, node, to, &body);
                 }
-                Own::Command(command) => self.command(hw, command.region.port, command),
+                Own::Command(mut command) => {
+                    self.command(hw, command.region.port, &mut command);
+                }
             }
         }
         for change in changes {
