@@ -1,6 +1,22 @@
-//! Channels that can be preempted, gang scheduling, checkpoints.
+//! Parallel jobs that take turns without losing a message: channels that can be preempted.
 //!
-//! Nothing is here yet. The crate will hold PM's channels as a firmware extension of
-//! `midplane-nicvm`, and the scheduler that stops, saves, moves and resumes parallel jobs
-//! without losing a message.
+//! - [`channel`]: start here: a process's end of a channel, as PM had them
+//! - [`controller`]: a daemon's hold on a channel: opens, stops, saves, restores, starts
+//! - [`context`]: everything that the network knows of one job, saved
+//! - [`network`]: all channels of a job, preempted together
+//! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`
+//! - [`process`]: tasks that can be stopped, for jobs in virtual time
+//! - [`wait`]: what a process waits for; [`names`]: jobs, ranks, channels, epochs
 #![forbid(unsafe_code)]
+
+pub mod channel;
+pub mod context;
+pub mod controller;
+pub mod firmware;
+pub mod names;
+pub mod network;
+pub mod process;
+pub mod wait;
+
+pub use channel::command::GANG;
+pub use channel::endpoint::{GangConfig, GangCounters};

@@ -29,8 +29,37 @@ pub enum WireError {
     Trailing(usize),
 }
 
+/// Most bytes that what is kept in a file may have.
+pub const LONG_LIMIT: usize = 1 << 30;
+
 const fn config() -> impl bincode::config::Config {
     bincode::config::legacy().with_limit::<LIMIT>()
+}
+
+const fn long() -> impl bincode::config::Config {
+    bincode::config::legacy().with_limit::<LONG_LIMIT>()
+}
+
+/// Writes what is kept in a file, not sent, to a buffer of its own.
+///
+/// # Errors
+/// [`WireError::TooLong`] beyond [`LONG_LIMIT`].
+pub fn encode_long<T: Serialize>(value: &T) -> Result<Vec<u8>, WireError> {
+    bincode::serde::encode_to_vec(value, long())
+        .map_err(|_| WireError::TooLong { room: LONG_LIMIT })
+}
+
+/// Reads what [`encode_long`] wrote, and nothing after it.
+///
+/// # Errors
+/// [`WireError::Malformed`] for bytes that are no `T`, [`WireError::Trailing`] for more than one.
+pub fn decode_long<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
+    let (value, used) =
+        bincode::serde::decode_from_slice(bytes, long()).map_err(|_| WireError::Malformed)?;
+    match bytes.len() - used {
+        0 => Ok(value),
+        left => Err(WireError::Trailing(left)),
+    }
 }
 
 /// Writes `message` to the start of `buffer`; returns the bytes used. Allocates nothing.

@@ -1,0 +1,419 @@
+//! A daemon's hold on one channel of its NIC: opens contexts, hands them to processes, and stops,
+//! saves, restores and starts them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use midplane_simhw::host::{Host, OpenError};
+use midplane_simhw::port::{
+    Completion, Port, PortClosed, PortOptions, PostError, RegisterError, Status,
+};
+use midplane_simhw::region::Region;
+use midplane_simhw::wire;
+use thiserror::Error;
+
+use crate::channel::command::{
+    CLOSE, NicState, OPEN, OpenRequest, PeerNumbers, RESTORE, SAVE, START, STOP,
+};
+use crate::channel::geometry::{CONSUMED, Geometry, GeometryError, RECORD_BYTES, Record, SENT};
+use crate::channel::{Descriptor, gang};
+use crate::context::{ChannelContext, PeerState, ReceivedMessage, SentMessage};
+use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
+use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
+
+/// Bytes for the NIC's part of a context, at first.
+const SCRATCH: usize = 1024;
+
+/// A context of one channel, to its controller.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ContextId(usize);
+
+/// Why a controller could not do what it was asked to.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The NIC has no port.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The NIC has no room for the FIFOs.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// The FIFOs' sizes make no sense.
+    #[error(transparent)]
+    Geometry(#[from] GeometryError),
+    /// The NIC has stopped.
+    #[error(transparent)]
+    Closed(#[from] PortClosed),
+    /// The NIC refuses: what is wrong stands beside it.
+    #[error("the NIC refuses to {what}: {status:?}")]
+    Refused {
+        /// What it was asked.
+        what: &'static str,
+        /// How it answered.
+        status: Status,
+    },
+    /// What was saved is not what this context can take.
+    #[error("the saved context does not fit: {0}")]
+    Saved(&'static str),
+}
+
+impl From<PostError> for ControlError {
+    fn from(_: PostError) -> Self {
+        Self::Closed(PortClosed)
+    }
+}
+
+/// What a context is opened with.
+#[derive(Clone, Debug)]
+pub struct ContextOptions {
+    /// The job.
+    pub job: JobId,
+    /// Which of its ranks it is for.
+    pub rank: Rank,
+    /// Where all of them are.
+    pub places: Vec<Place>,
+}
+
+#[derive(Debug)]
+struct Opened {
+    descriptor: Descriptor,
+}
+
+/// A daemon's hold on one channel of its NIC.
+#[derive(Debug)]
+pub struct Controller {
+    port: Port,
+    channel: ChannelId,
+    geometry: Geometry,
+    /// What the NIC's part of a context is read from and written to.
+    scratch: Region,
+    /// FIFOs that all contexts share, one at a time.
+    shared: Option<Arc<Region>>,
+    contexts: Vec<Option<Opened>>,
+    next_key: u64,
+}
+
+impl Controller {
+    /// Takes hold of a channel. With `shared`, all contexts have the same FIFOs, so that one must be
+    /// saved and forgotten before another is restored: the paper's way. Without, each has its own.
+    ///
+    /// # Errors
+    /// [`ControlError`] says what is not to be had.
+    pub fn open(
+        host: &impl Host,
+        channel: ChannelId,
+        geometry: Geometry,
+        shared: bool,
+    ) -> Result<Self, ControlError> {
+        geometry.check()?;
+        let mut port = host.open_port_with(PortOptions::default().depth(16))?;
+        let scratch = port.register(SCRATCH)?;
+        let shared = match shared {
+            true => Some(Arc::new(port.register(geometry.bytes())?)),
+            false => None,
+        };
+        let next_key = host.rng("gang keys").next_u64();
+        Ok(Self { port, channel, geometry, scratch, shared, contexts: Vec::new(), next_key })
+    }
+
+    async fn ask(
+        &mut self,
+        what: &'static str,
+        opcode: u8,
+        args: [u64; 3],
+        length: usize,
+    ) -> Result<Completion, ControlError> {
+        let mut command = gang(opcode, args);
+        command.region = self.scratch.range(0, length).unwrap_or_else(|| self.scratch.whole());
+        self.port.submit(&command)?;
+        let completion = self.port.completion().await?;
+        match completion.status {
+            Status::Done => Ok(completion),
+            status => Err(ControlError::Refused { what, status }),
+        }
+    }
+
+    /// Makes the scratch as large as that.
+    fn reserve(&mut self, bytes: usize) -> Result<(), RegisterError> {
+        if bytes > self.scratch.len() {
+            self.scratch = self.port.register(bytes.next_power_of_two())?;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), RegisterError> {
+        self.reserve(bytes.len())?;
+        self.scratch.write(0, bytes).expect("it was made large enough");
+        Ok(())
+    }
+
+    /// Opens a context for one rank of a job; it is parked.
+    ///
+    /// # Errors
+    /// [`ControlError`]; no context is open then.
+    pub async fn open_context(
+        &mut self,
+        options: ContextOptions,
+    ) -> Result<ContextId, ControlError> {
+        let memory = match &self.shared {
+            Some(shared) => Arc::clone(shared),
+            None => Arc::new(self.port.register(self.geometry.bytes())?),
+        };
+        self.next_key = self.next_key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let (key, ranks) = (self.next_key, options.places.len() as u16);
+        let ContextOptions { job, rank, places } = options;
+        let request = OpenRequest {
+            job,
+            rank,
+            channel: self.channel,
+            places,
+            geometry: self.geometry,
+            memory: memory.whole().to_words(),
+            key,
+        };
+        let too_many = ControlError::Saved("its list of places is too long");
+        let bytes = wire::encode(&request).map_err(|_| too_many)?;
+        self.put(&bytes)?;
+        let completion = self.ask("open a context", OPEN, [0; 3], bytes.len()).await?;
+        let (handle, geometry) = (completion.args[0], self.geometry);
+        let descriptor = Descriptor { handle, key, memory, geometry, rank, ranks };
+        let opened = Some(Opened { descriptor });
+        let free = self.contexts.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.contexts.len());
+        match free {
+            Some(at) => self.contexts[at] = opened,
+            None => self.contexts.push(opened),
+        }
+        Ok(ContextId(at))
+    }
+
+    /// # Panics
+    /// If the context was closed.
+    fn opened(&self, context: ContextId) -> &Descriptor {
+        let opened = self.contexts[context.0].as_ref();
+        &opened.expect("the context is open until it is closed").descriptor
+    }
+
+    /// What a process attaches to a context with.
+    ///
+    /// # Panics
+    /// If the context was closed.
+    #[must_use]
+    pub fn descriptor(&self, context: ContextId) -> Descriptor {
+        self.opened(context).clone()
+    }
+
+    /// Stops a context; ends once it is steady: within a round trip, whatever its peers do, unless
+    /// frames are lost.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// None: the controller expects the answer.
+    ///
+    /// # Panics
+    /// If the context was closed.
+    pub async fn stop(&mut self, context: ContextId) -> Result<(), ControlError> {
+        let handle = self.opened(context).handle;
+        self.ask("stop a context", STOP, [handle, 0, 0], 0).await.map(|_| ())
+    }
+
+    /// Starts a parked context in an epoch, a later one than its last.
+    ///
+    /// # Errors
+    /// [`ControlError`]; `Refused` while another context runs on the channel.
+    ///
+    /// # Panics
+    /// If the context was closed.
+    pub async fn start(&mut self, context: ContextId, epoch: Epoch) -> Result<(), ControlError> {
+        let handle = self.opened(context).handle;
+        self.ask("start a context", START, [handle, epoch.0.into(), 0], 0).await.map(|_| ())
+    }
+
+    /// What a parked context holds. With `forget`, the NIC forgets it, and its FIFOs may be another's.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    ///
+    /// # Panics
+    /// If the context was closed.
+    pub async fn save(
+        &mut self,
+        context: ContextId,
+        forget: bool,
+    ) -> Result<ChannelContext, ControlError> {
+        let handle = self.opened(context).handle;
+        // How long it is, then what it is.
+        let length = self.ask("save a context", SAVE, [handle, 2, 0], 0).await?.args[0] as usize;
+        self.reserve(length)?;
+        let args = [handle, forget.into(), 0];
+        let completion = self.ask("save a context", SAVE, args, length).await?;
+        let mut bytes = vec![0; completion.args[0] as usize];
+        self.scratch.read(0, &mut bytes).map_err(|_| ControlError::Saved("it is too long"))?;
+        let state: NicState =
+            wire::decode(&bytes).map_err(|_| ControlError::Saved("the NIC's part is damaged"))?;
+        read_context(self.opened(context), &state)
+            .ok_or(ControlError::Saved("the FIFOs contradict the NIC"))
+    }
+
+    /// Puts a saved context in place; it is parked then.
+    ///
+    /// # Errors
+    /// [`ControlError::Saved`] if it does not fit, [`ControlError::Refused`] if the NIC finds that it
+    /// contradicts itself.
+    ///
+    /// # Panics
+    /// If the context was closed.
+    pub async fn restore(
+        &mut self,
+        context: ContextId,
+        saved: &ChannelContext,
+    ) -> Result<(), ControlError> {
+        let descriptor = self.opened(context);
+        if saved.geometry != descriptor.geometry {
+            return Err(ControlError::Saved("it was saved from FIFOs of other sizes"));
+        }
+        if saved.rank != descriptor.rank {
+            return Err(ControlError::Saved("it is another rank's"));
+        }
+        write_fifos(descriptor, saved).ok_or(ControlError::Saved("a message lies outside"))?;
+        let handle = descriptor.handle;
+        let bytes = wire::encode(&saved.nic_state())
+            .map_err(|_| ControlError::Saved("it knows too many peers"))?;
+        self.put(&bytes)?;
+        self.ask("restore a context", RESTORE, [handle, 0, 0], bytes.len()).await.map(|_| ())
+    }
+
+    /// Closes a context.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    ///
+    /// # Panics
+    /// If the context was closed.
+    pub async fn close_context(&mut self, context: ContextId) -> Result<(), ControlError> {
+        let handle = self.opened(context).handle;
+        self.contexts[context.0] = None;
+        self.ask("close a context", CLOSE, [handle, 0, 0], 0).await.map(|_| ())
+    }
+}
+
+fn word(memory: &Region, offset: usize) -> Option<u64> {
+    let mut bytes = [0; 8];
+    memory.read(offset, &mut bytes).ok()?;
+    Some(u64::from_le_bytes(bytes))
+}
+
+fn record(memory: &Region, offset: usize) -> Option<Record> {
+    let mut bytes = [0; RECORD_BYTES];
+    memory.read(offset, &mut bytes).ok()?;
+    Some(Record::parse(bytes))
+}
+
+/// Puts the NIC's part and the FIFOs together. All bytes are copied into one piece.
+fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<ChannelContext> {
+    let Descriptor { memory, geometry, .. } = descriptor;
+    let consumed = word(memory, CONSUMED)?;
+    let mut lengths = Vec::new();
+    let mut image = Vec::new();
+    let mut add = |image: &mut Vec<u8>, at: usize, length: usize| {
+        let from = image.len();
+        image.resize(from + length, 0);
+        memory.read(at, &mut image[from..]).ok()?;
+        lengths.push(from..from + length);
+        Some(())
+    };
+    let mut untaken: Vec<u64> = state.peers.iter().flat_map(|peer| peer.waiting.clone()).collect();
+    untaken.sort_unstable();
+    let mut send_records = Vec::new();
+    for number in state.freed..state.sent {
+        let record = record(memory, geometry.send_record(number))?;
+        let taken = untaken.binary_search(&number).is_err();
+        let length = if taken { 0 } else { record.length as usize };
+        add(&mut image, geometry.send_byte(record.position), length)?;
+        send_records.push((record, taken));
+    }
+    let mut receive_records = Vec::new();
+    for number in consumed..state.received {
+        let record = record(memory, geometry.receive_record(number))?;
+        add(&mut image, geometry.receive_byte(record.position), record.length as usize)?;
+        receive_records.push(record);
+    }
+    let image = Bytes::from(image);
+    let mut pieces = lengths.into_iter().map(|range| image.slice(range));
+    let mut send = Vec::with_capacity(send_records.len());
+    for (Record { peer, length, position }, taken) in send_records {
+        send.push(SentMessage { to: peer, position, length, taken, bytes: pieces.next()? });
+    }
+    let mut receive = Vec::with_capacity(receive_records.len());
+    for Record { peer, position, .. } in receive_records {
+        receive.push(ReceivedMessage { from: peer, position, bytes: pieces.next()? });
+    }
+    let mut wait = [0; WAIT_BYTES];
+    memory.read(WAIT_STATE, &mut wait).ok()?;
+    let peers = state.peers.iter().map(|peer| PeerState {
+        rank: peer.rank,
+        acked: peer.acked,
+        next: peer.acked.wrapping_add(peer.waiting.len() as u32),
+        expected: peer.expected,
+        refusals: peer.refusals,
+    });
+    Some(ChannelContext {
+        rank: state.rank,
+        geometry: *geometry,
+        freed: state.freed,
+        consumed,
+        receive_tail: state.receive_tail,
+        peers: peers.collect(),
+        send,
+        receive,
+        wait: WaitState::parse(wait),
+    })
+}
+
+/// Writes both FIFOs as they were; `None` if something lies outside of them.
+fn write_fifos(descriptor: &Descriptor, saved: &ChannelContext) -> Option<()> {
+    let Descriptor { memory, geometry, .. } = descriptor;
+    let fits = |position: u64, length: usize, size: u32| {
+        position % u64::from(size) + length as u64 <= u64::from(size)
+    };
+    for (number, message) in (saved.freed..).zip(&saved.send) {
+        let SentMessage { to, position, length, ref bytes, .. } = *message;
+        let record = Record { peer: to, length, position };
+        memory.write(geometry.send_record(number), &record.emit()).ok()?;
+        fits(position, bytes.len(), geometry.send.bytes).then_some(())?;
+        memory.write(geometry.send_byte(position), bytes).ok()?;
+    }
+    for (number, message) in (saved.consumed..).zip(&saved.receive) {
+        let ReceivedMessage { from, position, ref bytes } = *message;
+        let record = Record { peer: from, length: bytes.len() as u32, position };
+        memory.write(geometry.receive_record(number), &record.emit()).ok()?;
+        fits(position, bytes.len(), geometry.receive.bytes).then_some(())?;
+        memory.write(geometry.receive_byte(position), bytes).ok()?;
+    }
+    memory.write(SENT, &saved.sent().to_le_bytes()).ok()?;
+    memory.write(CONSUMED, &saved.consumed.to_le_bytes()).ok()?;
+    memory.write(WAIT_STATE, &saved.wait.emit()).ok()
+}
+
+impl ChannelContext {
+    /// The NIC's part.
+    fn nic_state(&self) -> NicState {
+        let peers = self.peers.iter().map(|peer| PeerNumbers {
+            rank: peer.rank,
+            acked: peer.acked,
+            expected: peer.expected,
+            refusals: peer.refusals,
+            waiting: self.unacked(peer.rank).map(|(number, _)| number).collect(),
+        });
+        NicState {
+            rank: self.rank,
+            sent: self.sent(),
+            freed: self.freed,
+            received: self.received(),
+            receive_tail: self.receive_tail,
+            peers: peers.collect(),
+        }
+    }
+}

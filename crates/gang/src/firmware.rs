@@ -1,0 +1,284 @@
+//! The extension: the contexts of one NIC, and which of them is active on each channel.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use midplane_nicvm::context::Context;
+use midplane_nicvm::extension::{Extension, InitError, TimeoutId};
+use midplane_nicvm::timeout::Service;
+use midplane_simhw::frame::Frame;
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::{Access, Payload, Rights};
+use midplane_simhw::wire;
+
+use crate::channel::command::{
+    ATTACH, CLOSE, LOOK, NicState, OPEN, OpenRequest, RESTORE, SAVE, START, STOP, WAIT,
+};
+use crate::channel::endpoint::{Desk, Endpoint, GangConfig, GangCounters, Phase};
+use crate::channel::frame::PmFrame;
+use crate::names::{ChannelId, Epoch, JobId, Rank};
+
+/// The one timeout.
+const TIMEOUT: TimeoutId = TimeoutId(0);
+
+/// PM's channels on one NIC.
+#[derive(Debug, Default)]
+pub struct Gang {
+    config: GangConfig,
+    counters: GangCounters,
+    contexts: Vec<Option<Endpoint>>,
+    /// By channel, job and rank.
+    by_name: BTreeMap<(ChannelId, JobId, Rank), usize>,
+    /// The context that runs on each channel.
+    active: BTreeMap<ChannelId, usize>,
+    timeout_at: Option<midplane_simhw::time::Instant>,
+}
+
+impl Gang {
+    /// A NIC without contexts.
+    #[must_use]
+    pub fn new(config: GangConfig) -> Self {
+        Self { config, ..Self::default() }
+    }
+
+    /// What its channels have seen.
+    #[must_use]
+    pub const fn counters(&self) -> &GangCounters {
+        &self.counters
+    }
+
+    fn with<T>(
+        &mut self,
+        nic: &mut Context<'_>,
+        work: impl FnOnce(&mut Vec<Option<Endpoint>>, &mut Desk<'_, '_>) -> T,
+    ) -> T {
+        let mut local = VecDeque::new();
+        let Self { config, counters, contexts, by_name, .. } = self;
+        let mut desk = Desk { nic, config, counters, local: &mut local };
+        let result = work(contexts, &mut desk);
+        // What ranks of one node send each other arrives here and now.
+        while let Some(next) = desk.local.pop_front() {
+            let name = (next.frame.channel, next.frame.job, next.frame.to);
+            let Some(&at) = by_name.get(&name) else { continue };
+            if let Some(endpoint) = &mut contexts[at] {
+                endpoint.on_frame(&mut desk, &next.frame, Payload::from(&next.bytes[..]));
+                endpoint.pump(&mut desk);
+            }
+        }
+        self.set_timeout(nic);
+        result
+    }
+
+    fn set_timeout(&mut self, nic: &mut Context<'_>) {
+        let next = self.contexts.iter().flatten().filter_map(Endpoint::next_timeout).min();
+        if next != self.timeout_at {
+            self.timeout_at = next;
+            match next {
+                Some(at) => nic.set_timeout_at(TIMEOUT, Service::Exact, at.max(nic.now())),
+                None => nic.cancel_timeout(TIMEOUT),
+            }
+        }
+    }
+
+    fn open(&mut self, nic: &Context<'_>, command: &Command) -> Result<u64, Status> {
+        let port = command.region.port;
+        let bytes = nic.read(command.region).map_err(|_| Status::Region)?.to_vec();
+        let request: OpenRequest = wire::decode(&bytes).map_err(|_| Status::Invalid)?;
+        let (channel, name) = (request.channel, (request.channel, request.job, request.rank));
+        let endpoint = Endpoint::new(port, request).ok_or(Status::Invalid)?;
+        nic.check(endpoint.memory(), Access::local(port, Rights::LOCAL))
+            .map_err(|_| Status::Region)?;
+        if channel.0 >= self.config.channels || self.by_name.contains_key(&name) {
+            return Err(Status::Refused);
+        }
+        let free = self.contexts.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.contexts.len());
+        if at == self.contexts.len() {
+            self.contexts.push(None);
+        }
+        self.contexts[at] = Some(endpoint);
+        self.by_name.insert(name, at);
+        Ok(at as u64)
+    }
+
+    fn close(&mut self, nic: &mut Context<'_>, at: usize) {
+        let Some(mut endpoint) = self.contexts.get_mut(at).and_then(Option::take) else { return };
+        self.by_name.remove(&(endpoint.channel, endpoint.job, endpoint.rank));
+        self.active.retain(|_, active| *active != at);
+        self.with(nic, |_, desk| endpoint.end(desk));
+    }
+
+    /// Goes on; `Refused` while another context runs on the channel, or it is not parked.
+    fn start(&mut self, at: usize, epoch: Epoch) -> Result<(), Status> {
+        let endpoint = self.contexts[at].as_mut().ok_or(Status::Invalid)?;
+        let channel = endpoint.channel;
+        if self.active.get(&channel).is_some_and(|active| *active != at) || !endpoint.start(epoch) {
+            return Err(Status::Refused);
+        }
+        self.active.insert(channel, at);
+        Ok(())
+    }
+
+    fn save(&mut self, nic: &mut Context<'_>, at: usize, command: &Command) -> Result<u64, Status> {
+        let endpoint = self.contexts[at].as_mut().ok_or(Status::Invalid)?;
+        if endpoint.phase != Phase::Parked {
+            return Err(Status::Refused);
+        }
+        let bytes = wire::encode(&endpoint.save()).map_err(|_| Status::Truncated)?;
+        if command.args[1] & 2 == 0 {
+            if bytes.len() > command.region.length as usize {
+                return Err(Status::Truncated);
+            }
+            nic.write(command.region, Payload::from(&bytes[..])).map_err(|_| Status::Region)?;
+        }
+        if command.args[1] & 1 != 0 {
+            endpoint.forget();
+        }
+        Ok(bytes.len() as u64)
+    }
+
+    fn restore(&mut self, nic: &Context<'_>, at: usize, command: &Command) -> Result<(), Status> {
+        let endpoint = self.contexts[at].as_mut().ok_or(Status::Invalid)?;
+        let bytes = nic.read(command.region).map_err(|_| Status::Region)?.to_vec();
+        let state: NicState = wire::decode(&bytes).map_err(|_| Status::Invalid)?;
+        if endpoint.restore(nic, &state) { Ok(()) } else { Err(Status::Invalid) }
+    }
+
+    /// The context that a command is about, if its port may ask that.
+    fn context_of(&self, command: &Command) -> Option<usize> {
+        let at = usize::try_from(command.args[0]).ok()?;
+        let endpoint = self.contexts.get(at)?.as_ref()?;
+        let port = command.region.port;
+        let allowed = match command.opcode {
+            ATTACH => {
+                endpoint.key == command.args[1] && endpoint.user.is_none_or(|user| user == port)
+            }
+            LOOK | WAIT => endpoint.user == Some(port),
+            STOP | SAVE | RESTORE | START | CLOSE => endpoint.controller == port,
+            _ => false,
+        };
+        allowed.then_some(at)
+    }
+
+    fn carry_out(&mut self, nic: &mut Context<'_>, at: usize, command: Command) {
+        let done = match command.opcode {
+            LOOK => return self.touch(nic, at, |endpoint, desk| endpoint.on_look(desk, &command)),
+            WAIT => return self.touch(nic, at, |endpoint, desk| endpoint.wait(desk, command)),
+            STOP => {
+                self.active.retain(|_, active| *active != at);
+                return self.touch(nic, at, |endpoint, desk| endpoint.stop(desk, command));
+            }
+            ATTACH => {
+                if let Some(endpoint) = &mut self.contexts[at] {
+                    endpoint.user = Some(command.region.port);
+                }
+                return self.touch(nic, at, |endpoint, desk| endpoint.on_look(desk, &command));
+            }
+            SAVE => self.save(nic, at, &command),
+            RESTORE => self.restore(nic, at, &command).map(|()| 0),
+            #[expect(clippy::cast_possible_truncation, reason = "an epoch has 32 bits")]
+            START => self.start(at, Epoch(command.args[1] as u32)).map(|()| 0),
+            _ => {
+                self.close(nic, at);
+                Ok(0)
+            }
+        };
+        complete(nic, &command, done);
+        if command.opcode == START {
+            self.touch(nic, at, Endpoint::look);
+        }
+    }
+
+    /// Does something to a context, and transmits what may be after it.
+    fn touch(
+        &mut self,
+        nic: &mut Context<'_>,
+        at: usize,
+        work: impl FnOnce(&mut Endpoint, &mut Desk<'_, '_>),
+    ) {
+        self.with(nic, |contexts, desk| {
+            if let Some(endpoint) = &mut contexts[at] {
+                work(endpoint, desk);
+                endpoint.pump(desk);
+            }
+        });
+    }
+}
+
+fn complete(nic: &mut Context<'_>, command: &Command, done: Result<u64, Status>) {
+    let (status, value) = match done {
+        Ok(value) => (Status::Done, value),
+        Err(status) => (status, 0),
+    };
+    let completion = Completion {
+        status,
+        opcode: command.opcode,
+        flags: command.flags,
+        cookie: command.cookie,
+        args: [value, 0, 0, 0],
+        ..Completion::default()
+    };
+    nic.complete(command.region.port, &completion);
+}
+
+impl Extension for Gang {
+    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        if command.opcode == OPEN {
+            let done = self.open(nic, &command);
+            complete(nic, &command, done);
+        } else if let Some(at) = self.context_of(&command) {
+            self.carry_out(nic, at, command);
+        } else {
+            nic.refuse(&command, Status::Invalid);
+        }
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
+
+    fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
+        let Some(read) = PmFrame::parse(&frame.header) else {
+            self.counters.foreign += 1;
+            return;
+        };
+        let Some(&at) = self.by_name.get(&(read.channel, read.job, read.to)) else {
+            // A job that has not begun here, or has ended: its sender tries again, or ends as well.
+            self.counters.stale += 1;
+            return;
+        };
+        if !self.contexts[at].as_ref().is_some_and(|endpoint| endpoint.admits(read.from, from)) {
+            self.counters.foreign += 1;
+            return;
+        }
+        self.touch(nic, at, |endpoint, desk| endpoint.on_frame(desk, &read, frame.payload));
+    }
+
+    fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
+        self.timeout_at = None;
+        self.with(nic, |contexts, desk| {
+            for endpoint in contexts.iter_mut().flatten() {
+                endpoint.on_timeout(desk);
+                endpoint.pump(desk);
+            }
+        });
+    }
+
+    fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
+        for at in 0..self.contexts.len() {
+            let Some(endpoint) = &mut self.contexts[at] else { continue };
+            endpoint.on_port_closed(port);
+            if endpoint.controller == port {
+                self.close(nic, at);
+            }
+        }
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        for at in 0..self.contexts.len() {
+            self.close(nic, at);
+        }
+    }
+}
