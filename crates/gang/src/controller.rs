@@ -44,6 +44,12 @@ pub enum ControlError {
     /// The NIC has stopped.
     #[error(transparent)]
     Closed(#[from] PortClosed),
+    /// A message must fit into one frame.
+    #[error("messages of {message} bytes do not fit into a frame of this NIC")]
+    TooLong {
+        /// Most bytes of one.
+        message: u32,
+    },
     /// The NIC refuses: what is wrong stands beside it.
     #[error("the NIC refuses to {what}: {status:?}")]
     Refused {
@@ -174,7 +180,13 @@ impl Controller {
         let too_many = ControlError::Saved("its list of places is too long");
         let bytes = wire::encode(&request).map_err(|_| too_many)?;
         self.put(&bytes)?;
-        let completion = self.ask("open a context", OPEN, [0; 3], bytes.len()).await?;
+        let opened = self.ask("open a context", OPEN, [0; 3], bytes.len()).await;
+        let completion = opened.map_err(|error| match error {
+            ControlError::Refused { status: Status::Truncated, .. } => {
+                ControlError::TooLong { message: self.geometry.message }
+            }
+            other => other,
+        })?;
         let (handle, geometry) = (completion.args[0], self.geometry);
         let descriptor = Descriptor { handle, key, memory, geometry, rank, ranks };
         let opened = Some(Opened { descriptor });

@@ -88,6 +88,10 @@ impl Gang {
         let endpoint = Endpoint::new(port, request).ok_or(Status::Invalid)?;
         nic.check(endpoint.memory(), Access::local(port, Rights::LOCAL))
             .map_err(|_| Status::Region)?;
+        let frame = nic.mtu_bytes() - midplane_simhw::frame::HEADER_BYTES as u64;
+        if u64::from(endpoint.message_bytes()) > frame {
+            return Err(Status::Truncated);
+        }
         if channel.0 >= self.config.channels || self.by_name.contains_key(&name) {
             return Err(Status::Refused);
         }

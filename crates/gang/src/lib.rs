@@ -4,16 +4,20 @@
 //! - [`controller`]: a daemon's hold on a channel: opens, stops, saves, restores, starts
 //! - [`context`]: everything that the network knows of one job, saved
 //! - [`network`]: all channels of a job, preempted together
+//! - [`carrier`]: channels under the messages of `midplane-via`
+//! - [`nas`]: three of the NAS Parallel Benchmarks over those
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`
 //! - [`process`]: tasks that can be stopped, for jobs in virtual time
 //! - [`wait`]: what a process waits for; [`names`]: jobs, ranks, channels, epochs
 #![forbid(unsafe_code)]
 
+pub mod carrier;
 pub mod channel;
 pub mod context;
 pub mod controller;
 pub mod firmware;
 pub mod names;
+pub mod nas;
 pub mod network;
 pub mod process;
 pub mod wait;

@@ -210,6 +210,10 @@ impl Endpoint {
         self.memory
     }
 
+    pub(crate) const fn message_bytes(&self) -> u32 {
+        self.geometry.message
+    }
+
     /// What a completion tells the process: freed, received.
     const fn news(&self) -> [u64; 4] {
         [self.sending.freed, self.receiving.tail, self.sending.tail, self.receiving.head]

@@ -1,0 +1,164 @@
+//! A lower layer under `midplane-via`'s messages: packets over a channel, as MPI ran on PM.
+//!
+//! A packet is one message of the channel: its envelope, then its payload. A message without bytes
+//! says that its sender takes part no longer.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
+
+use midplane_simhw::region::Payload;
+use midplane_via::message::carrier::{Carrier, Event, Refusal};
+use midplane_via::message::envelope::{Envelope, LONGEST, Peer};
+use midplane_via::message::progression::InitError;
+
+use crate::channel::{Channel, SendError};
+use crate::names::Rank;
+
+/// Carries packets over a channel: process numbers are ranks.
+#[derive(Debug)]
+pub struct ChannelCarrier {
+    channel: Channel,
+    /// The packet that was handed out last lies in the FIFO still.
+    lent: bool,
+    /// A packet was refused for lack of room, or somebody waits until all is taken.
+    wants_room: bool,
+    connected: Vec<Peer>,
+    lost: VecDeque<Peer>,
+    is_closed: bool,
+}
+
+impl ChannelCarrier {
+    /// Carries packets over `channel`, and nothing else does.
+    #[must_use]
+    pub const fn new(channel: Channel) -> Self {
+        Self {
+            channel,
+            lent: false,
+            wants_room: false,
+            connected: Vec::new(),
+            lost: VecDeque::new(),
+            is_closed: false,
+        }
+    }
+
+    fn take_back(&mut self) {
+        if std::mem::take(&mut self.lent) {
+            self.channel.consume();
+        }
+    }
+
+    /// The channel is gone, and everybody with it.
+    fn lose_all(&mut self) {
+        self.lost.extend(self.connected.drain(..));
+    }
+}
+
+fn rank(peer: Peer) -> Option<Rank> {
+    u16::try_from(peer.0).ok().map(Rank)
+}
+
+impl Carrier for ChannelCarrier {
+    fn own(&self) -> Peer {
+        Peer(self.channel.rank().0.into())
+    }
+
+    fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
+        let ranks = u32::from(self.channel.ranks());
+        if let Some(unknown) = peers.iter().find(|peer| peer.0 >= ranks) {
+            return Err(InitError::Unknown(*unknown));
+        }
+        for peer in peers {
+            if *peer != self.own() && !self.connected.contains(peer) {
+                self.connected.push(*peer);
+            }
+        }
+        Ok(())
+    }
+
+    fn room(&self) -> usize {
+        (self.channel.message_bytes() as usize).saturating_sub(LONGEST)
+    }
+
+    fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
+        let Some(to) = rank(to).filter(|_| !self.is_closed) else { return Err(Refusal::Lost) };
+        let mut head = [0; LONGEST];
+        let length = envelope.emit(&mut head);
+        match self.channel.try_send_parts(to, [&head[..length], payload]) {
+            Ok(()) => Ok(()),
+            Err(SendError::Full) => {
+                self.wants_room = true;
+                Err(Refusal::Full)
+            }
+            Err(_) => Err(Refusal::Lost),
+        }
+    }
+
+    fn poll(&mut self) -> Option<Event<'_>> {
+        self.take_back();
+        loop {
+            if let Some(peer) = self.lost.pop_front() {
+                return Some(Event::Lost(peer));
+            }
+            let (from, length) = self.channel.peek().map(|(from, bytes)| (from, bytes.len()))?;
+            let peer = Peer(from.0.into());
+            let mut head = [0; LONGEST];
+            let (_, bytes) = self.channel.peek()?;
+            let read = bytes.copy_to(&mut head);
+            let envelope = Envelope::parse(&head[..read]).ok().filter(|_| length > 0);
+            let Some(envelope) = envelope else {
+                // Gone, or nobody of ours: either way nothing more comes of it.
+                self.channel.consume();
+                self.connected.retain(|other| *other != peer);
+                self.lost.push_back(peer);
+                continue;
+            };
+            let begin = envelope.emit(&mut head);
+            self.lent = true;
+            let (_, bytes) = self.channel.peek()?;
+            let payload: Payload<'_> = bytes.slice(begin.min(length)..length)?;
+            return Some(Event::Packet { from: peer, envelope, payload });
+        }
+    }
+
+    fn arm(&mut self, waker: &Waker) -> bool {
+        self.take_back();
+        if !self.lost.is_empty() || self.channel.waiting() > 0 {
+            return false;
+        }
+        let room = self.wants_room;
+        let mut context = Context::from_waker(waker);
+        match self.channel.poll_news(&mut context, room) {
+            Poll::Pending => true,
+            Poll::Ready(Ok(())) => {
+                self.wants_room = false;
+                false
+            }
+            Poll::Ready(Err(_)) => {
+                if self.connected.is_empty() {
+                    return true;
+                }
+                self.lose_all();
+                false
+            }
+        }
+    }
+
+    fn is_flushed(&mut self) -> bool {
+        let flushed = self.channel.is_flushed();
+        self.wants_room |= !flushed;
+        flushed
+    }
+
+    fn close(&mut self) {
+        self.take_back();
+        if std::mem::replace(&mut self.is_closed, true) {
+            return;
+        }
+        for peer in std::mem::take(&mut self.connected) {
+            if let Some(to) = rank(peer) {
+                // Without room, the others learn of it from whoever ends the job.
+                let _ = self.channel.try_send(to, &[]);
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A cut of a job, restored on other nodes, ends as the job would have.
+
+mod job;
+
+use std::sync::{Arc, Mutex};
+
+use job::{Progress, Run, TIGHT, Way, open, places, run, start, world};
+use midplane_gang::context::{NetworkContext, ReadError};
+use midplane_gang::names::JobId;
+use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::rng::Rng;
+use midplane_simhw::sim::SimHost;
+use midplane_simhw::time::Instant;
+use proptest::prelude::*;
+use std::time::Duration;
+
+const RANKS: u16 = 5;
+const COUNT: u32 = 12;
+
+fn faults() -> Faults {
+    Faults {
+        loss: 0.01,
+        duplicate: 0.01,
+        reorder: 0.03,
+        delay: Duration::from_micros(20),
+        ..Faults::NONE
+    }
+}
+
+/// Runs a job on so many nodes from where it was, until it ends or is cut.
+fn leg(
+    nodes: u16,
+    seed: u64,
+    from: Option<&(NetworkContext, Vec<Progress>)>,
+    cut_at: Option<u64>,
+) -> (Option<NetworkContext>, Vec<Progress>) {
+    let mut world = world(nodes, seed, faults());
+    let hosts: Vec<SimHost> = (0..nodes).map(|node| world.host(NodeId(node))).collect();
+    let places = places(RANKS, nodes);
+    let progress: Vec<_> = (0..RANKS)
+        .map(|rank| match from {
+            Some((_, progress)) => progress[usize::from(rank)].clone(),
+            None => Progress::new(RANKS, 7 + u64::from(rank)),
+        })
+        .map(|progress| Arc::new(Mutex::new(progress)))
+        .collect();
+    let (saved, shown) = (from.map(|(saved, _)| saved.clone()), progress.clone());
+    let task = async move {
+        let host = hosts[0].clone();
+        let mut network = open(&hosts, JobId(1), &places, TIGHT, false).await;
+        if let Some(saved) = saved {
+            network.restore(&saved).await.unwrap();
+        }
+        network.run(&host).await.unwrap();
+        start(&hosts, &network, &places, &progress, COUNT);
+        let until = host.now().plus_nanos(cut_at.unwrap_or(u64::MAX / 2));
+        while host.now() < until && !network.ranks().iter().all(|held| held.reins.has_ended()) {
+            host.sleep_until(host.now().plus_nanos(20_000).min(until)).await;
+        }
+        match cut_at {
+            None => None,
+            Some(_) => {
+                network.freeze(&host).await.unwrap();
+                Some(network.save(true).await.unwrap())
+            }
+        }
+    };
+    let done = Arc::new(Mutex::new(None));
+    let place = Arc::clone(&done);
+    world.spawn(NodeId(0), async move {
+        *place.lock().unwrap() = Some(task.await);
+    });
+    let limit = Instant::from_nanos(20_000_000_000);
+    while done.lock().unwrap().is_none() && world.now() < limit {
+        world.run_until(world.now().plus_nanos(100_000));
+    }
+    let cut = done.lock().unwrap().take().unwrap_or_else(|| panic!("it never ends: {shown:?}"));
+    (cut, shown.iter().map(|progress| progress.lock().unwrap().clone()).collect())
+}
+
+#[test]
+fn a_thousand_random_cuts_end_elsewhere_as_they_would_have_here() {
+    let digests = |progress: &[Progress]| -> Vec<Vec<u64>> {
+        progress.iter().map(|progress| progress.digests.clone()).collect()
+    };
+    let whole = digests(&leg(3, 1, None, None).1);
+    let mut dice = Rng::new(1, "cuts");
+    let mut in_transit = 0;
+    for cut in 0..1000 {
+        let (from, to) = (dice.between(1, 5) as u16, dice.between(1, 6) as u16);
+        let (saved, progress) = leg(from, cut, None, Some(dice.between(10_000, 130_000)));
+        let saved = saved.unwrap();
+        saved.validate().unwrap_or_else(|violation| panic!("cut {cut}: {violation}"));
+        in_transit += saved.in_transit().count();
+        let back = NetworkContext::from_json(&saved.to_json()).unwrap();
+        assert_eq!(saved.diff(&back), []);
+        let (_, ended) = leg(to, cut + 5_000, Some(&(back, progress)), None);
+        assert_eq!(digests(&ended), whole, "cut {cut}, from {from} nodes to {to}");
+    }
+    assert!(in_transit > 5_000, "the cuts held {in_transit} messages: too few to mean anything");
+}
+
+fn example() -> NetworkContext {
+    leg(3, 3, None, Some(120_000)).0.unwrap()
+}
+
+#[test]
+fn a_damaged_context_is_refused_with_what_and_where() {
+    let saved = example();
+    let bytes = saved.to_bytes().unwrap();
+    assert_eq!(NetworkContext::from_bytes(&bytes).unwrap(), saved);
+    for cut in [0, 3, 19, 20, bytes.len() - 1] {
+        let said = NetworkContext::from_bytes(&bytes[..cut]).unwrap_err().to_string();
+        assert!(said.starts_with("byte "), "{said}");
+    }
+    let mut foreign = bytes.clone();
+    foreign[0] = b'X';
+    assert!(matches!(NetworkContext::from_bytes(&foreign), Err(ReadError::Foreign)));
+    let mut older = bytes.clone();
+    older[4] = 0;
+    assert!(matches!(NetworkContext::from_bytes(&older), Err(ReadError::Format { found: 0 })));
+    let mut longer = bytes.clone();
+    longer.push(0);
+    assert!(matches!(NetworkContext::from_bytes(&longer), Err(ReadError::Length { .. })));
+    let mut changed = bytes;
+    *changed.last_mut().unwrap() ^= 1;
+    assert!(matches!(NetworkContext::from_bytes(&changed), Err(ReadError::Checksum { .. })));
+}
+
+#[test]
+fn a_context_that_loses_or_doubles_a_message_is_no_consistent_cut() {
+    let saved = example();
+    let mut lost = saved.clone();
+    let rank = lost.ranks.iter_mut().find(|rank| rank.send.iter().any(|m| !m.taken)).unwrap();
+    rank.send.retain(|message| message.taken);
+    let said = NetworkContext::from_bytes(&lost.to_bytes().unwrap()).unwrap_err();
+    assert!(matches!(said, ReadError::Inconsistent(_)), "{said}");
+    let mut doubled = saved.clone();
+    doubled.ranks[1].peers[0].acked = doubled.ranks[1].peers[0].acked.wrapping_add(1);
+    doubled.validate().unwrap_err();
+    assert!(!saved.diff(&lost).is_empty());
+    let mut swapped = saved;
+    swapped.ranks.swap(0, 1);
+    assert!(swapped.validate().unwrap_err().to_string().contains("ranks are not 0 to"));
+}
+
+proptest! {
+    #[test]
+    fn bytes_that_were_changed_anywhere_are_refused(at: usize, to: u8) {
+        thread_local! {
+            static SAVED: Vec<u8> = example().to_bytes().unwrap();
+        }
+        let mut bytes = SAVED.with(Clone::clone);
+        let at = at % bytes.len();
+        let before = bytes[at];
+        bytes[at] = to;
+        prop_assert_eq!(NetworkContext::from_bytes(&bytes).is_ok(), before == to);
+    }
+
+    #[test]
+    fn any_body_with_a_right_checksum_is_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let mut bytes = b"MPNC\x01\x00\x00\x00".to_vec();
+        bytes.extend_from_slice(&crc32fast::hash(&body).to_le_bytes());
+        bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&body);
+        let _ = NetworkContext::from_bytes(&bytes);
+    }
+}
+
+#[test]
+fn frames_of_before_a_rollback_are_nobodys() {
+    // The same cut twice: the second time after the job has gone on for a while.
+    let first = leg(2, 9, None, Some(60_000));
+    let (saved, progress) = (first.0.unwrap(), first.1);
+    let once = leg(2, 10, Some(&(saved.clone(), progress.clone())), None).1;
+    let again = leg(4, 11, Some(&(saved, progress)), None).1;
+    let digests = |all: &[Progress]| all.iter().map(|p| p.digests.clone()).collect::<Vec<_>>();
+    assert_eq!(digests(&once), digests(&again));
+    let never = run(Run { ranks: RANKS, count: COUNT, way: Way::Never, ..Run::default() });
+    assert_eq!(digests(&once), digests(&never.progress));
+}
