@@ -2,6 +2,8 @@
 
 #[path = "../common/command_line.rs"]
 mod command_line;
+#[cfg(feature = "wasm")]
+mod sandboxed;
 mod void;
 
 use std::hint::black_box;
@@ -33,7 +35,8 @@ const FRAME: usize = 64;
 /// containment of failures included, with a NIC below that does nothing.
 ///
 /// A "command" row takes 64 commands a doorbell; a "frame" row one frame of 64 bytes a turn, with
-/// all that a turn has to do. Each sample is the mean of a batch of 1,000 calls.
+/// all that a turn has to do. Built with the feature `wasm` it has rows of sandboxed handlers on both
+/// engines, which hold every command until they complete it. Each sample is the mean of a batch of 1,000 calls.
 #[derive(Debug, Parser)]
 #[command(after_help = "Exit code: 0 it ran; 2 bad input.")]
 struct Arguments {
@@ -61,6 +64,17 @@ struct Run {
 #[derive(Debug, Serialize)]
 struct Document {
     runs: Vec<Run>,
+    /// How long handlers run that never return, until their fuel is gone.
+    runaway: Vec<Runaway>,
+}
+
+#[derive(Debug, Serialize)]
+struct Runaway {
+    kind: &'static str,
+    fuel: u64,
+    /// Of 100 of them, from the command to the end of its extension.
+    median_us: f64,
+    p99_us: f64,
 }
 
 /// A native extension: empty, or one that completes each command.
@@ -96,10 +110,14 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let runs = measure(arguments.batches);
+    #[cfg(feature = "wasm")]
+    let runaway = sandboxed::runaway();
+    #[cfg(not(feature = "wasm"))]
+    let runaway = Vec::new();
     let text = if arguments.json {
-        serde_json::to_string(&Document { runs }).expect("plain data") + "\n"
+        serde_json::to_string(&Document { runs, runaway }).expect("plain data") + "\n"
     } else {
-        table(&runs)
+        table(&runs, &runaway)
     };
     // A reader that has gone is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
@@ -108,11 +126,17 @@ fn main() -> ExitCode {
 
 fn measure(batches: u32) -> Vec<Run> {
     let native = |completes| Box::new(move || unit(Native { completes })) as Box<dyn Fn() -> Unit>;
-    let rows = vec![("native", "nothing", native(false)), ("native", "a completion", native(true))];
+    #[cfg_attr(not(feature = "wasm"), expect(unused_mut, reason = "there is no more to measure"))]
+    let mut rows =
+        vec![("native", "nothing", native(false)), ("native", "a completion", native(true))];
+    #[cfg(feature = "wasm")]
+    rows.extend(sandboxed::rows());
     let mut runs = Vec::new();
     for (kind, effects, make) in rows {
-        let (sorted, per_second) = commands(make(), batches);
-        runs.push(run(kind, "command", effects, batches, &sorted, per_second));
+        if kind == "native" || effects != "nothing" {
+            let (sorted, per_second) = commands(make(), batches);
+            runs.push(run(kind, "command", effects, batches, &sorted, per_second));
+        }
         if effects == "nothing" {
             let (sorted, per_second) = frames(make(), batches);
             runs.push(run(kind, "frame", effects, batches, &sorted, per_second));
@@ -186,7 +210,7 @@ fn batches_of(batches: u32, mut batch: impl FnMut()) -> (Vec<f64>, f64) {
     (samples, f64::from(batches) * f64::from(BATCH) / seconds)
 }
 
-fn table(runs: &[Run]) -> String {
+fn table(runs: &[Run], runaway: &[Runaway]) -> String {
     let mut text = format!(
         "{:<12} {:<8} {:<13} {:>10} {:>8} {:>12}\n",
         "kind", "event", "asks for", "median", "p99", "calls/s"
@@ -195,6 +219,11 @@ fn table(runs: &[Run]) -> String {
         text += &format!(
             "{kind:<12} {event:<8} {effects:<13} {median_ns:>7.1} ns {p99_ns:>5.1} ns {:>9.1} M\n",
             per_second / 1e6
+        );
+    }
+    for Runaway { kind, fuel, median_us, p99_us } in runaway {
+        text += &format!(
+            "{kind:<12} a handler without end, {fuel} units of fuel: stopped after {median_us:.1} us, p99 {p99_us:.1} us\n"
         );
     }
     text

@@ -11,6 +11,7 @@
 //! - [`messages`]: the default service, unreliable messages between ports
 //! - [`admission`], [`transmit`]: what waits to leave, and who decides when it may
 //! - [`planted`]: bugs on purpose, for tests
+//! - `sandbox` (feature `wasm`): extensions that may come from anybody
 //! - [`timeout`]: the two timeout services
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,8 @@ pub mod coordination;
 pub mod extension;
 pub mod messages;
 pub mod planted;
+#[cfg(feature = "wasm")]
+pub mod sandbox;
 pub mod timeout;
 pub mod transmit;
 pub mod unit;

@@ -5,16 +5,16 @@ mod desk;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use desk::{Desk, Effect, command, hush};
+use desk::{Desk, Peer, command, hush};
 use midplane_nicvm::context::Context;
-use midplane_nicvm::control::{Control, ControlConfig};
+use midplane_nicvm::control::{Address, Event};
 use midplane_nicvm::extension::{
     Epoch, Extension, FIRST_USER_EXTENSION, ImportError, InitError, TimeoutId, UnitEvent,
 };
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::unit::{DRAIN, Unit};
-use midplane_simhw::frame::{Frame, Kind};
-use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
+use midplane_simhw::frame::Frame;
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 
 const MINE: ExtensionId = FIRST_USER_EXTENSION;
@@ -137,7 +137,7 @@ impl Extension for Changer {
 struct Stage {
     desk: Desk,
     log: Log,
-    peer: Control,
+    peer: Peer,
 }
 
 impl Stage {
@@ -147,7 +147,7 @@ impl Stage {
         let mut unit = Unit::default();
         unit.install(MINE, Version::new("one", &log)).unwrap();
         unit.install(CHANGER, Changer { next: next(&log), log: Arc::clone(&log) }).unwrap();
-        let peer = Control::new(PEER, Incarnation::FIRST, ControlConfig::default());
+        let peer = Peer::new(PEER);
         let mut stage = Self { desk: Desk::new(unit), log, peer };
         stage.hear("hello", 0);
         stage.take();
@@ -160,37 +160,15 @@ impl Stage {
 
     /// Our version `epoch` of the peer says something.
     fn hear(&mut self, what: &str, epoch: u16) {
-        let to = midplane_nicvm::control::Address { extension: MINE, epoch: Epoch(epoch) };
-        self.peer.send(self.desk.hw.now, self.unit_node(), to, what.as_bytes()).unwrap();
-        self.exchange();
-    }
-
-    const fn unit_node(&self) -> NodeId {
-        NodeId(1)
-    }
-
-    fn exchange(&mut self) {
-        for _ in 0..4 {
-            while let Some(transmit) = self.peer.poll_transmit(self.desk.hw.now) {
-                let (header, body) = (transmit.header, transmit.body.to_vec());
-                self.desk.frame(header, &body);
-            }
-            for effect in self.desk.take() {
-                if let Effect::Sent(header) = effect
-                    && header.kind != Kind::Data
-                {
-                    let body = vec![0; header.length.into()];
-                    self.peer.handle_frame(self.desk.hw.now, &header, &body);
-                }
-            }
-        }
+        let to = Address { extension: MINE, epoch: Epoch(epoch) };
+        self.peer.say(&mut self.desk, to, what.as_bytes());
     }
 
     /// Of which versions our answers are.
     fn answers(&mut self) -> Vec<u16> {
         let mut epochs = Vec::new();
-        while let Some(event) = self.peer.poll_event() {
-            if let midplane_nicvm::control::Event::Message { to, .. } = event {
+        while let Some(event) = self.peer.control.poll_event() {
+            if let Event::Message { to, .. } = event {
                 epochs.push(to.epoch.0);
             }
         }

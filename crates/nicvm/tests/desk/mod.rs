@@ -3,8 +3,9 @@
 
 use std::collections::VecDeque;
 
+use midplane_nicvm::control::{Address, Control, ControlConfig};
 use midplane_nicvm::unit::Unit;
-use midplane_simhw::frame::{Frame, HEADER_BYTES, Header, MAX_PAYLOAD};
+use midplane_simhw::frame::{Frame, HEADER_BYTES, Header, Kind, MAX_PAYLOAD};
 use midplane_simhw::hardware::{
     Dma, DmaRefused, Firmware, Hardware, Source, TIMERS, TransmitRefused,
 };
@@ -193,6 +194,44 @@ impl Desk {
             _ => None,
         };
         self.take().into_iter().filter_map(completed).collect()
+    }
+}
+
+/// Another unit's control messages, as far as the desk's one sees them.
+pub(crate) struct Peer {
+    pub(crate) control: Control,
+}
+
+impl Peer {
+    pub(crate) fn new(node: NodeId) -> Self {
+        Self { control: Control::new(node, Incarnation::FIRST, ControlConfig::default()) }
+    }
+
+    /// Says something to an extension of the desk's unit; returns what took effect there.
+    pub(crate) fn say(&mut self, desk: &mut Desk, to: Address, body: &[u8]) -> Vec<Effect> {
+        self.control.send(desk.hw.now, NodeId(1), to, body).expect("the queue is long");
+        self.exchange(desk)
+    }
+
+    /// Lets the two units' frames pass; returns what took effect.
+    pub(crate) fn exchange(&mut self, desk: &mut Desk) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for _ in 0..4 {
+            while let Some(transmit) = self.control.poll_transmit(desk.hw.now) {
+                let (header, body) = (transmit.header, transmit.body.to_vec());
+                desk.frame(header, &body);
+            }
+            for effect in desk.take() {
+                if let Effect::Sent(header) = &effect
+                    && header.kind != Kind::Data
+                {
+                    let body = vec![0; header.length.into()];
+                    self.control.handle_frame(desk.hw.now, header, &body);
+                }
+                effects.push(effect);
+            }
+        }
+        effects
     }
 }
 

@@ -59,6 +59,12 @@ impl Status {
         Self::ExtensionDown,
         Self::Cancelled,
     ];
+
+    /// The status with this number; `None` if there is none.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
 }
 
 /// How a command ended: 56 bytes in the completion ring.
@@ -145,7 +151,7 @@ impl Completion {
     pub(super) fn parse(entry: &Entry) -> Self {
         let [head, cookie, length, args @ ..] = *entry;
         Self {
-            status: Status::ALL.get((head & 0xFF) as usize).copied().unwrap_or(Status::Invalid),
+            status: Status::from_number(head as u8).unwrap_or(Status::Invalid),
             opcode: (head >> 8) as u8,
             flags: (head >> 16) as u16,
             node: NodeId((head >> 32) as u16),

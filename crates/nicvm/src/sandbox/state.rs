@@ -1,0 +1,240 @@
+//! What a module has asked for, and what it holds: the same on every engine.
+
+use std::collections::BTreeSet;
+
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::RegionRef;
+use midplane_simhw::time::Instant;
+
+use super::{Limits, MAILBOX_BYTES, Service, TimeoutId, ended};
+use crate::control::MAX_MESSAGE;
+
+/// One thing that a handler has asked for; bytes lie in the state's own memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Effect {
+    Control { to: NodeId, start: u32, length: u32 },
+    Data { to: NodeId, port: PortId, start: u32, length: u32 },
+    Set { timeout: TimeoutId, service: Service, nanos: u64 },
+    Cancel(TimeoutId),
+    Complete { port: PortId, completion: Completion },
+    Write { to: RegionRef, start: u32, length: u32 },
+}
+
+/// Fuel of each call that a module makes, and instructions of the coprocessor.
+pub(super) mod price {
+    pub(in crate::sandbox) const ASK: u64 = 5;
+    pub(in crate::sandbox) const TIMEOUT: u64 = 50;
+    pub(in crate::sandbox) const COMPLETE: u64 = 100;
+    pub(in crate::sandbox) const SEND: u64 = 200;
+    /// Of each byte, whatever is done with it.
+    pub(in crate::sandbox) const BYTE: u64 = 1;
+}
+
+/// The part of a sandbox that its calls work on.
+#[derive(Debug)]
+pub(super) struct State {
+    limits: Limits,
+    node: NodeId,
+    now: Instant,
+    random: u64,
+    spent: u64,
+    pub(super) effects: Vec<Effect>,
+    bytes: Vec<u8>,
+    /// Commands that are not completed, by the low half of their ticket, with its high half.
+    commands: Vec<(u16, Option<Command>)>,
+    held: usize,
+    timers: BTreeSet<TimeoutId>,
+}
+
+impl State {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            node: NodeId(0),
+            now: Instant::ZERO,
+            random: 0,
+            spent: 0,
+            effects: Vec::new(),
+            bytes: Vec::new(),
+            commands: Vec::new(),
+            held: 0,
+            timers: BTreeSet::new(),
+        }
+    }
+
+    /// A handler is about to run.
+    pub(super) fn begin(&mut self, node: NodeId, now: Instant) {
+        (self.node, self.now, self.spent) = (node, now, 0);
+        self.effects.clear();
+        self.bytes.clear();
+    }
+
+    /// Random numbers begin anew.
+    pub(super) fn seed(&mut self, node: NodeId, extension: ExtensionId) {
+        self.random = u64::from(node.0) << 8 | u64::from(extension.0);
+    }
+
+    /// Fuel that the calls of the handler have cost.
+    pub(super) const fn spent(&self) -> u64 {
+        self.spent
+    }
+
+    pub(super) const fn spend(&mut self, fuel: u64) {
+        self.spent += fuel;
+    }
+
+    /// What an effect carries.
+    pub(super) fn bytes(&self, start: u32, length: u32) -> &[u8] {
+        &self.bytes[start as usize..(start + length) as usize]
+    }
+
+    /// A ticket for a command; `None` if too many are held.
+    pub(super) fn admit(&mut self, command: &Command) -> Option<i32> {
+        if self.held >= self.limits.commands.min(usize::from(u16::MAX)) {
+            return None;
+        }
+        let free = self.commands.iter().position(|(_, command)| command.is_none());
+        let slot = free.unwrap_or_else(|| {
+            self.commands.push((0, None));
+            self.commands.len() - 1
+        });
+        let (turn, place) = &mut self.commands[slot];
+        *turn = turn.wrapping_add(1);
+        *place = Some(*command);
+        self.held += 1;
+        Some((u32::from(*turn) << 16 | slot as u32) as i32)
+    }
+
+    pub(super) fn on_timeout(&mut self, timeout: TimeoutId) {
+        self.timers.remove(&timeout);
+    }
+
+    /// A port is gone: its commands are nobody's.
+    pub(super) fn forget(&mut self, port: PortId) {
+        for (_, place) in &mut self.commands {
+            if place.take_if(|command| command.region.port == port).is_some() {
+                self.held -= 1;
+            }
+        }
+    }
+
+    /// All commands that it holds, as cancelled.
+    pub(super) fn give_up(&mut self) -> Vec<(PortId, Completion)> {
+        let cancelled = Completion { status: Status::Cancelled, ..Completion::default() };
+        let commands = self.commands.iter_mut().filter_map(|(_, place)| place.take());
+        let ends = commands.map(|command| (command.region.port, ended(&command, cancelled)));
+        let ends = ends.collect();
+        self.held = 0;
+        ends
+    }
+
+    pub(super) const fn now(&self) -> i64 {
+        self.now.as_nanos() as i64
+    }
+
+    pub(super) fn node(&self) -> i32 {
+        self.node.0.into()
+    }
+
+    /// SplitMix64.
+    pub(super) const fn draw(&mut self) -> i64 {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) as i64
+    }
+
+    pub(super) fn send_control(&mut self, to: i32, bytes: &[u8]) -> i32 {
+        let Ok(to) = u16::try_from(to) else { return -1 };
+        if bytes.len() > MAX_MESSAGE || !self.has_room() {
+            return -1;
+        }
+        let (start, length) = self.keep(bytes);
+        self.ask(Effect::Control { to: NodeId(to), start, length })
+    }
+
+    pub(super) fn send_data(&mut self, to: i32, port: i32, bytes: &[u8]) -> i32 {
+        let (Ok(to), Ok(port)) = (u16::try_from(to), u16::try_from(port)) else { return -1 };
+        if bytes.len() > MAILBOX_BYTES || NodeId(to) == self.node || !self.has_room() {
+            return -1;
+        }
+        let (start, length) = self.keep(bytes);
+        self.ask(Effect::Data { to: NodeId(to), port: PortId(port), start, length })
+    }
+
+    pub(super) fn set_timeout(&mut self, number: i32, coarse: i32, nanos: i64) -> i32 {
+        let timeout = TimeoutId(number as u32);
+        let is_new = !self.timers.contains(&timeout);
+        if !self.has_room() || nanos < 0 || (is_new && self.timers.len() >= self.limits.timers) {
+            return -1;
+        }
+        self.timers.insert(timeout);
+        let service = if coarse == 0 { Service::Exact } else { Service::Coarse };
+        self.ask(Effect::Set { timeout, service, nanos: nanos as u64 })
+    }
+
+    pub(super) fn cancel_timeout(&mut self, number: i32) -> i32 {
+        let timeout = TimeoutId(number as u32);
+        if !self.has_room() || !self.timers.remove(&timeout) {
+            return -1;
+        }
+        self.ask(Effect::Cancel(timeout))
+    }
+
+    pub(super) fn complete(
+        &mut self,
+        ticket: i32,
+        status: i32,
+        length: i64,
+        args: [i64; 2],
+    ) -> i32 {
+        let Some(status) = u8::try_from(status).ok().and_then(Status::from_number) else {
+            return -1;
+        };
+        if !self.has_room() {
+            return -1;
+        }
+        let Some(command) = self.place(ticket).and_then(Option::take) else { return -1 };
+        self.held -= 1;
+        let [first, second] = args.map(|word| word as u64);
+        let args = [first, second, 0, 0];
+        let completion =
+            Completion { status, length: length as u64, args, ..Completion::default() };
+        let completion = ended(&command, completion);
+        self.ask(Effect::Complete { port: command.region.port, completion })
+    }
+
+    pub(super) fn write(&mut self, ticket: i32, offset: i32, bytes: &[u8]) -> i32 {
+        if !self.has_room() {
+            return -1;
+        }
+        let region = self.place(ticket).and_then(|place| place.as_ref()).map(|held| held.region);
+        let part = region.and_then(|region| region.part(offset as u32, bytes.len() as u32));
+        let Some(to) = part else { return -1 };
+        let (start, length) = self.keep(bytes);
+        self.ask(Effect::Write { to, start, length })
+    }
+
+    fn has_room(&self) -> bool {
+        self.effects.len() < self.limits.effects
+    }
+
+    fn place(&mut self, ticket: i32) -> Option<&mut Option<Command>> {
+        let (turn, slot) = ((ticket as u32 >> 16) as u16, (ticket as u32 & 0xFFFF) as usize);
+        let (held, place) = self.commands.get_mut(slot)?;
+        (*held == turn).then_some(place)
+    }
+
+    fn keep(&mut self, bytes: &[u8]) -> (u32, u32) {
+        let start = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(bytes);
+        (start, bytes.len() as u32)
+    }
+
+    fn ask(&mut self, effect: Effect) -> i32 {
+        self.effects.push(effect);
+        0
+    }
+}

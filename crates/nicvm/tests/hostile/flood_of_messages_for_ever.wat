@@ -1,0 +1,17 @@
+;; expect: quarantined
+;; Sends control messages until its fuel is gone: none of them leaves.
+(module
+  (import "nic" "send_control" (func $send_control (param i32 i32 i32) (result i32)))
+  (import "nic" "send_data" (func $send_data (param i32 i32 i32 i32) (result i32)))
+  (import "nic" "set_timeout" (func $set_timeout (param i32 i32 i64) (result i32)))
+  (import "nic" "cancel_timeout" (func $cancel_timeout (param i32) (result i32)))
+  (import "nic" "complete" (func $complete (param i32 i32 i64 i64 i64) (result i32)))
+  (import "nic" "write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (global (export "nicvm") i32 (i32.const 1))
+  (global (export "mailbox") i32 (i32.const 0))
+  (func (export "on_control") (param i32 i32)
+    (loop $again
+      (drop (call $send_control (i32.const 2) (i32.const 0) (i32.const 4)))
+      (br $again)))
+)
