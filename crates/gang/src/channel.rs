@@ -40,6 +40,14 @@ pub struct Descriptor {
     pub(crate) ranks: u16,
 }
 
+impl Descriptor {
+    /// The rank whose context it is.
+    #[must_use]
+    pub const fn rank(&self) -> Rank {
+        self.rank
+    }
+}
+
 /// Why a channel was not attached.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]

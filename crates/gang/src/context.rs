@@ -183,6 +183,13 @@ impl ChannelContext {
         self.consumed + self.receive.len() as u64
     }
 
+    /// Bytes of the messages in its FIFOs.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let sent: usize = self.send.iter().map(|m| m.bytes.len()).sum();
+        sent + self.receive.iter().map(|m| m.bytes.len()).sum::<usize>()
+    }
+
     /// The messages to a peer that it has not taken, with their numbers among all that were sent.
     pub fn unacked(&self, peer: Rank) -> impl Iterator<Item = (u64, &SentMessage)> {
         (self.freed..).zip(&self.send).filter(move |(_, m)| m.to == peer && !m.taken)

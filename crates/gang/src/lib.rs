@@ -7,6 +7,8 @@
 //! - [`carrier`]: channels under the messages of `midplane-via`
 //! - [`nas`]: three of the NAS Parallel Benchmarks over those
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`
+//! - [`scheduler`], [`daemon`], [`tree`]: gang scheduling, by a tree of daemons
+//! - [`schedule`]: who runs next, as policies
 //! - [`process`]: tasks that can be stopped, for jobs in virtual time
 //! - [`wait`]: what a process waits for; [`names`]: jobs, ranks, channels, epochs
 #![forbid(unsafe_code)]
@@ -15,11 +17,15 @@ pub mod carrier;
 pub mod channel;
 pub mod context;
 pub mod controller;
+pub mod daemon;
 pub mod firmware;
 pub mod names;
 pub mod nas;
 pub mod network;
 pub mod process;
+pub mod schedule;
+pub mod scheduler;
+pub mod tree;
 pub mod wait;
 
 pub use channel::command::GANG;

@@ -1,0 +1,99 @@
+//! What daemons tell each other.
+
+use midplane_simhw::id::NodeId;
+use serde::{Deserialize, Serialize};
+
+use crate::names::{ChannelId, Epoch, JobId, Place};
+
+/// A job to start: one rank a channel, nodes in turn.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    /// The job.
+    pub job: JobId,
+    /// Its first node.
+    pub first: u16,
+    /// Its nodes.
+    pub nodes: u16,
+    /// Its ranks: rank r is on node `first + r % nodes`.
+    pub ranks: u16,
+    /// What it runs: whoever starts processes knows what it means.
+    pub program: u32,
+}
+
+impl Launch {
+    /// Where its ranks are.
+    #[must_use]
+    pub fn places(&self) -> Vec<Place> {
+        let nodes = self.nodes.max(1);
+        let place = |rank: u16| Place {
+            node: NodeId(self.first + rank % nodes),
+            channel: ChannelId(1 + rank / nodes),
+        };
+        (0..self.ranks).map(place).collect()
+    }
+}
+
+/// What daemons are ordered to do.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Action {
+    /// Open a job's contexts and start its processes, stopped.
+    Launch(Launch),
+    /// Stop the processes of jobs, and wait until their channels are steady.
+    Freeze(Vec<JobId>),
+    /// Save the contexts of frozen jobs.
+    Save(Vec<JobId>),
+    /// Restore the contexts of jobs.
+    Restore(Vec<JobId>),
+    /// Start jobs in an epoch.
+    Run(Vec<(JobId, Epoch)>),
+    /// Save, restore and run in one go: once all are frozen, each node may do so by itself, since
+    /// one that is not ready refuses what comes too early.
+    Switch {
+        /// Frozen everywhere.
+        stop: Vec<JobId>,
+        /// To go on.
+        run: Vec<(JobId, Epoch)>,
+    },
+    /// End a job: what runs of it is killed.
+    End(JobId),
+    /// Only report.
+    Look,
+    /// Report and end.
+    Quit,
+}
+
+/// What came of an order.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Jobs, and how many of their processes have ended.
+    pub ended: Vec<(JobId, u16)>,
+}
+
+impl Outcome {
+    pub(super) fn add(&mut self, more: Self) {
+        for (job, count) in more.ended {
+            match self.ended.iter_mut().find(|(other, _)| *other == job) {
+                Some((_, sum)) => *sum += count,
+                None => self.ended.push((job, count)),
+            }
+        }
+    }
+
+    /// How many processes of a job have ended.
+    #[must_use]
+    pub fn ended(&self, job: JobId) -> u16 {
+        self.ended.iter().find(|(other, _)| *other == job).map_or(0, |(_, count)| *count)
+    }
+}
+
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(super) struct Order {
+    pub(super) number: u32,
+    pub(super) action: Action,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub(super) enum Message {
+    Order(Order),
+    Done { number: u32, outcome: Outcome },
+}

@@ -1,0 +1,75 @@
+//! The tree of daemons: who tells whom.
+
+/// A complete tree over nodes 0 to n - 1; node 0 is its root.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Tree {
+    arity: u16,
+    nodes: u16,
+}
+
+/// SCore-D's arity, the fastest there (SCore-D paper, section 3.1).
+pub const DEFAULT_ARITY: u16 = 16;
+
+impl Tree {
+    /// A tree of `nodes`, at least 1, each with up to `arity` children, at least 1.
+    #[must_use]
+    pub const fn new(nodes: u16, arity: u16) -> Self {
+        Self {
+            arity: if arity == 0 { 1 } else { arity },
+            nodes: if nodes == 0 { 1 } else { nodes },
+        }
+    }
+
+    /// Who tells `node`; nobody tells the root.
+    #[must_use]
+    pub const fn parent(&self, node: u16) -> Option<u16> {
+        if node == 0 { None } else { Some((node - 1) / self.arity) }
+    }
+
+    /// Whom `node` tells.
+    pub fn children(&self, node: u16) -> impl Iterator<Item = u16> + use<> {
+        let first = u32::from(node) * u32::from(self.arity) + 1;
+        let last = (first + u32::from(self.arity)).min(self.nodes.into());
+        (first..last).map(|child| child as u16)
+    }
+
+    /// Steps from the root to the farthest node.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        let mut node = self.nodes - 1;
+        let mut depth = 0;
+        while let Some(parent) = self.parent(node) {
+            node = parent;
+            depth += 1;
+        }
+        depth
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn everybody_is_told_once(nodes in 1_u16..5_000, arity in 1_u16..70) {
+            let tree = Tree::new(nodes, arity);
+            let mut told = vec![0; usize::from(nodes)];
+            for node in 0..nodes {
+                for child in tree.children(node) {
+                    prop_assert_eq!(tree.parent(child), Some(node));
+                    told[usize::from(child)] += 1;
+                }
+            }
+            prop_assert_eq!(told[0], 0);
+            prop_assert!(told[1..].iter().all(|times| *times == 1));
+        }
+    }
+
+    #[test]
+    fn the_papers_tree_reaches_4096_nodes_in_three_steps() {
+        assert_eq!(Tree::new(64, DEFAULT_ARITY).depth(), 2);
+        assert_eq!(Tree::new(4096, DEFAULT_ARITY).depth(), 3);
+    }
+}

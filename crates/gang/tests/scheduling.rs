@@ -1,0 +1,170 @@
+//! Daemons, trees and slices in virtual time.
+
+mod job;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use job::{Progress, chatter, message, world};
+use midplane_gang::channel::geometry::{FifoSize, Geometry};
+use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
+use midplane_gang::names::JobId;
+use midplane_gang::schedule::{Placing, Policy, QueueTree, Request, RoundRobin};
+use midplane_gang::scheduler::{JobRecord, Phases, Scheduler, Submission, Switch};
+use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::sim::SimHost;
+
+const GEOMETRY: Geometry = Geometry {
+    send: FifoSize { messages: 7, bytes: 512 },
+    receive: FifoSize { messages: 5, bytes: 512 },
+    message: 200,
+};
+
+fn config(nodes: u16, arity: u16, mode: Mode) -> DaemonConfig {
+    DaemonConfig { nodes, arity, mode, geometry: GEOMETRY, channels: 2, costs: Costs::default() }
+}
+
+struct Outcome {
+    switches: Vec<Switch>,
+    jobs: Vec<JobRecord>,
+    refused: usize,
+    /// Of every rank that came to its end: job, rank, digests.
+    ended: Vec<(JobId, u16, Vec<u64>)>,
+}
+
+/// Runs jobs in which every rank sends every other so many messages.
+fn schedule(
+    config: DaemonConfig,
+    policy: Box<dyn Policy>,
+    slice: Duration,
+    phases: Phases,
+    faults: Faults,
+    submissions: Vec<Submission>,
+) -> Outcome {
+    let mut world = world(config.nodes, 5, faults);
+    let ended = Arc::new(Mutex::new(Vec::new()));
+    let results = Arc::clone(&ended);
+    let start: Start<SimHost> = Arc::new(move |host, launch, descriptor, _| {
+        let results = Arc::clone(&results);
+        Box::pin(async move {
+            let places = launch.places();
+            let rank = (0..launch.ranks)
+                .find(|rank| {
+                    let place = places[usize::from(*rank)];
+                    place.node == host.node() && descriptor.rank().0 == *rank
+                })
+                .unwrap();
+            let progress = Arc::new(Mutex::new(Progress::new(launch.ranks, rank.into())));
+            chatter(host, descriptor, Arc::clone(&progress), launch.program).await;
+            let digests = progress.lock().unwrap().digests.clone();
+            results.lock().unwrap().push((launch.job, rank, digests));
+        })
+    });
+    for node in 1..config.nodes {
+        let (host, start) = (world.host(NodeId(node)), Arc::clone(&start));
+        world.spawn(NodeId(node), async move {
+            Daemon::open(host, config, start).await.unwrap().serve().await.unwrap();
+        });
+    }
+    let host = world.host(NodeId(0));
+    let task = async move {
+        let root = Daemon::open(host, config, start).await.unwrap();
+        let mut scheduler = Scheduler::new(root, policy, slice, phases);
+        for submission in submissions {
+            scheduler.front().submit(submission);
+        }
+        scheduler.run().await.unwrap();
+        let jobs = scheduler.jobs().values().cloned().collect();
+        (scheduler.switches().to_vec(), jobs, scheduler.refused().len())
+    };
+    let (switches, jobs, refused) = world.block_on(NodeId(0), task).expect("it comes to its end");
+    let ended = ended.lock().unwrap().clone();
+    Outcome { switches, jobs, refused, ended }
+}
+
+fn digests(ranks: u16, rank: u16, count: u32) -> Vec<u64> {
+    let digest = |from| {
+        let all = (0..count).flat_map(|number| message(from, rank, number, GEOMETRY.message));
+        all.fold(0_u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3))
+    };
+    (0..ranks).map(digest).collect()
+}
+
+fn job(nodes: u16, ranks: u16, count: u32) -> Submission {
+    Submission { request: Request { nodes, weight: 1 }, ranks, program: count }
+}
+
+#[test]
+fn jobs_that_share_a_cluster_end_as_if_alone() {
+    for (mode, phases) in [
+        (Mode::Copy, Phases::Four),
+        (Mode::Resident, Phases::Four),
+        (Mode::Copy, Phases::Two),
+        (Mode::Resident, Phases::Two),
+    ] {
+        let faults = Faults { loss: 0.005, duplicate: 0.01, reorder: 0.02, ..Faults::NONE };
+        let outcome = schedule(
+            config(5, 2, mode),
+            Box::new(RoundRobin::new(5)),
+            Duration::from_micros(100),
+            phases,
+            faults,
+            vec![job(5, 5, 40), job(4, 8, 25), job(9, 9, 1), job(1, 1, 10)],
+        );
+        assert_eq!((outcome.refused, outcome.jobs.len()), (1, 3));
+        assert!(outcome.jobs.iter().all(|job| job.ended.is_some()));
+        assert_eq!(outcome.ended.len(), 5 + 8 + 1);
+        assert!(outcome.switches.len() > 10, "{}", outcome.switches.len());
+        for (job, rank, found) in outcome.ended {
+            let launch = outcome.jobs.iter().find(|it| it.launch.job == job).unwrap().launch;
+            assert_eq!(
+                found,
+                digests(launch.ranks, rank, launch.program),
+                "job {job}, rank {rank}"
+            );
+        }
+    }
+}
+
+#[test]
+fn halves_of_a_cluster_run_different_jobs_at_once() {
+    let outcome = schedule(
+        config(8, 4, Mode::Copy),
+        Box::new(QueueTree::new(8, Placing::LeastLoaded)),
+        Duration::from_micros(150),
+        Phases::Two,
+        Faults::NONE,
+        vec![job(8, 8, 15), job(4, 4, 60), job(3, 3, 60), job(2, 2, 60)],
+    );
+    assert_eq!(outcome.ended.len(), 8 + 4 + 3 + 2);
+    assert!(outcome.switches.iter().any(|switch| switch.started.len() > 1));
+    for (job, rank, found) in outcome.ended {
+        let launch = outcome.jobs.iter().find(|it| it.launch.job == job).unwrap().launch;
+        assert_eq!(found, digests(launch.ranks, rank, launch.program));
+    }
+}
+
+/// Medians of the freeze of a job that has one rank a node, and says little.
+fn freeze_of(nodes: u16, arity: u16) -> Duration {
+    let outcome = schedule(
+        config(nodes, arity, Mode::Resident),
+        Box::new(RoundRobin::new(nodes)),
+        Duration::from_millis(1),
+        Phases::Two,
+        Faults::NONE,
+        vec![job(nodes, 2, 300)],
+    );
+    let mut freezes: Vec<Duration> =
+        outcome.switches.iter().skip(1).map(|switch| switch.freeze).collect();
+    freezes.sort();
+    freezes[freezes.len() / 2]
+}
+
+#[test]
+fn a_freeze_grows_with_the_depth_of_the_tree() {
+    let [small, middle, large] = [17, 257, 1_000].map(|nodes| freeze_of(nodes, 16));
+    assert!(middle > small && middle < small * 3, "{small:?} {middle:?}");
+    assert!(large < small * 4, "{small:?} {large:?}");
+}
