@@ -42,7 +42,7 @@ use crate::messages::{self, Messages};
 use crate::timeout::Service;
 use link::{Link, LinkSetup, Outbox};
 use message::{Body, LinkMessage};
-use route::{Route, State};
+use route::{GRANT_BYTES, Route, State};
 use witness::Witness;
 
 /// The number of sender coordination.
@@ -283,7 +283,11 @@ impl Coordination {
         if let Some(witness) = &mut place.witness {
             witness.handle(now, party, message.body);
         } else if let Some(link) = &mut place.link {
-            link.handle(now, party, message.clock, message.body);
+            // What answers a grant is shorter: the way here takes more than half of both.
+            let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
+            let trip = nic.round_trip(from);
+            let trip_ns = trip.map_or(0, |trip| (nanos(trip.least) + longer) / 2);
+            link.handle(now, party, message.clock, trip_ns, message.body);
         }
     }
 

@@ -13,6 +13,8 @@ use super::message::Epoch;
 
 /// Clocks of two nodes drift apart by at most this many nanoseconds a second.
 const DRIFT_PPB: u64 = 1_000_000;
+/// And hardly ever by more than this: what a guess may rest on that safety does not.
+const USUAL_DRIFT_PPB: u64 = 100_000;
 
 /// A question to all supporters, until all have answered.
 #[derive(Clone, Copy, Debug)]
@@ -31,10 +33,10 @@ struct ClockSample {
 }
 
 impl ClockSample {
-    /// What the other clock shows at `at` of ours, at least.
-    fn shows_at(self, at: Instant) -> u64 {
+    /// What the other clock shows at `at` of ours, at least, where it drifts by so much at most.
+    fn shows_at(self, at: Instant, drift_ppb: u64) -> u64 {
         let (ahead, behind) = (at.nanos_since(self.ours), self.ours.nanos_since(at));
-        let drift = u128::from(ahead + behind) * u128::from(DRIFT_PPB) / 1_000_000_000;
+        let drift = u128::from(ahead + behind) * u128::from(drift_ppb) / 1_000_000_000;
         let drift = u64::try_from(drift).unwrap_or(u64::MAX);
         self.theirs.saturating_add(ahead).saturating_sub(behind).saturating_sub(drift)
     }
@@ -137,7 +139,7 @@ impl Lease {
     pub(crate) fn on_clock(&mut self, now: Instant, from: Party, clock: u64) {
         let Some(known) = self.clocks.get_mut(usize::from(from.0)) else { return };
         // The one that had the shorter way is the better.
-        if known.is_none_or(|known| known.shows_at(now) < clock) {
+        if known.is_none_or(|known| known.shows_at(now, USUAL_DRIFT_PPB) < clock) {
             *known = Some(ClockSample { theirs: clock, ours: now });
         }
     }
@@ -156,6 +158,20 @@ impl Lease {
         }
     }
 
+    /// What another party's clock shows now, less what its fastest message took; `None` if it has
+    /// sent none.
+    pub(crate) fn clock_of(&self, now: Instant, party: Party) -> Option<u64> {
+        let sample = (*self.clocks.get(usize::from(party.0))?)?;
+        Some(sample.shows_at(now, USUAL_DRIFT_PPB))
+    }
+
+    /// Who was asked and has gone never answers: all others are asked anew.
+    pub(crate) fn forget_round(&mut self) {
+        self.round = None;
+        self.asked = None;
+        self.asked_here = None;
+    }
+
     /// Our evidence on another party's clock, rounded to the past; 0 if that is not known.
     ///
     /// The party's message was written before it arrived: at that instant its clock showed at least
@@ -163,7 +179,7 @@ impl Lease {
     pub(crate) fn evidence_for(&self, party: Party, epoch: Epoch) -> u64 {
         let Some((of, at)) = self.evidence else { return 0 };
         let Some(Some(sample)) = self.clocks.get(usize::from(party.0)) else { return 0 };
-        if of == epoch { sample.shows_at(at) } else { 0 }
+        if of == epoch { sample.shows_at(at, DRIFT_PPB) } else { 0 }
     }
 }
 

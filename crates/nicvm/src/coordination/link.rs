@@ -83,6 +83,19 @@ pub(crate) struct Link {
     wants: bool,
     /// When the token came.
     granted: Option<Instant>,
+    /// When the last bit of the holder before leaves, which gave the token away early.
+    before_us: Instant,
+    /// How long before its first bit a message is let through.
+    early_ns: u64,
+    /// When our own last bit leaves.
+    our_last: Instant,
+    /// The last token given away, until another comes: who was to have it.
+    given: Option<(Party, Grant)>,
+    given_before: u32,
+    /// For each sender, the number of its last grant.
+    taken: Vec<u32>,
+    /// This sender has gone.
+    left: bool,
     outbox: Outbox,
     counters: LinkCounters,
 }
@@ -106,6 +119,13 @@ impl Link {
             lease: Lease::new(setup.lease_ns),
             wants: false,
             granted: None,
+            before_us: Instant::ZERO,
+            early_ns: 0,
+            our_last: Instant::ZERO,
+            given: None,
+            given_before: 0,
+            taken: vec![0; setup.senders],
+            left: false,
             outbox: VecDeque::new(),
             counters: LinkCounters::default(),
         }
@@ -128,14 +148,16 @@ impl Link {
         self.wants = false;
     }
 
-    /// Whether the token is here, free, and valid until `until`; asks for support if it is not
-    /// valid for long.
-    pub(crate) fn is_ready(&mut self, now: Instant, until: Instant) -> bool {
+    /// Whether the token is here, free, and valid until `until`, and the line is done with what the
+    /// holder before has sent; asks for support if it is not valid for long.
+    /// `early_ns`: what passes between this and the first bit.
+    pub(crate) fn is_ready(&mut self, now: Instant, until: Instant, early_ns: u64) -> bool {
+        self.early_ns = early_ns;
         if self.token.as_ref().is_none_or(|token| token.busy) {
             return false;
         }
         self.keep_lease(now);
-        self.lease.valid_until(self.epoch) >= until
+        self.lease.valid_until(self.epoch) >= until && now >= self.line_due()
     }
 
     /// The token is in use: it stays until [`Link::release`].
@@ -146,9 +168,10 @@ impl Link {
     }
 
     /// The token is free again: it goes to the next in line, or stays. `more`: there is more to
-    /// send. Returns whether the token stayed.
-    pub(crate) fn release(&mut self, now: Instant, more: bool) -> bool {
+    /// send. `last`: when the last bit of what was sent leaves. Returns whether the token stayed.
+    pub(crate) fn release(&mut self, now: Instant, more: bool, last: Instant) -> bool {
         self.wants = more;
+        self.our_last = last;
         let Some(token) = &mut self.token else { return false };
         token.busy = false;
         if self.pass_on(now) {
@@ -190,9 +213,15 @@ impl Link {
         }
     }
 
-    /// When the token came, if it was away before; told once.
+    /// When the token came and the line was due, if it was away before; told once.
     pub(crate) fn granted_at(&mut self) -> Option<Instant> {
-        self.granted.take()
+        let due = self.line_due();
+        self.granted.take().map(|granted| granted.max(due))
+    }
+
+    /// When a message may be let through that follows those of the holder before.
+    const fn line_due(&self) -> Instant {
+        Instant::from_nanos(self.before_us.as_nanos().saturating_sub(self.early_ns))
     }
 
     /// Whether others wait for the token, as far as is known here.
@@ -223,24 +252,48 @@ impl Link {
         self.counters
     }
 
-    /// Gives the token away if it is here and free: this sender goes.
+    /// This sender goes: all others hear of it, and a token that is here goes to who waits for it, or
+    /// back to the witness, which is the one that stays.
     pub(crate) fn leave(&mut self, now: Instant) {
         self.wants = false;
+        self.live = self.live.without(self.setup.me);
+        let epoch = self.epoch;
         if let Some(token) = &mut self.token {
             token.busy = false;
-            if token.queue.is_empty() && self.waiting.is_empty() {
-                let others = self.live.without(self.setup.me);
-                if let Some(other) = others.iter().find(|party| *party != Party::WITNESS) {
-                    self.waiting.push_back(other);
-                }
+            if !self.pass_on(now) {
+                self.waiting.push_back(Party::WITNESS);
+                self.pass_on(now);
             }
-            self.pass_on(now);
+        } else {
+            // Whose words have come this far is not forgotten with us.
+            let waiting: Vec<Party> = self.waiting.drain(..).collect();
+            for requesters in waiting.chunks(REQUESTERS) {
+                let requesters = requesters.to_vec();
+                self.broadcast(&Body::UniReqLink { epoch, requesters }, None);
+            }
         }
+        for party in self.all.without(self.setup.me).with(Party::WITNESS).iter() {
+            let taken = self.taken.get(usize::from(party.0)).copied().unwrap_or(0);
+            self.send(party, Body::Leave { epoch, taken });
+        }
+        self.left = true;
     }
 
     // ---- what others say ----
 
-    pub(crate) fn handle(&mut self, now: Instant, from: Party, clock: u64, body: Body) {
+    /// A message of another party, which its clock showed `clock` at, and which took `trip_ns` or
+    /// more.
+    pub(crate) fn handle(
+        &mut self,
+        now: Instant,
+        from: Party,
+        clock: u64,
+        trip_ns: u64,
+        body: Body,
+    ) {
+        if self.left {
+            return;
+        }
         self.lease.on_clock(now, from, clock);
         match body {
             Body::UniReqLink { epoch, requesters } => {
@@ -255,7 +308,14 @@ impl Link {
                 self.on_request(requester, from, false);
                 self.grant_if_free(now);
             }
-            Body::GrantLink(grant) => self.on_grant(now, grant),
+            Body::GrantLink(grant) => {
+                let last = clock.saturating_add(u64::from(grant.line_busy_ns));
+                let theirs = self.lease.clock_of(now, from).unwrap_or(clock) + trip_ns;
+                if let Some(taken) = self.taken.get_mut(usize::from(from.0)) {
+                    *taken = grant.number;
+                }
+                self.on_grant(now, grant, now.plus_nanos(last.saturating_sub(theirs)));
+            }
             Body::OwnLinkHint { epoch, holder, live } => {
                 self.learn_epoch(now, epoch, Some(holder), Some(live));
             }
@@ -267,6 +327,7 @@ impl Link {
                 }
             }
             Body::GiveUp { epoch } => self.on_give_up(now, epoch),
+            Body::Leave { epoch, taken } => self.on_leave(now, from, epoch, taken),
             // These are for the witness alone.
             Body::RecoverLink { .. } | Body::NeedBuffers { .. } => {}
         }
@@ -274,6 +335,8 @@ impl Link {
 
     /// A peer does not answer any more, or has lost what it knew.
     pub(crate) fn on_lost(&mut self, now: Instant, party: Party, restarted: bool) {
+        // Another life of it does not know what this one has taken.
+        self.given.take_if(|(to, _)| *to == party);
         self.waiting.retain(|other| *other != party);
         if let Some(token) = &mut self.token {
             token.queue.retain(|other| *other != party);
@@ -308,7 +371,9 @@ impl Link {
     pub(crate) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let retry = self.request.map(|request| self.retry_at(request));
         let lease = self.needs_lease().then(|| self.lease.next_look(now, self.epoch));
-        [retry, lease].into_iter().flatten().min()
+        let due = self.line_due();
+        let line = (self.wants && self.holds() && due > now).then_some(due);
+        [retry, lease, line].into_iter().flatten().min()
     }
 
     pub(crate) fn poll_send(&mut self) -> Option<(Party, Body)> {
@@ -406,17 +471,22 @@ impl Link {
             self.request = Some(Request { sent: now, tries: 0 });
         }
         self.suspected = Some(next);
+        let last = self.our_last.max(self.before_us);
         let rest = token.queue.split_off(token.queue.len().min(QUEUE_IN_GRANT));
+        self.given_before += 1;
         let grant = Grant {
             epoch: self.epoch,
+            number: self.given_before,
             evidence: self.lease.evidence_for(next, self.epoch),
             asked_us: self.lease.asked_us(now),
             live,
             buffers: token.buffers,
             consumed: token.consumed,
             quantum: token.quantum,
+            line_busy_ns: u32::try_from(last.nanos_since(now)).unwrap_or(u32::MAX),
             queue: token.queue.into(),
         };
+        self.given = Some((next, grant.clone()));
         self.send(next, Body::GrantLink(grant));
         let rest: Vec<Party> = rest.into();
         for requesters in rest.chunks(REQUESTERS) {
@@ -435,13 +505,17 @@ impl Link {
         }
     }
 
-    fn on_grant(&mut self, now: Instant, grant: Grant) {
+    /// The token comes from one whose last bit leaves at `last`.
+    fn on_grant(&mut self, now: Instant, grant: Grant, last: Instant) {
         if grant.epoch < self.epoch || grant.epoch <= self.given_up || self.token.is_some() {
             return;
         }
         self.counters.grants += 1;
+        self.given = None;
+        self.before_us = last;
+        // Within an epoch senders leave, and none comes.
+        self.live = if grant.epoch == self.epoch { self.live.and(grant.live) } else { grant.live };
         self.epoch = grant.epoch;
-        self.live = grant.live;
         self.suspected = None;
         self.request = None;
         if grant.evidence > 0 {
@@ -483,7 +557,7 @@ impl Link {
             self.suspected = None;
         }
         if let Some(live) = live {
-            self.live = live;
+            self.live = if newer { live } else { self.live.and(live) };
         }
         if let Some(holder) = holder
             && self.token.is_none()
@@ -493,6 +567,34 @@ impl Link {
         }
         if newer && self.wants && self.token.is_none() {
             self.request_token(now, 0);
+        }
+    }
+
+    /// A sender has gone, in good order: its support is not needed any more, but the witness's is,
+    /// which makes no new token without knowing that.
+    fn on_leave(&mut self, now: Instant, party: Party, epoch: Epoch, taken: u32) {
+        self.waiting.retain(|other| *other != party);
+        if let Some(token) = &mut self.token {
+            token.queue.retain(|other| *other != party);
+        }
+        if epoch == self.epoch && self.live.contains(party) {
+            self.live = self.live.without(party);
+            self.lease.forget_round();
+        }
+        if let Some((_, grant)) =
+            self.given.take_if(|(to, grant)| *to == party && grant.number != taken)
+        {
+            // It came too late for the one who was to have it, and who takes nothing any more.
+            self.on_grant(now, Grant { evidence: 0, ..grant }, self.our_last);
+        }
+        if self.suspected == Some(party) {
+            self.suspected = None;
+            if let Some(request) = self.request {
+                self.request_token(now, request.tries);
+            }
+        }
+        if self.needs_lease() {
+            self.keep_lease(now);
         }
     }
 

@@ -44,6 +44,12 @@ impl Parties {
         self
     }
 
+    /// Those of both.
+    #[must_use]
+    pub(crate) const fn and(self, other: Self) -> Self {
+        Self([self.0[0] & other.0[0], self.0[1] & other.0[1]])
+    }
+
     pub(crate) const fn is_empty(self) -> bool {
         self.0[0] == 0 && self.0[1] == 0
     }

@@ -9,7 +9,7 @@ use crate::control::MAX_MESSAGE;
 
 /// Next holders that one grant carries; those behind them follow in `UNI_REQ_LINK` messages to the
 /// same node.
-pub(crate) const QUEUE_IN_GRANT: usize = 28;
+pub(crate) const QUEUE_IN_GRANT: usize = 20;
 /// Requesters that one `UNI_REQ_LINK` carries.
 pub(crate) const REQUESTERS: usize = 64;
 
@@ -29,6 +29,8 @@ impl Epoch {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) struct Grant {
     pub(crate) epoch: Epoch,
+    /// Which of its granter's it is, from 1.
+    pub(crate) number: u32,
     /// On the receiver's clock, in ns: all supporters still stood by this epoch then, or later.
     /// 0: that is not known.
     pub(crate) evidence: u64,
@@ -41,6 +43,8 @@ pub(crate) struct Grant {
     pub(crate) consumed: u32,
     /// Bytes that each holder sends while others wait.
     pub(crate) quantum: u32,
+    /// Nanoseconds from this message's clock until the last bit of its sender leaves.
+    pub(crate) line_busy_ns: u32,
     /// Who is next, in order.
     pub(crate) queue: Vec<Party>,
 }
@@ -65,6 +69,9 @@ pub(crate) enum Body {
     RecoverLink { epoch: Epoch, suspect: Option<Party>, gave_up: bool },
     /// From the witness: give up all epochs up to this one; tokens of my former lives are void.
     GiveUp { epoch: Epoch },
+    /// I go: I stand by nothing any more, take nothing, and want nothing until I say so in another
+    /// life. `taken`: the number of your last grant that has reached me, 0 for none.
+    Leave { epoch: Epoch, taken: u32 },
     /// To the receiver: all buffers are used; so many messages were sent.
     NeedBuffers { consumed: u32 },
     /// From the receiver: there are buffers for messages up to this number.
@@ -99,12 +106,14 @@ mod tests {
     fn the_longest_messages_fit_a_control_message() {
         let grant = Grant {
             epoch: Epoch(u64::MAX),
+            number: u32::MAX,
             evidence: u64::MAX,
             asked_us: u32::MAX,
             live: Parties::first(127),
             buffers: u32::MAX,
             consumed: u32::MAX,
             quantum: u32::MAX,
+            line_busy_ns: u32::MAX,
             queue: vec![Party(9); QUEUE_IN_GRANT],
         };
         let requesters = vec![Party(9); REQUESTERS];

@@ -9,7 +9,7 @@ use midplane_simhw::time::{Instant, LineRate, nanos};
 
 use super::Coordination;
 use super::config::{DEFAULT_RESERVE, Hold, Uncontrolled};
-use super::lead::LeadEstimator;
+use super::lead::{Lead, LeadEstimator};
 use crate::context::Context;
 use crate::extension::TimeoutId;
 use crate::timeout::Service;
@@ -23,7 +23,7 @@ const HANDOVERS_PER_HOLD: u64 = 48;
 const ROTATION_NS: u64 = 200_000_000;
 
 /// Bytes of a grant with a few in line. What answers it has none: the way there takes longer.
-const GRANT_BYTES: usize = 70;
+pub(super) const GRANT_BYTES: usize = 78;
 
 /// Where a route is in its round.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -210,7 +210,7 @@ impl Coordination {
             _ => place.user = None,
         }
         state.want(now);
-        if !state.is_ready(now, until) {
+        if !state.is_ready(now, until, self.routes[at].start_latency_ns) {
             return false;
         }
         // A start that had to wait for something else tells nothing of hand-overs.
@@ -310,16 +310,26 @@ impl Coordination {
         if due <= now {
             // A timer that is late delays the hand-over as a long way does.
             let late = self.routes[at].alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
-            self.give_back(nic, at, more, late);
+            self.give_back(nic, at, more, late, due + early);
         } else {
             self.routes[at].alarm = Some(due);
             nic.set_timeout_at(Route::timeout(at), Service::Exact, due);
         }
     }
 
-    /// Gives the tokens back, and begins anew if there is more to send.
-    fn give_back(&mut self, nic: &mut Context<'_>, at: usize, more: bool, late_ns: u64) {
+    /// Gives the tokens back, and begins anew if there is more to send. `ends`: when the last bit
+    /// leaves.
+    fn give_back(
+        &mut self,
+        nic: &mut Context<'_>,
+        at: usize,
+        more: bool,
+        late_ns: u64,
+        ends: Instant,
+    ) {
         let now = nic.now();
+        // Where the lead is steered, who is next waits for the line. A fixed one is what it is.
+        let last = if self.config.lead == Lead::Steered { ends } else { now };
         nic.cancel_timeout(Route::timeout(at));
         self.routes[at].state = State::Idle;
         for link in self.routes[at].links.clone().into_iter().rev() {
@@ -329,7 +339,7 @@ impl Coordination {
             let before = state.next_in_line();
             // Links are asked for in order: a token that waits for one before it is in the way.
             let asks = more && self.routes[at].links.first() == Some(&link);
-            if !state.release(now, asks)
+            if !state.release(now, asks, last)
                 && let Some(next) = before.and_then(|party| place.node(party))
                 && let Some(trip) = nic.round_trip(next)
             {
@@ -384,7 +394,7 @@ impl Coordination {
             let Some(state) = &mut place.link else { continue };
             if place.user == Some(at) {
                 place.user = None;
-                state.release(now, false);
+                state.release(now, false, now);
             } else if place.user.is_none() {
                 state.want_no_more();
             }

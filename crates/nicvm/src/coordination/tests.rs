@@ -50,6 +50,8 @@ struct Node {
     wanted: u32,
     turns: u32,
     waiting_since: Option<u64>,
+    /// The life of each node that it last heard of.
+    heard: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -89,6 +91,7 @@ impl Net {
                 wanted: 0,
                 turns: 0,
                 waiting_since: None,
+                heard: vec![1; senders + 1],
             }
         });
         let nodes: Vec<Node> = nodes.collect();
@@ -140,6 +143,16 @@ impl Net {
         node.role = Role::Down;
         node.sending = None;
         node.waiting_since = None;
+    }
+
+    /// Stops in good order.
+    fn leave(&mut self, at: usize) {
+        let now = self.nodes[at].clock.at(self.t);
+        if let Role::Sender(link) = &mut self.nodes[at].role {
+            link.leave(now);
+            self.collect();
+        }
+        self.crash(at);
     }
 
     fn restart(&mut self, at: usize) {
@@ -227,10 +240,14 @@ impl Net {
     }
 
     fn handle(&mut self, from: usize, to: usize, message: InFlight) {
+        let life = std::mem::replace(&mut self.nodes[to].heard[from], message.lives.0);
+        if life < message.lives.0 {
+            self.lose(to, from, true);
+        }
         let party = self.nodes[from].party;
         let now = self.nodes[to].clock.at(self.t);
         match &mut self.nodes[to].role {
-            Role::Sender(link) => link.handle(now, party, message.clock, message.body),
+            Role::Sender(link) => link.handle(now, party, message.clock, 5_000, message.body),
             Role::Witness(witness) => witness.handle(now, party, message.body),
             Role::Down => {}
         }
@@ -277,14 +294,14 @@ impl Net {
                 node.turns += 1;
                 node.wanted -= 1;
                 node.waiting_since = (node.wanted > 0).then_some(t);
-                link.release(now, node.wanted > 0);
+                link.release(now, node.wanted > 0, now);
             }
             return;
         }
         if node.wanted > 0 {
             node.waiting_since.get_or_insert(t);
             link.want(now);
-            if link.is_ready(now, now.plus_nanos(HOLD_NS * 2)) {
+            if link.is_ready(now, now.plus_nanos(HOLD_NS * 2), 0) {
                 link.start();
                 node.sending = Some(t + HOLD_NS);
             }
@@ -384,6 +401,47 @@ fn a_crashed_holder_is_survived_within_two_leases_and_its_detection() {
 }
 
 #[test]
+fn senders_that_leave_cost_the_others_no_lease() {
+    for seed in 0..50 {
+        let mut net = Net::new(seed, 5, true);
+        for node in &mut net.nodes[..5] {
+            node.wanted = 1_000_000;
+        }
+        net.run_for(2 * LEASE_NS);
+        for leaver in [3, 1, 4, 0] {
+            net.leave(leaver);
+            let before = net.nodes[2].turns;
+            net.run_for(LEASE_NS / 2);
+            assert!(net.nodes[2].turns > before, "seed {seed}: stalled after {leaver}");
+            net.run_for(LEASE_NS / 10 * (seed % 8));
+        }
+    }
+}
+
+#[test]
+fn a_token_that_nobody_waits_for_goes_back_to_the_witness() {
+    let mut net = Net::new(9, 3, true);
+    net.leave(0);
+    net.run_for(LEASE_NS / 4);
+    net.nodes[1].wanted = 1;
+    net.run_for(LEASE_NS / 2);
+    assert_eq!(net.nodes[1].turns, 1);
+}
+
+#[test]
+fn who_has_left_comes_back_in_another_life() {
+    let mut net = Net::new(5, 3, true);
+    for node in &mut net.nodes[..3] {
+        node.wanted = 1_000_000;
+    }
+    net.run_for(LEASE_NS);
+    net.leave(1);
+    net.run_for(LEASE_NS);
+    net.restart(1);
+    net.all_get_a_turn(20);
+}
+
+#[test]
 fn a_holder_that_is_cut_off_stops_before_another_starts() {
     let mut net = Net::new(4, 2, true);
     net.nodes[0].wanted = 1_000_000;
@@ -418,7 +476,7 @@ impl Net {
         let any = rng.below(self.nodes.len() as u64) as usize;
         let holder = self.holder().unwrap_or(any);
         let witness = self.senders();
-        match rng.below(12) {
+        match rng.below(14) {
             0 => self.crash(any),
             1 => self.crash(holder),
             2 => self.restart(any),
@@ -438,6 +496,8 @@ impl Net {
                     self.cuts.remove(cut);
                 }
             }
+            11 => self.leave(any),
+            12 => self.leave(holder),
             _ => self.slowest_ns = rng.between(10_000, 5_000_000),
         }
     }
@@ -483,7 +543,7 @@ fn lone_link(quiet_until: u64) -> Link {
 
 fn supports(link: &mut Link, at: u64, epoch: Epoch) -> bool {
     let now = Instant::from_nanos(at);
-    link.handle(now, Party(0), at, Body::AskSupport { epoch, round: 1 });
+    link.handle(now, Party(0), at, 0, Body::AskSupport { epoch, round: 1 });
     let said: Vec<_> = std::iter::from_fn(|| link.poll_send()).collect();
     said.contains(&(Party(0), Body::Support { epoch, round: 1 }))
 }

@@ -74,6 +74,11 @@ impl Witness {
             }
             Body::GrantLink(grant) => self.on_return(now, from, grant),
             Body::AskSupport { epoch, round } => self.on_ask(now, from, epoch, round),
+            // In another life it comes back as one that was left out does.
+            Body::Leave { .. } => {
+                self.live = self.live.without(from);
+                self.exclude(now, from);
+            }
             Body::UniReqLink { requesters, .. } => {
                 for requester in requesters {
                     self.on_request(now, requester);
@@ -226,12 +231,14 @@ impl Witness {
         self.holder = Some(to);
         let grant = Grant {
             epoch: self.epoch,
+            number: 0,
             evidence: 0,
             asked_us: u32::MAX,
             live: self.live,
             buffers: 0,
             consumed: 0,
             quantum: 0,
+            line_busy_ns: 0,
             queue,
         };
         self.outbox.push_back((to, Body::GrantLink(grant)));
