@@ -283,10 +283,7 @@ impl Coordination {
         if let Some(witness) = &mut place.witness {
             witness.handle(now, party, message.body);
         } else if let Some(link) = &mut place.link {
-            // What answers a grant is shorter: the way here takes more than half of both.
-            let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
-            let trip = nic.round_trip(from);
-            let trip_ns = trip.map_or(0, |trip| (nanos(trip.least) + longer) / 2);
+            let trip_ns = grant_nanos(nic, &place.config.senders);
             link.handle(now, party, message.clock, trip_ns, message.body);
         }
     }
@@ -350,6 +347,16 @@ impl Coordination {
         }
         self.flush(nic);
     }
+}
+
+/// What a grant takes from one of `senders` to this one, as far as is known, and rather too little:
+/// a round trip that was seen once or twice may have waited for much else, but not all of them.
+fn grant_nanos(nic: &Context<'_>, senders: &[NodeId]) -> u64 {
+    let trips = senders.iter().filter_map(|sender| nic.round_trip(*sender));
+    let least = trips.map(|trip| nanos(trip.least)).min();
+    // What answers a grant is shorter: the way here takes more than half of both.
+    let longer = nic.frame_nanos(GRANT_BYTES).saturating_sub(nic.frame_nanos(0));
+    least.map_or(0, |least| (least + longer) / 2)
 }
 
 /// Sends a control message about a link.
