@@ -76,6 +76,8 @@ pub(crate) struct Link {
     suspected: Option<Party>,
     /// Others that want the token, as far as this sender was told, in order.
     waiting: VecDeque<Party>,
+    /// Those whom another has named, in its order: they follow the next grant's.
+    named: VecDeque<Party>,
     request: Option<Request>,
     /// Epochs up to this one are supported no more.
     given_up: Epoch,
@@ -114,6 +116,7 @@ impl Link {
             token: first.then_some(token),
             suspected: setup.genesis.then_some(Party(0)),
             waiting: VecDeque::new(),
+            named: VecDeque::new(),
             request: None,
             given_up: Epoch::default(),
             lease: Lease::new(setup.lease_ns),
@@ -266,7 +269,7 @@ impl Link {
             }
         } else {
             // Whose words have come this far is not forgotten with us.
-            let waiting: Vec<Party> = self.waiting.drain(..).collect();
+            let waiting: Vec<Party> = self.named.drain(..).chain(self.waiting.drain(..)).collect();
             for requesters in waiting.chunks(REQUESTERS) {
                 let requesters = requesters.to_vec();
                 self.broadcast(&Body::UniReqLink { epoch, requesters }, None);
@@ -299,7 +302,11 @@ impl Link {
             Body::UniReqLink { epoch, requesters } => {
                 self.learn_epoch(now, epoch, None, None);
                 for requester in requesters {
-                    self.on_request(requester, from, true);
+                    if self.token.is_none() && requester != from {
+                        self.on_named(requester);
+                    } else {
+                        self.on_request(requester, from, true);
+                    }
                 }
                 self.grant_if_free(now);
             }
@@ -337,10 +344,7 @@ impl Link {
     pub(crate) fn on_lost(&mut self, now: Instant, party: Party, restarted: bool) {
         // Another life of it does not know what this one has taken.
         self.given.take_if(|(to, _)| *to == party);
-        self.waiting.retain(|other| *other != party);
-        if let Some(token) = &mut self.token {
-            token.queue.retain(|other| *other != party);
-        }
+        self.forget_request(party);
         let concerns = if restarted {
             self.request.is_some() && self.suspected == Some(party)
         } else {
@@ -441,6 +445,21 @@ impl Link {
         }
     }
 
+    fn forget_request(&mut self, party: Party) {
+        self.waiting.retain(|other| *other != party);
+        self.named.retain(|other| *other != party);
+        if let Some(token) = &mut self.token {
+            token.queue.retain(|other| *other != party);
+        }
+    }
+
+    /// Another names one that waits: whoever gets the token has it from there.
+    fn on_named(&mut self, requester: Party) {
+        if requester != self.setup.me && !self.named.contains(&requester) {
+            self.named.push_back(requester);
+        }
+    }
+
     fn grant_if_free(&mut self, now: Instant) {
         if self.token.as_ref().is_some_and(|token| !token.busy) {
             self.pass_on(now);
@@ -473,6 +492,12 @@ impl Link {
         self.suspected = Some(next);
         let last = self.our_last.max(self.before_us);
         let rest = token.queue.split_off(token.queue.len().min(QUEUE_IN_GRANT));
+        // Those behind come first: who does not want the token passes it on at once.
+        let rest: Vec<Party> = rest.into();
+        for requesters in rest.chunks(REQUESTERS) {
+            let requesters = requesters.to_vec();
+            self.send(next, Body::UniReqLink { epoch: self.epoch, requesters });
+        }
         self.given_before += 1;
         let grant = Grant {
             epoch: self.epoch,
@@ -488,11 +513,6 @@ impl Link {
         };
         self.given = Some((next, grant.clone()));
         self.send(next, Body::GrantLink(grant));
-        let rest: Vec<Party> = rest.into();
-        for requesters in rest.chunks(REQUESTERS) {
-            let requesters = requesters.to_vec();
-            self.send(next, Body::UniReqLink { epoch: self.epoch, requesters });
-        }
         true
     }
 
@@ -523,8 +543,14 @@ impl Link {
             self.lease.learn(grant.epoch, Instant::from_nanos(grant.evidence).min(now));
         }
         self.lease.learn_asked(now, grant.asked_us);
+        let mut queue: VecDeque<Party> = grant.queue.into();
+        for party in self.named.drain(..) {
+            if !queue.contains(&party) {
+                queue.push_back(party);
+            }
+        }
         let token = Token {
-            queue: grant.queue.into(),
+            queue,
             buffers: grant.buffers,
             consumed: grant.consumed,
             quantum: grant.quantum,
@@ -573,10 +599,7 @@ impl Link {
     /// A sender has gone, in good order: its support is not needed any more, but the witness's is,
     /// which makes no new token without knowing that.
     fn on_leave(&mut self, now: Instant, party: Party, epoch: Epoch, taken: u32) {
-        self.waiting.retain(|other| *other != party);
-        if let Some(token) = &mut self.token {
-            token.queue.retain(|other| *other != party);
-        }
+        self.forget_request(party);
         if epoch == self.epoch && self.live.contains(party) {
             self.live = self.live.without(party);
             self.lease.forget_round();

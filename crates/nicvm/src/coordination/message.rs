@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::member::{Parties, Party};
 use crate::control::MAX_MESSAGE;
 
-/// Next holders that one grant carries; those behind them follow in `UNI_REQ_LINK` messages to the
-/// same node.
+/// Next holders that one grant carries; those behind them precede it in `UNI_REQ_LINK` messages to
+/// the same node.
 pub(crate) const QUEUE_IN_GRANT: usize = 20;
 /// Requesters that one `UNI_REQ_LINK` carries.
 pub(crate) const REQUESTERS: usize = 64;
