@@ -85,6 +85,7 @@ conformance! {
         a_port_dropped_with_buffers_harms_nobody,
         a_port_inherits_no_buffers,
         a_message_finds_a_well_known_port,
+        a_message_to_everybody_arrives_once_at_each_other_node,
         a_buffer_that_may_not_be_written_gets_nothing,
         a_region_sent_again_is_read_again,
         a_region_may_go_once_it_was_read,

@@ -418,12 +418,6 @@ impl Context<'_> {
         self.lent.transmit.backlog(destination, self.hw.mtu(), limit)
     }
 
-    /// Bytes of all frames of all extensions that wait to leave to `destination`, headers included.
-    #[must_use]
-    pub fn queued_bytes(&self, destination: NodeId) -> u64 {
-        self.lent.transmit.queued_bytes(destination, self.hw.mtu())
-    }
-
     /// Ends all that this extension has waiting to leave to `destination` with `status`, unsent;
     /// all that waits for the gate as well, if it steers that.
     pub fn give_up(&mut self, destination: NodeId, status: Status) {

@@ -49,6 +49,13 @@ id!(
     DmaId(u32)
 );
 
+impl NodeId {
+    /// As a destination: every other node of the fabric, each once. A shared medium carries such a
+    /// frame once, and a switch copies it; where neither does, the sender's NIC sends a copy to each.
+    /// Who receives a copy finds itself in its header.
+    pub const EVERYBODY: Self = Self(u16::MAX);
+}
+
 /// Which life of a NIC: a NIC that restarts has another incarnation than before.
 ///
 /// Numbers of one node only grow, with wrap-around: of two, the newer is the one ahead by less

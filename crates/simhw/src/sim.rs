@@ -5,6 +5,7 @@
 //! the same run, to the last bit of [`World::digest`].
 
 mod ailments;
+mod broadcast;
 mod clock;
 mod event_queue;
 mod executor;

@@ -99,7 +99,8 @@ impl Topology {
     pub fn add_host_on(&mut self, medium: MediumId) -> NodeId {
         assert!(usize::from(medium.0) < self.media.len(), "no medium {}", medium.0);
         let MediumProfile { rate, propagation, framing, .. } = self.media[usize::from(medium.0)];
-        self.join(End::Medium(medium), LinkProfile { rate, propagation, framing })
+        let link = LinkProfile { rate, propagation, framing };
+        self.join(End::Medium(medium), link, link)
     }
 
     /// Adds a switch.
@@ -117,13 +118,28 @@ impl Topology {
     /// If there is no such switch, or with more than 65,535 hosts.
     pub fn add_host(&mut self, switch: SwitchId, link: LinkProfile) -> NodeId {
         assert!(usize::from(switch.0) < self.switches.len(), "no switch {}", switch.0);
-        self.join(End::Switch(switch), link)
+        self.join(End::Switch(switch), link, link)
     }
 
-    fn join(&mut self, to: End, link: LinkProfile) -> NodeId {
+    /// Adds a host on `switch` whose way up is another link than its way down; both frame alike.
+    ///
+    /// # Panics
+    /// If there is no such switch, with more than 65,535 hosts, or if the framings differ.
+    pub fn add_lopsided_host(
+        &mut self,
+        switch: SwitchId,
+        up: LinkProfile,
+        down: LinkProfile,
+    ) -> NodeId {
+        assert!(usize::from(switch.0) < self.switches.len(), "no switch {}", switch.0);
+        assert!(up.framing == down.framing, "a switch passes pieces on as they come");
+        self.join(End::Switch(switch), up, down)
+    }
+
+    fn join(&mut self, to: End, up: LinkProfile, down: LinkProfile) -> NodeId {
         let node = NodeId(u16::try_from(self.hosts.len()).expect("at most 65,535 hosts"));
-        let up = self.add_link(End::Nic(node), to, link);
-        let down = self.add_link(to, End::Nic(node), link);
+        let up = self.add_link(End::Nic(node), to, up);
+        let down = self.add_link(to, End::Nic(node), down);
         self.hosts.push((up, down));
         node
     }

@@ -418,6 +418,36 @@ pub(crate) async fn a_message_finds_a_well_known_port<H: Host>(site: Site<H>) {
     }
 }
 
+pub(crate) async fn a_message_to_everybody_arrives_once_at_each_other_node<H: Host>(
+    site: Site<H>,
+) {
+    const SERVICE: PortId = PortId(WELL_KNOWN.start);
+    // One of a frame, one of several.
+    let (short, long) = (pattern(1, 100), pattern(2, 5_000));
+    let mut port = site.host.open_port_with(PortOptions::default().number(SERVICE)).unwrap();
+    let buffers = lend(&mut port, 3, 5_000, receive).await;
+    site.meet().await;
+    if site.is(CENTRE.0) {
+        for bytes in [&short, &long] {
+            let region = filled(&mut port, bytes);
+            succeed(&mut port, &send(NodeId::EVERYBODY, SERVICE, region.whole(), 7)).await;
+        }
+        // ... and not at oneself.
+        site.host.sleep_until(site.host.now() + Duration::from_millis(20)).await;
+        assert!(port.poll().is_none());
+    } else {
+        for bytes in [short, long] {
+            let completion = next(&mut port).await;
+            assert_eq!((completion.status, completion.node), (Status::Done, CENTRE));
+            let buffer = &buffers[usize::try_from(completion.cookie).unwrap()];
+            assert_eq!(contents(buffer, completion.length), bytes);
+        }
+        site.host.sleep_until(site.host.now() + Duration::from_millis(20)).await;
+        assert!(port.poll().is_none());
+    }
+    site.meet().await;
+}
+
 pub(crate) async fn a_buffer_that_may_not_be_written_gets_nothing<H: Host>(site: Site<H>) {
     let (mut from, mut to) = (open(&site.host), open(&site.host));
     let options = RegionOptions::default().rights(Rights::LOCAL_READ);

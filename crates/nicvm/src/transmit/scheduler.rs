@@ -195,12 +195,6 @@ impl Transmit {
         lanes.map(|queue| queue.waiting.len()).sum()
     }
 
-    /// Bytes of all frames that wait to leave to `destination`, headers included.
-    pub(crate) fn queued_bytes(&self, destination: NodeId, mtu: usize) -> u64 {
-        let lanes = self.lanes.to(destination, false).chain(self.lanes.to(destination, true));
-        lanes.flat_map(|queue| &queue.waiting).map(|outgoing| outgoing.cost(mtu as u32)).sum()
-    }
-
     /// Takes out all that `which` names; it ends with `status`.
     pub(crate) fn withdraw(
         &mut self,

@@ -360,6 +360,16 @@ impl Hardware for Nic {
     ) -> Result<Instant, TransmitRefused> {
         if header.destination == self.node {
             self.stage_looped(header, source)?;
+        } else if header.destination == NodeId::EVERYBODY {
+            let me = self.node;
+            let nodes = (0..self.peers.len() as u16).map(NodeId);
+            for destination in nodes.filter(|node| *node != me) {
+                match self.stage(&Header { destination, ..*header }, source) {
+                    // Who has no room for a copy misses it: the others have theirs already.
+                    Ok(()) | Err(TransmitRefused::Busy { .. }) => {}
+                    Err(refused) => return Err(refused),
+                }
+            }
         } else {
             self.stage(header, source)?;
         }

@@ -56,7 +56,7 @@ pub(super) struct Network {
     pub(super) uplinks: Vec<Uplink>,
     wires: Vec<Wire>,
     pub(super) shared: SharedMedia,
-    routes: Vec<Vec<Option<LinkId>>>,
+    pub(super) routes: Vec<Vec<Option<LinkId>>>,
     pub(super) hosts: Vec<(LinkId, LinkId)>,
     pub(super) framing: Framing,
     pub(super) rng: Rng,
@@ -272,6 +272,10 @@ impl Network {
         }
         match to {
             End::Nic(node) => self.on_piece_at_nic(node, key, last),
+            End::Switch(switch) if destination == NodeId::EVERYBODY => {
+                self.copy_at_switch(queue, now, switch, key);
+                Arrival::Nothing
+            }
             End::Switch(switch) => {
                 match self.way_out(switch, destination, key) {
                     Some(out) => self.enqueue(queue, now, out, key, index, last),
@@ -376,7 +380,7 @@ impl Network {
         true
     }
 
-    fn enqueue(
+    pub(super) fn enqueue(
         &mut self,
         queue: &mut EventQueue,
         now: Instant,

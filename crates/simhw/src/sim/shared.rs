@@ -48,6 +48,11 @@ impl SharedMedia {
         Self { media: topology.media.iter().enumerate().map(cable).collect(), stations }
     }
 
+    /// Whether the node is on that one.
+    pub(super) fn is_on(&self, node: NodeId, medium: MediumId) -> bool {
+        self.stations[node.index()].is_some_and(|(of, _)| of == medium)
+    }
+
     /// Whether the node sends over a shared medium.
     pub(super) fn has(&self, node: NodeId) -> bool {
         self.stations[node.index()].is_some()
@@ -125,6 +130,9 @@ impl Network {
     /// A piece has crossed the medium, if its destination is there.
     fn pass(&mut self, queue: &mut EventQueue, piece: Piece, medium: MediumId, at: Instant) {
         let frame = self.frames.at(piece.frame);
+        if frame.header.destination == NodeId::EVERYBODY {
+            return self.copy_on_medium(queue, piece, medium, at);
+        }
         let (destination, delay) = (frame.header.destination.index(), frame.delay);
         let there = self.shared.stations.get(destination).copied().flatten();
         if there.is_none_or(|(of, _)| of != medium) {

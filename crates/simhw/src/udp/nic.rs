@@ -278,6 +278,43 @@ impl Nic {
         None
     }
 
+    /// Puts a frame that is not for this node itself on the line; when it leaves.
+    fn send(&mut self, header: &Header, frame: Vec<u8>) -> Instant {
+        let is_to_all = header.destination == NodeId::EVERYBODY;
+        let peer = self.peers.get(header.destination.index()).copied();
+        let Some(to) = self.via.filter(|_| is_to_all || peer.is_some()).or(peer) else {
+            self.staged.unroutable += 1;
+            return self.now;
+        };
+        let wire_bytes = self.wire_bytes(usize::from(header.length));
+        let urgent = header.is_urgent();
+        let Some(frame) = self.seal(header, frame) else {
+            // It leaves when there are keys; nobody knows when that is.
+            return self.now.plus_nanos(self.line.rate().nanos_for(u64::from(wire_bytes)));
+        };
+        if urgent {
+            self.line.put_urgent(self.now, wire_bytes, to, frame)
+        } else {
+            self.line.put(self.now, wire_bytes, to, frame)
+        }
+    }
+
+    /// A frame to everybody where nothing on the way copies it; when the last copy leaves.
+    fn send_to_each(&mut self, header: &Header, frame: &[u8]) -> Instant {
+        let mut leaves = self.now;
+        let me = self.node;
+        let nodes = (0..self.peers.len() as u16).map(NodeId);
+        for destination in nodes.filter(|node| *node != me) {
+            let header = Header { destination, ..*header };
+            let mut copy = self.line.buffer();
+            copy.clear();
+            copy.extend_from_slice(frame);
+            copy[..HEADER_BYTES].copy_from_slice(&header.emit());
+            leaves = self.send(&header, copy);
+        }
+        leaves
+    }
+
     fn transmit_looped(
         &mut self,
         header: &Header,
@@ -338,22 +375,11 @@ impl Hardware for Nic {
             return Err(TransmitRefused::Busy { until });
         }
         let frame = self.gather(header, source)?;
-        let Some(peer) = self.peers.get(header.destination.index()) else {
-            self.staged.unroutable += 1;
-            return Ok(self.now);
-        };
-        let to = self.via.unwrap_or(*peer);
-        let wire_bytes = self.wire_bytes(usize::from(header.length));
-        let urgent = header.is_urgent();
-        let Some(frame) = self.seal(header, frame) else {
-            // It leaves when there are keys; nobody knows when that is.
-            return Ok(self.now.plus_nanos(self.line.rate().nanos_for(u64::from(wire_bytes))));
-        };
-        Ok(if urgent {
-            self.line.put_urgent(self.now, wire_bytes, to, frame)
-        } else {
-            self.line.put(self.now, wire_bytes, to, frame)
-        })
+        // A switch copies what it can read.
+        if header.destination == NodeId::EVERYBODY && (self.via.is_none() || self.is_sealed()) {
+            return Ok(self.send_to_each(header, &frame));
+        }
+        Ok(self.send(header, frame))
     }
 
     fn check(&self, region: RegionRef, access: Access) -> Result<(), RegionError> {

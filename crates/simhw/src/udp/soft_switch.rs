@@ -41,6 +41,7 @@ pub struct SwitchConfig {
     bind: SocketAddr,
     peers: Vec<SocketAddr>,
     link: LinkProfile,
+    rate_in: Option<LineRate>,
     recut: Option<Framing>,
     profile: SwitchProfile,
     ingress_memory: usize,
@@ -57,6 +58,7 @@ impl SwitchConfig {
             bind,
             peers,
             link: DEFAULT_SWITCH_LINK,
+            rate_in: None,
             recut: None,
             profile: DEFAULT_SWITCH_PROFILE,
             ingress_memory: DEFAULT_INGRESS_MEMORY,
@@ -70,6 +72,15 @@ impl SwitchConfig {
     #[must_use]
     pub const fn link(mut self, link: LinkProfile) -> Self {
         self.link = link;
+        self
+    }
+
+    /// The rate at which hosts send into the switch, where it is another than the link's: with hosts
+    /// that are faster than the ports before them, senders meet at a port and not at their own NIC.
+    /// Default: the link's.
+    #[must_use]
+    pub const fn rate_in(mut self, rate: LineRate) -> Self {
+        self.rate_in = Some(rate);
         self
     }
 
@@ -124,7 +135,9 @@ impl SwitchConfig {
         let piece = Duration::from_nanos(self.link.rate.nanos_for(u64::from(full)));
         let jitter = (self.jitter.unwrap_or(piece), Rng::new(self.seed, "switch jitter"));
         let memory = self.ingress_memory.max(HEADER_BYTES + MAX_PAYLOAD);
-        Model::new(self.peers.len(), self.link, self.profile, memory, jitter).recut(self.recut)
+        Model::new(self.peers.len(), self.link, self.profile, memory, jitter)
+            .rate_in(self.rate_in)
+            .recut(self.recut)
     }
 }
 
@@ -459,7 +472,8 @@ fn check(peers: &[SocketAddr], datagram: Datagram<'_>) -> Result<Route, DropCaus
     if peer.is_none_or(|peer| plain(*peer) != datagram.from) {
         return Err(DropCause::Stranger);
     }
-    if route.destination.index() >= peers.len() {
+    let is_to_all = route.destination == NodeId::EVERYBODY;
+    if route.destination.index() >= peers.len() && !is_to_all {
         return Err(DropCause::NoRoute);
     }
     Ok(route)

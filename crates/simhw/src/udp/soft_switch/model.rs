@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use crate::drops::{DropCause, Drops};
 use crate::frame::{HEADER_BYTES, Header};
+use crate::id::NodeId;
 use crate::link::{Framing, LinkProfile};
 use crate::rng::Rng;
 use crate::switch::{Departure, Forwarding, Output, Piece, SwitchProfile};
-use crate::time::{Instant, Serializer, nanos};
+use crate::time::{Instant, LineRate, Serializer, nanos};
 
 /// What happens next. At one instant, places become free before pieces want them.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -111,6 +112,8 @@ pub(super) struct Tally {
 #[derive(Debug)]
 pub(super) struct Model {
     link: LinkProfile,
+    /// The rate of the lines in.
+    rate_in: LineRate,
     /// How frames are cut on their way out, where that is another way than they came in.
     recut: Option<Framing>,
     profile: SwitchProfile,
@@ -151,6 +154,7 @@ impl Model {
         let cells = matches!(link.framing, Framing::Cells);
         Self {
             link,
+            rate_in: link.rate,
             recut: None,
             profile,
             memory,
@@ -167,6 +171,15 @@ impl Model {
             outbound: VecDeque::new(),
             tally: Tally::default(),
         }
+    }
+
+    /// The same, with lines in of another rate than those out.
+    pub(super) fn rate_in(mut self, rate: Option<LineRate>) -> Self {
+        if let Some(rate) = rate {
+            self.rate_in = rate;
+            self.ingresses.iter_mut().for_each(|ingress| ingress.line = Serializer::new(rate));
+        }
+        self
     }
 
     /// The same, which cuts frames anew on their way out.
@@ -294,7 +307,9 @@ impl Model {
         let ends = ingress.line.send(frame.ready, bytes);
         let known = match self.profile.forwarding {
             Forwarding::CutThrough { header } if self.recut.is_none() => {
-                begins.plus_nanos(self.link.rate.nanos_for(u64::from(header.min(bytes))))
+                // Onto a slower line it may begin at once; onto a faster one it would run dry.
+                let whole = if self.rate_in < self.link.rate { bytes } else { header.min(bytes) };
+                begins.plus_nanos(self.rate_in.nanos_for(u64::from(whole)))
             }
             Forwarding::CutThrough { .. } | Forwarding::StoreAndForward => ends,
         };
@@ -326,14 +341,36 @@ impl Model {
         } else {
             waiting.piece += 1;
         }
+        let is_to_all = frame.destination == NodeId::EVERYBODY.0;
         match (frame.ends_here, self.recut) {
-            (false, None) => self.queue(now, piece),
+            (false, None) if !is_to_all => self.queue(now, piece),
             // It waits until it is whole.
             _ if !piece.last => {}
             (true, _) => self.send_back(now, slot),
+            (false, _) if is_to_all => self.copy_to_all(now, slot),
+            (false, None) => self.queue(now, piece),
             (false, Some(framing)) => self.cut_anew(now, slot, framing),
         }
         self.begin_piece(source);
+    }
+
+    /// A frame to everybody is whole: each port but its sender's gets a copy, which counts as a frame.
+    fn copy_to_all(&mut self, now: Instant, slot: u32) {
+        let Some(frame) = self.forget(slot) else { return };
+        let Ok((header, _)) = Header::parse(&frame.bytes) else {
+            // A sealed frame is for one node, whose key it is sealed with.
+            return self.tally.drops.add(DropCause::Malformed);
+        };
+        let framing = self.recut.unwrap_or(self.link.framing);
+        self.tally.frames -= 1;
+        for port in (0..self.egresses.len() as u16).filter(|port| *port != frame.source) {
+            let mut bytes = frame.bytes.clone();
+            let header = Header { destination: NodeId(port), ..header };
+            bytes[..HEADER_BYTES].copy_from_slice(&header.emit());
+            self.tally.frames += 1;
+            let copy = self.store(InFlight { bytes, destination: port, ..frame });
+            self.cut_anew(now, copy, framing);
+        }
     }
 
     /// A frame is whole: all its pieces on the way out stand before its output.

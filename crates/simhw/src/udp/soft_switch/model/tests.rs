@@ -224,3 +224,36 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_frame_to_everybody_leaves_by_every_other_port_and_each_copy_counts() {
+    let mut model = model(Framing::ETHERNET, SwitchProfile::new(Buffer::Bytes(4_000)));
+    let to_all = NodeId::EVERYBODY;
+    let header = Header { length: 3_000, destination: to_all, ..Header::default() };
+    let mut bytes = header.emit().to_vec();
+    bytes.resize(header.frame_bytes(), 1);
+    // The second finds no room behind the first.
+    model.offer(Instant::ZERO, frame(1, to_all.0, bytes.clone()));
+    model.offer(Instant::ZERO, frame(1, to_all.0, bytes.clone()));
+    // What is no frame can't be addressed anew.
+    model.offer(Instant::ZERO, frame(1, to_all.0, bytes[1..].to_vec()));
+    run(&mut model);
+    let mut ports: Vec<u16> = model.outbound.iter().map(|out| out.to).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    assert_eq!(ports, [0, 2, 3]);
+    for out in &model.outbound {
+        assert_eq!(Header::parse(&out.bytes).unwrap().0.destination, NodeId(out.to));
+    }
+    let Tally { frames, delivered, drops, .. } = model.tally;
+    assert_eq!((frames, delivered + drops.total()), (7, 7));
+    assert_eq!(model.in_flight(), 0);
+}
+
+#[test]
+fn a_faster_line_in_takes_less_time() {
+    let mut model = model(Framing::PLAIN, SwitchProfile::new(Buffer::Bytes(10_000)))
+        .rate_in(Some(LineRate::mbps(1_000)));
+    model.offer(Instant::ZERO, frame(0, 1, vec![7; 1_000]));
+    assert_eq!(run(&mut model).as_nanos(), 8_000 + 80_000 + 2 * 2_000);
+}
