@@ -59,6 +59,17 @@ impl Peer {
         self.life = None;
     }
 
+    /// What it complained of, if it has ended already.
+    pub(crate) fn complaint(&mut self) -> Option<String> {
+        let ended = self.process.try_wait().ok().flatten()?;
+        let mut complaint = String::new();
+        if let Some(mut pipe) = self.process.stderr.take() {
+            let _ = pipe.read_to_string(&mut complaint);
+        }
+        let line = complaint.lines().last().map(|line| line.trim_start_matches("error: ").to_owned());
+        line.or_else(|| (!ended.success()).then(|| "it was ended".to_owned()))
+    }
+
     /// What it has printed, once it has ended by itself.
     ///
     /// # Errors

@@ -1,140 +1,230 @@
 //! Linear systems by asynchronous iteration, over a network that is too small for them.
 //!
 //! ```text
-//! cargo run --release --example solver -- --plot solver.svg
-//! cargo run --release --example solver -- --control warp+csend --background 0.5 --json
+//! cargo run --release --example solver
+//! cargo run --release --example solver -- --fabric sim --control warp+csend --background 0.5 --json
 //! ```
 //!
 //! Ranks compute their unknowns with whatever they have heard of the others', and send what they
 //! computed. Without control the network fills with values that are stale when they arrive; under
-//! Warp fewer messages carry more and newer values. The figures are those of Heddaya and Park
-//! (1994), section 5.3.
+//! Warp fewer messages carry more and newer values. Run alone it starts a switch and the ranks as
+//! processes on this host. The figures are those of Heddaya and Park (1994), section 5.3.
 
 mod arguments;
+mod background;
+mod children;
+mod fabrics;
+mod failure;
+mod figures;
+mod lead;
+mod message;
 mod outbox;
+mod pace;
+mod problem;
 mod rank;
 mod run;
+mod setting;
+mod study;
+mod traces;
 
 #[path = "../common/command_line.rs"]
 mod command_line;
 #[path = "../common/plot.rs"]
 mod plot;
+#[path = "../common/processes.rs"]
+#[expect(dead_code, reason = "its processes end by themselves or with this one")]
+mod processes;
+#[path = "../common/ranks.rs"]
+mod ranks;
 #[path = "../common/report.rs"]
 mod report;
 
-use std::fmt::Write as _;
+use std::io::Read as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use midplane::simhw::launch;
+use midplane::simhw::udp::{SoftSwitch, SwitchConfig, resolve_peers};
 use midplane::warp::iterate::FixedPoint as _;
-use midplane::warp::iterate::matrix::{self, Linear};
+use midplane::warp::iterate::matrix::Linear;
 use serde::Serialize;
 
-use arguments::{Arguments, Control};
-use plot::{Line, Panel};
+use arguments::Arguments;
+use fabrics::Place;
+use failure::Failure;
+use rank::Job;
 use report::{BAD_INPUT, DID_NOT_HOLD};
-use run::{Run, Setting};
-
-/// Buffer sizes of Figure 1.
-const BUFFERS: [u16; 6] = [1, 4, 8, 16, 32, 128];
-/// The paper's system is of so many unknowns.
-const UNKNOWNS: usize = 1_000;
+use run::Run;
+use setting::{Fabric, RATE_IN, Setting};
 
 fn main() -> ExitCode {
     let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
+    match conduct(&arguments) {
+        Ok(outcome) => finish(&arguments, &outcome),
+        Err(failure) => {
+            let code = if failure.is_input() { BAD_INPUT } else { DID_NOT_HOLD };
+            report::fail(&failure.to_string(), code)
+        }
+    }
+}
+
+/// What came of it, as far as this process has anything to report.
+struct Outcome {
+    runs: Vec<Run>,
+    /// Whether this process carried out all of them.
+    alone: bool,
+}
+
+/// Does what is asked for; only rank 0 has anything to report.
+fn conduct(arguments: &Arguments) -> Result<Outcome, Failure> {
+    let input = |what: String| Err(Failure::Input(what));
     if let Some(path) = &arguments.plot
         && !path.parent().is_none_or(|folder| folder == Path::new("") || folder.is_dir())
     {
-        let what = format!("--plot {}: there is no such folder", path.display());
-        return report::fail(&what, BAD_INPUT);
+        return input(format!("--plot {}: there is no such folder", path.display()));
     }
-    let problem = match problem(&arguments) {
-        Ok(problem) => Arc::new(problem),
-        Err(what) => return report::fail(&what, BAD_INPUT),
-    };
-    let mut runs = Vec::new();
-    let settings = settings(&arguments, problem.unknowns());
+    if arguments.serve_switch {
+        serve(arguments)?;
+        return Ok(Outcome { runs: Vec::new(), alone: false });
+    }
+    let place = arguments.places.place().map_err(Failure::Input)?;
+    // The list of peers came on standard input; what follows on it is its end.
+    if arguments.child {
+        processes::end_with_parent();
+    }
+    if place.is_none() && arguments.switch.is_some() {
+        return input("--switch: say with --rank and --peers who uses it".into());
+    }
+    let problem = Arc::new(problem::read(arguments).map_err(Failure::Input)?);
+    match place {
+        Some(place) => take_part(arguments, &place, &problem),
+        None => compare(arguments, &problem),
+    }
+}
+
+/// The runs that are asked for, where the ranks have something to do.
+fn settings(arguments: &Arguments, ranks: u16, problem: &Linear) -> Result<Vec<Setting>, Failure> {
+    let unknowns = problem.unknowns();
+    if unknowns < usize::from(ranks) {
+        let what = format!("--ranks {ranks}: there are {unknowns} unknowns to deal out");
+        return Err(Failure::Input(what));
+    }
+    Ok(arguments.settings(ranks, unknowns, problem::number(problem)))
+}
+
+/// All runs that are asked for, carried out from here.
+fn compare(arguments: &Arguments, problem: &Arc<Linear>) -> Result<Outcome, Failure> {
+    let settings = settings(arguments, arguments.ranks(), problem)?;
+    let direct = problem::solve_directly(problem);
     // Drawn on a terminal only.
-    let bar = ProgressBar::new(settings.len() as u64);
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta}");
-    bar.set_style(style.expect("a constant"));
-    for setting in settings {
-        match run::simulate(&setting, &problem) {
-            Ok(run) => runs.push(run),
-            Err(what) => return report::fail(&what, DID_NOT_HOLD),
-        }
-        bar.inc(1);
+    let bar = progress(settings.len() as u64);
+    let mut runs = Vec::new();
+    for (at, setting) in settings.into_iter().enumerate() {
+        let load = setting.load.share;
+        let (control, buffer) = (run::word(&setting.control), setting.buffer);
+        bar.set_message(format!("run {}: {control} {buffer}, background {load}", at + 1));
+        bar.set_length(DIGITS_DRAWN);
+        let setting = Arc::new(setting);
+        let job = Job {
+            setting: Arc::clone(&setting),
+            problem: Arc::clone(problem),
+            wait: arguments.wait(),
+            progress: bar.clone(),
+        };
+        let outcome = match setting.fabric {
+            Fabric::Sim => fabrics::simulate(&job)?,
+            Fabric::Udp | Fabric::Switch => children::run(arguments, &job)?,
+        };
+        runs.push(Run::new(&setting, problem, direct.as_deref(), outcome));
     }
     bar.finish_and_clear();
-    finish(&arguments, &runs)
+    Ok(Outcome { runs, alone: true })
 }
 
-/// The system that is asked for, if it is one that must converge.
-fn problem(arguments: &Arguments) -> Result<Linear, String> {
-    let (name, a) = if let Some(path) = &arguments.matrix {
-        let name = format!("--matrix {}", path.display());
-        let text = std::fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;
-        let a = matrix::read(&text).map_err(|error| format!("{name}: {error}"))?;
-        (name, a)
-    } else if let Some(n) = arguments.random {
-        (format!("--random {n}"), matrix::random(n.into(), 0.9, arguments.seed))
-    } else {
-        let n = arguments.trefethen.map_or(UNKNOWNS, usize::from);
-        (format!("--trefethen {n}"), matrix::trefethen(n))
-    };
-    let problem = Linear::new(a, None).map_err(|error| format!("{name}: {error}"))?;
-    problem.check().map_err(|error| format!("{name}: {error}"))?;
-    let (unknowns, ranks) = (problem.unknowns(), usize::from(arguments.ranks));
-    if unknowns < ranks {
-        return Err(format!("--ranks {ranks}: there are {unknowns} unknowns to deal out"));
+/// Steps of the progress bar of one run.
+const DIGITS_DRAWN: u64 = 1_000;
+
+fn progress(length: u64) -> ProgressBar {
+    let bar = ProgressBar::new(length);
+    let style = ProgressStyle::with_template("{bar:30} {percent:>3} % of the digits, {msg}");
+    bar.set_style(style.expect("a constant"));
+    bar
+}
+
+/// One run, as one of its nodes.
+fn take_part(
+    arguments: &Arguments,
+    place: &launch::Place,
+    problem: &Arc<Linear>,
+) -> Result<Outcome, Failure> {
+    let input = |what: &str| Err(Failure::Input(what.into()));
+    let ranks = arguments.ranks_among(place.size()).map_err(Failure::Input)?;
+    let mut settings = settings(arguments, ranks, problem)?;
+    if settings.len() != 1 {
+        return input("--control: say which, across hosts one run is carried out");
     }
-    Ok(problem)
-}
-
-/// The runs that are asked for.
-fn settings(arguments: &Arguments, unknowns: usize) -> Vec<Setting> {
-    let all = [Control::None, Control::Static, Control::Csend, Control::Warp, Control::WarpCsend];
-    let controls = arguments.control.map_or_else(|| all.to_vec(), |control| vec![control]);
-    let buffers = arguments.buffer.map_or_else(
-        || if arguments.control.is_some() { vec![4] } else { BUFFERS.to_vec() },
-        |buffer| vec![buffer],
-    );
-    let backgrounds = arguments.background.map_or_else(
-        || if arguments.control.is_some() { vec![0.0] } else { vec![0.0, 0.5] },
-        |share| vec![share],
-    );
-    let mut settings = Vec::new();
-    for &background in &backgrounds {
-        for &control in &controls {
-            for &buffer in &buffers {
-                // Without control each update goes by itself, whatever the buffer.
-                if control == Control::None && buffer != buffers[0] {
-                    continue;
-                }
-                settings.push(Setting {
-                    fabric: arguments.fabric,
-                    medium: arguments.medium,
-                    control,
-                    buffer: if control == Control::None { 1 } else { buffer },
-                    transport: arguments.transport,
-                    ranks: arguments.ranks,
-                    unknowns,
-                    background,
-                    tolerance: arguments.tolerance,
-                    update_us: arguments.update_us,
-                    seed: arguments.seed,
-                    limit: Duration::from_secs_f64(arguments.seconds),
-                });
-            }
+    let setting = Arc::new(settings.remove(0));
+    let (rank, nodes) = (place.rank, setting.nodes());
+    if rank >= nodes {
+        let what = format!("--rank {rank}: outside the list of {nodes} peers; ranks count from 0");
+        return Err(Failure::Input(what));
+    }
+    let switch = match (arguments.fabric, &arguments.switch) {
+        (Fabric::Sim, _) => return input("--fabric sim: it is one process; start one"),
+        (Fabric::Udp, Some(_)) => return input("--switch: --fabric udp has none"),
+        (Fabric::Udp, None) => None,
+        (Fabric::Switch, None) => {
+            return input("--switch: say where it is, or use --fabric udp");
         }
-    }
-    settings
+        (Fabric::Switch, Some(at)) => {
+            let found = resolve_peers(std::slice::from_ref(at));
+            let found = found.map_err(|_| Failure::Input(format!("--switch {at}: is unknown")))?;
+            Some(found[0])
+        }
+    };
+    let peers = place.addresses(arguments.wait());
+    let peers = peers.map_err(|error| Failure::Input(format!("--peers: {error}")))?;
+    let bar = if rank == 0 { progress(DIGITS_DRAWN) } else { ProgressBar::hidden() };
+    let job = Job {
+        setting: Arc::clone(&setting),
+        problem: Arc::clone(problem),
+        wait: arguments.wait(),
+        progress: bar.clone(),
+    };
+    let outcome = runtime()?.block_on(fabrics::take_part(job, &Place { rank, peers, switch }))?;
+    bar.finish_and_clear();
+    let direct = outcome.as_ref().and_then(|_| problem::solve_directly(problem));
+    let run = outcome.map(|outcome| Run::new(&setting, problem, direct.as_deref(), outcome));
+    Ok(Outcome { runs: run.into_iter().collect(), alone: false })
+}
+
+/// A runtime for one node.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::stopped)
+}
+
+/// Is the switch until standard input ends.
+fn serve(arguments: &Arguments) -> Result<(), Failure> {
+    let peers = arguments.places.peers.read().map_err(Failure::Input)?;
+    let mut peers =
+        resolve_peers(&peers).map_err(|error| Failure::Input(format!("--peers: {error}")))?;
+    let bind = peers.remove(0);
+    let setting = arguments.settings(arguments.ranks(), 0, 0).remove(0);
+    let config = SwitchConfig::new(bind, peers)
+        .link(setting.link())
+        .rate_in(RATE_IN)
+        .profile(setting.switch())
+        .seed(setting.seed);
+    let switch = SoftSwitch::start(config).map_err(|error| Failure::Input(error.to_string()))?;
+    // However it ends, nobody needs the switch any more.
+    let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
+    runtime()?.block_on(switch.shutdown());
+    Ok(())
 }
 
 #[derive(Serialize)]
@@ -143,97 +233,46 @@ struct Document<'a> {
 }
 
 /// Reports, and says how the process is to end.
-fn finish(arguments: &Arguments, runs: &[Run]) -> ExitCode {
+fn finish(arguments: &Arguments, Outcome { runs, alone }: &Outcome) -> ExitCode {
+    if runs.is_empty() {
+        return ExitCode::SUCCESS;
+    }
     if arguments.json {
         report::print_json(&Document { runs });
     } else {
-        report::say(&table(runs));
+        report::say(&run::table(runs));
+        if arguments.study {
+            report::say(&format!("\n{}", study::summary(runs)));
+        }
     }
-    if let Some(path) = &arguments.plot
-        && let Err(what) = draw(path, runs)
-    {
-        return report::fail(&what, BAD_INPUT);
+    let picture = arguments.is_comparison() && !arguments.json && *alone;
+    let path = arguments.plot.clone().or_else(|| picture.then(|| "solver.svg".into()));
+    if let Some(path) = path {
+        match figures::draw(&path, runs) {
+            Err(what) => return report::fail(&what, BAD_INPUT),
+            Ok(paths) if !arguments.json => {
+                let paths: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
+                report::say(&format!("The pictures are in {}\n", paths.join(", ")));
+            }
+            Ok(_) => {}
+        }
     }
-    match runs.iter().all(|run| run.converged) {
-        true => ExitCode::SUCCESS,
-        false => report::fail("a run did not converge within --seconds", DID_NOT_HOLD),
-    }
+    verdict(arguments, runs)
 }
 
-fn table(runs: &[Run]) -> String {
-    let mut text = String::new();
-    let _ = writeln!(
-        text,
-        "{:<12}{:>8}{:>12}{:>10}{:>11}{:>12}{:>8}{:>12}{:>10}",
-        "control",
-        "buffer",
-        "background",
-        "seconds",
-        "messages",
-        "updates/s",
-        "sweeps",
-        "residual",
-        "loss %"
-    );
-    for run in runs {
-        let end = if run.converged { "" } else { "  not converged" };
-        let _ = writeln!(
-            text,
-            "{:<12}{:>8}{:>12.2}{:>10.2}{:>11}{:>12.0}{:>8}{:>12.1e}{:>10.2}{end}",
-            word(run.setting.control),
-            run.setting.buffer,
-            run.setting.background,
-            run.seconds,
-            run.messages,
-            run.updates_per_s,
-            run.iterations,
-            run.residual,
-            run.loss * 100.0
-        );
+/// Whether all is well: an uncontrolled run that does not converge is what a comparison shows.
+fn verdict(arguments: &Arguments, runs: &[Run]) -> ExitCode {
+    let stuck = |run: &&Run| !run.converged;
+    if let Some(run) = runs.iter().find(|run| !run.converged && !run.lost_ranks.is_empty()) {
+        let what = Failure::Lost(run.lost_ranks.clone()).to_string();
+        return report::fail(&what, DID_NOT_HOLD);
     }
-    text
-}
-
-/// The word for a control in JSON.
-fn word(control: Control) -> String {
-    let value = serde_json::to_value(control).ok();
-    value.and_then(|value| value.as_str().map(Into::into)).unwrap_or_default()
-}
-
-/// Figure 1, the residual over time, and Figure 3's Lambda.
-fn draw(path: &Path, runs: &[Run]) -> Result<(), String> {
-    let mut controls: Vec<Control> = runs.iter().map(|run| run.setting.control).collect();
-    controls.sort_unstable();
-    controls.dedup();
-    let most = runs.iter().map(|run| run.setting.background).fold(0.0, f64::max);
-    let of = |control: Control| {
-        let is_it =
-            move |run: &&Run| run.setting.control == control && run.setting.background == most;
-        runs.iter().filter(is_it)
-    };
-    let line = |control: &Control, points: Vec<(f64, f64)>| Line { label: word(*control), points };
-    let time = |control: &Control| {
-        let points = of(*control).map(|run| (f64::from(run.setting.buffer), run.seconds));
-        line(control, points.collect())
-    };
-    let figure = Panel {
-        title: format!("Time to the answer, background {most}"),
-        lines: controls.iter().map(time).collect(),
-    };
-    plot::draw(path, "updates of a message", "seconds", &[figure])?;
-    // A second picture beside the first, of what happens in time.
-    let digits = |control: &Control| {
-        let run = of(*control).find(|run| run.setting.buffer <= 4);
-        let points = run.map(|run| run.trace.iter().map(|(at, r)| (*at, -r.log10())).collect());
-        line(control, points.unwrap_or_default())
-    };
-    let residual = Panel {
-        title: "Digits of the residual".into(),
-        lines: controls.iter().map(digits).collect(),
-    };
-    plot::draw(&path.with_extension("time.svg"), "seconds", "digits", &[residual])?;
-    let Some(run) = of(Control::Warp).next() else { return Ok(()) };
-    let lambda =
-        Panel { title: "Lambda".into(), lines: vec![line(&Control::Warp, run.lambda.clone())] };
-    plot::draw(&path.with_extension("lambda.svg"), "seconds", "Lambda", &[lambda])
+    match runs.iter().filter(stuck).count() {
+        0 => ExitCode::SUCCESS,
+        _ if arguments.is_comparison() && runs.iter().any(|run| run.converged) => ExitCode::SUCCESS,
+        count => {
+            let what = format!("{count} of {} runs did not converge within --seconds", runs.len());
+            report::fail(&what, DID_NOT_HOLD)
+        }
+    }
 }

@@ -4,27 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use midplane::nicvm::messages;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::port::{Completion, Port};
+use midplane::simhw::port::{Command, Completion, Port, Status};
 use midplane::simhw::region::Region;
 use midplane::simhw::time::Instant;
 use midplane::warp::firmware::{self, PAID};
 use midplane::warp::gate::Gate;
 use midplane::warp::law::FlushBuffer;
 
-use crate::arguments::Control;
-use crate::rank::{PORT, updates};
+use crate::message::{self, MESSAGE_BYTES, MOST_UPDATES, NOTE_BYTES, PORT, UPDATES};
+use crate::setting::{Control, Setting};
 
-/// Bytes of an update: which unknown, and its value.
-pub(crate) const UPDATE_BYTES: usize = 10;
-/// Most updates of a message: it fits into one frame.
-pub(crate) const MOST_UPDATES: usize = 128;
-/// Bytes of headers around a message's updates on the cable.
+/// Bytes of headers around a message on the network.
 const HEADERS: u32 = 48 + 28 + 38;
-/// Messages that may be on their way to the NIC, of updates and of notes.
+/// Messages of updates, and of notes, that may be on their way to the NIC.
 const SLOTS: usize = 96;
-const NOTES: usize = 16;
-const SLOT_BYTES: usize = 1_480;
-/// Messages under way to each rank at which Lambda holds still: one leaves, one is ready.
+const NOTES: usize = 32;
+/// Messages under way to each target at which Lambda holds still: one leaves, one is ready.
 const READY: f64 = 2.0;
 /// The share of ready messages that may be refused while Lambda holds still.
 const ACCEPTED: f64 = 0.25;
@@ -35,48 +30,88 @@ const GAIN: f64 = 2.0;
 #[derive(Debug)]
 pub(crate) struct Outbox {
     control: Control,
-    peers: Vec<NodeId>,
+    targets: Vec<NodeId>,
+    gates: BTreeMap<NodeId, Gate>,
     gather: FlushBuffer<(usize, f64)>,
     full: Vec<Vec<(usize, f64)>>,
-    /// Unknowns whose last value a rank has not been sent, where the latest alone counts.
+    /// Unknowns whose last value a target has not been sent, where the latest alone counts.
     dirty: BTreeMap<NodeId, BTreeSet<usize>>,
-    /// The unknown from which the next message to a rank goes on.
+    /// The unknown from which the next message to a target goes on.
     next: BTreeMap<NodeId, usize>,
+    trigger: Trigger,
     memory: Region,
     free: Vec<usize>,
     free_notes: Vec<usize>,
     adjusted: Instant,
-    /// Messages that were ready and that the gates refused since.
+    /// Messages that were ready and that were refused since.
     refused: usize,
+    /// Messages of updates that the NIC has taken.
+    sent: u64,
+}
+
+/// Which values have moved so far that others should know.
+#[derive(Debug, Default)]
+struct Trigger {
+    share: f64,
+    /// The last value that was passed on, by unknown.
+    told: BTreeMap<usize, f64>,
+    /// The largest step of the last sweep, and of this one so far.
+    largest: f64,
+    so_far: f64,
+}
+
+impl Trigger {
+    /// Whether the new value of an unknown, `step` away from its last, is to be passed on.
+    fn lets(&mut self, i: usize, value: f64, step: f64) -> bool {
+        self.so_far = self.so_far.max(step);
+        let moved = self.told.get(&i).map_or(f64::INFINITY, |told| (value - told).abs());
+        // A rank at rest passes on whatever is left.
+        let lets = self.share == 0.0 || moved > self.share * self.largest;
+        if lets {
+            self.told.insert(i, value);
+        }
+        lets
+    }
+
+    const fn on_sweep(&mut self) {
+        self.largest = self.so_far;
+        self.so_far = 0.0;
+    }
 }
 
 impl Outbox {
     pub(crate) fn new(
         port: &mut Port,
-        peers: Vec<NodeId>,
-        control: Control,
-        buffer: u16,
+        node: NodeId,
+        setting: &Setting,
+        gates: BTreeMap<NodeId, Gate>,
     ) -> Result<Self, String> {
-        let memory =
-            port.register((SLOTS + NOTES) * SLOT_BYTES).map_err(|error| error.to_string())?;
-        let buffer = if control == Control::None { 1 } else { usize::from(buffer) };
+        let bytes = SLOTS * MESSAGE_BYTES + NOTES * NOTE_BYTES;
+        let memory = port.register(bytes).map_err(|error| error.to_string())?;
+        let targets = setting.targets(node);
         Ok(Self {
-            control,
-            dirty: peers.iter().map(|peer| (*peer, BTreeSet::new())).collect(),
+            control: setting.control,
+            dirty: targets.iter().map(|target| (*target, BTreeSet::new())).collect(),
             next: BTreeMap::new(),
-            peers,
-            gather: FlushBuffer::new(MOST_UPDATES, buffer, GAIN),
+            targets,
+            gates,
+            gather: FlushBuffer::new(MOST_UPDATES, setting.buffer.into(), GAIN),
             full: Vec::new(),
+            trigger: Trigger { share: setting.trigger, ..Trigger::default() },
             memory,
             free: (0..SLOTS).collect(),
             free_notes: (SLOTS..SLOTS + NOTES).collect(),
             adjusted: Instant::ZERO,
             refused: 0,
+            sent: 0,
         })
     }
 
-    /// An unknown has a new value.
-    pub(crate) fn push(&mut self, i: usize, value: f64) {
+    /// An unknown has a new value, `step` away from its last.
+    pub(crate) fn push(&mut self, i: usize, value: f64, step: f64) {
+        if !self.trigger.lets(i, value, step) {
+            return;
+        }
         if self.control == Control::WarpCsend {
             for dirty in self.dirty.values_mut() {
                 dirty.insert(i);
@@ -86,44 +121,46 @@ impl Outbox {
         }
     }
 
-    /// Sends what is to be sent now; messages that were.
-    pub(crate) fn send(
-        &mut self,
-        port: &mut Port,
-        now: Instant,
-        x: &[f64],
-        gates: &BTreeMap<NodeId, Gate>,
-    ) -> Result<u64, String> {
-        let mut sent = 0;
+    /// All unknowns have been computed once more.
+    pub(crate) const fn on_sweep(&mut self) {
+        self.trigger.on_sweep();
+    }
+
+    /// Sends what is to be sent now.
+    pub(crate) fn send(&mut self, port: &mut Port, now: Instant, x: &[f64]) -> Result<(), String> {
         if self.control == Control::WarpCsend {
-            for peer in self.peers.clone() {
-                sent += self.send_latest(port, peer, x, &gates[&peer])?;
+            for target in self.targets.clone() {
+                self.send_latest(port, now, target, x)?;
             }
             self.adjust_to_gates(now);
-            return Ok(sent);
+            return Ok(());
         }
         if self.control == Control::Warp {
             self.adjust(now);
         }
         for full in std::mem::take(&mut self.full) {
-            for peer in self.peers.clone() {
-                let gate = (self.control == Control::Csend).then(|| &gates[&peer]);
-                sent += u64::from(self.send_to(port, peer, &full, gate)?);
+            for target in self.targets.clone() {
+                self.send_to(port, now, target, &full)?;
             }
         }
-        Ok(sent)
+        Ok(())
     }
 
     /// What has been read may be written again.
     pub(crate) fn on_sent(&mut self, done: &Completion) {
         let slot = done.cookie as usize;
-        if slot < SLOTS { self.free.push(slot) } else { self.free_notes.push(slot) }
+        if slot < SLOTS {
+            self.sent += u64::from(done.status == Status::Done);
+            self.free.push(slot);
+        } else {
+            self.free_notes.push(slot);
+        }
     }
 
     /// Sends a note, if there is room for it; notes are repeated.
     pub(crate) fn say(&mut self, port: &mut Port, to: NodeId, bytes: &[u8]) -> Result<(), String> {
         let Some(slot) = self.free_notes.pop() else { return Ok(()) };
-        let at = slot * SLOT_BYTES;
+        let at = SLOTS * MESSAGE_BYTES + (slot - SLOTS) * NOTE_BYTES;
         self.memory.write(at, bytes).map_err(|error| error.to_string())?;
         let range = self.memory.range(at, bytes.len()).expect("a note is short");
         let command = messages::send(to, PORT, range, slot as u64);
@@ -135,64 +172,65 @@ impl Outbox {
         self.gather.lambda()
     }
 
-    /// The updates of a message.
-    pub(crate) fn updates(bytes: &[u8]) -> impl Iterator<Item = (usize, f64)> + '_ {
-        bytes.chunks_exact(UPDATE_BYTES).filter_map(|update| {
-            let (i, value) = update.split_first_chunk::<2>()?;
-            let value = f64::from_le_bytes(value.try_into().ok()?);
-            Some((usize::from(u16::from_le_bytes(*i)), value))
-        })
+    /// Messages of updates that have left, each as often as it has targets.
+    pub(crate) fn sent(&self, ranks: u16) -> u64 {
+        let copies = if self.targets == [NodeId::EVERYBODY] { u64::from(ranks) - 1 } else { 1 };
+        self.sent * copies
+    }
+
+    /// Messages that wait at the NIC, for each target.
+    fn waiting(&self) -> f64 {
+        (SLOTS - self.free.len()) as f64 / self.targets.len().max(1) as f64
     }
 
     /// Lambda follows the messages that wait at the NIC for Warp's rate: they are the difference
     /// between what is computed and what may leave.
     fn adjust(&mut self, now: Instant) {
-        let waiting = (SLOTS - self.free.len()) as f64 / self.peers.len().max(1) as f64;
         let seconds = now.since(self.adjusted).as_secs_f64().min(0.1);
         self.adjusted = now;
-        self.gather.adjust(1.0 + (waiting - READY) / READY, seconds);
+        self.gather.adjust(1.0 + (self.waiting() - READY) / READY, seconds);
     }
 
     /// Lambda grows while messages that are ready are refused, and falls while none is.
     fn adjust_to_gates(&mut self, now: Instant) {
         let seconds = now.since(self.adjusted).as_secs_f64().min(0.1);
         self.adjusted = now;
-        let refused = self.refused as f64 / self.peers.len().max(1) as f64;
+        let refused = self.refused as f64 / self.targets.len().max(1) as f64;
         self.refused = 0;
         self.gather.adjust(1.0 + refused - ACCEPTED, seconds);
     }
 
-    /// The latest values, in as many messages as the gate lets through.
+    /// The latest values, in as many messages as the gate lets through and the host can send.
     fn send_latest(
         &mut self,
         port: &mut Port,
-        peer: NodeId,
+        now: Instant,
+        target: NodeId,
         x: &[f64],
-        gate: &Gate,
-    ) -> Result<u64, String> {
-        let mut sent = 0;
+    ) -> Result<(), String> {
         loop {
-            let dirty = &self.dirty[&peer];
+            let dirty = &self.dirty[&target];
             let count = dirty.len().min(MOST_UPDATES);
-            let bytes = (count * UPDATE_BYTES) as u32 + HEADERS;
+            let bytes = message::length(count) as u32 + HEADERS;
             if (count as f64) <= self.gather.lambda() * MOST_UPDATES as f64 {
-                return Ok(sent);
+                return Ok(());
             }
-            if !gate.is_open(bytes) {
+            if self.waiting() >= READY || !self.gates[&target].is_open(bytes) {
                 self.refused += 1;
-                return Ok(sent);
+                return Ok(());
             }
             // From where the last message ended: else the first unknowns alone would ever leave.
-            let from = self.next.get(&peer).copied().unwrap_or(0);
+            let from = self.next.get(&target).copied().unwrap_or(0);
             let turn = dirty.range(from..).chain(dirty.range(..from)).take(count);
             let some: Vec<(usize, f64)> = turn.map(|i| (*i, x[*i])).collect();
-            if !self.send_to(port, peer, &some, Some(gate))? {
-                return Ok(sent);
+            if !self.send_to(port, now, target, &some)? {
+                return Ok(());
             }
-            sent += 1;
-            self.next.insert(peer, some.last().map_or(0, |(i, _)| i + 1));
-            let dirty = self.dirty.entry(peer).or_default();
-            dirty.retain(|i| !some.iter().any(|(sent, _)| sent == i));
+            self.next.insert(target, some.last().map_or(0, |(i, _)| i + 1));
+            let dirty = self.dirty.entry(target).or_default();
+            for (i, _) in &some {
+                dirty.remove(i);
+            }
         }
     }
 
@@ -200,37 +238,31 @@ impl Outbox {
     fn send_to(
         &mut self,
         port: &mut Port,
+        now: Instant,
         to: NodeId,
         some: &[(usize, f64)],
-        gate: Option<&Gate>,
     ) -> Result<bool, String> {
         let Some(slot) = self.free.last().copied() else { return Ok(false) };
-        let length = some.len() * UPDATE_BYTES;
-        let permit = match gate.map(|gate| gate.try_reserve(length as u32 + HEADERS)) {
-            Some(Err(_)) => return Ok(false),
-            Some(Ok(permit)) => Some(permit),
-            None => None,
-        };
-        self.free.pop();
-        let at = slot * SLOT_BYTES;
-        let mut bytes = Vec::with_capacity(length);
-        for (i, value) in some {
-            bytes.extend_from_slice(&(*i as u16).to_le_bytes());
-            bytes.extend_from_slice(&value.to_le_bytes());
-        }
-        self.memory.write(at, &bytes).map_err(|error| error.to_string())?;
-        let range = self.memory.range(at, length).expect("it fits into a slot");
-        let mut command = match self.control {
-            Control::None | Control::Static => messages::send(to, PORT, range, slot as u64),
-            Control::Csend | Control::Warp | Control::WarpCsend => {
-                firmware::send(to, PORT, range, slot as u64)
+        let bytes = message::updates(now, some);
+        let is_paid = matches!(self.control, Control::Csend | Control::WarpCsend);
+        if is_paid {
+            match self.gates[&to].try_reserve(bytes.len() as u32 + HEADERS) {
+                Ok(permit) => permit.spend(),
+                Err(_) => return Ok(false),
             }
-        };
-        if let Some(permit) = permit {
-            permit.spend();
-            command.flags |= PAID;
         }
-        port.submit(&updates(command)).map_err(|error| error.to_string())?;
+        self.free.pop();
+        let at = slot * MESSAGE_BYTES;
+        self.memory.write(at, &bytes).map_err(|error| error.to_string())?;
+        let range = self.memory.range(at, bytes.len()).expect("it fits into a slot");
+        let send = match self.control {
+            Control::None | Control::Static => messages::send,
+            Control::Csend | Control::Warp | Control::WarpCsend => firmware::send,
+        };
+        let command = send(to, PORT, range, slot as u64);
+        let flags = command.flags | if is_paid { PAID } else { 0 };
+        let command = Command { flags, args: [u64::from(UPDATES), 0, 0], ..command };
+        port.submit(&command).map_err(|error| error.to_string())?;
         Ok(true)
     }
 }

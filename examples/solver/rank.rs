@@ -2,271 +2,356 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::time::Duration;
 
+use indicatif::ProgressBar;
 use midplane::nicvm::messages;
-use midplane::simhw::host::Host;
-use midplane::simhw::id::{NodeId, PortId};
-use midplane::simhw::port::{Command, Completion, Port, Status};
+use midplane::simhw::id::NodeId;
+use midplane::simhw::port::{Completion, Port, PortOptions, Status};
 use midplane::simhw::region::Region;
-use midplane::simhw::time::Instant;
+use midplane::simhw::time::{Instant, nanos};
 use midplane::simhw::wire;
 use midplane::warp::firmware;
 use midplane::warp::gate::Gate;
 use midplane::warp::iterate::matrix::Linear;
-use midplane::warp::iterate::termination::{Coordinator, Order, Participant, Report};
-use midplane::warp::iterate::{self, Part};
-use serde::{Deserialize, Serialize};
+use midplane::warp::iterate::termination::{Order, Participant, Report};
+use midplane::warp::iterate::{self, Part, partition};
 
-use crate::arguments::Control;
-use crate::outbox::{MOST_UPDATES, Outbox, UPDATE_BYTES};
-use crate::run::Tally;
+use crate::failure::Failure;
+use crate::lead::Lead;
+use crate::message::{self, NOTE_BYTES, Note, PORT, REPORT_VALUES, Tally, UPDATES};
+use crate::outbox::Outbox;
+use crate::pace::Pace;
+use crate::setting::{OnLoss, Setting};
+use crate::traces::Traces;
 
 /// The rank that finds the end.
 pub(crate) const COORDINATOR: NodeId = NodeId(0);
-/// Buffers that are lent for each service, and their bytes.
-const BUFFERS: usize = 64;
-pub(crate) const BUFFER_BYTES: usize = MOST_UPDATES * UPDATE_BYTES;
-/// Values of a report's one message.
-const REPORT_VALUES: usize = 150;
+/// Buffers that are lent for each service: some 20 ms of a port's rate.
+const BUFFERS: usize = 256;
+const DEPTH: usize = 1_024;
 /// Time after which what was not answered is said again.
-const REPEAT_NS: u64 = 50_000_000;
-/// Tags: updates count from here; notes have none.
-const UPDATES: u32 = 1;
+const REPEAT: Duration = Duration::from_millis(50);
+/// Silence after which a rank is lost.
+const LOST: Duration = Duration::from_secs(3);
+/// How long the end may take: everybody tells what it has counted.
+const ENDING: Duration = Duration::from_secs(2);
 /// Updates between two looks at what has arrived.
 const STRIDE: usize = 4;
-
-/// What ranks and coordinator tell each other.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-enum Note {
-    AtRest { round: u32 },
-    Values { round: u32, first: u32, of: u32, values: Vec<f64> },
-    Hold { round: u32 },
-    GoOn { round: u32 },
-    Stop,
-}
 
 /// What all ranks of a run have in common.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
+    pub(crate) setting: Arc<Setting>,
     pub(crate) problem: Arc<Linear>,
-    pub(crate) ranges: Vec<Range<usize>>,
-    pub(crate) control: Control,
-    pub(crate) buffer: u16,
-    pub(crate) tolerance: f64,
-    pub(crate) update_ns: u64,
-    pub(crate) limit: Instant,
+    /// How long to wait for ranks that are not there yet.
+    pub(crate) wait: Duration,
+    /// Drawn as digits are found.
+    pub(crate) progress: ProgressBar,
+}
+
+/// What rank 0 has at the end.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// The answer, if one was found and checked.
+    pub(crate) answer: Option<Vec<f64>>,
+    /// Until it was, or time was up.
+    pub(crate) seconds: f64,
+    /// What all ranks have counted, as far as they could tell.
+    pub(crate) tally: Tally,
+    pub(crate) lost: Vec<u16>,
+    pub(crate) traces: Traces,
 }
 
 /// A rank at work.
 pub(crate) struct Rank<H> {
-    host: H,
-    job: Job,
-    part: Part<Arc<Linear>>,
+    pub(crate) host: H,
+    pub(crate) job: Job,
+    pub(crate) ranges: Vec<Range<usize>>,
+    pub(crate) part: Part<Arc<Linear>>,
     side: Participant,
-    coordinator: Option<Coordinator>,
-    /// Values of a report that came in several messages, by its first unknown.
-    partial: BTreeMap<(u32, usize), Vec<f64>>,
+    pub(crate) lead: Option<Lead>,
     port: Port,
     lent: Region,
     outbox: Outbox,
-    gates: BTreeMap<NodeId, Gate>,
     repeat_at: Instant,
-    tally: Arc<Mutex<Tally>>,
+    /// When each other rank was last heard of.
+    pub(crate) heard: BTreeMap<NodeId, Instant>,
+    /// The coordinator has heard what this rank has counted.
+    is_dismissed: bool,
+    /// The coordinator has given the run up.
+    failure: Option<Failure>,
+    begin: Instant,
+    /// The processor has work until then.
+    due: Instant,
+    tally: Tally,
+    traces: Traces,
 }
 
-impl<H: Host> Rank<H> {
-    pub(crate) fn new(
-        host: H,
-        job: Job,
-        gates: BTreeMap<NodeId, Gate>,
-        tally: Arc<Mutex<Tally>>,
-    ) -> Result<Self, String> {
-        let failed = |error: &dyn std::fmt::Display| error.to_string();
-        let me = usize::from(host.node().0);
-        let mut port = host.open_port().map_err(|error| failed(&error))?;
-        let lent = port.register(2 * BUFFERS * BUFFER_BYTES).map_err(|error| failed(&error))?;
-        let peers = (0..job.ranges.len() as u16).map(NodeId).filter(|node| *node != host.node());
-        let outbox = Outbox::new(&mut port, peers.collect(), job.control, job.buffer)?;
-        let own = job.ranges[me].clone();
+impl<H: Pace> Rank<H> {
+    pub(crate) fn new(host: H, job: Job, gates: BTreeMap<NodeId, Gate>) -> Result<Self, Failure> {
+        let node = host.node();
+        let setting = &job.setting;
+        let options = PortOptions::default().number(PORT).depth(DEPTH);
+        let mut port = host.open_port_with(options).map_err(Failure::stopped)?;
+        let lent = port.register(2 * BUFFERS * NOTE_BYTES).map_err(Failure::stopped)?;
+        let outbox = Outbox::new(&mut port, node, setting, gates).map_err(Failure::Stopped)?;
+        let ranges = partition(setting.unknowns, usize::from(setting.ranks));
+        let own = ranges[node.index()].clone();
         let part = Part::new(Arc::clone(&job.problem), own, iterate::Order::GaussSeidel);
-        let coordinator =
-            (host.node() == COORDINATOR).then(|| Coordinator::new(job.ranges.len(), job.tolerance));
-        let side = Participant::new(job.tolerance * 0.5);
+        let lead = (node == COORDINATOR).then(|| Lead::new(setting));
+        let side = Participant::new(setting.tolerance * 0.5);
         let mut rank = Self {
             host,
-            job,
+            ranges,
             part,
             side,
-            coordinator,
-            partial: BTreeMap::new(),
+            lead,
             port,
             lent,
             outbox,
-            gates,
             repeat_at: Instant::ZERO,
-            tally,
+            heard: BTreeMap::new(),
+            is_dismissed: false,
+            failure: None,
+            begin: Instant::ZERO,
+            due: Instant::ZERO,
+            tally: Tally::default(),
+            traces: Traces::default(),
+            job,
         };
-        (0..2 * BUFFERS).try_for_each(|slot| rank.lend(slot))?;
+        for slot in 0..2 * BUFFERS {
+            rank.lend(slot)?;
+        }
+        rank.port.ring();
         Ok(rank)
     }
 
-    /// Works until the answer is found or time is up; rank 0 returns the answer.
-    pub(crate) async fn work(mut self) -> Result<Option<Vec<f64>>, String> {
-        while self.host.now() < self.job.limit {
+    /// Works until the answer is found or time is up; rank 0 has something to report.
+    pub(crate) async fn work(mut self) -> Result<Outcome, Failure> {
+        self.gather().await?;
+        self.begin = self.host.now();
+        let limit = Duration::from_secs_f64(self.job.setting.limit_seconds);
+        // Rank 0 says when time is up, and the others hear it a little later.
+        let limit = if self.lead.is_some() { limit } else { limit + ENDING };
+        let limit = self.begin + limit;
+        while self.host.now() < limit && !self.has_ended() {
             if self.side.may_sweep() {
                 self.sweep().await?;
             } else {
-                self.rest().await?;
+                self.rest().await;
             }
-            self.take_in()?;
-            let answer = self.coordinator.as_ref().and_then(Coordinator::answer);
-            if let Some(answer) = answer {
-                let answer = answer.to_vec();
-                self.say_stop().await?;
-                return Ok(Some(answer));
-            }
-            if self.coordinator.is_none() && self.side.is_stopped() {
-                return Ok(None);
-            }
-            self.repeat()?;
+            self.attend()?;
         }
-        Ok(None)
+        let seconds = self.seconds();
+        let answer = self.lead.as_ref().and_then(Lead::answer).map(<[f64]>::to_vec);
+        if self.lead.is_some() {
+            self.dismiss_all().await?;
+        } else {
+            self.take_leave().await?;
+        }
+        let Lead { lost, tallies, .. } = self.lead.unwrap_or_else(|| Lead::new(&self.job.setting));
+        let mut tally = self.tally;
+        tallies.values().for_each(|other| tally.add(other));
+        let lost = lost.iter().map(|node| node.0).collect();
+        Ok(Outcome { answer, seconds, tally, lost, traces: self.traces })
+    }
+
+    fn has_ended(&self) -> bool {
+        match &self.lead {
+            Some(lead) => {
+                let ends = self.job.setting.on_loss == OnLoss::End;
+                lead.answer().is_some() || ends && !lead.lost.is_empty()
+            }
+            None => self.side.is_stopped(),
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.host.now().since(self.begin).as_secs_f64()
+    }
+
+    /// Waits until all ranks are there: for rank 0 all others, for those an order of its.
+    async fn gather(&mut self) -> Result<(), Failure> {
+        let limit = self.host.now() + self.job.wait;
+        let hello = Note::Hello(self.job.setting.fingerprint());
+        loop {
+            self.take_in()?;
+            let missing = match &self.lead {
+                Some(lead) => lead.missing(),
+                None if self.heard.contains_key(&COORDINATOR) => Vec::new(),
+                None => vec![COORDINATOR],
+            };
+            if missing.is_empty() {
+                break;
+            }
+            if self.host.now() >= limit {
+                return Err(Failure::Unreachable(missing));
+            }
+            if self.lead.is_none() && self.is_time_to_repeat() {
+                self.say(COORDINATOR, &hello)?;
+            }
+            self.rest().await;
+        }
+        // Nobody is silent yet.
+        let now = self.host.now();
+        let others = self.job.setting.others(self.host.node());
+        self.heard = others.into_iter().map(|node| (node, now)).collect();
+        self.tell_all(&Note::GoOn { round: 0 })
     }
 
     /// Computes each of its unknowns once, and sends them as it goes.
-    async fn sweep(&mut self) -> Result<(), String> {
+    async fn sweep(&mut self) -> Result<(), Failure> {
         let mut largest = 0.0_f64;
         let own: Vec<usize> = self.part.own().collect();
         for some in own.chunks(STRIDE) {
             for &i in some {
+                let before = self.part.x()[i];
                 let (residual, value) = self.part.update(i);
                 largest = largest.max(residual);
-                self.outbox.push(i, value);
+                self.outbox.push(i, value, (value - before).abs());
             }
-            let time = self.job.update_ns * some.len() as u64;
-            self.host.sleep_until(self.host.now().plus_nanos(time)).await;
-            self.take_in()?;
+            let time = u64::from(self.job.setting.update_us) * 1_000 * some.len() as u64;
+            self.host.compute(&mut self.due, time).await;
+            self.attend()?;
             if !self.side.may_sweep() {
                 return Ok(());
             }
             self.send_updates()?;
         }
+        self.outbox.on_sweep();
+        self.tally.iterations += 1;
         if let Some(report) = self.side.on_sweep(largest) {
             self.report(report)?;
         }
-        let mut tally = self.tally.lock().map_err(|_| "a rank has failed".to_owned())?;
-        tally.iterations += 1;
-        if self.host.node() == COORDINATOR {
-            let residual = self.job.problem.relative_residual(self.part.x());
-            tally.trace.push((self.host.now().as_nanos() as f64 / 1e9, residual));
+        if self.lead.is_some() {
+            let residual = iterate::residual(&self.job.problem, self.part.x());
+            self.traces.on_residual(self.seconds(), residual);
+            self.show(residual);
         }
         Ok(())
     }
 
-    /// Waits a little for what the coordinator has to say.
-    async fn rest(&self) -> Result<(), String> {
-        self.host.sleep_until(self.host.now().plus_nanos(REPEAT_NS / 10)).await;
+    /// Digits found, of those wanted.
+    fn show(&self, residual: f64) {
+        let wanted = -self.job.setting.tolerance.log10();
+        let found = (-residual.max(1e-300).log10()).clamp(0.0, wanted);
+        let length = self.job.progress.length().unwrap_or(0) as f64;
+        self.job.progress.set_position((found / wanted * length) as u64);
+    }
+
+    /// Waits a little for what others have to say.
+    pub(crate) async fn rest(&self) {
+        self.host.sleep_until(self.host.now().plus_nanos(nanos(REPEAT) / 10)).await;
+    }
+
+    fn send_updates(&mut self) -> Result<(), Failure> {
+        let (now, x) = (self.host.now(), self.part.x());
+        self.outbox.send(&mut self.port, now, x).map_err(Failure::Stopped)?;
+        self.tally.sent = self.outbox.sent(self.job.setting.ranks);
+        if self.lead.is_some() {
+            self.traces.on_lambda(self.tally.sent, self.outbox.lambda());
+        }
         Ok(())
     }
 
-    fn send_updates(&mut self) -> Result<(), String> {
-        let x = self.part.x();
-        let sent = self.outbox.send(&mut self.port, self.host.now(), x, &self.gates)?;
-        let mut tally = self.tally.lock().map_err(|_| "a rank has failed".to_owned())?;
-        tally.sent += sent;
-        if self.host.node() == COORDINATOR {
-            let lambda = self.outbox.lambda();
-            tally.lambda.push((self.host.now().as_nanos() as f64 / 1e9, lambda));
+    /// Takes in what has arrived, says again what is still so, and looks who is still there.
+    fn attend(&mut self) -> Result<(), Failure> {
+        self.take_in()?;
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        if self.is_time_to_repeat() {
+            self.repeat()?;
+            self.look_for_the_lost()?;
         }
         Ok(())
     }
 
     /// Takes in all that has arrived.
-    fn take_in(&mut self) -> Result<(), String> {
+    fn take_in(&mut self) -> Result<(), Failure> {
+        let mut is_lent = false;
         while let Some(done) = self.port.poll() {
             if done.opcode == messages::SEND {
                 self.outbox.on_sent(&done);
                 continue;
             }
             let slot = done.cookie as usize;
-            let mut bytes = [0; BUFFER_BYTES];
-            let length = (done.length as usize).min(BUFFER_BYTES);
-            let read = self.lent.read(slot * BUFFER_BYTES, &mut bytes[..length]);
+            let mut bytes = [0; NOTE_BYTES];
+            let length = (done.length as usize).min(NOTE_BYTES);
+            let read = self.lent.read(slot * NOTE_BYTES, &mut bytes[..length]);
             self.lend(slot)?;
+            is_lent = true;
             if done.status == Status::Done && read.is_ok() {
                 self.on_message(&done, &bytes[..length])?;
             }
         }
+        if is_lent {
+            self.port.ring();
+        }
         Ok(())
     }
 
-    fn on_message(&mut self, done: &Completion, bytes: &[u8]) -> Result<(), String> {
-        if done.args[0] == u64::from(UPDATES) {
-            let mut tally = self.tally.lock().map_err(|_| "a rank has failed".to_owned())?;
-            tally.messages += 1;
-            tally.updates += (bytes.len() / UPDATE_BYTES) as u64;
-            drop(tally);
-            if self.side.may_sweep() {
-                for (i, value) in Outbox::updates(bytes) {
-                    self.part.handle_value(i, value);
-                }
-            }
-            return Ok(());
+    fn on_message(&mut self, done: &Completion, bytes: &[u8]) -> Result<(), Failure> {
+        let (from, now) = (done.node, self.host.now());
+        if let Some(heard) = self.heard.get_mut(&from) {
+            *heard = now;
         }
-        match wire::decode(bytes) {
-            Ok(note) => self.on_note(done.node, note),
-            Err(_) => Ok(()),
+        if done.args[0] != u64::from(UPDATES) {
+            return match wire::decode(bytes) {
+                Ok(note) => self.on_note(from, note),
+                Err(_) => Ok(()),
+            };
         }
+        let Some((sent, updates)) = message::parse_updates(bytes) else { return Ok(()) };
+        self.tally.messages += 1;
+        self.tally.updates += updates.len() as u64;
+        if self.lead.is_some() {
+            self.traces.on_message(from, sent, now);
+        }
+        if self.side.may_sweep() {
+            updates.for_each(|(i, value)| self.part.handle_value(i, value));
+        }
+        Ok(())
     }
 
-    fn on_note(&mut self, from: NodeId, note: Note) -> Result<(), String> {
+    fn on_note(&mut self, from: NodeId, note: Note) -> Result<(), Failure> {
         let order = match note {
             Note::Hold { round } => Order::Hold { round },
             Note::GoOn { round } => Order::GoOn { round },
             Note::Stop => Order::Stop,
-            Note::AtRest { round } => return self.on_report(from, Report::AtRest { round }),
-            Note::Values { round, first, of, values } => {
-                let range = self.job.ranges.get(usize::from(from.0)).cloned().unwrap_or(0..0);
-                let held = self.partial.entry((round, range.start)).or_default();
-                held.resize(of as usize, f64::NAN);
-                let at = first as usize;
-                if let Some(place) = held.get_mut(at..at + values.len()) {
-                    place.copy_from_slice(&values);
-                }
-                let is_whole = held.len() == range.len() && !held.iter().any(|v| v.is_nan());
-                if !is_whole {
-                    return Ok(());
-                }
-                let report = Report::Values { round, first: range.start, values: held.clone() };
-                return self.on_report(from, report);
+            Note::Bye => {
+                self.is_dismissed = true;
+                return Ok(());
             }
+            Note::Mismatch => return Err(Failure::Mismatch(from)),
+            Note::Lost(rank) => {
+                self.failure = Some(Failure::Lost(vec![rank]));
+                return Ok(());
+            }
+            of_a_rank => return self.on_note_of_rank(from, of_a_rank),
         };
-        self.obey(order)
+        if from == COORDINATOR {
+            self.heard.entry(from).or_insert_with(|| self.host.now());
+            self.obey(order)?;
+        }
+        Ok(())
     }
 
-    fn obey(&mut self, order: Order) -> Result<(), String> {
-        let own = [self.job.ranges[usize::from(self.host.node().0)].clone()];
+    pub(crate) fn obey(&mut self, order: Order) -> Result<(), Failure> {
+        let own = [self.ranges[self.host.node().index()].clone()];
+        let adopted = self.lead.as_ref().map(|lead| lead.adopted(&self.ranges));
+        let own: Vec<Range<usize>> = own.into_iter().chain(adopted.unwrap_or_default()).collect();
         for report in self.side.handle_order(order, &own, self.part.x()) {
             self.report(report)?;
         }
         Ok(())
     }
 
-    fn on_report(&mut self, from: NodeId, report: Report) -> Result<(), String> {
-        let Some(coordinator) = &mut self.coordinator else { return Ok(()) };
-        let order = coordinator.handle_report(&self.job.problem, usize::from(from.0), report);
-        if let Some(order) = order {
-            self.partial.clear();
-            self.tell_all(order)?;
-            self.obey(order)?;
-        }
-        Ok(())
-    }
-
     /// To the coordinator, which may be this rank.
-    fn report(&mut self, report: Report) -> Result<(), String> {
-        if self.coordinator.is_some() {
+    fn report(&mut self, report: Report) -> Result<(), Failure> {
+        if self.lead.is_some() {
             return self.on_report(self.host.node(), report);
         }
         match report {
@@ -282,58 +367,84 @@ impl<H: Host> Rank<H> {
         }
     }
 
-    fn tell_all(&mut self, order: Order) -> Result<(), String> {
-        let note = match order {
-            Order::Hold { round } => Note::Hold { round },
-            Order::GoOn { round } => Note::GoOn { round },
-            Order::Stop => Note::Stop,
-        };
-        let others = 1..self.job.ranges.len() as u16;
-        others.map(NodeId).try_for_each(|node| self.say(node, &note))
+    fn is_time_to_repeat(&mut self) -> bool {
+        let now = self.host.now();
+        let is_time = now >= self.repeat_at;
+        if is_time {
+            self.repeat_at = now + REPEAT;
+        }
+        is_time
     }
 
     /// Notes may be lost: what is still so is said again.
-    fn repeat(&mut self) -> Result<(), String> {
-        let now = self.host.now();
-        if now < self.repeat_at {
-            return Ok(());
+    fn repeat(&mut self) -> Result<(), Failure> {
+        if let Some(order) = self.lead.as_ref().map(Lead::repeat) {
+            return self.tell_all(&order);
         }
-        self.repeat_at = now.plus_nanos(REPEAT_NS);
-        if let Some(report) = self.side.repeat() {
-            self.report(report)?;
-        }
-        match self.coordinator.as_ref().map(Coordinator::repeat) {
-            Some(order) => self.tell_all(order),
-            None => Ok(()),
+        match self.side.repeat() {
+            Some(report) => self.report(report),
+            None => self.say(COORDINATOR, &Note::Alive),
         }
     }
 
-    async fn say_stop(&mut self) -> Result<(), String> {
-        for _ in 0..5 {
-            self.tell_all(Order::Stop)?;
-            self.rest().await?;
+    /// Who has been silent for too long is gone.
+    fn look_for_the_lost(&mut self) -> Result<(), Failure> {
+        let now = self.host.now();
+        let is_gone = |(_, heard): &(&NodeId, &Instant)| now.since(**heard) > LOST;
+        let gone: Vec<NodeId> = self.heard.iter().filter(is_gone).map(|(node, _)| *node).collect();
+        if self.lead.is_some() {
+            return gone.into_iter().try_for_each(|node| self.on_lost(node));
+        }
+        // The others are the coordinator's to look after.
+        if gone.contains(&COORDINATOR) { Err(Failure::Lost(vec![COORDINATOR.0])) } else { Ok(()) }
+    }
+
+    /// Rank 0, at the end: all are told to stop, until they have said what they counted.
+    async fn dismiss_all(&mut self) -> Result<(), Failure> {
+        let end = self.host.now() + ENDING;
+        let gave_up = self.lead.as_ref().filter(|lead| lead.answer().is_none());
+        let lost = gave_up.and_then(|lead| lead.lost.first()).map(|node| Note::Lost(node.0));
+        let last = lost.unwrap_or(Note::Stop);
+        while self.host.now() < end && self.lead.as_ref().is_some_and(|lead| !lead.has_all_tallies()) {
+            self.tell_all(&last)?;
+            self.rest().await;
+            self.take_in()?;
+        }
+        for _ in 0..3 {
+            self.tell_all(&Note::Bye)?;
+            self.rest().await;
+        }
+        self.take_in()
+    }
+
+    /// Another rank, at the end: says what it counted, until rank 0 has heard it.
+    async fn take_leave(&mut self) -> Result<(), Failure> {
+        let end = self.host.now() + ENDING;
+        while self.host.now() < end && !self.is_dismissed {
+            self.say(COORDINATOR, &Note::Done(self.tally))?;
+            self.rest().await;
             self.take_in()?;
         }
         Ok(())
     }
 
-    fn say(&mut self, to: NodeId, note: &Note) -> Result<(), String> {
-        let bytes = wire::encode(note).map_err(|error| error.to_string())?;
-        self.outbox.say(&mut self.port, to, &bytes)
+    pub(crate) fn tell_all(&mut self, note: &Note) -> Result<(), Failure> {
+        if self.lead.is_none() {
+            return Ok(());
+        }
+        let others = self.job.setting.others(self.host.node());
+        others.into_iter().try_for_each(|node| self.say(node, note))
+    }
+
+    pub(crate) fn say(&mut self, to: NodeId, note: &Note) -> Result<(), Failure> {
+        let bytes = message::encode(note).map_err(Failure::Stopped)?;
+        self.outbox.say(&mut self.port, to, &bytes).map_err(Failure::Stopped)
     }
 
     /// Lends a buffer: the first half to plain messages, the others to Warp's.
-    fn lend(&mut self, slot: usize) -> Result<(), String> {
-        let range = self.lent.range(slot * BUFFER_BYTES, BUFFER_BYTES).expect("within the region");
+    fn lend(&mut self, slot: usize) -> Result<(), Failure> {
+        let range = self.lent.range(slot * NOTE_BYTES, NOTE_BYTES).expect("within the region");
         let receive = if slot < BUFFERS { messages::receive } else { firmware::receive };
-        self.port.submit(&receive(range, slot as u64)).map_err(|error| error.to_string())
+        self.port.post(&receive(range, slot as u64)).map_err(Failure::stopped)
     }
 }
-
-/// A command that sends updates.
-pub(crate) fn updates(command: Command) -> Command {
-    Command { args: [u64::from(UPDATES), 0, 0], ..command }
-}
-
-/// The port that everything goes to.
-pub(crate) const PORT: PortId = PortId(0);

@@ -3,12 +3,14 @@
 //! A sender's side paces the frames of each destination by its
 //! [`Controller`](crate::control::Controller) and stamps them as they leave; the receiver's side
 //! reads the stamps and sends its estimate back, once a group, in a frame of its own. An application
-//! posts messages, which wait for their turn, or asks the [`Gate`] first and so never waits. Frames
+//! posts messages, which wait for their turn, or asks the [`Gate`] first and so never waits. A message
+//! to [`NodeId::EVERYBODY`] leaves at the rate that suits the slowest of those who answer. Frames
 //! of other extensions to a destination that Warp watches are let pass by its admission as the same
 //! rate allows: with the tokens of sender coordination, the token schedules the link that has one
 //! owner and Warp paces what is shared behind it.
 
 mod config;
+mod listeners;
 mod outgoing;
 mod pace;
 
@@ -52,6 +54,8 @@ pub const PAID: u16 = 1;
 const FEEDBACK: u8 = 1;
 /// Flag of a frame that is a stamp and nothing else.
 const PROBE: u8 = 2;
+/// Flag of a frame that went to everybody, and of the feedback to it.
+const BROADCAST: u8 = 4;
 
 /// A command that sends `region` to `port` of `node`.
 #[must_use]
@@ -79,7 +83,8 @@ struct Source {
 pub struct Warp {
     config: WarpConfig,
     paths: Vec<Path>,
-    sources: BTreeMap<NodeId, Source>,
+    /// By sender, and whether it sent to everybody.
+    sources: BTreeMap<(NodeId, bool), Source>,
     receiver: Messages,
     /// When the next drain begins, and until when the present one is asked for.
     drain_at: Instant,
@@ -96,7 +101,8 @@ impl Warp {
             gates.insert(*node, gate);
             path
         };
-        let paths = config.destinations.iter().map(&mut path).collect();
+        let all = config.broadcasts.then_some(NodeId::EVERYBODY);
+        let paths = config.destinations.iter().chain(&all).map(&mut path).collect();
         let warp = Self {
             paths,
             sources: BTreeMap::new(),
@@ -149,7 +155,8 @@ impl Warp {
     fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         let now = nic.now();
         let grouping = self.config.grouping();
-        let source = self.sources.entry(from).or_insert_with(|| Source {
+        let broadcast = frame.header.flags & BROADCAST;
+        let source = self.sources.entry((from, broadcast != 0)).or_insert_with(|| Source {
             estimator: Estimator::new(grouping),
             feedbacks: 0,
             newest: (0, 0),
@@ -164,7 +171,8 @@ impl Warp {
             // Not by control message: those are acknowledged, on the very way that is full. One
             // that is lost is followed by the next.
             let source = Bytes::Bytes(Payload::from(&bytes[..]));
-            let _ = nic.send_packet(&Packet { flags: FEEDBACK, source, ..Packet::to(from) });
+            let flags = FEEDBACK | broadcast;
+            let _ = nic.send_packet(&Packet { flags, source, ..Packet::to(from) });
         }
         if frame.header.flags & PROBE == 0 {
             self.receiver.on_data(nic, from, frame);
@@ -175,7 +183,9 @@ impl Warp {
         let Some(at) = self.path(command.node) else {
             return nic.refuse(command, Status::Invalid);
         };
-        let known = self.paths[at].law.knowledge(nic.now());
+        let Some(known) = self.paths[at].law.knowledge(nic.now()) else {
+            return nic.refuse(command, Status::Invalid);
+        };
         let completion = Completion {
             opcode: KNOWLEDGE,
             node: command.node,
@@ -229,11 +239,12 @@ impl Extension for Warp {
         let mut bytes = [0; FEEDBACK_BYTES];
         let Some(payload) = frame.payload.slice(0..FEEDBACK_BYTES) else { return };
         payload.copy_to(&mut bytes);
-        let (Some(at), Some(feedback)) = (self.path(from), Feedback::parse(&bytes)) else {
+        let way = if frame.header.flags & BROADCAST == 0 { from } else { NodeId::EVERYBODY };
+        let (Some(at), Some(feedback)) = (self.path(way), Feedback::parse(&bytes)) else {
             return;
         };
         let feedback = in_own_time(feedback, nic.now());
-        self.paths[at].law.handle_feedback(nic.now(), &feedback);
+        self.paths[at].law.handle_feedback(nic.now(), from, &feedback);
         self.pump(nic, at);
     }
 
@@ -256,10 +267,12 @@ impl Extension for Warp {
             event;
         if !matches!(event, PeerEvent::Up(..)) {
             // Its clock and its path are others from now on.
-            self.sources.remove(&node);
-            if let Some(at) = self.path(node) {
-                self.paths[at].law.forget();
-                self.pump(nic, at);
+            self.sources.retain(|(from, _), _| *from != node);
+            for at in 0..self.paths.len() {
+                if self.paths[at].node == node || self.paths[at].node == NodeId::EVERYBODY {
+                    self.paths[at].law.forget(node);
+                    self.pump(nic, at);
+                }
             }
         }
     }

@@ -14,17 +14,21 @@
 
 pub mod check;
 mod coherent;
+pub mod extension;
+mod shared;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::Instant;
+use serde::{Deserialize, Serialize};
 
 use coherent::Coherent;
 pub use coherent::{Coherence, Entry};
+pub use shared::{AccessError, OpenMemoryError, Shared};
 
-use crate::slots::{Ack, Slots};
+use crate::slots::{Ack, Copy, Slots};
 
 /// A location: an index into an array, or the hash of a name.
 pub type Location = u32;
@@ -53,7 +57,7 @@ pub struct Origin {
 }
 
 /// What one node's memory sends to another's.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Update<V> {
     /// A slow write; may be lost.
     Slow {
@@ -205,6 +209,28 @@ impl<V: Clone> Memory<V> {
         let (clock, value) = copy.value.clone();
         let (location, version, number) = (*copy.key, copy.version, copy.number);
         Some(Update::Slow { location, version, number, clock, value })
+    }
+
+    /// The slow write that has waited longest, where it is due at half of all other nodes or more:
+    /// one copy for all of them. A conditional send, as [`Memory::poll_slow`] is, which has the rest.
+    #[must_use]
+    pub fn poll_slow_to_all(&mut self, now: Instant) -> Option<Update<V>> {
+        let mut first = self.slow.values_mut().filter_map(|slots| slots.poll_key(now).copied());
+        let location = first.next()?;
+        let due = self.slow.values().filter(|slots| slots.is_due(now, &location)).count();
+        if 2 * due < self.slow.len() {
+            return None;
+        }
+        let number = self.slow.values().map(Slots::next_number).max()?;
+        let mut update = None;
+        for slots in self.slow.values_mut() {
+            slots.number_from(number);
+            if let Some(Copy { version, value: (clock, value), .. }) = slots.send(now, &location) {
+                let (clock, value) = (*clock, value.clone());
+                update = Some(Update::Slow { location, version, number, clock, value });
+            }
+        }
+        update
     }
 
     /// When a slow write to `destination` will be due.

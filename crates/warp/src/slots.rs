@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::time::{Instant, nanos};
+use serde::{Deserialize, Serialize};
 
 /// The logarithm of the chance that a value is missing after [`WITHIN`]: of one in 10^9.
 const MISSING_LN: f64 = -20.7;
@@ -36,7 +37,7 @@ pub struct Copy<'a, K, V> {
 }
 
 /// What a receiver says of each copy.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Ack<K> {
     /// The copy's.
     pub key: K,
@@ -66,6 +67,7 @@ pub struct Slots<K, V> {
     queue: BTreeMap<(Instant, u64), K>,
     order: u64,
     sent: u64,
+    next_number: u64,
     /// Copies whose fate is not known, the oldest first.
     flying: VecDeque<(u64, Instant)>,
     loss: f64,
@@ -81,6 +83,7 @@ impl<K: Ord + Clone, V> Slots<K, V> {
             queue: BTreeMap::new(),
             order: 0,
             sent: 0,
+            next_number: 0,
             flying: VecDeque::new(),
             loss: 0.0,
             delay_ns: nanos(delay).max(1) as f64,
@@ -114,30 +117,61 @@ impl<K: Ord + Clone, V> Slots<K, V> {
     /// The value that has waited longest, if one is due: it is to be sent now. Ask only when the
     /// gate is open.
     pub fn poll_send(&mut self, now: Instant) -> Option<Copy<'_, K, V>> {
+        let key = self.poll_key(now)?.clone();
+        self.send(now, &key)
+    }
+
+    /// The key of the value that [`Slots::poll_send`] would send.
+    pub fn poll_key(&mut self, now: Instant) -> Option<&K> {
         self.expire(now);
-        let key = loop {
+        loop {
             let entry = self.queue.first_entry()?;
-            let at = entry.key().0;
-            if at > now {
+            if entry.key().0 > now {
                 return None;
             }
-            let key = entry.remove();
-            let slot = self.slots.get(&key).filter(|slot| slot.acknowledged < slot.version);
+            let due = entry.key().0;
+            let slot = self.slots.get(entry.get());
             // One that was written or sent again since has a later entry.
-            if slot.is_some_and(|slot| slot.due == at) {
-                break key;
+            if slot.is_some_and(|slot| slot.acknowledged < slot.version && slot.due == due) {
+                break;
             }
-        };
+            entry.remove();
+        }
+        self.queue.first_key_value().map(|(_, key)| key)
+    }
+
+    /// Whether the last value of `key` is due.
+    #[must_use]
+    pub fn is_due(&self, now: Instant, key: &K) -> bool {
+        let slot = self.slots.get(key);
+        slot.is_some_and(|slot| slot.acknowledged < slot.version && slot.due <= now)
+    }
+
+    /// Sends the last value of `key`, whether it is due or not; `None` if it was never written.
+    pub fn send(&mut self, now: Instant, key: &K) -> Option<Copy<'_, K, V>> {
         let due = now.plus_nanos(self.patience_ns());
-        let number = self.sent;
+        let slot = self.slots.get_mut(key)?;
+        slot.due = due;
+        let version = slot.version;
+        let number = self.next_number;
+        self.next_number += 1;
         self.sent += 1;
         self.flying.push_back((number, now));
         self.enqueue(due, key.clone());
-        let slot = self.slots.get_mut(&key).expect("it was found above");
-        slot.due = due;
-        let version = slot.version;
-        let (key, slot) = self.slots.get_key_value(&key).expect("it was found above");
+        let (key, slot) = self.slots.get_key_value(key)?;
         Some(Copy { key, version, number, value: &slot.value })
+    }
+
+    /// The number that the next copy will have.
+    #[must_use]
+    pub const fn next_number(&self) -> u64 {
+        self.next_number
+    }
+
+    /// Numbers the next copy `number`, where that is more than it would have: so that one copy may
+    /// go to several destinations, each of which has slots of its own.
+    pub fn number_from(&mut self, number: u64) {
+        self.next_number = self.next_number.max(number);
     }
 
     /// The receiver has a value.

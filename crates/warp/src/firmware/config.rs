@@ -24,6 +24,7 @@ pub struct WarpConfig {
     pub(super) span: Duration,
     pub(super) drain_every: Duration,
     pub(super) paces_others: bool,
+    pub(super) broadcasts: bool,
 }
 
 impl WarpConfig {
@@ -45,6 +46,7 @@ impl WarpConfig {
             span: Duration::from_nanos((delay / 4).max(1_000)),
             drain_every: DEFAULT_DRAIN_EVERY,
             paces_others: false,
+            broadcasts: false,
         }
     }
 
@@ -64,6 +66,12 @@ impl WarpConfig {
     /// among them; off unless set. They carry no stamps: an empty frame a span does, all the time.
     pub const fn paces_others(&mut self, does: bool) -> &mut Self {
         self.paces_others = does;
+        self
+    }
+
+    /// Also sends to [`NodeId::EVERYBODY`], where the destinations are who answers; off unless set.
+    pub const fn broadcast(&mut self, does: bool) -> &mut Self {
+        self.broadcasts = does;
         self
     }
 

@@ -11,8 +11,8 @@ use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::time::Instant;
 
-use super::{PAID, PROBE, WarpConfig};
-use crate::control::Controller;
+use super::listeners::Listeners;
+use super::{BROADCAST, PAID, PROBE, WarpConfig};
 use crate::feedback::Feedback;
 use crate::gate::{Gate, GateKeeper};
 use crate::stamp::{Encoder, Stamp};
@@ -28,11 +28,11 @@ struct Outgoing {
     offset: u32,
 }
 
-/// One destination.
+/// One destination: a node, or everybody.
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) node: NodeId,
-    pub(super) law: Controller,
+    pub(super) law: Listeners,
     config: WarpConfig,
     encoder: Encoder,
     keeper: GateKeeper,
@@ -67,10 +67,15 @@ fn full_frame(config: &WarpConfig) -> u64 {
 
 impl Path {
     pub(super) fn new(node: NodeId, config: &WarpConfig) -> (Self, Gate) {
+        let control = config.control(full_frame(config));
+        let law = match node {
+            NodeId::EVERYBODY => Listeners::new(&config.destinations, control, Instant::ZERO),
+            node => Listeners::new(&[node], control, Instant::ZERO),
+        };
         let (keeper, gate) = GateKeeper::new(config.depth(full_frame(config)));
         let path = Self {
             node,
-            law: Controller::new(config.control(full_frame(config)), Instant::ZERO),
+            law,
             config: config.clone(),
             encoder: Encoder::default(),
             keeper,
@@ -88,7 +93,8 @@ impl Path {
     /// The NIC is there: its frames' size and its time are known.
     pub(super) fn begin(&mut self, nic: &Context<'_>) {
         let frame = wire_bytes(nic, frame_payload(&self.config) as usize);
-        self.law = Controller::new(self.config.control(u64::from(frame)), nic.now());
+        let control = self.config.control(u64::from(frame));
+        self.law = Listeners::new(&self.law.nodes(), control, nic.now());
     }
 
     pub(super) fn enqueue(&mut self, command: Command) {
@@ -158,13 +164,18 @@ impl Path {
         }
     }
 
+    /// Flags of all its frames: stamps that all hear are counted by themselves.
+    fn flags(&self) -> u8 {
+        if self.node == NodeId::EVERYBODY { BROADCAST } else { 0 }
+    }
+
     /// A stamp by itself.
     fn probe(&mut self, nic: &mut Context<'_>) {
         let now = nic.now();
         self.probe_at = Some(now + self.config.span);
         let stamp = self.encoder.stamp(now);
         let packet = Packet {
-            flags: PROBE,
+            flags: PROBE | self.flags(),
             sequence: stamp.sequence as u32,
             acknowledgement: (stamp.sent.as_nanos() / TICK_NS) as u32,
             ..Packet::to(self.node)
@@ -192,6 +203,7 @@ impl Path {
         ];
         let packet = part.map(|part| Packet {
             port: command.port,
+            flags: self.flags(),
             sequence: stamp.sequence as u32,
             acknowledgement: (stamp.sent.as_nanos() / TICK_NS) as u32,
             words,

@@ -10,11 +10,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use midplane_simhw::id::NodeId;
+use serde::{Deserialize, Serialize};
 
 use super::Location;
 
 /// A write, from its request to its place.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Entry<V> {
     /// Who wrote.
     pub writer: NodeId,
@@ -27,7 +28,7 @@ pub struct Entry<V> {
 }
 
 /// What nodes tell each other of the order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum Coherence<V> {
     /// To the sequencer: give it a place.
     Request(Entry<V>),

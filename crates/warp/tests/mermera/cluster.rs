@@ -1,0 +1,105 @@
+//! A star of simulated hosts that share a memory, on links of 100 Mb/s.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane_nicvm::messages::{MESSAGES, Messages};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::port::Command;
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::sim::World;
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::{Instant, LineRate};
+use midplane_simhw::topology::Topology;
+use midplane_warp::firmware::{KNOWLEDGE, WARP, Warp, WarpConfig};
+use midplane_warp::memory::extension::{MERMERA, Mermera, MermeraConfig};
+use midplane_warp::memory::{Location, Origin, Shared};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+const RATE: LineRate = LineRate::mbps(100);
+const QUEUE: u32 = 16 << 10;
+
+/// How slow writes travel.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Way {
+    /// To each node by itself.
+    Each,
+    /// Once to all.
+    All,
+}
+
+/// Values that a node sees.
+pub(crate) type Seen<V> = Vec<Option<(V, Origin)>>;
+
+pub(crate) struct Cluster {
+    pub(crate) world: World<Unit>,
+    nodes: u16,
+}
+
+impl Cluster {
+    pub(crate) fn new(nodes: u16, way: Way, seed: u64) -> Self {
+        let link = LinkProfile::ethernet(RATE, Duration::from_micros(1));
+        let topology =
+            Topology::star(nodes, link, SwitchProfile::new(Buffer::Bytes(2 * QUEUE)));
+        let world = World::new(&topology, NicProfile::MODERN, seed, move |node, _| {
+            let all: Vec<NodeId> = (0..nodes).map(NodeId).collect();
+            let others: Vec<NodeId> = all.iter().copied().filter(|other| *other != node).collect();
+            let mut config = WarpConfig::new(&others, RATE, QUEUE, nodes - 1);
+            config.paces_others(true).broadcast(way == Way::All);
+            let (warp, gates) = Warp::new(config);
+            let mut config = MermeraConfig::new(&all, DELAY);
+            config.gates(gates);
+            let mut unit = Unit::default();
+            unit.install(MESSAGES, Messages::new()).unwrap();
+            unit.install(WARP, warp).unwrap();
+            unit.install(MERMERA, Mermera::new(config)).unwrap();
+            unit
+        });
+        Self { world, nodes }
+    }
+
+    /// What Warp measures as the feedback delay of the way from node 0 to node 1, at `then`.
+    pub(crate) fn feedback_delay(&mut self, then: Instant) -> Duration {
+        self.world.run_until(then);
+        let host = self.world.host(NodeId(0));
+        let work = async move {
+            let mut port = host.open_port().unwrap();
+            let ask = Command { extension: WARP, opcode: KNOWLEDGE, node: NodeId(1), ..Command::default() };
+            port.submit(&ask).unwrap();
+            let done = port.completion().await.unwrap();
+            Duration::from_nanos(done.args[3])
+        };
+        self.world.block_on(NodeId(0), work).expect("it answers")
+    }
+
+    /// What each node that lives sees at `locations`.
+    pub(crate) fn read_all<V>(&mut self, locations: &[Location]) -> Vec<(NodeId, Seen<V>)>
+    where
+        V: Serialize + DeserializeOwned + Send + 'static,
+    {
+        let seen: Arc<Mutex<Vec<(NodeId, Seen<V>)>>> = Arc::default();
+        let up: Vec<NodeId> = (0..self.nodes).map(NodeId).filter(|n| self.world.is_up(*n)).collect();
+        for node in up {
+            let (host, seen) = (self.world.host(node), Arc::clone(&seen));
+            let locations = locations.to_vec();
+            // All reads are made at this instant: the NIC looks at its own copy.
+            let work = async move {
+                let mut memory = Shared::<V>::open(&host).unwrap();
+                let mut values = Vec::new();
+                for location in locations {
+                    values.push(memory.read_origin(location).await.unwrap());
+                }
+                seen.lock().unwrap().push((node, values));
+            };
+            self.world.block_on(node, work).expect("reads end");
+        }
+        std::mem::take(&mut *seen.lock().unwrap())
+    }
+}
+
+/// What feedback takes: the queue's own delay, there and back.
+pub(crate) const DELAY: Duration = Duration::from_micros(1_500);

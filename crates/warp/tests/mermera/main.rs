@@ -1,0 +1,168 @@
+//! Mermera's memory between simulated hosts: the extension, and the interface that applications use.
+
+mod cluster;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cluster::{Cluster, Way};
+use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::time::Instant;
+use midplane_warp::memory::{Level, Location, Shared};
+
+async fn pause(host: &impl Host, time: Duration) {
+    host.sleep_until(host.now() + time).await;
+}
+
+const fn at(millis: u64) -> Instant {
+    Instant::from_nanos(millis * 1_000_000)
+}
+
+#[test]
+fn a_value_is_seen_everywhere_whatever_its_level_and_its_way() {
+    for way in [Way::Each, Way::All] {
+        let mut cluster = Cluster::new(4, way, 1);
+        let host = cluster.world.host(NodeId(1));
+        cluster.world.spawn(NodeId(1), async move {
+            let mut memory = Shared::<[f64; 3]>::open(&host).unwrap();
+            memory.slow_write(1, &[1.0; 3]).await.unwrap();
+            memory.pram_write(2, &[2.0; 3]).await.unwrap();
+            memory.co_write(3, &[3.0; 3]).await.unwrap();
+            assert_eq!(memory.read(1).await.unwrap(), Some([1.0; 3]), "its own, at once");
+            memory.flush().await.unwrap();
+            pause(&host, Duration::from_secs(1)).await;
+        });
+        cluster.world.run_until(at(100));
+        let seen = cluster.read_all::<[f64; 3]>(&[1, 2, 3, 4]);
+        for (node, values) in seen {
+            let levels = [Level::Slow, Level::Pram, Level::Coherent];
+            for (level, value) in levels.into_iter().zip(&values) {
+                let (value, origin) = value.expect("it was written");
+                let number = level as u8 as f64 + 1.0;
+                assert_eq!((value, origin.level), ([number; 3], level), "{way:?}, node {node}");
+                assert_eq!((origin.writer, origin.order), (NodeId(1), 1));
+            }
+            assert_eq!(values[3], None, "nobody wrote there");
+        }
+    }
+}
+
+#[test]
+fn what_is_too_long_or_of_another_type_is_refused_and_said() {
+    use midplane_warp::memory::AccessError;
+    let mut cluster = Cluster::new(2, Way::Each, 1);
+    let host = cluster.world.host(NodeId(0));
+    let work = async move {
+        let mut texts = Shared::<String>::open(&host).unwrap();
+        let long = "x".repeat(2_000);
+        assert_eq!(texts.pram_write(0, &long).await, Err(AccessError::TooLong));
+        texts.slow_write(5, &"five".to_owned()).await.unwrap();
+        // A second way into the same memory.
+        let mut numbers = Shared::<u64>::open(&host).unwrap();
+        assert_eq!(numbers.read(5).await, Err(AccessError::OtherType(5)));
+        assert_eq!(texts.read(5).await.unwrap().as_deref(), Some("five"));
+    };
+    cluster.world.block_on(NodeId(0), work).expect("it ends");
+}
+
+#[test]
+fn an_access_that_was_dropped_does_not_disturb_the_next() {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+    let mut cluster = Cluster::new(3, Way::Each, 1);
+    let host = cluster.world.host(NodeId(2));
+    let work = async move {
+        let mut memory = Shared::<u32>::open(&host).unwrap();
+        {
+            let write = pin!(memory.co_write(1, &11));
+            assert!(write.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        memory.slow_write(2, &22).await.unwrap();
+        assert_eq!(memory.read(1).await.unwrap(), Some(11));
+        assert_eq!(memory.read(2).await.unwrap(), Some(22));
+    };
+    cluster.world.block_on(NodeId(2), work).expect("it ends");
+}
+
+/// Every node writes all of its keys all the time; then all stop, and half of all frames are lost.
+#[test]
+fn c3_the_last_value_of_every_key_is_visible_within_3_feedback_delays_at_half_loss() {
+    const KEYS: u32 = 8;
+    for way in [Way::Each, Way::All] {
+        for seed in 0..4 {
+            let mut cluster = Cluster::new(4, way, seed);
+            cluster.world.set_faults(Faults { loss: 0.5, ..Faults::NONE });
+            let ended: Arc<Mutex<Vec<Instant>>> = Arc::default();
+            for node in 0..4 {
+                let (host, ended) = (cluster.world.host(NodeId(node)), Arc::clone(&ended));
+                cluster.world.spawn(NodeId(node), async move {
+                    let mut memory = Shared::<u64>::open(&host).unwrap();
+                    for round in 0..400_u64 {
+                        let key = (round as u32) % KEYS;
+                        let location = u32::from(node) * KEYS + key;
+                        memory.slow_write(location, &round).await.unwrap();
+                        pause(&host, Duration::from_micros(200)).await;
+                    }
+                    ended.lock().unwrap().push(host.now());
+                    pause(&host, Duration::from_secs(10)).await;
+                });
+            }
+            let delay = cluster.feedback_delay(at(70));
+            while ended.lock().unwrap().len() < 4 {
+                let step = cluster.world.now() + Duration::from_micros(50);
+                cluster.world.run_until(step);
+            }
+            let stopped = ended.lock().unwrap().iter().copied().max().unwrap();
+            cluster.world.run_until(stopped + 3 * delay);
+            let locations: Vec<Location> = (0..4 * KEYS).collect();
+            for (node, values) in cluster.read_all::<u64>(&locations) {
+                for (location, value) in locations.iter().zip(values) {
+                    let last = 392 + u64::from(location % KEYS);
+                    let value = value.map(|(value, _)| value);
+                    let what = format!("{way:?}, seed {seed}, node {node}, location {location}");
+                    assert_eq!(value, Some(last), "{what}, after 3 x {delay:?}");
+                }
+            }
+            println!("C3 {way:?}, seed {seed}: within 3 feedback delays of {delay:?}");
+        }
+    }
+}
+
+#[test]
+fn the_sequencer_dies_and_coherent_writes_go_on() {
+    let mut cluster = Cluster::new(5, Way::Each, 3);
+    for node in 1..5 {
+        let host = cluster.world.host(NodeId(node));
+        cluster.world.spawn(NodeId(node), async move {
+            let mut memory = Shared::<u64>::open(&host).unwrap();
+            for round in 0..50 {
+                memory.co_write(7, &(u64::from(node) * 1_000 + round)).await.unwrap();
+                pause(&host, Duration::from_millis(1)).await;
+            }
+            memory.co_write(u32::from(node), &round_of(node)).await.unwrap();
+            pause(&host, Duration::from_secs(100)).await;
+        });
+    }
+    cluster.world.run_until(at(20));
+    cluster.world.crash(NodeId(0));
+    cluster.world.run_until(at(20_000));
+    let mut last = None;
+    for (node, values) in cluster.read_all::<u64>(&[1, 2, 3, 4, 7]) {
+        if node == NodeId(0) {
+            continue;
+        }
+        for writer in 1..5 {
+            let value = values[usize::from(writer) - 1].map(|(value, _)| value);
+            assert_eq!(value, Some(round_of(writer)), "node {node}: {writer} never ended");
+        }
+        // One order: the last write to the shared location is the same for all.
+        let (_, origin) = values[4].expect("it was written");
+        assert_eq!(*last.get_or_insert(origin), origin, "node {node}");
+    }
+}
+
+const fn round_of(node: u16) -> u64 {
+    node as u64 + 77
+}

@@ -1,0 +1,43 @@
+//! A live run on this host: this process is rank 0, the switch and all others are processes of their
+//! own.
+
+use std::net::SocketAddr;
+
+use crate::arguments::Arguments;
+use crate::fabrics::{Place, take_part};
+use crate::failure::Failure;
+use crate::processes::{Peer, free_addresses};
+use crate::rank::{Job, Outcome};
+use crate::setting::Fabric;
+
+/// Carries out a run with processes of this host.
+pub(crate) fn run(arguments: &Arguments, job: &Job) -> Result<Outcome, Failure> {
+    let setting = &job.setting;
+    let mut addresses =
+        free_addresses(usize::from(setting.nodes()) + 1).map_err(Failure::Stopped)?;
+    let words = arguments.for_child(setting);
+    let start = |more: &[String], peers: &[SocketAddr]| {
+        let words: Vec<String> = words.iter().chain(more).cloned().collect();
+        Peer::start(&words, peers).map_err(Failure::Stopped)
+    };
+    let has_switch = setting.fabric == Fabric::Switch;
+    let _switch =
+        has_switch.then(|| start(&["--serve-switch".into()], &addresses)).transpose()?;
+    let at_switch = addresses.remove(0);
+    let mut ranks = Vec::new();
+    for rank in 1..setting.nodes() {
+        let mut more = vec!["--rank".to_owned(), rank.to_string()];
+        if has_switch {
+            more.extend(["--switch".into(), at_switch.to_string()]);
+        }
+        ranks.push(start(&more, &addresses)?);
+    }
+    let place = Place { rank: 0, peers: addresses, switch: has_switch.then_some(at_switch) };
+    let outcome = crate::runtime()?.block_on(take_part(job.clone(), &place));
+    // A process that could not do its part knows better why than those that miss it.
+    let complaints = (1_u16..).zip(&mut ranks).filter_map(|(rank, process)| {
+        process.complaint().map(|what| Failure::Stopped(format!("rank {rank}: {what}")))
+    });
+    let outcome = outcome.map_err(|failure| complaints.into_iter().next().unwrap_or(failure))?;
+    outcome.ok_or_else(|| Failure::Stopped("rank 0 has no outcome".into()))
+}
