@@ -66,7 +66,8 @@ impl Peer {
         if let Some(mut pipe) = self.process.stderr.take() {
             let _ = pipe.read_to_string(&mut complaint);
         }
-        let line = complaint.lines().last().map(|line| line.trim_start_matches("error: ").to_owned());
+        let line =
+            complaint.lines().last().map(|line| line.trim_start_matches("error: ").to_owned());
         line.or_else(|| (!ended.success()).then(|| "it was ended".to_owned()))
     }
 

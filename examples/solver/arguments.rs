@@ -209,7 +209,9 @@ impl Arguments {
         match u16::try_from(wanted) {
             Ok(0) => Err(format!("--peers: {peers} peers are no rank, with the background's")),
             Ok(ranks) if wanted <= most => Ok(ranks),
-            _ => Err(format!("--ranks: {wanted} ranks need {} peers, not {peers}", wanted + others)),
+            _ => {
+                Err(format!("--ranks: {wanted} ranks need {} peers, not {peers}", wanted + others))
+            }
         }
     }
 

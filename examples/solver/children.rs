@@ -21,8 +21,7 @@ pub(crate) fn run(arguments: &Arguments, job: &Job) -> Result<Outcome, Failure> 
         Peer::start(&words, peers).map_err(Failure::Stopped)
     };
     let has_switch = setting.fabric == Fabric::Switch;
-    let _switch =
-        has_switch.then(|| start(&["--serve-switch".into()], &addresses)).transpose()?;
+    let _switch = has_switch.then(|| start(&["--serve-switch".into()], &addresses)).transpose()?;
     let at_switch = addresses.remove(0);
     let mut ranks = Vec::new();
     for rank in 1..setting.nodes() {

@@ -91,8 +91,8 @@ pub(crate) async fn take_part(job: Job, place: &Place) -> Result<Option<Outcome>
         config = config.via(switch);
     }
     let (unit, gates) = firmware(&setting, node);
-    let nic = UdpNic::start(config, unit)
-        .map_err(|error| Failure::Input(format!("--peers: {error}")))?;
+    let nic =
+        UdpNic::start(config, unit).map_err(|error| Failure::Input(format!("--peers: {error}")))?;
     let host = nic.host();
     let outcome = if node == setting.disturber() {
         disturb(host, setting.disturbed(), setting.load).await.map(|()| None)

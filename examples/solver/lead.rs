@@ -63,7 +63,12 @@ impl Lead {
     }
 
     /// A part of a rank's values, the `range` of which it computes: all of them, once they are there.
-    fn on_values(&mut self, range: &Range<usize>, part: (u32, u32, u32), values: &[f64]) -> Option<Vec<f64>> {
+    fn on_values(
+        &mut self,
+        range: &Range<usize>,
+        part: (u32, u32, u32),
+        values: &[f64],
+    ) -> Option<Vec<f64>> {
         let (round, first, of) = part;
         if of as usize != range.len() {
             return None;

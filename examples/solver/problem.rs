@@ -40,7 +40,8 @@ pub(crate) fn read(arguments: &Arguments) -> Result<Linear, String> {
 
 /// A number by which systems are told apart.
 pub(crate) fn number(problem: &Linear) -> u64 {
-    let entries = problem.a().iter().flat_map(|(value, (i, j))| [i as u64, j as u64, value.to_bits()]);
+    let entries =
+        problem.a().iter().flat_map(|(value, (i, j))| [i as u64, j as u64, value.to_bits()]);
     entries.fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
 }
 

@@ -405,7 +405,9 @@ impl<H: Pace> Rank<H> {
         let gave_up = self.lead.as_ref().filter(|lead| lead.answer().is_none());
         let lost = gave_up.and_then(|lead| lead.lost.first()).map(|node| Note::Lost(node.0));
         let last = lost.unwrap_or(Note::Stop);
-        while self.host.now() < end && self.lead.as_ref().is_some_and(|lead| !lead.has_all_tallies()) {
+        while self.host.now() < end
+            && self.lead.as_ref().is_some_and(|lead| !lead.has_all_tallies())
+        {
             self.tell_all(&last)?;
             self.rest().await;
             self.take_in()?;

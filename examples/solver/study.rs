@@ -22,8 +22,10 @@ pub(crate) fn settings(base: &Setting) -> Vec<Setting> {
         .chain([(Control::Warp, PAPER_BUFFER), (Control::WarpCsend, PAPER_BUFFER)]);
     let ways: Vec<(Control, u16)> = ways.collect();
     let of_load = |load: Load| {
-        let with = move |&(control, buffer): &(Control, u16)| {
-            Setting { load, tolerance: DIGITS, ..base.clone().with(control, buffer) }
+        let with = move |&(control, buffer): &(Control, u16)| Setting {
+            load,
+            tolerance: DIGITS,
+            ..base.clone().with(control, buffer)
         };
         ways.iter().map(with).collect::<Vec<_>>()
     };

@@ -47,6 +47,10 @@ const PAST_STEPS: f64 = 16.0;
 const DEEP: f64 = 1.0 / 3.0;
 /// Feedback delays that an estimate is good for.
 const VALIDITY: f64 = 1.5;
+/// Usual times between two feedbacks of silence that are no chance, where many of them are lost ...
+const QUIET_GAPS: f64 = 6.0;
+/// ... and the most feedback delays that this makes an estimate good for.
+const MOST_VALIDITY: f64 = 16.0;
 /// A rate without feedback is divided by eight each eighth of a feedback delay.
 const DECAY_STEPS: u64 = 8;
 /// A sender that used less of its rate is limited by its application (as other controllers have it).
@@ -135,6 +139,9 @@ pub struct Controller {
     /// Smoothed, in nanoseconds.
     feedback_ns: f64,
     newest: Option<(u32, Instant)>,
+    /// When the last feedback came, and the smoothed time between two, in nanoseconds.
+    fed_at: Option<Instant>,
+    fed_gap_ns: f64,
     valid_until: Option<Instant>,
     is_valid: bool,
     drain_until: Instant,
@@ -194,6 +201,8 @@ impl Controller {
             delay: QueueDelay::default(),
             feedback_ns,
             newest: None,
+            fed_at: None,
+            fed_gap_ns: 0.0,
             valid_until: None,
             is_valid: false,
             drain_until: Instant::ZERO,
@@ -252,6 +261,10 @@ impl Controller {
         self.feedback_ns += gain * (age - self.feedback_ns);
         self.has_measured = true;
         let since = last.map_or(0, |(_, at)| estimate.newest.nanos_since(at)) as f64;
+        let quiet = self.fed_at.map_or(0, |at| now.nanos_since(at)) as f64;
+        self.fed_gap_ns +=
+            DELAY_GAIN * (quiet.min(MOST_VALIDITY * self.feedback_ns) - self.fed_gap_ns);
+        self.fed_at = Some(now);
         self.usage_since(now);
         // The deviation of a slope: exact for four groups, and near enough for others.
         let unsure = estimate.noise_ns / (0.75 * estimate.span_ns.max(1) as f64);
@@ -313,9 +326,12 @@ impl Controller {
         }
     }
 
-    /// Until when the estimate of `now` is good: one that is fed by rare messages lives longer.
+    /// Until when the estimate of `now` is good: one that is fed by rare messages lives longer, and so
+    /// does one of a path that loses much of the feedback.
     fn expiry(&self, now: Instant) -> Instant {
-        now.plus_nanos((VALIDITY * self.feedback_ns) as u64).plus_nanos(2 * self.usage.gap_ns)
+        let quiet = (QUIET_GAPS * self.fed_gap_ns).min(MOST_VALIDITY * self.feedback_ns);
+        let good = (VALIDITY * self.feedback_ns).max(quiet);
+        now.plus_nanos(good as u64).plus_nanos(2 * self.usage.gap_ns)
     }
 
     /// Looks each feedback delay at how much of the rate has been used.

@@ -418,9 +418,7 @@ pub(crate) async fn a_message_finds_a_well_known_port<H: Host>(site: Site<H>) {
     }
 }
 
-pub(crate) async fn a_message_to_everybody_arrives_once_at_each_other_node<H: Host>(
-    site: Site<H>,
-) {
+pub(crate) async fn a_message_to_everybody_arrives_once_at_each_other_node<H: Host>(site: Site<H>) {
     const SERVICE: PortId = PortId(WELL_KNOWN.start);
     // One of a frame, one of several.
     let (short, long) = (pattern(1, 100), pattern(2, 5_000));

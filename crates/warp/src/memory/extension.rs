@@ -1,14 +1,14 @@
 //! Mermera's memory as an extension: what must arrive goes by control message, slow writes in frames
 //! that leave when Warp's gate is open, and the last value of each location until it is there.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use midplane_nicvm::context::Context;
 use midplane_nicvm::control::MAX_MESSAGE;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, PeerEvent, TimeoutId};
 use midplane_nicvm::timeout::Service;
-use midplane_nicvm::transmit::Packet;
+use midplane_nicvm::transmit::{Packet, Sending, Sent};
 use midplane_simhw::frame::Frame;
 use midplane_simhw::hardware::Source;
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
@@ -88,6 +88,10 @@ pub struct Mermera {
     unsent: BTreeMap<NodeId, VecDeque<Vec<u8>>>,
     /// Parts that have come of an update.
     parts: BTreeMap<NodeId, Vec<u8>>,
+    /// Acknowledgements of slow writes that are to be sent.
+    acks: BTreeMap<NodeId, Frames>,
+    /// Whom a frame waits for in the scheduler: what is sent next is chosen when that one has left.
+    blocked: BTreeSet<NodeId>,
     /// Coherent writes that wait for their place.
     placing: Vec<(u64, Command)>,
     flushing: Vec<Command>,
@@ -107,6 +111,8 @@ impl Mermera {
             memory: None,
             unsent: BTreeMap::new(),
             parts: BTreeMap::new(),
+            acks: BTreeMap::new(),
+            blocked: BTreeSet::new(),
             placing: Vec::new(),
             flushing: Vec::new(),
             try_at: None,
@@ -124,6 +130,7 @@ impl Mermera {
     /// Sends what is to be sent, and says when to look again.
     fn pump(&mut self, nic: &mut Context<'_>) {
         self.send_reliable(nic);
+        self.send_acks(nic);
         self.try_at = None;
         self.send_slow(nic);
         let Some(memory) = &self.memory else { return };
@@ -146,14 +153,13 @@ impl Mermera {
         }
     }
 
-    /// Control messages for what must arrive; acknowledgements of slow writes in frames.
+    /// Control messages for what must arrive.
     fn send_reliable(&mut self, nic: &mut Context<'_>) {
         let Some(memory) = &mut self.memory else { return };
-        let mut acks: BTreeMap<NodeId, Frames> = BTreeMap::new();
         while let Some((to, update)) = memory.poll_send() {
             let Ok(bytes) = wire::encode(&update) else { continue };
             if !update.is_reliable() {
-                acks.entry(to).or_default().add(&bytes);
+                self.acks.entry(to).or_default().add(&bytes);
                 continue;
             }
             let mut parts = bytes.chunks(MAX_MESSAGE - 1).peekable();
@@ -162,9 +168,6 @@ impl Mermera {
                 let message = [&[mark], part].concat();
                 self.unsent.entry(to).or_default().push_back(message);
             }
-        }
-        for (to, frames) in acks {
-            frames.0.iter().for_each(|frame| send_frame(nic, to, frame));
         }
         let mut is_full = false;
         for (to, messages) in &mut self.unsent {
@@ -182,6 +185,19 @@ impl Mermera {
         }
     }
 
+    /// What has been read of slow writes, whatever the gates say: it is little.
+    fn send_acks(&mut self, nic: &mut Context<'_>) {
+        for (to, frames) in &mut self.acks {
+            while !self.blocked.contains(to)
+                && let Some(frame) = frames.0.pop_front()
+            {
+                if send_frame(nic, *to, &frame) {
+                    self.blocked.insert(*to);
+                }
+            }
+        }
+    }
+
     /// Slow writes, as far as the gates let them: to all at once where that is possible.
     fn send_slow(&mut self, nic: &mut Context<'_>) {
         let now = nic.now();
@@ -193,10 +209,11 @@ impl Mermera {
         let targets = all.map(|(node, gate)| (node, Some(gate))).into_iter().chain(each);
         let mut is_shut = false;
         for (to, gate) in targets {
-            let is_open = |bytes: usize| gate.is_none_or(|gate| gate.is_open((bytes + AROUND) as u32));
+            let is_open =
+                |bytes: usize| gate.is_none_or(|gate| gate.is_open((bytes + AROUND) as u32));
             let mut frame = Vec::new();
             // An update more, as long as the longest so far.
-            while is_open(frame.len() + self.longest) {
+            while !self.blocked.contains(to) && is_open(frame.len() + self.longest) {
                 let update = match *to {
                     NodeId::EVERYBODY => memory.poll_slow_to_all(now),
                     node => memory.poll_slow(now, node),
@@ -204,16 +221,19 @@ impl Mermera {
                 let Some(update) = update else { break };
                 let Ok(bytes) = wire::encode(&update) else { continue };
                 self.longest = self.longest.max(bytes.len() + 2);
-                if frame.len() + 2 + bytes.len() > FRAME_BYTES {
-                    send_paid(nic, (*to, gate), &mut frame);
-                }
                 add(&mut frame, &bytes);
+                if frame.len() + self.longest > FRAME_BYTES
+                    && send_paid(nic, (*to, gate), &mut frame)
+                {
+                    self.blocked.insert(*to);
+                }
             }
-            if !frame.is_empty() {
-                send_paid(nic, (*to, gate), &mut frame);
+            if !frame.is_empty() && send_paid(nic, (*to, gate), &mut frame) {
+                self.blocked.insert(*to);
             }
             let waits = match *to {
                 NodeId::EVERYBODY => false,
+                node if self.blocked.contains(&node) => false,
                 node => memory.poll_timeout(node).is_some_and(|due| due <= now),
             };
             is_shut |= waits;
@@ -266,17 +286,23 @@ impl Mermera {
     }
 }
 
+/// Most frames of acknowledgements that wait; what they say is said again by later ones.
+const MOST_FRAMES: usize = 4;
+
 /// Frames of updates, each as full as it goes.
-#[derive(Default)]
-struct Frames(Vec<Vec<u8>>);
+#[derive(Debug, Default)]
+struct Frames(VecDeque<Vec<u8>>);
 
 impl Frames {
     fn add(&mut self, update: &[u8]) {
-        match self.0.last_mut() {
+        match self.0.back_mut() {
             Some(last) if last.len() + 2 + update.len() <= FRAME_BYTES => add(last, update),
             _ => {
-                self.0.push(Vec::with_capacity(FRAME_BYTES));
-                self.add(update);
+                self.0.push_back(Vec::with_capacity(FRAME_BYTES));
+                self.0.truncate(MOST_FRAMES);
+                if let Some(last) = self.0.back_mut() {
+                    add(last, update);
+                }
             }
         }
     }
@@ -299,20 +325,26 @@ fn updates(mut bytes: &[u8]) -> impl Iterator<Item = Update<Vec<u8>>> + '_ {
     })
 }
 
-fn send_frame(nic: &mut Context<'_>, to: NodeId, frame: &[u8]) {
-    let source = Source::Bytes(Payload::from(frame));
+/// Sends a frame; whether it waits in the scheduler now.
+fn send_frame(nic: &mut Context<'_>, to: NodeId, frame: &[u8]) -> bool {
+    let (source, token) = (Source::Bytes(Payload::from(frame)), Some(to.0.into()));
     // One that can't be sent is lost, as frames may be.
-    let _ = nic.send_packet(&Packet { source, ..Packet::to(to) });
+    nic.send_packet(&Packet { source, token, ..Packet::to(to) }) == Ok(Sending::Queued)
 }
 
-/// Sends a frame that the gate was open for, and pays for it.
-fn send_paid(nic: &mut Context<'_>, (to, gate): (NodeId, Option<&Gate>), frame: &mut Vec<u8>) {
+/// Sends a frame that the gate was open for, and pays for it; whether it waits in the scheduler now.
+fn send_paid(
+    nic: &mut Context<'_>,
+    (to, gate): (NodeId, Option<&Gate>),
+    frame: &mut Vec<u8>,
+) -> bool {
     if let Some(gate) = gate {
         // Nobody else asks it: it is still open.
         let _ = gate.c_send((frame.len() + AROUND) as u32, || ());
     }
-    send_frame(nic, to, frame);
+    let waits = send_frame(nic, to, frame);
     frame.clear();
+    waits
 }
 
 fn completion(command: &Command) -> Completion {
@@ -387,10 +419,16 @@ impl Extension for Mermera {
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         let (PeerEvent::Down(node) | PeerEvent::Restarted(node, _)) = event else { return };
         self.unsent.remove(&node);
+        self.acks.remove(&node);
         self.parts.remove(&node);
         if let Some(memory) = &mut self.memory {
             memory.on_peer_lost(node);
         }
+        self.pump(nic);
+    }
+
+    fn on_sent(&mut self, nic: &mut Context<'_>, sent: Sent) {
+        self.blocked.retain(|node| u64::from(node.0) != sent.token);
         self.pump(nic);
     }
 

@@ -3,7 +3,9 @@
 use std::marker::PhantomData;
 
 use midplane_simhw::host::{Host, OpenError};
-use midplane_simhw::port::{Command, Completion, Port, PortClosed, PostError, RegisterError, Status};
+use midplane_simhw::port::{
+    Command, Completion, Port, PortClosed, PostError, RegisterError, Status,
+};
 use midplane_simhw::region::{Region, RegionError};
 use midplane_simhw::wire::{self, WireError};
 use serde::Serialize;

@@ -43,8 +43,7 @@ pub(crate) struct Cluster {
 impl Cluster {
     pub(crate) fn new(nodes: u16, way: Way, seed: u64) -> Self {
         let link = LinkProfile::ethernet(RATE, Duration::from_micros(1));
-        let topology =
-            Topology::star(nodes, link, SwitchProfile::new(Buffer::Bytes(2 * QUEUE)));
+        let topology = Topology::star(nodes, link, SwitchProfile::new(Buffer::Bytes(2 * QUEUE)));
         let world = World::new(&topology, NicProfile::MODERN, seed, move |node, _| {
             let all: Vec<NodeId> = (0..nodes).map(NodeId).collect();
             let others: Vec<NodeId> = all.iter().copied().filter(|other| *other != node).collect();
@@ -68,7 +67,12 @@ impl Cluster {
         let host = self.world.host(NodeId(0));
         let work = async move {
             let mut port = host.open_port().unwrap();
-            let ask = Command { extension: WARP, opcode: KNOWLEDGE, node: NodeId(1), ..Command::default() };
+            let ask = Command {
+                extension: WARP,
+                opcode: KNOWLEDGE,
+                node: NodeId(1),
+                ..Command::default()
+            };
             port.submit(&ask).unwrap();
             let done = port.completion().await.unwrap();
             Duration::from_nanos(done.args[3])
@@ -82,7 +86,8 @@ impl Cluster {
         V: Serialize + DeserializeOwned + Send + 'static,
     {
         let seen: Arc<Mutex<Vec<(NodeId, Seen<V>)>>> = Arc::default();
-        let up: Vec<NodeId> = (0..self.nodes).map(NodeId).filter(|n| self.world.is_up(*n)).collect();
+        let up: Vec<NodeId> =
+            (0..self.nodes).map(NodeId).filter(|n| self.world.is_up(*n)).collect();
         for node in up {
             let (host, seen) = (self.world.host(node), Arc::clone(&seen));
             let locations = locations.to_vec();

@@ -91,7 +91,7 @@ fn an_access_that_was_dropped_does_not_disturb_the_next() {
 fn c3_the_last_value_of_every_key_is_visible_within_3_feedback_delays_at_half_loss() {
     const KEYS: u32 = 8;
     for way in [Way::Each, Way::All] {
-        for seed in 0..4 {
+        for seed in 0..2 {
             let mut cluster = Cluster::new(4, way, seed);
             cluster.world.set_faults(Faults { loss: 0.5, ..Faults::NONE });
             let ended: Arc<Mutex<Vec<Instant>>> = Arc::default();
@@ -99,7 +99,7 @@ fn c3_the_last_value_of_every_key_is_visible_within_3_feedback_delays_at_half_lo
                 let (host, ended) = (cluster.world.host(NodeId(node)), Arc::clone(&ended));
                 cluster.world.spawn(NodeId(node), async move {
                     let mut memory = Shared::<u64>::open(&host).unwrap();
-                    for round in 0..400_u64 {
+                    for round in 0..160_u64 {
                         let key = (round as u32) % KEYS;
                         let location = u32::from(node) * KEYS + key;
                         memory.slow_write(location, &round).await.unwrap();
@@ -109,7 +109,7 @@ fn c3_the_last_value_of_every_key_is_visible_within_3_feedback_delays_at_half_lo
                     pause(&host, Duration::from_secs(10)).await;
                 });
             }
-            let delay = cluster.feedback_delay(at(70));
+            let delay = cluster.feedback_delay(at(25));
             while ended.lock().unwrap().len() < 4 {
                 let step = cluster.world.now() + Duration::from_micros(50);
                 cluster.world.run_until(step);
@@ -119,7 +119,7 @@ fn c3_the_last_value_of_every_key_is_visible_within_3_feedback_delays_at_half_lo
             let locations: Vec<Location> = (0..4 * KEYS).collect();
             for (node, values) in cluster.read_all::<u64>(&locations) {
                 for (location, value) in locations.iter().zip(values) {
-                    let last = 392 + u64::from(location % KEYS);
+                    let last = 152 + u64::from(location % KEYS);
                     let value = value.map(|(value, _)| value);
                     let what = format!("{way:?}, seed {seed}, node {node}, location {location}");
                     assert_eq!(value, Some(last), "{what}, after 3 x {delay:?}");
@@ -147,7 +147,7 @@ fn the_sequencer_dies_and_coherent_writes_go_on() {
     }
     cluster.world.run_until(at(20));
     cluster.world.crash(NodeId(0));
-    cluster.world.run_until(at(20_000));
+    cluster.world.run_until(at(4_000));
     let mut last = None;
     for (node, values) in cluster.read_all::<u64>(&[1, 2, 3, 4, 7]) {
         if node == NodeId(0) {
