@@ -32,8 +32,12 @@ pub(crate) fn run(arguments: &Arguments, setting: &Setting) -> Result<Run, Failu
         Peer::start(&words, &addresses).map_err(Failure::Stopped)
     };
     let receiver = start(0)?;
-    let _senders = (1..setting.nodes()).map(start).collect::<Result<Vec<_>, _>>()?;
-    let output = receiver.output().map_err(Failure::Stopped)?;
+    let mut senders = (1..setting.nodes()).map(start).collect::<Result<Vec<_>, _>>()?;
+    // A process that could not do its part knows better why than the one that misses it.
+    let output = receiver.output().map_err(|what| {
+        let complaint = senders.iter_mut().find_map(Peer::complaint);
+        Failure::Stopped(complaint.unwrap_or(what))
+    })?;
     let mut run = serde_json::from_str::<Document>(&output)
         .ok()
         .and_then(|mut document| document.runs.pop())

@@ -275,7 +275,7 @@ impl Mermera {
             }
             let to = command.region.part(0, length as u32);
             let bytes = Payload::from(&value[..length]);
-            if length > 0 && !to.is_some_and(|to| nic.write(to, bytes).is_ok()) {
+            if length > 0 && to.is_none_or(|to| nic.write(to, bytes).is_err()) {
                 return nic.refuse(command, Status::Region);
             }
             completion.node = origin.writer;

@@ -1,6 +1,5 @@
 //! A star of simulated hosts that share a memory, on links of 100 Mb/s.
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane_nicvm::messages::{MESSAGES, Messages};
@@ -85,24 +84,21 @@ impl Cluster {
     where
         V: Serialize + DeserializeOwned + Send + 'static,
     {
-        let seen: Arc<Mutex<Vec<(NodeId, Seen<V>)>>> = Arc::default();
         let up: Vec<NodeId> =
-            (0..self.nodes).map(NodeId).filter(|n| self.world.is_up(*n)).collect();
-        for node in up {
-            let (host, seen) = (self.world.host(node), Arc::clone(&seen));
-            let locations = locations.to_vec();
-            // All reads are made at this instant: the NIC looks at its own copy.
+            (0..self.nodes).map(NodeId).filter(|node| self.world.is_up(*node)).collect();
+        let read = |node: NodeId| {
+            let (host, locations) = (self.world.host(node), locations.to_vec());
             let work = async move {
                 let mut memory = Shared::<V>::open(&host).unwrap();
                 let mut values = Vec::new();
                 for location in locations {
                     values.push(memory.read_origin(location).await.unwrap());
                 }
-                seen.lock().unwrap().push((node, values));
+                values
             };
-            self.world.block_on(node, work).expect("reads end");
-        }
-        std::mem::take(&mut *seen.lock().unwrap())
+            (node, self.world.block_on(node, work).expect("reads end"))
+        };
+        up.into_iter().map(read).collect()
     }
 }
 
