@@ -7,6 +7,7 @@
 //!
 //! - [`mod@unit`], [`extension`], [`context`]: start here: the execution unit, and how to extend it
 //! - [`control`]: reliable control messages between units
+//! - [`collective`]: barrier, broadcast, reduce, all-reduce and all-gather between NICs
 //! - [`coordination`]: many senders take turns on a link
 //! - [`messages`]: the default service, unreliable messages between ports
 //! - [`admission`], [`transmit`]: what waits to leave, and who decides when it may
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod collective;
 pub mod context;
 pub mod control;
 pub mod coordination;

@@ -1,0 +1,491 @@
+//! Collective operations between NICs: hosts begin one and hear of its end, nothing between.
+//!
+//! Every member of a group gives the same operations in the same order. What travels between two
+//! members of a small operation is one control message, so it is reliable and in order; a large
+//! broadcast is cut into data frames, which go on down the tree as they come, and what is lost is
+//! asked for. A member whose host is late holds up only what needs its contribution: it passes on
+//! what is for others at once.
+//!
+//! | operation | algorithm |
+//! |---|---|
+//! | barrier | pairwise exchange: in round k with the member whose rank differs in bit k; dissemination where |
+//! | | there is no power of two: tell the member 2^k after, hear the one 2^k before |
+//! | broadcast | a binomial tree up to [`SMALL`] bytes, a binary one of frames above |
+//! | reduce | a binomial tree; who is not the root is done when its NIC has its words |
+//! | all-reduce | recursive doubling, or reduce and broadcast where there is no power of two |
+//! | all-gather | a ring |
+//!
+//! After Buntinas, Panda and Sadayappan ("Fast NIC-Based Barrier over Myrinet/GM", IPDPS 2001), Yu,
+//! Buntinas and Panda (NIC-based multicast, ICPP 2003); [`host`] has the same algorithms run by hosts.
+
+mod broadcast;
+mod gather;
+pub mod host;
+mod reduce;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use midplane_simhw::frame::Frame;
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::{Payload, RegionRef};
+
+use crate::context::Context;
+use crate::control::MAX_MESSAGE;
+use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
+use crate::timeout::Service;
+use broadcast::Broadcast;
+use gather::Gather;
+use reduce::Reduce;
+
+pub use reduce::Operation;
+
+/// The number of the collective operations.
+pub const COLLECTIVES: ExtensionId = ExtensionId(5);
+/// Most bytes of a reduction, of one member's part of an all-gather, and of a broadcast in control
+/// messages: eleven words.
+pub const SMALL: usize = 88;
+/// Most bytes of a broadcast.
+pub const MAX_BROADCAST: usize = 1 << 20;
+
+/// Completes when all members have given it.
+pub const BARRIER: u8 = 1;
+/// Copies the region of the root (argument 0, a rank) to all members' regions of the same length.
+pub const BROADCAST: u8 = 2;
+/// Combines the words of all members' regions in the root's (argument 0) by an [`Operation`]
+/// (argument 1).
+pub const REDUCE: u8 = 3;
+/// The same, into everybody's.
+pub const ALL_REDUCE: u8 = 4;
+/// Collects all members' parts, argument 0 bytes each, the own one in its place in the region.
+pub const ALL_GATHER: u8 = 5;
+
+/// Longer than any round under way; then those that we wait for are asked whether they live.
+const PATIENCE: Duration = Duration::from_millis(100);
+const WATCH: TimeoutId = TimeoutId(u32::MAX);
+/// Bytes before a message's own: operation, round, number.
+const HEAD: usize = 6;
+const ASK: u8 = 0;
+/// Instructions for what a handler does with a message, beside what it asks for.
+const STEP_INSTRUCTIONS: u64 = 10;
+
+/// A command that waits for all members.
+#[must_use]
+pub fn barrier(cookie: u64) -> Command {
+    Command { extension: COLLECTIVES, opcode: BARRIER, cookie, ..Command::default() }
+}
+
+/// A command that brings the root's bytes to everybody.
+#[must_use]
+pub fn broadcast(root: u16, region: RegionRef, cookie: u64) -> Command {
+    let args = [root.into(), 0, 0];
+    Command {
+        extension: COLLECTIVES,
+        opcode: BROADCAST,
+        region,
+        cookie,
+        args,
+        ..Command::default()
+    }
+}
+
+/// A command that combines everybody's words at the root.
+#[must_use]
+pub fn reduce(root: u16, operation: Operation, region: RegionRef, cookie: u64) -> Command {
+    let args = [root.into(), operation as u64, 0];
+    Command { extension: COLLECTIVES, opcode: REDUCE, region, cookie, args, ..Command::default() }
+}
+
+/// A command that combines everybody's words everywhere.
+#[must_use]
+pub fn all_reduce(operation: Operation, region: RegionRef, cookie: u64) -> Command {
+    Command { opcode: ALL_REDUCE, ..reduce(0, operation, region, cookie) }
+}
+
+/// A command that collects everybody's part of `bytes`.
+#[must_use]
+pub fn all_gather(bytes: usize, region: RegionRef, cookie: u64) -> Command {
+    let args = [bytes as u64, 0, 0];
+    Command {
+        extension: COLLECTIVES,
+        opcode: ALL_GATHER,
+        region,
+        cookie,
+        args,
+        ..Command::default()
+    }
+}
+
+/// What a group has done.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct CollectiveCounters {
+    /// Operations that ended well here.
+    pub done: u64,
+    /// Operations that ended otherwise.
+    pub failed: u64,
+    /// Messages and frames that fit no operation.
+    pub malformed: u64,
+    /// Frames of broadcasts that were sent again.
+    pub resent: u64,
+}
+
+/// Who takes part, and who this is.
+#[derive(Clone, Debug)]
+struct Group {
+    members: Vec<NodeId>,
+    rank: u16,
+}
+
+impl Group {
+    const fn size(&self) -> u16 {
+        self.members.len() as u16
+    }
+
+    /// The member `distance` after this one, in the ring of all.
+    fn after(&self, distance: u16) -> u16 {
+        ((u32::from(self.rank) + u32::from(distance)) % u32::from(self.size())) as u16
+    }
+
+    fn rank_of(&self, node: NodeId) -> Option<u16> {
+        self.members.iter().position(|member| *member == node).map(|rank| rank as u16)
+    }
+
+    /// Tells a member something of operation `number`.
+    fn tell(&self, nic: &mut Context<'_>, rank: u16, head: (u8, u8, u32), body: &[u8]) {
+        let mut message = [0; MAX_MESSAGE];
+        message[0] = head.0;
+        message[1] = head.1;
+        message[2..HEAD].copy_from_slice(&head.2.to_le_bytes());
+        message[HEAD..HEAD + body.len()].copy_from_slice(body);
+        // A queue that is full is that of a peer which is gone: its death ends the operation.
+        let _ = nic.send_control(self.members[usize::from(rank)], &message[..HEAD + body.len()]);
+    }
+}
+
+/// How far an operation is.
+enum Progress {
+    Waiting,
+    /// The NIC goes on without the host.
+    Released,
+    Done,
+    Failed(Status),
+}
+
+#[derive(Debug, Default)]
+struct Barrier {
+    /// Rounds begun by this member; none before its host has come.
+    sent: u8,
+    /// Bit k: round k has been heard.
+    heard: u32,
+}
+
+impl Barrier {
+    fn advance(&mut self, nic: &mut Context<'_>, group: &Group, number: u32) -> Progress {
+        let rounds = tree::rounds(group.size());
+        while self.sent <= rounds {
+            if self.sent > 0 && self.heard & 1 << (self.sent - 1) == 0 {
+                return Progress::Waiting;
+            }
+            if self.sent < rounds {
+                let to = tree::partners(group.rank, self.sent, group.size()).0;
+                group.tell(nic, to, (BARRIER, self.sent, number), &[]);
+            }
+            self.sent += 1;
+        }
+        Progress::Done
+    }
+}
+
+#[derive(Debug)]
+enum Kind {
+    Barrier(Barrier),
+    Broadcast(Broadcast),
+    Reduce(Reduce),
+    Gather(Gather),
+}
+
+impl Kind {
+    fn new(opcode: u8) -> Option<Self> {
+        Some(match opcode {
+            BARRIER => Self::Barrier(Barrier::default()),
+            BROADCAST => Self::Broadcast(Broadcast::default()),
+            REDUCE | ALL_REDUCE => Self::Reduce(Reduce::new(opcode)),
+            ALL_GATHER => Self::Gather(Gather::default()),
+            _ => return None,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Running {
+    opcode: u8,
+    kind: Kind,
+    /// The host's command, from when it has come until it is completed.
+    command: Option<Command>,
+    begun: bool,
+}
+
+/// The collective operations of one group.
+#[derive(Debug)]
+pub struct Collectives {
+    group: Group,
+    /// Number of the host's next operation.
+    next: u32,
+    running: BTreeMap<u32, Running>,
+    broken: bool,
+    counters: CollectiveCounters,
+}
+
+impl Collectives {
+    /// The group of `members`, in the order of their ranks.
+    #[must_use]
+    pub fn new(members: Vec<NodeId>) -> Self {
+        Self {
+            group: Group { members, rank: 0 },
+            next: 0,
+            running: BTreeMap::new(),
+            broken: false,
+            counters: CollectiveCounters::default(),
+        }
+    }
+
+    /// What the group has done here.
+    #[must_use]
+    pub const fn counters(&self) -> CollectiveCounters {
+        self.counters
+    }
+
+    /// Operations that have begun somewhere and not ended here.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    fn begin(&mut self, nic: &mut Context<'_>, command: Command) {
+        let Some(kind) = Kind::new(command.opcode) else {
+            nic.refuse(&command, Status::Invalid);
+            return;
+        };
+        if self.broken {
+            nic.refuse(&command, Status::PeerLost);
+            return;
+        }
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        let opcode = command.opcode;
+        let running = self.running.entry(number).or_insert(Running {
+            opcode,
+            kind,
+            command: None,
+            begun: false,
+        });
+        running.command = Some(command);
+        let group = &self.group;
+        let progress = if running.opcode != opcode {
+            // Others have another operation here: nothing that follows would fit.
+            Progress::Failed(Status::Invalid)
+        } else {
+            running.begun = true;
+            match &mut running.kind {
+                Kind::Barrier(barrier) => barrier.advance(nic, group, number),
+                Kind::Broadcast(broadcast) => broadcast.begin(nic, group, number, &command),
+                Kind::Reduce(reduce) => reduce.begin(nic, group, number, &command),
+                Kind::Gather(gather) => gather.begin(nic, group, number, &command),
+            }
+        };
+        self.settle(nic, number, &progress);
+        if !self.running.is_empty() {
+            nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+        }
+    }
+
+    fn settle(&mut self, nic: &mut Context<'_>, number: u32, progress: &Progress) {
+        let Some(running) = self.running.get_mut(&number) else { return };
+        let status = match progress {
+            Progress::Waiting => return,
+            Progress::Done | Progress::Released => Status::Done,
+            Progress::Failed(status) => *status,
+        };
+        if let Some(command) = running.command.take() {
+            self.counters.done += u64::from(status == Status::Done);
+            self.counters.failed += u64::from(status != Status::Done);
+            let Command { opcode, flags, cookie, region, .. } = command;
+            let length = region.length.into();
+            let completion =
+                Completion { status, opcode, flags, cookie, length, ..Completion::default() };
+            nic.complete(region.port, &completion);
+        }
+        // A broadcast may have children that are not done.
+        let rest = matches!(&running.kind, Kind::Broadcast(broadcast) if !broadcast.is_over());
+        let rest = rest || matches!(progress, Progress::Released);
+        if status != Status::Done || !rest {
+            self.running.remove(&number);
+        }
+    }
+
+    fn on_message(&mut self, nic: &mut Context<'_>, from: u16, message: &[u8]) -> Option<()> {
+        let (head, body) = message.split_first_chunk::<HEAD>()?;
+        let [opcode, round, number @ ..] = *head;
+        let number = u32::from_le_bytes(number);
+        if opcode == ASK {
+            // That it was asked shows that we live.
+            return Some(());
+        }
+        // One that has ended here: an answer to it is late.
+        if !self.running.contains_key(&number) && self.next.wrapping_sub(number) as i32 > 0 {
+            self.on_late(nic, from, opcode, round, number);
+            return Some(());
+        }
+        let fresh = Running { opcode, kind: Kind::new(opcode)?, command: None, begun: false };
+        let running = self.running.entry(number).or_insert(fresh);
+        if running.opcode != opcode {
+            return None;
+        }
+        let group = &self.group;
+        let progress = match &mut running.kind {
+            Kind::Barrier(barrier) => {
+                barrier.heard |= 1_u32.checked_shl(round.into())?;
+                if !running.begun {
+                    return Some(());
+                }
+                barrier.advance(nic, group, number)
+            }
+            Kind::Broadcast(broadcast) => {
+                let (progress, resent) =
+                    broadcast.on_message(nic, group, number, (from, round), body)?;
+                self.counters.resent += resent;
+                progress
+            }
+            Kind::Reduce(reduce) => {
+                reduce.on_message(from, round, body)?;
+                reduce.advance(nic, group, number)
+            }
+            Kind::Gather(gather) => gather.on_message(nic, group, number, round, body)?,
+        };
+        self.settle(nic, number, &progress);
+        Some(())
+    }
+
+    /// A member asks after a broadcast that is over here: it has all that it needs of us.
+    fn on_late(&self, nic: &mut Context<'_>, from: u16, opcode: u8, round: u8, number: u32) {
+        if opcode == BROADCAST && round == broadcast::PROBE {
+            self.group.tell(nic, from, (BROADCAST, broadcast::DONE, number), &[]);
+        }
+    }
+
+    fn fail_all(&mut self, nic: &mut Context<'_>) {
+        self.broken = true;
+        for number in self.running.keys().copied().collect::<Vec<_>>() {
+            self.settle(nic, number, &Progress::Failed(Status::PeerLost));
+        }
+    }
+}
+
+impl Extension for Collectives {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        let rank = self.group.rank_of(nic.node()).ok_or_else(|| InitError::Refused {
+            extension: nic.extension(),
+            reason: "this node is not a member of the group; list it",
+        })?;
+        self.group.rank = rank;
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        nic.charge(STEP_INSTRUCTIONS);
+        self.begin(nic, command);
+    }
+
+    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
+        nic.charge(STEP_INSTRUCTIONS);
+        let heard = self.group.rank_of(from);
+        if heard.and_then(|from| self.on_message(nic, from, message)).is_none() {
+            self.counters.malformed += 1;
+        }
+    }
+
+    fn on_data(&mut self, nic: &mut Context<'_>, _: NodeId, frame: &Frame<'_>) {
+        nic.charge(STEP_INSTRUCTIONS);
+        let number = frame.header.sequence;
+        if !self.running.contains_key(&number) && self.next.wrapping_sub(number) as i32 > 0 {
+            return;
+        }
+        let kind = Kind::Broadcast(Broadcast::default());
+        let fresh = Running { opcode: BROADCAST, kind, command: None, begun: false };
+        let running = self.running.entry(number).or_insert(fresh);
+        let progress = match &mut running.kind {
+            Kind::Broadcast(broadcast) => broadcast.on_frame(nic, &self.group, number, frame),
+            _ => None,
+        };
+        match progress {
+            Some(progress) => self.settle(nic, number, &progress),
+            None => self.counters.malformed += 1,
+        }
+    }
+
+    fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
+        if timeout != WATCH {
+            if let Some(running) = self.running.get_mut(&timeout.0)
+                && let Kind::Broadcast(broadcast) = &mut running.kind
+            {
+                broadcast.probe(nic, &self.group, timeout.0);
+            }
+            return;
+        }
+        if self.running.values().any(|running| running.command.is_some()) {
+            // Whoever is dead owes an answer now, and will be found out.
+            for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
+                self.group.tell(nic, rank, (ASK, 0, 0), &[]);
+            }
+        }
+        if !self.running.is_empty() {
+            nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+        }
+    }
+
+    fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
+        for running in self.running.values_mut() {
+            running.command.take_if(|command| command.region.port == port);
+        }
+    }
+
+    fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
+        if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event
+            && self.group.rank_of(node).is_some()
+            && !self.running.is_empty()
+        {
+            self.fail_all(nic);
+        }
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        for number in self.running.keys().copied().collect::<Vec<_>>() {
+            self.settle(nic, number, &Progress::Failed(Status::Cancelled));
+        }
+    }
+}
+
+/// Writes a result into a member's region; a region that is too small takes its beginning.
+fn deliver(nic: &mut Context<'_>, command: &Command, bytes: &[u8]) -> Progress {
+    let length = bytes.len().min(command.region.length as usize);
+    if length == 0 {
+        return Progress::Done;
+    }
+    let to = command.region.part(0, length as u32).expect("no longer than it");
+    match nic.write(to, Payload::from(&bytes[..length])) {
+        Ok(()) if length < bytes.len() => Progress::Failed(Status::Truncated),
+        Ok(()) => Progress::Done,
+        Err(_) => Progress::Failed(Status::Region),
+    }
+}
+
+/// The bytes of a command's region.
+fn taken(nic: &Context<'_>, command: &Command) -> Option<Vec<u8>> {
+    if command.region.length == 0 {
+        return Some(Vec::new());
+    }
+    nic.read(command.region).ok().map(|bytes| bytes.to_vec())
+}

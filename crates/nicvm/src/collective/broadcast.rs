@@ -1,0 +1,279 @@
+//! Broadcast: small in control messages, large in frames that go on as they come.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use midplane_simhw::frame::{Frame, HEADER_BYTES};
+use midplane_simhw::hardware::Source;
+use midplane_simhw::port::{Command, Status};
+use midplane_simhw::region::Payload;
+
+use super::{
+    BROADCAST, Context, Group, MAX_BROADCAST, Progress, SMALL, Service, TimeoutId, deliver, taken,
+    tree,
+};
+use crate::transmit::Packet;
+
+/// Rounds of a broadcast's messages: the bytes of a small one; all is here; what is not here; what
+/// is not there?
+pub(super) const BYTES: u8 = 0;
+pub(super) const DONE: u8 = 1;
+const MISSING: u8 = 2;
+pub(super) const PROBE: u8 = 3;
+
+/// Bytes of a frame: small enough that a tree's levels work at once, large against a header.
+const CHUNK: usize = 4 << 10;
+/// After this, whoever has not said that it has all is asked.
+const RETRY: Duration = Duration::from_millis(5);
+
+#[derive(Debug, Default)]
+pub(super) struct Broadcast {
+    root: u16,
+    own: Option<Command>,
+    /// Bytes in all; 0 until it is known.
+    total: usize,
+    chunk: usize,
+    bytes: Vec<u8>,
+    has: Vec<bool>,
+    lacks: usize,
+    /// Children that have not said that they have all.
+    waiting: BTreeSet<u16>,
+    is_known: bool,
+    delivered: bool,
+}
+
+impl Broadcast {
+    pub(super) fn begin(
+        &mut self,
+        nic: &mut Context<'_>,
+        group: &Group,
+        number: u32,
+        command: &Command,
+    ) -> Progress {
+        let total = command.region.length as usize;
+        let (Ok(root), true) = (u16::try_from(command.args[0]), total <= MAX_BROADCAST) else {
+            return Progress::Failed(Status::Invalid);
+        };
+        if root >= group.size() {
+            return Progress::Failed(Status::Invalid);
+        }
+        self.own = Some(*command);
+        if group.rank != root {
+            return self.finish(nic, group);
+        }
+        (self.root, self.total, self.is_known) = (root, total, true);
+        if total <= SMALL {
+            let Some(bytes) = taken(nic, command) else {
+                return Progress::Failed(Status::Region);
+            };
+            self.bytes = bytes;
+            self.spread(nic, group, number);
+            self.delivered = true;
+            return Progress::Done;
+        }
+        self.chunk = CHUNK.min(nic.mtu_bytes() as usize - HEADER_BYTES);
+        self.waiting = self.below(group);
+        for at in (0..total).step_by(self.chunk) {
+            for child in self.waiting.clone() {
+                self.send(nic, group, number, at, child, None);
+            }
+        }
+        nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);
+        self.finish(nic, group)
+    }
+
+    /// All children in the tree of frames.
+    fn below(&self, group: &Group) -> BTreeSet<u16> {
+        let (size, root) = (group.size(), self.root);
+        let place = tree::turned(group.rank, root, size);
+        tree::two_children(place, size).map(|child| tree::back(child, root, size)).collect()
+    }
+
+    /// A small one goes down its tree.
+    fn spread(&self, nic: &mut Context<'_>, group: &Group, number: u32) {
+        let (size, root) = (group.size(), self.root);
+        let mut body = root.to_le_bytes().to_vec();
+        body.extend_from_slice(&self.bytes);
+        for child in tree::children(tree::turned(group.rank, root, size), size) {
+            group.tell(nic, tree::back(child, root, size), (BROADCAST, BYTES, number), &body);
+        }
+    }
+
+    /// One frame for one child: what has just come, or what lies here.
+    fn send(
+        &self,
+        nic: &mut Context<'_>,
+        group: &Group,
+        number: u32,
+        at: usize,
+        child: u16,
+        come: Option<Payload<'_>>,
+    ) {
+        let length = self.chunk.min(self.total - at);
+        let source = match (come, &self.own) {
+            (Some(payload), _) => Source::Bytes(payload),
+            (None, Some(command)) if group.rank == self.root => {
+                let part = command.region.part(at as u32, length as u32);
+                Source::Region(part.expect("within the region"))
+            }
+            _ => Source::Bytes(Payload::from(&self.bytes[at..at + length])),
+        };
+        let words = [
+            u64::from(self.root) | (self.chunk as u64) << 16 | (self.total as u64) << 32,
+            at as u64,
+        ];
+        let node = group.members[usize::from(child)];
+        // What does not leave is asked for.
+        let _ = nic.send_packet(&Packet { sequence: number, words, source, ..Packet::to(node) });
+    }
+
+    pub(super) fn on_frame(
+        &mut self,
+        nic: &mut Context<'_>,
+        group: &Group,
+        number: u32,
+        frame: &Frame<'_>,
+    ) -> Option<Progress> {
+        let [first, at] = frame.header.words;
+        let (root, chunk) = (first as u16, (first >> 16) as u16 as usize);
+        let (total, at) = ((first >> 32) as usize, usize::try_from(at).ok()?);
+        let fits = chunk > 0 && at.is_multiple_of(chunk) && at < total && total <= MAX_BROADCAST;
+        if !fits || frame.payload.len() != chunk.min(total - at) || root >= group.size() {
+            return None;
+        }
+        if !self.is_known {
+            (self.root, self.total, self.chunk, self.is_known) = (root, total, chunk, true);
+            self.lacks = total.div_ceil(chunk);
+            self.bytes = vec![0; total];
+            self.has = vec![false; self.lacks];
+            self.waiting = self.below(group);
+        }
+        if (root, total, chunk) != (self.root, self.total, self.chunk) || root == group.rank {
+            return None;
+        }
+        let has = self.has.get_mut(at / chunk)?;
+        if std::mem::replace(has, true) {
+            return Some(Progress::Waiting);
+        }
+        frame.payload.copy_to(&mut self.bytes[at..at + frame.payload.len()]);
+        self.lacks -= 1;
+        for child in self.below(group) {
+            self.send(nic, group, number, at, child, Some(frame.payload));
+        }
+        if self.lacks == 0 {
+            let parent = (tree::turned(group.rank, root, group.size()) - 1) / 2;
+            let parent = tree::back(parent, root, group.size());
+            group.tell(nic, parent, (BROADCAST, DONE, number), &[]);
+            if !self.waiting.is_empty() {
+                nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);
+            }
+        }
+        Some(self.finish(nic, group))
+    }
+
+    /// A message of another member; how many frames it made us send again.
+    pub(super) fn on_message(
+        &mut self,
+        nic: &mut Context<'_>,
+        group: &Group,
+        number: u32,
+        (from, round): (u16, u8),
+        body: &[u8],
+    ) -> Option<(Progress, u64)> {
+        match round {
+            BYTES => {
+                let (root, bytes) = body.split_first_chunk::<2>()?;
+                let root = u16::from_le_bytes(*root);
+                if self.is_known || bytes.len() > SMALL || root >= group.size() {
+                    return None;
+                }
+                (self.root, self.total, self.is_known) = (root, bytes.len(), true);
+                self.bytes = bytes.to_vec();
+                self.spread(nic, group, number);
+                Some((self.finish(nic, group), 0))
+            }
+            DONE => {
+                self.waiting.remove(&from);
+                Some((self.finish(nic, group), 0))
+            }
+            MISSING => Some((Progress::Waiting, self.resend(nic, group, number, from, body))),
+            PROBE => {
+                let (round, bits) = match self.is_known && self.lacks == 0 {
+                    true => (DONE, Vec::new()),
+                    false => (MISSING, self.bitmap()),
+                };
+                group.tell(nic, from, (BROADCAST, round, number), &bits);
+                Some((Progress::Waiting, 0))
+            }
+            _ => None,
+        }
+    }
+
+    /// Bit i: frame i is here; nothing if nothing is known.
+    fn bitmap(&self) -> Vec<u8> {
+        let mut bits = vec![0; self.has.len().div_ceil(8).min(SMALL)];
+        for (index, _) in self.has.iter().enumerate().filter(|(_, has)| **has) {
+            if let Some(byte) = bits.get_mut(index / 8) {
+                *byte |= 1 << (index % 8);
+            }
+        }
+        bits
+    }
+
+    fn resend(
+        &self,
+        nic: &mut Context<'_>,
+        group: &Group,
+        number: u32,
+        child: u16,
+        bits: &[u8],
+    ) -> u64 {
+        if !self.waiting.contains(&child) {
+            return 0;
+        }
+        let mut resent = 0;
+        for (index, at) in (0..self.total).step_by(self.chunk.max(1)).enumerate() {
+            let there = bits.get(index / 8).is_some_and(|byte| byte & 1 << (index % 8) != 0);
+            let here = group.rank == self.root || self.has.get(index) == Some(&true);
+            if here && !there {
+                self.send(nic, group, number, at, child, None);
+                resent += 1;
+            }
+        }
+        resent
+    }
+
+    /// Those that have not said that they have all are asked what they lack.
+    pub(super) fn probe(&self, nic: &mut Context<'_>, group: &Group, number: u32) {
+        for child in &self.waiting {
+            group.tell(nic, *child, (BROADCAST, PROBE, number), &[]);
+        }
+        if !self.waiting.is_empty() {
+            nic.set_timeout(TimeoutId(number), Service::Exact, RETRY);
+        }
+    }
+
+    /// Whether nobody needs anything of this any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.delivered && self.waiting.is_empty()
+    }
+
+    /// The host has its bytes as soon as all are here; the root's are read until its children have
+    /// them.
+    fn finish(&mut self, nic: &mut Context<'_>, group: &Group) -> Progress {
+        let Some(command) = &self.own else { return Progress::Waiting };
+        if self.delivered {
+            return Progress::Done;
+        }
+        if !self.is_known || self.lacks > 0 {
+            return Progress::Waiting;
+        }
+        if group.rank == self.root {
+            self.delivered = self.waiting.is_empty();
+            return if self.delivered { Progress::Done } else { Progress::Waiting };
+        }
+        let progress = deliver(nic, command, &self.bytes);
+        self.delivered = true;
+        progress
+    }
+}

@@ -1,0 +1,271 @@
+//! The same operations run by hosts, for comparison: each step goes up to an application and down
+//! again.
+//!
+//! They send by the unit's own message service, which is unreliable: a message that is lost is waited
+//! for until the caller gives up.
+
+use std::collections::BTreeMap;
+
+use midplane_simhw::host::{Host, OpenError};
+use midplane_simhw::id::NodeId;
+use midplane_simhw::port::{Port, PortClosed, PortOptions, PostError, RegisterError, Status};
+use midplane_simhw::region::Region;
+use thiserror::Error;
+
+use super::{Operation, tree};
+use crate::messages;
+
+/// Buffers for messages that come before their turn, for each that may be under way.
+const BUFFERS: usize = 64;
+
+/// Why an operation has failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// There is no port.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// There is no memory.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// The port takes no command.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// The NIC has stopped.
+    #[error(transparent)]
+    Closed(#[from] PortClosed),
+    /// A message has ended otherwise than it should.
+    #[error("a message ended as {0:?}")]
+    Ended(Status),
+    /// More bytes than the group was made for.
+    #[error("{bytes} bytes, but the group was made for {most}")]
+    TooLong {
+        /// Bytes that were given.
+        bytes: usize,
+        /// Bytes that fit.
+        most: usize,
+    },
+}
+
+/// One member of a group whose hosts do the work.
+#[derive(Debug)]
+pub struct HostGroup {
+    port: Port,
+    memory: Region,
+    bytes: usize,
+    members: Vec<NodeId>,
+    rank: u16,
+    number: u32,
+    /// What has come before it was waited for: by member and tag.
+    early: BTreeMap<(NodeId, u32), Vec<Vec<u8>>>,
+    sending: bool,
+}
+
+impl HostGroup {
+    /// Joins the group of `members`, in the order of their ranks, for messages of up to `bytes`.
+    /// All members' first port must have the same number.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    ///
+    /// # Panics
+    /// If this node is not a member.
+    pub fn new(host: &impl Host, members: Vec<NodeId>, bytes: usize) -> Result<Self, GroupError> {
+        let rank = members.iter().position(|member| *member == host.node()).expect("a member");
+        let mut port = host.open_port_with(PortOptions::default())?;
+        let bytes = bytes.max(8);
+        let memory = port.register((BUFFERS + 1) * bytes)?;
+        let mut group = Self {
+            port,
+            memory,
+            bytes,
+            members,
+            rank: rank as u16,
+            number: 0,
+            early: BTreeMap::new(),
+            sending: false,
+        };
+        for slot in 0..BUFFERS {
+            group.lend(slot)?;
+        }
+        group.port.ring();
+        Ok(group)
+    }
+
+    /// How many members there are.
+    #[must_use]
+    pub const fn size(&self) -> u16 {
+        self.members.len() as u16
+    }
+
+    /// Waits for all members.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn barrier(&mut self) -> Result<(), GroupError> {
+        for round in 0..tree::rounds(self.size()) {
+            let (to, from) = tree::partners(self.rank, round, self.size());
+            self.send(to, round, &[]).await?;
+            self.receive(from, round).await?;
+        }
+        self.number += 1;
+        Ok(())
+    }
+
+    /// Brings the root's bytes to everybody, by a binomial tree.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn broadcast(&mut self, root: u16, bytes: &mut Vec<u8>) -> Result<(), GroupError> {
+        let size = self.size();
+        let place = tree::turned(self.rank, root, size);
+        if place > 0 {
+            *bytes = self.receive(tree::back(tree::parent(place), root, size), 0).await?;
+        }
+        for child in tree::children(place, size) {
+            self.send(tree::back(child, root, size), 0, bytes).await?;
+        }
+        self.number += 1;
+        Ok(())
+    }
+
+    /// Combines everybody's words at the root, by a binomial tree.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn reduce(
+        &mut self,
+        root: u16,
+        operation: Operation,
+        words: &mut [u8],
+    ) -> Result<(), GroupError> {
+        let size = self.size();
+        let place = tree::turned(self.rank, root, size);
+        for child in tree::children(place, size).rev() {
+            let part = self.receive(tree::back(child, root, size), 0).await?;
+            operation.combine(words, &part);
+        }
+        if place > 0 {
+            self.send(tree::back(tree::parent(place), root, size), 0, words).await?;
+        }
+        self.number += 1;
+        Ok(())
+    }
+
+    /// Combines everybody's words everywhere: recursive doubling, or by way of the first member.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn all_reduce(
+        &mut self,
+        operation: Operation,
+        words: &mut Vec<u8>,
+    ) -> Result<(), GroupError> {
+        if !self.size().is_power_of_two() {
+            self.reduce(0, operation, words).await?;
+            return self.broadcast(0, words).await;
+        }
+        for round in 0..tree::rounds(self.size()) {
+            let partner = self.rank ^ 1 << round;
+            self.send(partner, round, words).await?;
+            let part = self.receive(partner, round).await?;
+            operation.combine(words, &part);
+        }
+        self.number += 1;
+        Ok(())
+    }
+
+    /// Collects everybody's part, in a ring: all parts, in the order of their ranks.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
+        let size = self.size();
+        let mut parts = vec![Vec::new(); size.into()];
+        parts[usize::from(self.rank)] = own.to_vec();
+        let (next, before) = ((self.rank + 1) % size, (self.rank + size - 1) % size);
+        for round in 0..size - 1 {
+            let of = |back: u16| usize::from((self.rank + size - back) % size);
+            let part = parts[of(round)].clone();
+            let place = of(round + 1);
+            self.send(next, round as u8, &part).await?;
+            parts[place] = self.receive(before, round as u8).await?;
+        }
+        self.number += 1;
+        Ok(parts)
+    }
+
+    /// Waits until all that this member has sent has left: before it is dropped.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    pub async fn flush(&mut self) -> Result<(), GroupError> {
+        while self.sending {
+            self.look().await?;
+        }
+        Ok(())
+    }
+
+    fn tag(&self, round: u8) -> u32 {
+        self.number << 8 | u32::from(round)
+    }
+
+    fn lend(&mut self, slot: usize) -> Result<(), GroupError> {
+        let range = self.memory.range((slot + 1) * self.bytes, self.bytes).expect("within it");
+        Ok(self.port.post(&messages::receive(range, slot as u64))?)
+    }
+
+    async fn send(&mut self, to: u16, round: u8, bytes: &[u8]) -> Result<(), GroupError> {
+        if bytes.len() > self.bytes {
+            return Err(GroupError::TooLong { bytes: bytes.len(), most: self.bytes });
+        }
+        // The memory of the one before is read until it has completed.
+        while self.sending {
+            self.look().await?;
+        }
+        // An empty message still has something to be read: one byte.
+        let length = bytes.len().max(1);
+        self.memory.write(0, bytes).expect("it fits");
+        let range = self.memory.range(0, length).expect("it fits");
+        let node = self.members[usize::from(to)];
+        let mut command = messages::send(node, self.port.id(), range, u64::MAX);
+        command.args[0] = self.tag(round).into();
+        command.args[1] = bytes.len() as u64;
+        self.port.submit(&command)?;
+        self.sending = true;
+        Ok(())
+    }
+
+    async fn receive(&mut self, from: u16, round: u8) -> Result<Vec<u8>, GroupError> {
+        let key = (self.members[usize::from(from)], self.tag(round));
+        loop {
+            if let Some(waiting) = self.early.get_mut(&key) {
+                let first = waiting.remove(0);
+                if waiting.is_empty() {
+                    self.early.remove(&key);
+                }
+                return Ok(first);
+            }
+            self.look().await?;
+        }
+    }
+
+    /// Takes one completion in.
+    async fn look(&mut self) -> Result<(), GroupError> {
+        let done = self.port.completion().await?;
+        if done.status != Status::Done {
+            return Err(GroupError::Ended(done.status));
+        }
+        if done.opcode == messages::SEND {
+            self.sending = false;
+            return Ok(());
+        }
+        let slot = done.cookie as usize;
+        let mut bytes = vec![0; done.length as usize];
+        self.memory.read((slot + 1) * self.bytes, &mut bytes).expect("within it");
+        self.early.entry((done.node, done.args[0] as u32)).or_default().push(bytes);
+        self.lend(slot)?;
+        self.port.ring();
+        Ok(())
+    }
+}

@@ -1,0 +1,206 @@
+//! Reduce to one, and to all.
+
+use std::collections::BTreeMap;
+
+use midplane_simhw::port::{Command, Status};
+
+use super::{ALL_REDUCE, Context, Group, Progress, REDUCE, SMALL, deliver, taken, tree};
+
+/// How words are combined, each with its like.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[repr(u8)]
+pub enum Operation {
+    /// Their sum, modulo 2^64.
+    #[default]
+    Sum = 0,
+    /// The least, unsigned.
+    Least = 1,
+    /// The greatest, unsigned.
+    Greatest = 2,
+    /// Bits that all have.
+    And = 3,
+    /// Bits that any has.
+    Or = 4,
+    /// The sum of 64-bit floating-point numbers, always in the same order.
+    SumFloat = 5,
+}
+
+impl Operation {
+    const ALL: [Self; 6] =
+        [Self::Sum, Self::Least, Self::Greatest, Self::And, Self::Or, Self::SumFloat];
+
+    fn of(number: u64) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+
+    /// Combines two words.
+    #[must_use]
+    pub fn apply(self, a: u64, b: u64) -> u64 {
+        match self {
+            Self::Sum => a.wrapping_add(b),
+            Self::Least => a.min(b),
+            Self::Greatest => a.max(b),
+            Self::And => a & b,
+            Self::Or => a | b,
+            Self::SumFloat => (f64::from_bits(a) + f64::from_bits(b)).to_bits(),
+        }
+    }
+
+    /// Combines `with` into `into`, word by word, as far as both go.
+    pub fn combine(self, into: &mut [u8], with: &[u8]) {
+        for (a, b) in into.chunks_exact_mut(8).zip(with.chunks_exact(8)) {
+            let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+            a.copy_from_slice(&self.apply(word(a), word(b)).to_le_bytes());
+        }
+    }
+}
+
+/// Rounds of the way back, where all are to know.
+const RESULT: u8 = 64;
+
+#[derive(Debug)]
+pub(super) struct Reduce {
+    to_all: bool,
+    own: Option<(Command, Operation)>,
+    value: Vec<u8>,
+    /// What came before its turn: by round, and by member within one.
+    parts: BTreeMap<(u8, u16), Vec<u8>>,
+    /// Rounds that are over.
+    round: u8,
+    sent: bool,
+}
+
+impl Reduce {
+    pub(super) fn new(opcode: u8) -> Self {
+        let to_all = opcode == ALL_REDUCE;
+        let (value, parts) = (Vec::new(), BTreeMap::new());
+        Self { to_all, own: None, value, parts, round: 0, sent: false }
+    }
+
+    pub(super) fn begin(
+        &mut self,
+        nic: &mut Context<'_>,
+        group: &Group,
+        number: u32,
+        command: &Command,
+    ) -> Progress {
+        let value = taken(nic, command);
+        let Some(operation) = Operation::of(command.args[1]) else {
+            return Progress::Failed(Status::Invalid);
+        };
+        let Some(value) = value else { return Progress::Failed(Status::Region) };
+        let whole = value.len() <= SMALL && value.len().is_multiple_of(8);
+        if !whole || command.args[0] >= group.size().into() {
+            return Progress::Failed(Status::Invalid);
+        }
+        self.value = value;
+        self.own = Some((*command, operation));
+        match self.advance(nic, group, number) {
+            // Its words are in the NIC, which waits for the children.
+            Progress::Waiting if !self.to_all && command.args[0] != group.rank.into() => {
+                Progress::Released
+            }
+            progress => progress,
+        }
+    }
+
+    pub(super) fn on_message(&mut self, from: u16, round: u8, body: &[u8]) -> Option<()> {
+        if body.len() > SMALL || self.parts.contains_key(&(round, from)) {
+            return None;
+        }
+        self.parts.insert((round, from), body.to_vec());
+        Some(())
+    }
+
+    pub(super) fn advance(
+        &mut self,
+        nic: &mut Context<'_>,
+        group: &Group,
+        number: u32,
+    ) -> Progress {
+        let Some((command, operation)) = self.own else { return Progress::Waiting };
+        if self.to_all && group.size().is_power_of_two() {
+            self.double(nic, group, number, operation, &command)
+        } else {
+            self.climb(nic, group, number, operation, &command)
+        }
+    }
+
+    /// Recursive doubling: in round k with the member whose rank differs in bit k.
+    fn double(
+        &mut self,
+        nic: &mut Context<'_>,
+        group: &Group,
+        number: u32,
+        operation: Operation,
+        command: &Command,
+    ) -> Progress {
+        while self.round < tree::rounds(group.size()) {
+            let partner = group.rank ^ 1 << self.round;
+            if !self.sent {
+                group.tell(nic, partner, (ALL_REDUCE, self.round, number), &self.value);
+                self.sent = true;
+            }
+            let Some(part) = self.parts.remove(&(self.round, partner)) else {
+                return Progress::Waiting;
+            };
+            // The lower rank's comes first, at both ends.
+            if partner < group.rank {
+                let own = std::mem::replace(&mut self.value, part);
+                operation.combine(&mut self.value, &own);
+            } else {
+                operation.combine(&mut self.value, &part);
+            }
+            self.round += 1;
+            self.sent = false;
+        }
+        deliver(nic, command, &self.value)
+    }
+
+    /// Up the binomial tree to the root, and down again if all are to know.
+    fn climb(
+        &mut self,
+        nic: &mut Context<'_>,
+        group: &Group,
+        number: u32,
+        operation: Operation,
+        command: &Command,
+    ) -> Progress {
+        let (size, root) = (group.size(), command.args[0] as u16);
+        let place = tree::turned(group.rank, root, size);
+        let opcode = if self.to_all { ALL_REDUCE } else { REDUCE };
+        if !self.sent {
+            let children: Vec<u16> = tree::children(place, size).collect();
+            let part = |child: &u16| (0, tree::back(*child, root, size));
+            if !children.iter().all(|child| self.parts.contains_key(&part(child))) {
+                return Progress::Waiting;
+            }
+            for child in children.iter().rev() {
+                let with = self.parts.remove(&part(child)).expect("they are all there");
+                operation.combine(&mut self.value, &with);
+            }
+            self.sent = true;
+            if place > 0 {
+                let parent = tree::back(tree::parent(place), root, size);
+                group.tell(nic, parent, (opcode, 0, number), &self.value);
+                if !self.to_all {
+                    return Progress::Done;
+                }
+            }
+        }
+        if place > 0 {
+            let parent = tree::back(tree::parent(place), root, size);
+            let Some(result) = self.parts.remove(&(RESULT, parent)) else {
+                return Progress::Waiting;
+            };
+            self.value = result;
+        }
+        if self.to_all {
+            for child in tree::children(place, size) {
+                let rank = tree::back(child, root, size);
+                group.tell(nic, rank, (opcode, RESULT, number), &self.value);
+            }
+        }
+        deliver(nic, command, &self.value)
+    }
+}
