@@ -7,6 +7,7 @@
 mod cg;
 mod ep;
 mod ft;
+mod pace;
 mod random;
 
 use std::fmt;
@@ -22,6 +23,7 @@ use thiserror::Error;
 pub use cg::Cg;
 pub use ep::Ep;
 pub use ft::Ft;
+pub use pace::{Pace, RealTime, VirtualTime};
 
 /// How large a problem is.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
@@ -80,20 +82,6 @@ pub enum KernelError {
     /// What was saved is another kernel's, or damaged.
     #[error("the saved state is no state of this kernel, class and rank")]
     Saved,
-}
-
-/// Where operations take time: nowhere but in virtual time, where arithmetic is free otherwise.
-pub trait Pace: Send + Sync {
-    /// Takes the time of so many floating-point operations.
-    fn work(&self, operations: u64) -> impl Future<Output = ()> + Send;
-}
-
-/// Arithmetic takes the time that it takes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RealTime;
-
-impl Pace for RealTime {
-    async fn work(&self, _: u64) {}
 }
 
 /// How a run ended.

@@ -1,0 +1,156 @@
+//! What is asked for.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use midplane::gang::daemon::Mode;
+use midplane::gang::nas::Class;
+use midplane::gang::scheduler::Phases;
+use midplane::simhw::profile::Machine;
+
+/// What being preempted costs a parallel job: NAS kernels under gang scheduling, beside the same without.
+///
+/// One job is switched with itself at the end of every slice, as in the paper of SCore-D: all its processes are
+/// stopped, its channels become steady, are saved, restored and started in the next epoch. The slowdown is
+/// (T_gang - T_alone) / T_alone of the job's own run, the time that it stands still included. Times are virtual: the
+/// cluster and its arithmetic take what the machine's profile says, whatever computer this runs on; results are
+/// computed, and checked against the official ones.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    after_help = "Try:\n  preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \
+    preempt --kernel cg --slice-ms 50,100,200   the slowdown halves as the slice doubles\n  \
+    preempt --mode resident --machine today     contexts that stay on the NIC\n  \
+    preempt --paper                             Table 3, and what Figures 5 and 6 say in words\n  \
+    preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n\n\
+    Exit code: 0 all results are the official ones, and the same bits with and without; 1 some are not; 2 bad input."
+)]
+pub(crate) struct Arguments {
+    /// Kernels, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "ep,cg,ft")]
+    pub(crate) kernel: Vec<KernelName>,
+    /// Classes: S, W, A. Arithmetic is real, so that A takes minutes.
+    #[arg(long, value_delimiter = ',', default_value = "S")]
+    pub(crate) class: Vec<Class>,
+    /// Ranks, one a node: a power of two, up to 64.
+    #[arg(long, value_delimiter = ',', value_parser = ranks, default_value = "8")]
+    pub(crate) ranks: Vec<u16>,
+    /// Lengths of a slice in milliseconds, from 1 to 10,000.
+    #[arg(long, value_delimiter = ',', value_parser = slice, default_value = "100")]
+    pub(crate) slice_ms: Vec<f64>,
+    /// How contexts are switched: copied out and in, or kept on the NIC.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "resident,copy")]
+    pub(crate) mode: Vec<ModeName>,
+    /// Barriers of a switch: the paper's four, or two.
+    #[arg(long, value_parser = phases, default_value = "4", value_name = "2|4")]
+    pub(crate) barriers: Phases,
+    /// The cluster: PentiumPros on Myrinet with PM, or servers of today on 25 Gb/s.
+    #[arg(long, value_enum, default_value = "pm")]
+    pub(crate) machine: MachineName,
+    /// Runs of each, from different seeds, for the confidence interval.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100), default_value = "3")]
+    pub(crate) repeat: u32,
+    /// Where it runs: only virtual time for now.
+    #[arg(long, value_parser = ["sim"], default_value = "sim")]
+    pub(crate) fabric: String,
+    /// The first seed.
+    #[arg(long, default_value = "1")]
+    pub(crate) seed: u64,
+    /// Print the paper's numbers and ours.
+    #[arg(long, conflicts_with = "freeze")]
+    pub(crate) paper: bool,
+    /// Measure how long a freeze takes over numbers of nodes and arities of the tree.
+    #[arg(long)]
+    pub(crate) freeze: bool,
+    /// Draw the slices of two jobs that share the cluster: SVG, or a trace for Perfetto if the name ends in .json.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) gantt: Option<PathBuf>,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum KernelName {
+    Ep,
+    Cg,
+    Ft,
+}
+
+impl KernelName {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ep => "ep",
+            Self::Cg => "cg",
+            Self::Ft => "ft",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum ModeName {
+    Resident,
+    Copy,
+}
+
+impl ModeName {
+    pub(crate) const fn mode(self) -> Mode {
+        match self {
+            Self::Resident => Mode::Resident,
+            Self::Copy => Mode::Copy,
+        }
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Resident => "resident",
+            Self::Copy => "copy",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum MachineName {
+    Pm,
+    Today,
+}
+
+impl MachineName {
+    pub(crate) const fn machine(self) -> Machine {
+        match self {
+            Self::Pm => Machine::PM_MYRINET,
+            Self::Today => Machine::ETHERNET_25G,
+        }
+    }
+
+    /// Floating-point operations a second of one processor: estimated.
+    pub(crate) const fn per_second(self) -> f64 {
+        match self {
+            Self::Pm => 50e6,
+            Self::Today => 4e9,
+        }
+    }
+}
+
+fn ranks(text: &str) -> Result<u16, String> {
+    let ranks: u16 = text.parse().map_err(|_| format!("{text} is no number of ranks"))?;
+    match ranks.is_power_of_two() && ranks <= 64 {
+        true => Ok(ranks),
+        false => Err("ranks are 1, 2, 4, 8, 16, 32 or 64".to_owned()),
+    }
+}
+
+fn slice(text: &str) -> Result<f64, String> {
+    let slice: f64 = text.parse().map_err(|_| format!("{text} is no number of milliseconds"))?;
+    match (1.0..=10_000.0).contains(&slice) {
+        true => Ok(slice),
+        false => Err("a slice lasts 1 to 10,000 ms".to_owned()),
+    }
+}
+
+fn phases(text: &str) -> Result<Phases, String> {
+    match text {
+        "2" => Ok(Phases::Two),
+        "4" => Ok(Phases::Four),
+        _ => Err("a switch has 2 or 4 barriers".to_owned()),
+    }
+}
