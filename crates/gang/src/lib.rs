@@ -6,6 +6,9 @@
 //! - [`network`]: all channels of a job, preempted together
 //! - [`carrier`]: channels under the messages of `midplane-via`
 //! - [`nas`]: three of the NAS Parallel Benchmarks over those
+//! - [`detect`], [`monitor`], [`roots`]: what a cut says: terminated, deadlocked, referred to; and
+//!   monitors that stop nobody
+//! - [`checkpoint`]: cuts and processes' states on disk
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`
 //! - [`scheduler`], [`daemon`], [`tree`]: gang scheduling, by a tree of daemons
 //! - [`schedule`]: who runs next, as policies
@@ -15,14 +18,18 @@
 
 pub mod carrier;
 pub mod channel;
+pub mod checkpoint;
 pub mod context;
 pub mod controller;
 pub mod daemon;
+pub mod detect;
 pub mod firmware;
+pub mod monitor;
 pub mod names;
 pub mod nas;
 pub mod network;
 pub mod process;
+pub mod roots;
 pub mod schedule;
 pub mod scheduler;
 pub mod tree;

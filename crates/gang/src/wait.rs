@@ -17,7 +17,8 @@ pub enum WaitState {
     Running,
     /// It has nothing to do until a message comes, whatever it is.
     Idle,
-    /// It does nothing before such a message has come.
+    /// It does nothing before such a message has come, but take other messages out of its FIFO as they
+    /// come: so whoever sends to it finds room.
     Receive {
         /// From whom; from anyone, if `None`.
         from: Option<Rank>,

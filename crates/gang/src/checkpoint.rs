@@ -1,0 +1,225 @@
+//! Checkpoints on disk: a job's cut and its processes' states, restarted on the same hosts or others.
+//!
+//! A checkpoint is a folder. Its parts are written first; its manifest, which names each part with its
+//! length and checksum, is written under another name, and renamed last. A folder without a manifest is
+//! no checkpoint: one that was half written when its host died does not exist.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::context::{NetworkContext, ReadError};
+use crate::names::{Epoch, JobId};
+
+/// The format that this build writes, and the only one that it reads.
+pub const FORMAT: u16 = 1;
+const MANIFEST: &str = "manifest.json";
+const NETWORK: &str = "network.bin";
+
+/// A job as it was at one cut.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Checkpoint {
+    /// What the network held.
+    pub network: NetworkContext,
+    /// The states of the processes, by rank: what they are is theirs to know.
+    pub processes: Vec<Vec<u8>>,
+    /// What the job runs, and how it was started: in its own words.
+    pub program: String,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    format: u16,
+    job: JobId,
+    epoch: Epoch,
+    ranks: usize,
+    program: String,
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Part {
+    name: String,
+    bytes: u64,
+    crc32: u32,
+}
+
+/// Why there is no checkpoint to be had.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The file could not be read or written.
+    #[error("{path}: {error}")]
+    File {
+        /// Which one.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// There is no manifest: it was never finished, or is none.
+    #[error("{path}: no checkpoint here, or one that was never finished")]
+    Unfinished {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The manifest is damaged.
+    #[error("{path}: {error}")]
+    Manifest {
+        /// Which one.
+        path: PathBuf,
+        /// What is wrong, and where.
+        error: serde_json::Error,
+    },
+    /// It was written by another version.
+    #[error("{path}: format {found}; this build reads format {FORMAT}")]
+    Format {
+        /// Which one.
+        path: PathBuf,
+        /// The manifest's.
+        found: u16,
+    },
+    /// A part is not what the manifest says.
+    #[error("{path}: {found} bytes with checksum {found_crc:08x}, not {bytes} with {crc:08x}")]
+    Part {
+        /// Which one.
+        path: PathBuf,
+        /// Its bytes, and what they should be.
+        found: u64,
+        /// Its checksum.
+        found_crc: u32,
+        /// Bytes that the manifest says.
+        bytes: u64,
+        /// The checksum that the manifest says.
+        crc: u32,
+    },
+    /// The network's part is no context.
+    #[error("{path}: {error}")]
+    Network {
+        /// Which one.
+        path: PathBuf,
+        /// What is wrong, and where.
+        error: ReadError,
+    },
+    /// The manifest contradicts its parts.
+    #[error("{path}: {what}")]
+    Contradiction {
+        /// The manifest.
+        path: PathBuf,
+        /// What does not fit.
+        what: &'static str,
+    },
+}
+
+fn at(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
+    move |error| CheckpointError::File { path: path.to_owned(), error }
+}
+
+/// Writes a file and waits until it is on the disk.
+fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    let mut file = File::create(path).map_err(at(path))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(at(path))
+}
+
+fn process_name(rank: usize) -> String {
+    format!("process-{rank}.bin")
+}
+
+impl Checkpoint {
+    /// Writes the checkpoint to a folder, which is made, and must not hold one already.
+    ///
+    /// # Errors
+    /// [`CheckpointError::File`]; the folder holds no checkpoint then.
+    pub fn write_to(&self, folder: &Path) -> Result<(), CheckpointError> {
+        fs::create_dir_all(folder).map_err(at(folder))?;
+        let manifest = folder.join(MANIFEST);
+        if manifest.exists() {
+            let error = io::Error::new(io::ErrorKind::AlreadyExists, "a checkpoint is there");
+            return Err(CheckpointError::File { path: manifest, error });
+        }
+        let network = self.network.to_bytes().map_err(|_| CheckpointError::Contradiction {
+            path: manifest.clone(),
+            what: "the network's context is larger than a gigabyte",
+        })?;
+        let mut parts = Vec::new();
+        let states = self.processes.iter().enumerate();
+        let states = states.map(|(rank, state)| (process_name(rank), &state[..]));
+        for (name, bytes) in std::iter::once((NETWORK.to_owned(), &network[..])).chain(states) {
+            write(&folder.join(&name), bytes)?;
+            let (length, crc32) = (bytes.len() as u64, crc32fast::hash(bytes));
+            parts.push(Part { name, bytes: length, crc32 });
+        }
+        let text = serde_json::to_vec_pretty(&Manifest {
+            format: FORMAT,
+            job: self.network.job,
+            epoch: self.network.epoch,
+            ranks: self.network.ranks.len(),
+            program: self.program.clone(),
+            parts,
+        })
+        .expect("a manifest has a form in JSON");
+        let unfinished = folder.join("manifest.part");
+        write(&unfinished, &text)?;
+        fs::rename(&unfinished, &manifest).map_err(at(&manifest))?;
+        // The folder's own entry.
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder))
+    }
+
+    /// Reads a checkpoint, and checks all of it.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] says what is wrong, and in which file.
+    pub fn read_from(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = folder.join(MANIFEST);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(CheckpointError::Unfinished { path: folder.to_owned() });
+            }
+            Err(error) => return Err(CheckpointError::File { path, error }),
+        };
+        let manifest: Manifest = serde_json::from_slice(&text)
+            .map_err(|error| CheckpointError::Manifest { path: path.clone(), error })?;
+        if manifest.format != FORMAT {
+            return Err(CheckpointError::Format { path, found: manifest.format });
+        }
+        let names: Vec<&str> = manifest.parts.iter().map(|part| part.name.as_str()).collect();
+        let expected = (0..manifest.ranks).map(process_name);
+        let expected: Vec<String> =
+            std::iter::once(NETWORK.to_owned()).chain(expected).take(names.len() + 1).collect();
+        if names != expected {
+            let what = "its parts are not those of so many ranks";
+            return Err(CheckpointError::Contradiction { path, what });
+        }
+        let mut parts = Vec::new();
+        for part in &manifest.parts {
+            parts.push(read_part(folder, part)?);
+        }
+        let mut parts = parts.into_iter();
+        let bytes = parts.next().unwrap_or_default();
+        let network = NetworkContext::from_bytes(&bytes)
+            .map_err(|error| CheckpointError::Network { path: folder.join(NETWORK), error })?;
+        let same = (network.job, network.epoch, network.ranks.len())
+            == (manifest.job, manifest.epoch, manifest.ranks);
+        if !same {
+            let what = "the network's part is another job's, epoch's or number of ranks'";
+            return Err(CheckpointError::Contradiction { path, what });
+        }
+        Ok(Self { network, processes: parts.collect(), program: manifest.program })
+    }
+}
+
+fn read_part(folder: &Path, part: &Part) -> Result<Vec<u8>, CheckpointError> {
+    let path = folder.join(&part.name);
+    let bytes = fs::read(&path).map_err(at(&path))?;
+    let (found, found_crc) = (bytes.len() as u64, crc32fast::hash(&bytes));
+    if (found, found_crc) != (part.bytes, part.crc32) {
+        let (bytes, crc) = (part.bytes, part.crc32);
+        return Err(CheckpointError::Part { path, found, found_crc, bytes, crc });
+    }
+    Ok(bytes)
+}

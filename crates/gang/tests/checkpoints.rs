@@ -1,0 +1,159 @@
+//! Checkpoints on disk, and what references in messages keep alive.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use bytes::Bytes;
+use midplane_gang::channel::geometry::Geometry;
+use midplane_gang::checkpoint::{Checkpoint, CheckpointError};
+use midplane_gang::context::{
+    ChannelContext, NetworkContext, PeerState, ReceivedMessage, SentMessage,
+};
+use midplane_gang::names::{Epoch, JobId, Rank};
+use midplane_gang::roots::{GlobalRef, ScanRefs, mark};
+use midplane_simhw::rng::Rng;
+
+fn peer(rank: u16, next: u32) -> PeerState {
+    PeerState { rank: Rank(rank), acked: 0, next, expected: 0, refusals: 1 }
+}
+
+/// Two ranks; rank 0 has sent something that rank 1 has not taken.
+fn network(message: &[u8]) -> NetworkContext {
+    let mut ranks: Vec<ChannelContext> =
+        (0..2).map(|rank| ChannelContext::fresh(Rank(rank), Geometry::PM)).collect();
+    ranks[0].peers.push(peer(1, 1));
+    ranks[1].peers.push(peer(0, 0));
+    ranks[0].send.push(SentMessage {
+        to: Rank(1),
+        position: 0,
+        length: message.len() as u32,
+        taken: false,
+        bytes: Bytes::copy_from_slice(message),
+    });
+    NetworkContext { job: JobId(3), epoch: Epoch(9), ranks }
+}
+
+fn checkpoint() -> Checkpoint {
+    Checkpoint {
+        network: network(b"on its way"),
+        processes: vec![b"state of 0".to_vec(), vec![]],
+        program: "chatter --loud".to_owned(),
+    }
+}
+
+#[test]
+fn a_checkpoint_survives_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let there = folder.path().join("a/checkpoint");
+    checkpoint().write_to(&there).unwrap();
+    assert_eq!(Checkpoint::read_from(&there).unwrap(), checkpoint());
+    let again = checkpoint().write_to(&there).unwrap_err();
+    assert!(again.to_string().contains("a checkpoint is there"), "{again}");
+}
+
+#[test]
+fn a_checkpoint_without_its_manifest_does_not_exist() {
+    let folder = tempfile::tempdir().unwrap();
+    checkpoint().write_to(folder.path()).unwrap();
+    // As if the writer had died before the last step, at any of its parts.
+    fs::rename(folder.path().join("manifest.json"), folder.path().join("manifest.part")).unwrap();
+    for part in ["process-1.bin", "process-0.bin", "network.bin", "manifest.part"] {
+        let said = Checkpoint::read_from(folder.path()).unwrap_err();
+        assert!(matches!(said, CheckpointError::Unfinished { .. }), "{said}");
+        fs::remove_file(folder.path().join(part)).unwrap();
+    }
+    checkpoint().write_to(folder.path()).unwrap();
+    assert_eq!(Checkpoint::read_from(folder.path()).unwrap(), checkpoint());
+}
+
+#[test]
+fn damage_is_refused_with_the_file_that_has_it() {
+    let files = ["network.bin", "process-0.bin", "process-1.bin", "manifest.json"];
+    for file in files {
+        for damage in 0..3 {
+            let folder = tempfile::tempdir().unwrap();
+            checkpoint().write_to(folder.path()).unwrap();
+            let path = folder.path().join(file);
+            let mut bytes = fs::read(&path).unwrap();
+            match damage {
+                0 => bytes.push(b'!'),
+                1 => drop(bytes.pop()),
+                _ => fs::remove_file(&path).unwrap(),
+            }
+            if damage < 2 {
+                if bytes == fs::read(&path).unwrap() {
+                    continue;
+                }
+                fs::write(&path, &bytes).unwrap();
+            }
+            let said = Checkpoint::read_from(folder.path()).unwrap_err().to_string();
+            let place = if file == "manifest.json" { "" } else { file };
+            assert!(said.contains(place), "{file}, damage {damage}: {said}");
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    checkpoint().write_to(folder.path()).unwrap();
+    let path = folder.path().join("manifest.json");
+    let text = fs::read_to_string(&path).unwrap();
+    for (from, to) in [
+        ("\"format\": 1", "\"format\": 0"),
+        ("\"ranks\": 2", "\"ranks\": 3"),
+        ("\"job\": 3", "\"job\": 4"),
+    ] {
+        assert!(text.contains(from));
+        fs::write(&path, text.replace(from, to)).unwrap();
+        Checkpoint::read_from(folder.path()).unwrap_err();
+    }
+}
+
+/// Objects hold references to objects; messages carry them from rank to rank.
+struct Heap;
+
+impl ScanRefs for Heap {
+    fn scan(&self, message: &[u8], found: &mut dyn FnMut(GlobalRef)) {
+        for reference in message.chunks_exact(6) {
+            let [a, b, c, d, e, f] = *reference else { continue };
+            let owner = Rank(u16::from_le_bytes([a, b]));
+            found(GlobalRef { owner, object: u32::from_le_bytes([c, d, e, f]) });
+        }
+    }
+}
+
+fn emit(reference: GlobalRef) -> Vec<u8> {
+    let mut bytes = reference.owner.0.to_le_bytes().to_vec();
+    bytes.extend_from_slice(&reference.object.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn what_only_a_message_refers_to_is_not_collected() {
+    let mut dice = Rng::new(1, "heaps");
+    for _ in 0..500 {
+        let any = |dice: &mut Rng| GlobalRef {
+            owner: Rank(dice.below(2) as u16),
+            object: dice.below(12) as u32,
+        };
+        let mut heap: BTreeMap<GlobalRef, Vec<GlobalRef>> = BTreeMap::new();
+        for _ in 0..20 {
+            let (from, to) = (any(&mut dice), any(&mut dice));
+            heap.entry(from).or_default().push(to);
+            heap.entry(to).or_default();
+        }
+        let local: BTreeSet<GlobalRef> = (0..2).map(|_| any(&mut dice)).collect();
+        let (sent, received) = (any(&mut dice), any(&mut dice));
+        let mut cut = network(&emit(sent));
+        let bytes = Bytes::from(emit(received));
+        cut.ranks[0].receive.push(ReceivedMessage { from: Rank(1), position: 0, bytes });
+        let roots = cut.roots(&Heap);
+        assert_eq!(roots, BTreeSet::from([sent, received]));
+        let alive = mark(local.iter().copied().chain(roots), &heap);
+        // The sweep: whatever the receiver reaches once it has its messages is still there.
+        heap.retain(|object, _| alive.contains(object));
+        let later = mark(local.into_iter().chain([sent, received]), &heap);
+        for object in later {
+            for held in heap.get(&object).into_iter().flatten() {
+                assert!(heap.contains_key(held), "{held:?} was collected, and {object:?} holds it");
+            }
+        }
+    }
+}
