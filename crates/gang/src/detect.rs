@@ -82,15 +82,16 @@ impl fmt::Display for Deadlock {
         for (rank, state) in &self.waiting {
             match state {
                 WaitState::Receive { from, tag } => {
-                    let tag = tag.map_or("any tag".to_owned(), |tag| format!("tag {tag}"));
-                    let from = from.map_or("anyone".to_owned(), |from| format!("rank {from}"));
+                    let tag = tag.map_or_else(|| "any tag".to_owned(), |tag| format!("tag {tag}"));
+                    let from =
+                        from.map_or_else(|| "anyone".to_owned(), |from| format!("rank {from}"));
                     write!(f, "rank {rank} waits for {tag} from {from}")?;
                 }
                 WaitState::Send { to } => write!(f, "rank {rank} waits for room to send to {to}")?,
                 other => write!(f, "rank {rank}: {other:?}")?,
             }
             for it in self.unmatched.iter().filter(|it| it.to == *rank) {
-                let tag = it.tag.map_or("no tag".to_owned(), |tag| format!("tag {tag}"));
+                let tag = it.tag.map_or_else(|| "no tag".to_owned(), |tag| format!("tag {tag}"));
                 write!(f, "; {} has sent {tag}, {} bytes", it.from, it.length)?;
             }
             writeln!(f)?;
