@@ -262,6 +262,12 @@ impl Control {
         self.setting.config.limit().saturating_sub(self.pending(peer))
     }
 
+    /// Whether every message that was taken has been acknowledged, or dropped.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.peers.iter().all(|peer| peer.sending().len() == 0)
+    }
+
     /// What this unit's control messages have done since it started.
     #[must_use]
     pub const fn counters(&self) -> &Counters {

@@ -502,6 +502,10 @@ impl Firmware for Unit {
         self.deactivate(hw);
     }
 
+    fn may_stop(&self) -> bool {
+        self.lent.as_ref().is_none_or(|lent| lent.control.is_settled())
+    }
+
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         self.take_commands(hw, port);
         self.finish(hw);

@@ -1,5 +1,7 @@
 //! The two seams of the firmware: what it is told, and what it may ask of its NIC.
 
+use std::time::Duration;
+
 use thiserror::Error;
 
 use crate::frame::{Frame, Header};
@@ -11,6 +13,10 @@ use crate::time::{Instant, LineRate};
 /// Alarms that every NIC has.
 pub const TIMERS: usize = 4;
 
+/// A stopped NIC waits no longer than this for its peers to have what it gave back: some hundred round
+/// trips on any local network, and not so long that a user would wonder.
+pub const STOP_PATIENCE: Duration = Duration::from_millis(200);
+
 /// What a coprocessor runs. Written once: no I/O, no clock, no task.
 ///
 /// Each call is one turn. What it asks of `hw` takes effect at the next [`Hardware::commit`]; a
@@ -18,8 +24,14 @@ pub const TIMERS: usize = 4;
 pub trait Firmware {
     /// A NIC has started, and this is its first turn.
     fn on_start(&mut self, hw: &mut impl Hardware);
-    /// The NIC is about to stop, and this is its last turn: what others wait for is given back.
+    /// The NIC is about to stop: what others wait for is given back. Applications ask for nothing any
+    /// more.
     fn on_stop(&mut self, _hw: &mut impl Hardware) {}
+    /// Whether what was given back has arrived. A NIC that is shut down goes on for up to
+    /// [`STOP_PATIENCE`] until it has.
+    fn may_stop(&self) -> bool {
+        true
+    }
     /// Commands may wait on `port`, or its registrations have changed.
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId);
     /// A port's application is gone, and all its commands are taken; its number may be used again

@@ -260,7 +260,7 @@ impl Link {
     pub(crate) fn leave(&mut self, now: Instant) {
         self.wants = false;
         self.live = self.live.without(self.setup.me);
-        let epoch = self.epoch;
+        let (epoch, others) = (self.epoch, self.live.with(Party::WITNESS));
         if let Some(token) = &mut self.token {
             token.busy = false;
             if !self.pass_on(now) {
@@ -275,7 +275,7 @@ impl Link {
                 self.broadcast(&Body::UniReqLink { epoch, requesters }, None);
             }
         }
-        for party in self.all.without(self.setup.me).with(Party::WITNESS).iter() {
+        for party in others.iter() {
             let taken = self.taken.get(usize::from(party.0)).copied().unwrap_or(0);
             self.send(party, Body::Leave { epoch, taken });
         }

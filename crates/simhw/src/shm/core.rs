@@ -145,8 +145,7 @@ impl<F: Firmware> Core<F> {
     pub(super) fn drive(&self, last_visits: &mut u64, now: Instant, tick: u64) -> Next {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };
-        if self.is_ending.load(Ordering::Acquire) {
-            engine.stop();
+        if self.is_ending.load(Ordering::Acquire) && engine.may_stop() {
             *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner) =
                 engine.nic.counters;
             *guard = None;

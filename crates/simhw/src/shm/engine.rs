@@ -5,12 +5,13 @@ use super::nic::Nic;
 use super::rendezvous::Link;
 use crate::drops::DropCause;
 use crate::frame::{Frame, Header};
-use crate::hardware::{Firmware, Hardware, TIMERS};
+use crate::hardware::{Firmware, Hardware, STOP_PATIENCE, TIMERS};
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::port::{Bell, Port, PortNumbers, PortOptions, port};
 use crate::region::Payload;
 use crate::sync::{Ordering, fence};
+use crate::time::Instant;
 
 /// Frames of one peer that one turn handles: other peers wait no longer than they take.
 const FRAMES_PER_TURN: usize = 32;
@@ -43,6 +44,8 @@ pub(super) struct Engine<F> {
     vain_looks: u32,
     /// Turns that applications have given the NIC.
     pub(super) visits: u64,
+    /// The firmware has given back what others wait for; until when they are waited for.
+    stopping: Option<Instant>,
 }
 
 impl<F: Firmware> Engine<F> {
@@ -56,6 +59,7 @@ impl<F: Firmware> Engine<F> {
             is_asleep: false,
             vain_looks: 0,
             visits: 0,
+            stopping: None,
         };
         engine.call(|firmware, nic| firmware.on_start(nic));
         engine
@@ -230,11 +234,23 @@ impl<F: Firmware> Engine<F> {
         self.is_asleep
     }
 
-    /// The firmware's last turn.
-    pub(super) fn stop(&mut self) {
+    /// While the NIC ends: whether peers have what the firmware gives back, or are waited for no
+    /// longer.
+    pub(super) fn may_stop(&mut self) -> bool {
         self.nic.read_clock();
-        self.call(|firmware, nic| firmware.on_stop(nic));
-        self.nic.wake();
+        let now = self.nic.now();
+        let until = match self.stopping {
+            Some(until) => until,
+            None => {
+                self.call(|firmware, nic| firmware.on_stop(nic));
+                *self.stopping.insert(now + STOP_PATIENCE)
+            }
+        };
+        let may = self.firmware.may_stop() || now >= until;
+        if may {
+            self.nic.wake();
+        }
+        may
     }
 }
 

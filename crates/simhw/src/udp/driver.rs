@@ -11,7 +11,7 @@ use super::desk::{Desk, Ending};
 use super::nic::Nic;
 use crate::drops::DropCause;
 use crate::frame::{Frame, Header};
-use crate::hardware::{Firmware, Hardware, TIMERS};
+use crate::hardware::{Firmware, Hardware, STOP_PATIENCE, TIMERS};
 use crate::region::Payload;
 use crate::seal::{Envelope, EnvelopeError, Opened};
 use crate::time::Instant;
@@ -33,6 +33,8 @@ pub(super) struct Driver<F> {
     /// Where sealed frames are opened.
     plain: Vec<u8>,
     desk: Arc<Desk>,
+    /// The firmware has given back what others wait for; until when they are waited for.
+    stopping: Option<Instant>,
 }
 
 /// What the driver waits on.
@@ -53,7 +55,7 @@ impl<F: Firmware> Driver<F> {
     ) -> std::io::Result<Self> {
         let wire = Wire { socket: Socket::new(socket)?, alarm: Alarm::new()?, blocked: false };
         let plain = if nic.is_sealed() { vec![0; MAX_DATAGRAM] } else { Vec::new() };
-        Ok(Self { wire, nic, firmware, inbox: Inbox::new(), plain, desk })
+        Ok(Self { wire, nic, firmware, inbox: Inbox::new(), plain, desk, stopping: None })
     }
 
     /// Runs until the desk says to end.
@@ -72,8 +74,8 @@ impl<F: Firmware> Driver<F> {
             self.transmit();
             match ending {
                 Ending::Running => {}
-                Ending::Flush if self.nic.awaits_keys() => {
-                    self.wait_for_keys().await;
+                Ending::Flush if self.nic.awaits_keys() || self.owes_peers() => {
+                    self.wait_for_peers().await;
                     continue;
                 }
                 Ending::Flush => break,
@@ -86,8 +88,19 @@ impl<F: Firmware> Driver<F> {
                 self.wait().await;
             }
         }
-        self.turn(|firmware, nic| firmware.on_stop(nic));
         self.flush().await;
+    }
+
+    /// While the NIC ends: whether peers still wait for what the firmware gives back.
+    fn owes_peers(&mut self) -> bool {
+        let until = match self.stopping {
+            Some(until) => until,
+            None => {
+                self.turn(|firmware, nic| firmware.on_stop(nic));
+                *self.stopping.insert(Clock::now() + STOP_PATIENCE)
+            }
+        };
+        !self.firmware.may_stop() && Clock::now() < until
     }
 
     /// One call of the firmware.
@@ -182,9 +195,10 @@ impl<F: Firmware> Driver<F> {
         .await;
     }
 
-    /// While the NIC ends, and frames wait for keys: no longer than it asks for them.
-    async fn wait_for_keys(&mut self) {
+    /// While the NIC ends, and frames wait for keys or for answers: no longer than it asks for them.
+    async fn wait_for_peers(&mut self) {
         let until = self.nic.next_alarm().min(self.nic.line.next_due());
+        let until = self.stopping.map_or(until, |last| last.min(until));
         let wire = &mut self.wire;
         poll_fn(|context| match wire.socket.poll_readable(context) {
             Poll::Ready(()) => Poll::Ready(()),

@@ -1,0 +1,56 @@
+//! A NIC that is shut down hands back what others wait for.
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use midplane::nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{Incarnation, NodeId, PortId};
+use midplane::simhw::port::Status;
+use midplane::simhw::udp::{UdpConfig, UdpNic};
+
+/// Long enough that nobody would get a lost token back within the test's patience.
+const LEASE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(10);
+const RECEIVER: NodeId = NodeId(0);
+
+fn unit() -> Unit {
+    let mut config = CoordinationConfig::star(&[RECEIVER], &[NodeId(1), NodeId(2), NodeId(3)]);
+    config.genesis(true).lease(LEASE);
+    let mut unit = Unit::default();
+    unit.install(COORDINATION, Coordination::new(config).unwrap()).unwrap();
+    unit
+}
+
+/// Sends one message; ends when it has left.
+async fn send(host: impl Host) {
+    let mut port = host.open_port().unwrap();
+    let memory = port.register(1_000).unwrap();
+    port.submit(&coordination::send(RECEIVER, PortId(0), memory.whole(), 0)).unwrap();
+    let sent = tokio::time::timeout(PATIENCE, port.completion()).await;
+    assert_eq!(sent.expect("the token comes").unwrap().status, Status::Done);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_token_of_a_sender_that_stops_is_there_for_the_next() {
+    let sockets = [(); 4].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    let peers: Vec<SocketAddr> = sockets.iter().map(|s| s.local_addr().unwrap()).collect();
+    drop(sockets);
+    let start = |node| {
+        let config = UdpConfig::new(NodeId(node), peers.clone()).incarnation(Incarnation::FIRST);
+        UdpNic::start(config, unit()).unwrap()
+    };
+    let receiver = start(0);
+    let [first, second, third] = [1, 2, 3].map(start);
+    // The token begins at the first, and stays with the last that has sent.
+    send(first.host()).await;
+    send(second.host()).await;
+    send(third.host()).await;
+    third.shutdown().await;
+    send(second.host()).await;
+    second.shutdown().await;
+    send(first.host()).await;
+    first.shutdown().await;
+    receiver.shutdown().await;
+}
