@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+pub mod prelude;
+
 pub use midplane_gang as gang;
 pub use midplane_nicvm as nicvm;
 pub use midplane_pipeline as pipeline;
