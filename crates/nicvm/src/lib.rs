@@ -7,6 +7,7 @@
 //!
 //! - [`mod@unit`], [`extension`], [`context`]: start here: the execution unit, and how to extend it
 //! - [`control`]: reliable control messages between units
+//! - [`memory`], [`capability`]: what nodes let each other read and write, and for how long
 //! - [`collective`]: barrier, broadcast, reduce, all-reduce and all-gather between NICs
 //! - [`coordination`]: many senders take turns on a link
 //! - [`messages`]: the default service, unreliable messages between ports
@@ -17,11 +18,13 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod capability;
 pub mod collective;
 pub mod context;
 pub mod control;
 pub mod coordination;
 pub mod extension;
+pub mod memory;
 pub mod messages;
 pub mod planted;
 #[cfg(feature = "wasm")]

@@ -1,0 +1,416 @@
+//! Capabilities: who may do what with which memory, checked by its owner, taken back at once.
+//!
+//! A capability names a node, an entry of its table, a range of that entry, rights and a generation;
+//! it is 24 bytes that travel as any others. The owner holds every check: an entry has a key that only
+//! its holders know, so that a capability can't be made up, and a generation, so that one that was
+//! taken back is refused. Who holds one may narrow its range for itself; one with fewer rights for
+//! somebody else is a new entry, below the old one, which goes with it.
+
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::region::RegionRef;
+use thiserror::Error;
+
+/// How often a capability may be passed on with fewer rights.
+pub const MAX_DEPTH: u8 = 8;
+/// Most entries of one node.
+pub const MAX_ENTRIES: usize = 65_536;
+
+/// What a capability allows: any of four bits.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct Grant(pub u8);
+
+impl Grant {
+    /// Its bytes may be read.
+    pub const READ: Self = Self(1);
+    /// Its bytes may be written.
+    pub const WRITE: Self = Self(2);
+    /// Its words may be compared, swapped and added to.
+    pub const ATOMIC: Self = Self(4);
+    /// It may be passed on with fewer rights.
+    pub const DELEGATE: Self = Self(8);
+    /// What it names, a program, may be run.
+    pub const RUN: Self = Self(16);
+    /// All of these.
+    pub const ALL: Self = Self(31);
+
+    /// These and `other`.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether all of `other` are among these.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// A right to some memory of some node.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct Capability {
+    /// Whose memory it is.
+    pub node: NodeId,
+    /// The entry of that node's table.
+    pub entry: u16,
+    /// Which use of the entry.
+    pub generation: u32,
+    /// What makes it hard to guess: 56 bits.
+    pub key: u64,
+    /// What it allows, as far as its holder knows: the owner knows better.
+    pub grant: Grant,
+    /// First byte of the range, from the entry's start.
+    pub offset: u32,
+    /// Bytes of the range.
+    pub length: u32,
+}
+
+impl Capability {
+    /// As three words: what goes into a command's arguments, a completion or a message.
+    #[must_use]
+    pub const fn to_words(self) -> [u64; 3] {
+        [
+            self.node.0 as u64 | (self.entry as u64) << 16 | (self.generation as u64) << 32,
+            self.grant.0 as u64 | self.key << 8,
+            self.offset as u64 | (self.length as u64) << 32,
+        ]
+    }
+
+    /// What [`Capability::to_words`] made. Any words are some capability: its owner checks it.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
+    pub const fn from_words([first, second, third]: [u64; 3]) -> Self {
+        Self {
+            node: NodeId(first as u16),
+            entry: (first >> 16) as u16,
+            generation: (first >> 32) as u32,
+            key: second >> 8,
+            grant: Grant(second as u8),
+            offset: third as u32,
+            length: (third >> 32) as u32,
+        }
+    }
+
+    /// The same for a part of its range; `None` where that passes the end.
+    #[must_use]
+    pub fn part(self, offset: u32, length: u32) -> Option<Self> {
+        (offset.checked_add(length)? <= self.length).then(|| Self {
+            offset: self.offset.saturating_add(offset),
+            length,
+            ..self
+        })
+    }
+}
+
+/// Why a capability is refused.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum Denied {
+    /// It was taken back, or never given.
+    #[error("no such capability: taken back, or never given")]
+    Stale,
+    /// It was made up.
+    #[error("the capability's key is wrong")]
+    Forged,
+    /// It does not allow that.
+    #[error("the capability allows {0:?} only")]
+    Rights(Grant),
+    /// It does not go that far.
+    #[error("the capability ends after {length} bytes")]
+    Range {
+        /// Bytes of its entry.
+        length: u32,
+    },
+    /// It was passed on [`MAX_DEPTH`] times.
+    #[error("a capability is passed on {MAX_DEPTH} times at most")]
+    Depth,
+    /// The table is full.
+    #[error("a node gives {MAX_ENTRIES} capabilities at most")]
+    Full,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    region: RegionRef,
+    grant: Grant,
+    key: u64,
+    generation: u32,
+    is_live: bool,
+    depth: u8,
+    /// What it was made from, and which use of that.
+    above: Option<(u16, u32)>,
+}
+
+/// The capabilities that a node has given.
+#[derive(Debug)]
+pub struct Capabilities {
+    node: NodeId,
+    secret: u64,
+    entries: Vec<Entry>,
+    free: Vec<u16>,
+}
+
+impl Capabilities {
+    /// None yet. Keys follow from `secret`, which only this node should know.
+    #[must_use]
+    pub const fn new(node: NodeId, secret: u64) -> Self {
+        Self { node, secret, entries: Vec::new(), free: Vec::new() }
+    }
+
+    /// Gives a capability to a region.
+    ///
+    /// # Errors
+    /// [`Denied::Full`].
+    pub fn give(&mut self, region: RegionRef, grant: Grant) -> Result<Capability, Denied> {
+        self.enter(region, grant, 0, None)
+    }
+
+    /// Makes one with fewer rights, for a part of the range, from one that may be passed on.
+    ///
+    /// # Errors
+    /// [`Denied`] says why not.
+    pub fn delegate(&mut self, from: &Capability, grant: Grant) -> Result<Capability, Denied> {
+        let region = self.check(from, Grant::DELEGATE)?;
+        let above = self.entries[usize::from(from.entry)];
+        if !above.grant.contains(grant) {
+            return Err(Denied::Rights(above.grant));
+        }
+        if above.depth >= MAX_DEPTH {
+            return Err(Denied::Depth);
+        }
+        self.enter(region, grant, above.depth + 1, Some((from.entry, from.generation)))
+    }
+
+    /// What a capability gives to, if it allows `wanted`. A comparison or two an entry on its way up.
+    ///
+    /// # Errors
+    /// [`Denied`] says what is not granted.
+    #[inline]
+    pub fn check(&self, capability: &Capability, wanted: Grant) -> Result<RegionRef, Denied> {
+        let entry = self.live(capability.entry, capability.generation).ok_or(Denied::Stale)?;
+        if entry.key != capability.key {
+            return Err(Denied::Forged);
+        }
+        if !entry.grant.contains(wanted) {
+            return Err(Denied::Rights(entry.grant));
+        }
+        let mut above = entry.above;
+        while let Some((number, generation)) = above {
+            above = self.live(number, generation).ok_or(Denied::Stale)?.above;
+        }
+        let length = entry.region.length;
+        entry.region.part(capability.offset, capability.length).ok_or(Denied::Range { length })
+    }
+
+    /// Takes a capability back, with all that was made from it: whatever else holds it, or how many.
+    ///
+    /// # Errors
+    /// [`Denied`] if it is none.
+    pub fn revoke(&mut self, capability: &Capability) -> Result<(), Denied> {
+        let entry = self.live(capability.entry, capability.generation).ok_or(Denied::Stale)?;
+        if entry.key != capability.key {
+            return Err(Denied::Forged);
+        }
+        self.remove(capability.entry);
+        Ok(())
+    }
+
+    /// Takes back all capabilities to a port's regions.
+    pub fn forget(&mut self, port: PortId) {
+        for number in 0..self.entries.len() {
+            let entry = &self.entries[number];
+            if entry.is_live && entry.region.port == port {
+                self.remove(number as u16);
+            }
+        }
+    }
+
+    /// The port whose region an entry gives to, if it is live.
+    #[must_use]
+    pub fn owner(&self, capability: &Capability) -> Option<PortId> {
+        let entry = self.live(capability.entry, capability.generation)?;
+        Some(entry.region.port)
+    }
+
+    fn live(&self, number: u16, generation: u32) -> Option<&Entry> {
+        let entry = self.entries.get(usize::from(number))?;
+        (entry.is_live && entry.generation == generation).then_some(entry)
+    }
+
+    fn enter(
+        &mut self,
+        region: RegionRef,
+        grant: Grant,
+        depth: u8,
+        above: Option<(u16, u32)>,
+    ) -> Result<Capability, Denied> {
+        let number = match self.free.pop() {
+            Some(number) => number,
+            None if self.entries.len() < MAX_ENTRIES => {
+                self.entries.push(Entry {
+                    region,
+                    grant,
+                    key: 0,
+                    generation: 0,
+                    is_live: false,
+                    depth,
+                    above,
+                });
+                (self.entries.len() - 1) as u16
+            }
+            None => return Err(Denied::Full),
+        };
+        let key = self.draw() >> 8;
+        let entry = &mut self.entries[usize::from(number)];
+        let generation = entry.generation.wrapping_add(1);
+        *entry = Entry { region, grant, key, generation, is_live: true, depth, above };
+        Ok(Capability {
+            node: self.node,
+            entry: number,
+            generation,
+            key,
+            grant,
+            offset: 0,
+            length: region.length,
+        })
+    }
+
+    fn remove(&mut self, number: u16) {
+        self.entries[usize::from(number)].is_live = false;
+        self.free.push(number);
+    }
+
+    /// SplitMix64.
+    const fn draw(&mut self) -> u64 {
+        self.secret = self.secret.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.secret;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn region(length: u32) -> RegionRef {
+        RegionRef { generation: 1, length, ..RegionRef::default() }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Give(u8),
+        Delegate(usize, u8, u32, u32),
+        Revoke(usize),
+        Check(usize, u8, u32, u32),
+        Forge(usize, [u64; 3]),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let (which, rights) = (0..40_usize, 0..32_u8);
+        prop_oneof![
+            (0..32_u8).prop_map(Op::Give),
+            (which.clone(), rights.clone(), 0..120_u32, 0..120_u32)
+                .prop_map(|(w, r, o, l)| Op::Delegate(w, r, o, l)),
+            which.clone().prop_map(Op::Revoke),
+            (which.clone(), rights, 0..120_u32, 0..120_u32)
+                .prop_map(|(w, r, o, l)| Op::Check(w, r, o, l)),
+            (which, any::<[u64; 3]>()).prop_map(|(w, bits)| Op::Forge(w, bits)),
+        ]
+    }
+
+    /// What a capability is, without a table: where it starts, how long, what it may, what it is from.
+    struct Model {
+        capability: Capability,
+        range: (u32, u32),
+        grant: u8,
+        above: Option<usize>,
+        revoked: bool,
+    }
+
+    fn is_live(model: &[Model], mut at: usize) -> bool {
+        loop {
+            if model[at].revoked {
+                return false;
+            }
+            match model[at].above {
+                Some(above) => at = above,
+                None => return true,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_are_the_capability_that_gives_them_back(words: [u64; 3]) {
+            prop_assert_eq!(Capability::from_words(words).to_words(), words);
+        }
+
+        #[test]
+        fn nothing_is_allowed_but_what_was_given_and_not_taken_back(ops in prop::collection::vec(op(), 1..120)) {
+            let mut table = Capabilities::new(NodeId(3), 42);
+            let mut model: Vec<Model> = Vec::new();
+            for op in ops {
+                match op {
+                    Op::Give(grant) => {
+                        let capability = table.give(region(100), Grant(grant)).unwrap();
+                        model.push(Model { capability, range: (0, 100), grant, above: None, revoked: false });
+                    }
+                    Op::Delegate(which, grant, offset, length) if which < model.len() => {
+                        let of = &model[which];
+                        let may = is_live(&model, which)
+                            && of.grant & Grant::DELEGATE.0 != 0
+                            && of.grant & grant == grant
+                            && offset + length <= of.range.1;
+                        let part = Capability { offset, length, ..of.capability };
+                        let range = (of.range.0 + offset, length);
+                        let made = table.delegate(&part, Grant(grant));
+                        if matches!(made, Err(Denied::Depth)) {
+                            continue;
+                        }
+                        prop_assert_eq!(made.is_ok(), may, "{:?}", made);
+                        if let Ok(capability) = made {
+                            model.push(Model { capability, range, grant, above: Some(which), revoked: false });
+                        }
+                    }
+                    Op::Revoke(which) if which < model.len() => {
+                        let revoked = table.revoke(&model[which].capability);
+                        prop_assert_eq!(revoked.is_ok(), !model[which].revoked);
+                        model[which].revoked = true;
+                    }
+                    Op::Check(which, grant, offset, length) if which < model.len() => {
+                        let of = &model[which];
+                        let may = is_live(&model, which)
+                            && of.grant & grant == grant
+                            && offset + length <= of.range.1;
+                        let part = Capability { offset, length, ..of.capability };
+                        let checked = table.check(&part, Grant(grant));
+                        prop_assert_eq!(checked.is_ok(), may);
+                        if let Ok(region) = checked {
+                            prop_assert_eq!((region.offset, region.length), (of.range.0 + offset, length));
+                        }
+                    }
+                    Op::Forge(which, bits) if which < model.len() => {
+                        let forged = Capability { key: bits[0] >> 8, ..model[which].capability };
+                        prop_assert!(table.check(&forged, Grant(0)).is_err());
+                        prop_assert!(table.check(&Capability::from_words(bits), Grant(0)).is_err());
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_capability_is_passed_on_eight_times() {
+        let mut table = Capabilities::new(NodeId(0), 1);
+        let mut last = table.give(region(8), Grant::ALL).unwrap();
+        for _ in 0..MAX_DEPTH {
+            last = table.delegate(&last, Grant::ALL).unwrap();
+        }
+        assert_eq!(table.delegate(&last, Grant::ALL), Err(Denied::Depth));
+        assert!(table.check(&last, Grant::ALL).is_ok());
+    }
+}

@@ -1,0 +1,638 @@
+//! The distributed address space: what a node has given capabilities to, others read, write, compare
+//! and swap, and add to, without its host.
+//!
+//! Small accesses are one control message each way; large ones are frames, which are asked for, or
+//! sent, again until all are there. Every access ends: done, refused by the owner, or with
+//! [`Status::PeerLost`]. Accesses of one node to another's memory are carried out in the order in
+//! which they were posted, small ones; a large one may end after small ones that follow it. Words that
+//! were changed by others in the last millisecond are taken from the NIC, not from memory: a host that
+//! shares words with others changes them by commands, too.
+
+mod bulk;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use midplane_simhw::frame::Frame;
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::{Payload, RegionRef};
+use midplane_simhw::time::Instant;
+
+use crate::capability::{Capabilities, Capability, Grant};
+use crate::context::Context;
+use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
+use crate::timeout::Service;
+use bulk::{Incoming, Outgoing};
+use wire::{Access, Message};
+
+pub use wire::INLINE;
+
+/// The number of the distributed address space.
+pub const MEMORY: ExtensionId = ExtensionId(6);
+
+/// Gives a capability to `region` with the rights of argument 0, a [`Grant`]; completes with its three
+/// words (arguments 0 to 2).
+pub const GIVE: u8 = 1;
+/// Takes a capability back (its words are the arguments), with all that was made of it.
+pub const REVOKE: u8 = 2;
+/// Makes a capability with the rights in `flags` for the range that the one in the arguments names.
+pub const DELEGATE: u8 = 3;
+/// Reads what a capability names into `region`, as far as that goes.
+pub const READ: u8 = 4;
+/// Writes `region` to where a capability begins.
+pub const WRITE: u8 = 5;
+/// Compares the capability's word with the region's first, and puts the region's second in its place
+/// if they are the same; completes with what was there (argument 0), which is written to the region's
+/// first as well.
+pub const COMPARE_AND_SWAP: u8 = 6;
+/// Adds the region's word to the capability's; completes with what was there, as before.
+pub const FETCH_AND_ADD: u8 = 7;
+
+/// How long an owner has to answer, and a microsecond a byte: one without this extension never does.
+const PATIENCE: Duration = Duration::from_secs(2);
+const SWEEP: TimeoutId = TimeoutId(0);
+const RETRY: TimeoutId = TimeoutId(1);
+/// Frames that were sent before a message may come after it, by as much as a queue holds.
+const RETRY_AFTER: Duration = Duration::from_millis(1);
+const SWEEP_EVERY: Duration = Duration::from_millis(500);
+/// How long a changed word is remembered: longer than it takes to get into memory.
+const REMEMBERED: Duration = Duration::from_millis(1);
+/// Words that are remembered at once.
+const WORDS: usize = 1_024;
+/// Instructions for what a handler does, beside what it asks for.
+const STEP_INSTRUCTIONS: u64 = 20;
+
+/// A command that gives a capability to `region`.
+#[must_use]
+pub fn give(region: RegionRef, grant: Grant, cookie: u64) -> Command {
+    let args = [grant.0.into(), 0, 0];
+    Command { extension: MEMORY, opcode: GIVE, region, cookie, args, ..Command::default() }
+}
+
+/// A command about a capability: [`REVOKE`], [`READ`], [`WRITE`], [`COMPARE_AND_SWAP`],
+/// [`FETCH_AND_ADD`].
+#[must_use]
+pub fn access(opcode: u8, capability: &Capability, region: RegionRef, cookie: u64) -> Command {
+    let args = capability.to_words();
+    Command { extension: MEMORY, opcode, region, cookie, args, ..Command::default() }
+}
+
+/// A command that makes a capability with fewer rights.
+#[must_use]
+pub fn delegate(capability: &Capability, grant: Grant, cookie: u64) -> Command {
+    let flags = grant.0.into();
+    Command { flags, ..access(DELEGATE, capability, RegionRef::default(), cookie) }
+}
+
+/// The capability in a completion of [`GIVE`] or [`DELEGATE`].
+#[must_use]
+pub const fn given(completion: &Completion) -> Capability {
+    let [first, second, third, _] = completion.args;
+    Capability::from_words([first, second, third])
+}
+
+/// What the extension has seen.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct MemoryCounters {
+    /// Accesses of others, and of this node, that were carried out here.
+    pub served: u64,
+    /// Accesses that were refused here: no right, no memory.
+    pub denied: u64,
+    /// Frames that were sent again.
+    pub resent: u64,
+    /// Messages and frames that fit nothing.
+    pub malformed: u64,
+}
+
+/// An access that this node has asked for.
+#[derive(Debug)]
+struct Asked {
+    command: Command,
+    owner: NodeId,
+    since: Instant,
+    incoming: Option<Incoming>,
+    outgoing: Option<Outgoing>,
+}
+
+/// A word of this node that was changed not long ago.
+#[derive(Clone, Copy, Debug)]
+struct Word {
+    value: u64,
+    until: Instant,
+}
+
+/// The part of the distributed address space that a node has.
+#[derive(Debug)]
+pub struct Memory {
+    secret: u64,
+    table: Capabilities,
+    next: u32,
+    asked: BTreeMap<u32, Asked>,
+    /// Large writes of others: by node and number.
+    arriving: BTreeMap<(NodeId, u32), Incoming>,
+    words: BTreeMap<(PortId, u16, u32), Word>,
+    counters: MemoryCounters,
+}
+
+impl Memory {
+    /// A part that has given nothing. The keys of its capabilities follow from `secret`.
+    #[must_use]
+    pub const fn new(secret: u64) -> Self {
+        Self {
+            secret,
+            table: Capabilities::new(NodeId(0), secret),
+            next: 0,
+            asked: BTreeMap::new(),
+            arriving: BTreeMap::new(),
+            words: BTreeMap::new(),
+            counters: MemoryCounters { served: 0, denied: 0, resent: 0, malformed: 0 },
+        }
+    }
+
+    /// What the extension has seen.
+    #[must_use]
+    pub const fn counters(&self) -> MemoryCounters {
+        self.counters
+    }
+
+    /// Accesses that this node has asked for and that have not ended.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.asked.len()
+    }
+
+    /// Gives, makes or takes back: all within this node's own table.
+    fn change(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let capability = Capability::from_words(command.args);
+        let port = command.region.port;
+        let changed = match command.opcode {
+            GIVE => self.table.give(command.region, Grant(command.args[0] as u8)),
+            _ if capability.node != nic.node() => {
+                nic.refuse(command, Status::Invalid);
+                return;
+            }
+            // Only who lent the memory takes it back.
+            REVOKE if self.table.owner(&capability) != Some(port) => {
+                nic.refuse(command, Status::Region);
+                return;
+            }
+            REVOKE => self.table.revoke(&capability).map(|()| capability),
+            _ => self.table.delegate(&capability, Grant(command.flags as u8)),
+        };
+        match changed {
+            Ok(capability) => {
+                let [first, second, third] = capability.to_words();
+                let done = Completion { args: [first, second, third, 0], ..done(command, 0) };
+                nic.complete(port, &done);
+            }
+            Err(_) => {
+                self.counters.denied += 1;
+                nic.refuse(command, Status::Region);
+            }
+        }
+    }
+
+    /// Asks the owner.
+    fn ask(&mut self, nic: &mut Context<'_>, command: Command) {
+        let capability = Capability::from_words(command.args);
+        let owner = capability.node;
+        let is_large =
+            matches!(command.opcode, READ | WRITE) && command.region.length as usize > INLINE;
+        if owner == nic.node() && is_large {
+            self.copy(nic, &command, capability);
+            return;
+        }
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        let length = command.region.length;
+        let mut asked = Asked { command, owner, since: nic.now(), incoming: None, outgoing: None };
+        let access = match command.opcode {
+            READ if length <= capability.length && length > 0 => {
+                if length as usize > INLINE {
+                    asked.incoming = Some(Incoming::new(command.region));
+                }
+                Access::Read
+            }
+            WRITE if length <= capability.length && length as usize > INLINE => {
+                asked.outgoing = Some(Outgoing::new(command.region, 0));
+                Access::WriteMany
+            }
+            WRITE if length <= capability.length && length > 0 => Access::Write,
+            COMPARE_AND_SWAP if capability.length == 8 && length == 16 => Access::Swap,
+            FETCH_AND_ADD if capability.length == 8 && length == 8 => Access::Add,
+            _ => {
+                nic.refuse(&command, Status::Invalid);
+                return;
+            }
+        };
+        let mut inline = Vec::new();
+        if !matches!(access, Access::Read | Access::WriteMany) {
+            match nic.read(command.region) {
+                Ok(bytes) => inline = bytes.to_vec(),
+                Err(_) => {
+                    nic.refuse(&command, Status::Region);
+                    return;
+                }
+            }
+        }
+        let capability = match command.opcode {
+            READ | WRITE => Capability { length, ..capability },
+            _ => capability,
+        };
+        let message = Message::Ask { number, access, capability, inline: &inline };
+        if nic.send_control(owner, &message.emit()).is_err() {
+            nic.refuse(&command, Status::Refused);
+            return;
+        }
+        if let Some(outgoing) = &asked.outgoing {
+            outgoing.send_all(nic, owner, number);
+            let _ = nic.send_control(owner, &Message::Sent { number }.emit());
+        }
+        if self.asked.is_empty() {
+            nic.set_timeout(SWEEP, Service::Coarse, SWEEP_EVERY);
+        }
+        self.asked.insert(number, asked);
+    }
+
+    /// A large access to this node's own memory: there is no wire between.
+    fn copy(&mut self, nic: &mut Context<'_>, command: &Command, capability: Capability) {
+        let length = command.region.length;
+        let grant = if command.opcode == READ { Grant::READ } else { Grant::WRITE };
+        let theirs =
+            capability.part(0, length).and_then(|part| self.table.check(&part, grant).ok());
+        let copied = theirs.and_then(|theirs| {
+            let (from, to) = if command.opcode == READ {
+                (theirs, command.region)
+            } else {
+                (command.region, theirs)
+            };
+            let bytes = nic.read(from).ok()?.to_vec();
+            nic.write(to, Payload::from(&bytes[..])).ok()
+        });
+        if copied.is_some() {
+            self.counters.served += 1;
+            nic.complete(command.region.port, &done(command, length));
+        } else {
+            self.counters.denied += 1;
+            nic.refuse(command, Status::Region);
+        }
+    }
+
+    fn end(&mut self, nic: &mut Context<'_>, number: u32, status: Status, word: u64) {
+        let Some(asked) = self.asked.remove(&number) else { return };
+        let command = &asked.command;
+        if status != Status::Done {
+            nic.refuse(command, status);
+            return;
+        }
+        let completion =
+            Completion { args: [word, 0, 0, 0], ..done(command, command.region.length) };
+        nic.complete(command.region.port, &completion);
+    }
+
+    /// Another node, or this one, wants something of our memory.
+    fn serve(
+        &mut self,
+        nic: &mut Context<'_>,
+        from: NodeId,
+        number: u32,
+        (access, capability): (Access, Capability),
+        inline: &[u8],
+    ) {
+        let wanted = match access {
+            Access::Read | Access::ReadPart => Grant::READ,
+            Access::Write | Access::WriteMany => Grant::WRITE,
+            Access::Swap | Access::Add => Grant::ATOMIC,
+        };
+        let region = match self.table.check(&capability, wanted) {
+            Ok(region) if capability.node == nic.node() => region,
+            _ => {
+                self.counters.denied += 1;
+                self.answer(nic, from, number, Status::Region, &[]);
+                return;
+            }
+        };
+        let served = match access {
+            Access::Read => self.serve_read(nic, from, number, region),
+            Access::ReadPart => {
+                let word =
+                    |at: usize| Some(u32::from_le_bytes(inline.get(at..at + 4)?.try_into().ok()?));
+                let Some((first, count)) = word(0).zip(word(4)) else { return };
+                self.counters.resent += 1;
+                Outgoing::new(region, bulk::OF_READ).send(nic, from, number, first, count);
+                return;
+            }
+            Access::WriteMany => {
+                self.arriving.insert((from, number), Incoming::new(region));
+                return;
+            }
+            Access::Write => self.serve_write(nic, region, inline).map(|()| Vec::new()),
+            Access::Swap | Access::Add => {
+                self.serve_atomic(nic, access, region, inline).map(|word| word.to_le_bytes().into())
+            }
+        };
+        match served {
+            Some(bytes) => {
+                self.counters.served += 1;
+                self.answer(nic, from, number, Status::Done, &bytes);
+            }
+            None => {
+                self.counters.denied += 1;
+                self.answer(nic, from, number, Status::Region, &[]);
+            }
+        }
+    }
+
+    fn serve_read(
+        &self,
+        nic: &mut Context<'_>,
+        from: NodeId,
+        number: u32,
+        region: RegionRef,
+    ) -> Option<Vec<u8>> {
+        if region.length as usize > INLINE {
+            nic.read(region).ok()?;
+            Outgoing::new(region, bulk::OF_READ).send_all(nic, from, number);
+            return Some(Vec::new());
+        }
+        let mut bytes = nic.read(region).ok()?.to_vec();
+        // What is on its way into memory is newer.
+        for (at, part) in bytes.chunks_exact_mut(8).enumerate() {
+            if let Some(word) = self.word(nic.now(), region, at as u32 * 8) {
+                part.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        Some(bytes)
+    }
+
+    fn serve_write(
+        &mut self,
+        nic: &mut Context<'_>,
+        region: RegionRef,
+        bytes: &[u8],
+    ) -> Option<()> {
+        if bytes.len() != region.length as usize {
+            return None;
+        }
+        nic.write(region, Payload::from(bytes)).ok()?;
+        for (at, part) in bytes.chunks_exact(8).enumerate() {
+            let value = u64::from_le_bytes(part.try_into().expect("eight bytes"));
+            self.remember(nic.now(), region, at as u32 * 8, value);
+        }
+        Some(())
+    }
+
+    fn serve_atomic(
+        &mut self,
+        nic: &mut Context<'_>,
+        access: Access,
+        region: RegionRef,
+        inline: &[u8],
+    ) -> Option<u64> {
+        let word = |bytes: &[u8]| bytes.try_into().ok().map(u64::from_le_bytes);
+        if region.length != 8 || !region.offset.is_multiple_of(8) {
+            return None;
+        }
+        let there = match self.word(nic.now(), region, 0) {
+            Some(word) => word,
+            None => word(&nic.read(region).ok()?.to_vec())?,
+        };
+        let first = word(inline.get(..8)?)?;
+        let new = match access {
+            Access::Add => there.wrapping_add(first),
+            _ if there == first => word(inline.get(8..16)?)?,
+            _ => return Some(there),
+        };
+        nic.write(region, Payload::from(&new.to_le_bytes()[..])).ok()?;
+        self.remember(nic.now(), region, 0, new);
+        Some(there)
+    }
+
+    fn word(&self, now: Instant, region: RegionRef, at: u32) -> Option<u64> {
+        let word = self.words.get(&(region.port, region.slot, region.offset + at))?;
+        (now < word.until).then_some(word.value)
+    }
+
+    fn remember(&mut self, now: Instant, region: RegionRef, at: u32, value: u64) {
+        if self.words.len() >= WORDS {
+            self.words.retain(|_, word| now < word.until);
+        }
+        if region.offset.wrapping_add(at).is_multiple_of(8) {
+            let word = Word { value, until: now + REMEMBERED };
+            self.words.insert((region.port, region.slot, region.offset + at), word);
+        }
+    }
+
+    fn answer(&self, nic: &mut Context<'_>, to: NodeId, number: u32, status: Status, bytes: &[u8]) {
+        // A queue that is full is that of a peer which is as good as gone.
+        let _ = nic.send_control(to, &Message::Answer { number, status, bytes }.emit());
+    }
+
+    /// The owner has answered.
+    fn on_answer(&mut self, nic: &mut Context<'_>, number: u32, status: Status, bytes: &[u8]) {
+        let Some(asked) = self.asked.get_mut(&number) else { return };
+        if status != Status::Done {
+            self.end(nic, number, status, 0);
+            return;
+        }
+        if let Some(incoming) = &mut asked.incoming {
+            incoming.on_all_sent();
+            if incoming.is_whole() {
+                self.end(nic, number, Status::Done, 0);
+            } else {
+                nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
+            }
+            return;
+        }
+        let region = asked.command.region;
+        let length = bytes.len().min(region.length as usize) as u32;
+        let to = region.part(0, length).expect("no longer than it");
+        let word =
+            bytes.get(..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes);
+        let landed = length == 0 || nic.write(to, Payload::from(&bytes[..length as usize])).is_ok();
+        let word = if matches!(asked.command.opcode, READ | WRITE) { 0 } else { word };
+        self.end(nic, number, if landed { Status::Done } else { Status::Region }, word);
+    }
+
+    fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) -> Option<()> {
+        match Message::parse(message)? {
+            Message::Ask { number, access, capability, inline } => {
+                self.serve(nic, from, number, (access, capability), inline);
+            }
+            Message::Answer { number, status, bytes } => {
+                if self.asked.get(&number)?.owner != from {
+                    return None;
+                }
+                self.on_answer(nic, number, status, bytes);
+            }
+            Message::Sent { number } => {
+                // Refused before, otherwise.
+                let Some(incoming) = self.arriving.get_mut(&(from, number)) else {
+                    return Some(());
+                };
+                incoming.on_all_sent();
+                if incoming.is_whole() {
+                    self.end_arriving(nic, from, number);
+                } else {
+                    nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
+                }
+            }
+            Message::Lacking { number, first, count } => {
+                self.counters.resent += u64::from(count);
+                if let Some(asked) = self.asked.get(&number)
+                    && let Some(outgoing) = &asked.outgoing
+                {
+                    outgoing.send(nic, from, number, first, count);
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn on_frame(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) -> Option<()> {
+        let number = frame.header.sequence;
+        if frame.header.flags & bulk::OF_READ == 0 {
+            let incoming = self.arriving.get_mut(&(from, number))?;
+            incoming.take(nic, frame)?;
+            if incoming.is_whole() {
+                self.end_arriving(nic, from, number);
+            }
+            return Some(());
+        }
+        let asked = self.asked.get_mut(&number).filter(|asked| asked.owner == from)?;
+        let incoming = asked.incoming.as_mut()?;
+        incoming.take(nic, frame)?;
+        if incoming.is_whole() {
+            self.end(nic, number, Status::Done, 0);
+        }
+        Some(())
+    }
+
+    /// All of a large write is here.
+    fn end_arriving(&mut self, nic: &mut Context<'_>, from: NodeId, number: u32) {
+        self.arriving.remove(&(from, number));
+        self.counters.served += 1;
+        self.answer(nic, from, number, Status::Done, &[]);
+    }
+}
+
+impl Extension for Memory {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        let secret = self.secret ^ u64::from(nic.incarnation().0) << 16 ^ u64::from(nic.node().0);
+        self.table = Capabilities::new(nic.node(), secret);
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        nic.charge(STEP_INSTRUCTIONS);
+        match command.opcode {
+            GIVE | REVOKE | DELEGATE => self.change(nic, &command),
+            _ => self.ask(nic, command),
+        }
+    }
+
+    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
+        nic.charge(STEP_INSTRUCTIONS);
+        if self.on_message(nic, from, message).is_none() {
+            self.counters.malformed += 1;
+        }
+    }
+
+    fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
+        nic.charge(STEP_INSTRUCTIONS);
+        // Late ones, of what is over, are many after a loss: they are nobody's.
+        let _ = self.on_frame(nic, from, frame);
+    }
+
+    fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
+        if timeout == RETRY {
+            self.retry(nic);
+            return;
+        }
+        let now = nic.now();
+        let late = |asked: &Asked| {
+            let bytes = u64::from(asked.command.region.length);
+            now >= asked.since + PATIENCE + Duration::from_micros(bytes)
+        };
+        let late = self.asked.iter().filter(|(_, asked)| late(asked)).map(|(number, _)| *number);
+        let late: Vec<u32> = late.collect();
+        for number in late {
+            self.end(nic, number, Status::PeerLost, 0);
+        }
+        if !self.asked.is_empty() {
+            nic.set_timeout(SWEEP, Service::Coarse, SWEEP_EVERY);
+        }
+    }
+
+    fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
+        self.table.forget(port);
+        self.asked.retain(|_, asked| asked.command.region.port != port);
+        self.words.retain(|(of, ..), _| *of != port);
+        self.arriving.retain(|_, incoming| incoming.port() != port);
+    }
+
+    fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
+        if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
+            self.arriving.retain(|(from, _), _| *from != node);
+            let of = self.asked.iter().filter(|(_, asked)| asked.owner == node);
+            for number in of.map(|(number, _)| *number).collect::<Vec<_>>() {
+                self.end(nic, number, Status::PeerLost, 0);
+            }
+        }
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        for number in self.asked.keys().copied().collect::<Vec<_>>() {
+            self.end(nic, number, Status::Cancelled, 0);
+        }
+    }
+}
+
+impl Memory {
+    /// Asks for the frames of large accesses that have not come, one run of them each.
+    fn retry(&self, nic: &mut Context<'_>) {
+        let waits = |incoming: &Incoming| incoming.is_all_sent() && !incoming.is_whole();
+        let mut any = false;
+        for (number, asked) in &self.asked {
+            let Some(incoming) = asked.incoming.as_ref().filter(|incoming| waits(incoming)) else {
+                continue;
+            };
+            any = true;
+            let (first, count) = incoming.lacking();
+            let mut inline = [0; 8];
+            inline[..4].copy_from_slice(&first.to_le_bytes());
+            inline[4..].copy_from_slice(&count.to_le_bytes());
+            let capability = Capability::from_words(asked.command.args);
+            let capability = Capability { length: asked.command.region.length, ..capability };
+            let (number, access) = (*number, Access::ReadPart);
+            let ask = Message::Ask { number, access, capability, inline: &inline };
+            let _ = nic.send_control(asked.owner, &ask.emit());
+        }
+        for ((from, number), incoming) in &self.arriving {
+            if waits(incoming) {
+                any = true;
+                let (first, count) = incoming.lacking();
+                let lacking = Message::Lacking { number: *number, first, count };
+                let _ = nic.send_control(*from, &lacking.emit());
+            }
+        }
+        if any {
+            nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
+        }
+    }
+}
+
+fn done(command: &Command, length: u32) -> Completion {
+    Completion {
+        opcode: command.opcode,
+        flags: command.flags,
+        node: command.node,
+        port: command.port,
+        cookie: command.cookie,
+        length: length.into(),
+        ..Completion::default()
+    }
+}

@@ -1,0 +1,123 @@
+//! Large accesses: frames until all are there.
+
+use midplane_simhw::frame::{Frame, HEADER_BYTES};
+use midplane_simhw::hardware::Source;
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::region::RegionRef;
+
+use super::Context;
+use crate::transmit::Packet;
+
+/// Flag of the frames of reads: they go to whom asked.
+pub(super) const OF_READ: u8 = 1;
+/// Bytes of a frame: a page.
+const CHUNK: u32 = 4 << 10;
+
+/// Bytes of the frames that this NIC sends.
+fn chunk(nic: &Context<'_>) -> u32 {
+    CHUNK.min(nic.mtu_bytes() as u32 - HEADER_BYTES as u32)
+}
+
+/// Memory that is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outgoing {
+    region: RegionRef,
+    flags: u8,
+}
+
+impl Outgoing {
+    pub(super) const fn new(region: RegionRef, flags: u8) -> Self {
+        Self { region, flags }
+    }
+
+    pub(super) fn send_all(&self, nic: &mut Context<'_>, to: NodeId, number: u32) {
+        self.send(nic, to, number, 0, u32::MAX);
+    }
+
+    /// Sends some of the frames: those that there are.
+    pub(super) fn send(
+        &self,
+        nic: &mut Context<'_>,
+        to: NodeId,
+        number: u32,
+        first: u32,
+        count: u32,
+    ) {
+        let (chunk, total) = (chunk(nic), self.region.length);
+        let frames = total.div_ceil(chunk);
+        for index in first.min(frames)..first.saturating_add(count).min(frames) {
+            let at = index * chunk;
+            let part = self.region.part(at, chunk.min(total - at)).expect("within it");
+            let words = [u64::from(at) | u64::from(chunk) << 32, total.into()];
+            let (flags, sequence, source) = (self.flags, number, Source::Region(part));
+            // What does not leave is asked for.
+            let _ = nic.send_packet(&Packet { flags, sequence, words, source, ..Packet::to(to) });
+        }
+    }
+}
+
+/// Memory that is filled.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    region: RegionRef,
+    /// Bytes of a frame; 0 until one has come.
+    chunk: u32,
+    has: Vec<bool>,
+    lacks: usize,
+    /// The sender has said that all were sent.
+    all_sent: bool,
+}
+
+impl Incoming {
+    pub(super) const fn new(region: RegionRef) -> Self {
+        Self { region, chunk: 0, has: Vec::new(), lacks: 1, all_sent: false }
+    }
+
+    pub(super) const fn port(&self) -> PortId {
+        self.region.port
+    }
+
+    pub(super) const fn is_whole(&self) -> bool {
+        self.all_sent && self.lacks == 0
+    }
+
+    pub(super) const fn is_all_sent(&self) -> bool {
+        self.all_sent
+    }
+
+    pub(super) const fn on_all_sent(&mut self) {
+        self.all_sent = true;
+    }
+
+    /// Takes a frame in; `None` if it does not fit.
+    pub(super) fn take(&mut self, nic: &mut Context<'_>, frame: &Frame<'_>) -> Option<()> {
+        let [place, total] = frame.header.words;
+        let (at, chunk) = (place as u32, (place >> 32) as u32);
+        let length = self.region.length;
+        if total != length.into() || chunk == 0 || !at.is_multiple_of(chunk) || at >= length {
+            return None;
+        }
+        if self.chunk == 0 {
+            self.chunk = chunk;
+            self.lacks = length.div_ceil(chunk) as usize;
+            self.has = vec![false; self.lacks];
+        }
+        let bytes = chunk.min(length - at);
+        if chunk != self.chunk || frame.payload.len() != bytes as usize {
+            return None;
+        }
+        let has = self.has.get_mut((at / chunk) as usize)?;
+        if !std::mem::replace(has, true) {
+            nic.write(self.region.part(at, bytes)?, frame.payload).ok()?;
+            self.lacks -= 1;
+        }
+        Some(())
+    }
+
+    /// The first frames in a row that have not come.
+    pub(super) fn lacking(&self) -> (u32, u32) {
+        let first = self.has.iter().position(|has| !has).unwrap_or(0);
+        let count = self.has[first..].iter().take_while(|has| !**has).count();
+        if self.chunk == 0 { (0, u32::MAX) } else { (first as u32, count as u32) }
+    }
+}
