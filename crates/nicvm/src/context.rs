@@ -15,6 +15,7 @@ use crate::control::{Address, Body, Control, MAX_MESSAGE, RoundTrip};
 use crate::extension::{Epoch, Extension, TimeoutId};
 use crate::timeout::{Service, Timeouts};
 use crate::transmit::{Backlog, BacklogLimit, Message, Packet, Sending, Transmit, WaitingPacket};
+use crate::unit::ExtensionCounters;
 
 /// Why a control message was not taken.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
@@ -90,6 +91,8 @@ pub(crate) struct Lent {
     pub(crate) own: VecDeque<(ExtensionId, Own)>,
     /// Changes of the extensions that are yet to be made, oldest first.
     pub(crate) changes: VecDeque<Change>,
+    /// What each extension has been called for, by its number.
+    pub(crate) counters: Box<[ExtensionCounters; 256]>,
 }
 
 impl Lent {
@@ -187,6 +190,12 @@ impl Context<'_> {
     #[must_use]
     pub const fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// What an extension of this unit has been called for, in all its versions.
+    #[must_use]
+    pub fn counters(&self, number: ExtensionId) -> ExtensionCounters {
+        self.lent.counters[number.index()]
     }
 
     /// The rate of the NIC's line.

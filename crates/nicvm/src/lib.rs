@@ -7,6 +7,7 @@
 //!
 //! - [`mod@unit`], [`extension`], [`context`]: start here: the execution unit, and how to extend it
 //! - [`control`]: reliable control messages between units
+//! - [`install`]: extensions installed across a cluster while it runs
 //! - [`memory`], [`capability`]: what nodes let each other read and write, and for how long
 //! - [`collective`]: barrier, broadcast, reduce, all-reduce and all-gather between NICs
 //! - [`coordination`]: many senders take turns on a link
@@ -24,6 +25,7 @@ pub mod context;
 pub mod control;
 pub mod coordination;
 pub mod extension;
+pub mod install;
 pub mod memory;
 pub mod messages;
 pub mod planted;

@@ -52,6 +52,7 @@ use thiserror::Error;
 use crate::context::Context;
 use crate::control::MAX_MESSAGE;
 use crate::extension::{Extension, ImportError, InitError, TimeoutId};
+use crate::install::Loader;
 use crate::timeout::Service;
 use crate::transmit::Packet;
 use engines::Machine;
@@ -144,6 +145,16 @@ pub enum LoadError {
     /// It was built for another version of the interface.
     #[error("the module is of version {0} of the interface, not {VERSION}")]
     Version(i32),
+}
+
+/// A loader for [`install`](crate::install): modules run on `engine` within `limits`. A module that was
+/// translated in this process once is not again.
+pub fn loader(engine: Engine, limits: Limits) -> impl Loader {
+    move |bytes: &[u8]| {
+        let code = engines::translated(engine, bytes).map_err(|error| error.to_string())?;
+        let sandbox = Sandbox::new(&code, limits).map_err(|error| error.to_string())?;
+        Ok(Box::new(sandbox) as Box<dyn Extension>)
+    }
 }
 
 /// A running module.

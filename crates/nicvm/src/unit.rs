@@ -161,7 +161,8 @@ impl Unit {
     /// What the extension with this number has been called for, in all its versions.
     #[must_use]
     pub fn extension_counters(&self, number: ExtensionId) -> Option<ExtensionCounters> {
-        Some(self.slots.get(number.index())?.as_ref()?.counters)
+        self.slots.get(number.index())?.as_ref()?;
+        Some(self.lent.as_ref()?.counters[number.index()])
     }
 
     /// Frames, messages and control messages to `node` that are yet to leave or be acknowledged.
@@ -213,7 +214,7 @@ impl Unit {
             return Err(Failure::Absent);
         };
         hw.charge(DISPATCH_INSTRUCTIONS);
-        slot.count(kind);
+        lent.counters[number.index()].count(kind);
         let epoch = slot.epoch;
         let extension = &mut *slot.extension;
         let mut context = Context { hw: &mut *hw, lent, extension: number, epoch };
@@ -230,7 +231,7 @@ impl Unit {
         }
         lent.abort(hw);
         if matches!(failure, Failure::Trapped) {
-            slot.counters.traps += 1;
+            lent.counters[number.index()].traps += 1;
             self.counters.traps += 1;
             self.events.push_back(UnitEvent::Trapped(number));
         }
@@ -491,6 +492,7 @@ impl Firmware for Unit {
             control_refused: 0,
             own: VecDeque::new(),
             changes: VecDeque::new(),
+            counters: Box::new([ExtensionCounters::default(); 256]),
         });
         for number in self.numbers() {
             self.init(hw, number);

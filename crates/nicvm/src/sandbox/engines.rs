@@ -3,12 +3,14 @@
 mod compiled;
 mod interpreted;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use super::{Handler, LoadError, MAX_MODULE, State};
+use crate::install::{self, Hash};
 
 /// What runs a module.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, std::hash::Hash, Ord, PartialEq, PartialOrd)]
 pub enum Engine {
     /// Translated into the processor's own instructions.
     #[default]
@@ -62,6 +64,26 @@ impl Code {
             }
         })
     }
+}
+
+/// Modules that are kept translated: more than a cluster runs at once.
+const KEPT: usize = 64;
+
+/// A module's code: of each content and engine once in this process.
+pub(super) fn translated(engine: Engine, bytes: &[u8]) -> Result<Arc<Code>, LoadError> {
+    static CODES: Mutex<BTreeMap<(Engine, Hash), Arc<Code>>> = Mutex::new(BTreeMap::new());
+    let key = (engine, install::hash(bytes));
+    // Held while it is translated: whoever wants the same waits for it.
+    let mut codes = CODES.lock().expect("nobody panics with it");
+    if let Some(code) = codes.get(&key) {
+        return Ok(Arc::clone(code));
+    }
+    let code = Code::new(engine, bytes)?;
+    if codes.len() >= KEPT {
+        codes.pop_first();
+    }
+    codes.insert(key, Arc::clone(&code));
+    Ok(code)
 }
 
 /// A handler has not returned.

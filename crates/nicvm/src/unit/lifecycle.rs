@@ -174,7 +174,6 @@ impl Unit {
         let mut slot = Slot::new(extension, epoch);
         let mut before_that = None;
         if let Some(old) = former {
-            slot.counters = old.counters;
             before_that = old.former;
             let until = hw.now() + DRAIN;
             let former = Former { extension: old.extension, epoch: old.epoch, until };

@@ -52,23 +52,23 @@ pub(super) struct Slot {
     pub(super) epoch: Epoch,
     /// It failed, refused its configuration, or was deactivated.
     pub(super) is_down: bool,
-    pub(super) counters: ExtensionCounters,
     pub(super) former: Option<Former>,
 }
 
 impl Slot {
     pub(super) fn new(extension: Box<dyn Extension>, epoch: Epoch) -> Self {
-        let counters = ExtensionCounters::default();
-        Self { extension, epoch, is_down: false, counters, former: None }
+        Self { extension, epoch, is_down: false, former: None }
     }
+}
 
+impl ExtensionCounters {
     pub(super) const fn count(&mut self, handler: Handler) {
         let counter = match handler {
-            Handler::Command => &mut self.counters.commands,
-            Handler::Control => &mut self.counters.controls,
-            Handler::Frame => &mut self.counters.frames,
-            Handler::Timeout => &mut self.counters.timeouts,
-            Handler::Other => &mut self.counters.others,
+            Handler::Command => &mut self.commands,
+            Handler::Control => &mut self.controls,
+            Handler::Frame => &mut self.frames,
+            Handler::Timeout => &mut self.timeouts,
+            Handler::Other => &mut self.others,
         };
         *counter += 1;
     }

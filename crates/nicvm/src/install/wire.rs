@@ -1,0 +1,262 @@
+//! The installer's messages.
+
+use std::fmt;
+
+use midplane_simhw::id::{ExtensionId, NodeId};
+
+use super::Policy;
+use crate::control::MAX_MESSAGE;
+use crate::extension::Epoch;
+
+/// Most members of a cluster.
+pub const MAX_MEMBERS: usize = 256;
+/// Bytes of a module in one message of a change.
+pub(super) const CHUNK: usize = MAX_MESSAGE - 11;
+/// Bytes of a module in one message to who catches up.
+pub(super) const PIECE: usize = MAX_MESSAGE - 37;
+
+pub(super) const PREPARED: u8 = 0;
+pub(super) const COMMITTED: u8 = 1;
+pub(super) const ABORTED: u8 = 2;
+
+/// SHA-256 of a module.
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Hash(pub [u8; 32]);
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Names a change: who coordinates it, and its number there.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct ChangeId {
+    /// Who coordinates it.
+    pub coordinator: NodeId,
+    /// Its number there.
+    pub serial: u32,
+}
+
+/// What is to run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Offer {
+    pub(super) id: ChangeId,
+    pub(super) number: ExtensionId,
+    pub(super) epoch: Epoch,
+    pub(super) hash: Hash,
+    /// Bytes that follow; none if the module should be there.
+    pub(super) length: u32,
+    pub(super) policy: Policy,
+    pub(super) members: [u8; 32],
+}
+
+/// One message.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Message<'a> {
+    Offer(Offer),
+    Chunk { id: ChangeId, at: u32, bytes: &'a [u8] },
+    Ready { id: ChangeId },
+    Refused { id: ChangeId, who: NodeId, why: u8 },
+    Commit { id: ChangeId },
+    Abort { id: ChangeId, who: NodeId, why: u8 },
+    Done { id: ChangeId },
+    Query { id: ChangeId },
+    Known { id: ChangeId, knows: u8 },
+    What,
+    Runs { number: ExtensionId, epoch: Epoch, hash: Hash, length: u32, policy: u8 },
+    Fetch { hash: Hash },
+    Piece { hash: Hash, at: u32, bytes: &'a [u8] },
+    Failed { number: ExtensionId, epoch: Epoch },
+    Withdraw { number: ExtensionId, epoch: Epoch },
+}
+
+/// Reads a message from its front.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take::<1>().map(|[byte]| byte)
+    }
+
+    fn short(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn id(&mut self) -> Option<ChangeId> {
+        Some(ChangeId { coordinator: NodeId(self.short()?), serial: self.word()? })
+    }
+
+    fn hash(&mut self) -> Option<Hash> {
+        self.take().map(Hash)
+    }
+
+    fn version(&mut self) -> Option<(ExtensionId, Epoch)> {
+        Some((ExtensionId(self.byte()?), Epoch(self.short()?)))
+    }
+
+    fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl<'a> Message<'a> {
+    pub(super) fn emit(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(MAX_MESSAGE);
+        let id = |out: &mut Vec<u8>, kind: u8, id: &ChangeId| {
+            out.push(kind);
+            out.extend(id.coordinator.0.to_le_bytes());
+            out.extend(id.serial.to_le_bytes());
+        };
+        let version = |out: &mut Vec<u8>, kind: u8, number: &ExtensionId, epoch: &Epoch| {
+            out.extend([kind, number.0]);
+            out.extend(epoch.0.to_le_bytes());
+        };
+        match self {
+            Self::Offer(offer) => {
+                id(&mut out, 1, &offer.id);
+                out.push(offer.number.0);
+                out.extend(offer.epoch.0.to_le_bytes());
+                out.extend(offer.hash.0);
+                out.extend(offer.length.to_le_bytes());
+                out.push(offer.policy as u8);
+                out.extend(offer.members);
+            }
+            Self::Chunk { id: of, at, bytes } => {
+                id(&mut out, 2, of);
+                out.extend(at.to_le_bytes());
+                out.extend(*bytes);
+            }
+            Self::Ready { id: of } => id(&mut out, 3, of),
+            Self::Refused { id: of, who, why } => {
+                id(&mut out, 4, of);
+                out.extend(who.0.to_le_bytes());
+                out.push(*why);
+            }
+            Self::Commit { id: of } => id(&mut out, 5, of),
+            Self::Abort { id: of, who, why } => {
+                id(&mut out, 6, of);
+                out.extend(who.0.to_le_bytes());
+                out.push(*why);
+            }
+            Self::Done { id: of } => id(&mut out, 7, of),
+            Self::Query { id: of } => id(&mut out, 8, of),
+            Self::Known { id: of, knows } => {
+                id(&mut out, 9, of);
+                out.push(*knows);
+            }
+            Self::What => out.push(10),
+            Self::Runs { number, epoch, hash, length, policy } => {
+                version(&mut out, 11, number, epoch);
+                out.extend(hash.0);
+                out.extend(length.to_le_bytes());
+                out.push(*policy);
+            }
+            Self::Fetch { hash } => {
+                out.push(12);
+                out.extend(hash.0);
+            }
+            Self::Piece { hash, at, bytes } => {
+                out.push(13);
+                out.extend(hash.0);
+                out.extend(at.to_le_bytes());
+                out.extend(*bytes);
+            }
+            Self::Failed { number, epoch } => version(&mut out, 14, number, epoch),
+            Self::Withdraw { number, epoch } => version(&mut out, 15, number, epoch),
+        }
+        out
+    }
+
+    pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let mut read = Reader(bytes);
+        let message = match read.byte()? {
+            1 => Self::Offer(Offer {
+                id: read.id()?,
+                number: ExtensionId(read.byte()?),
+                epoch: Epoch(read.short()?),
+                hash: read.hash()?,
+                length: read.word().filter(|length| *length as usize <= super::MAX_MODULE)?,
+                policy: Policy::of(read.byte()?.into())?,
+                members: read.take()?,
+            }),
+            2 => Self::Chunk { id: read.id()?, at: read.word()?, bytes: read.rest() },
+            3 => Self::Ready { id: read.id()? },
+            4 => Self::Refused { id: read.id()?, who: NodeId(read.short()?), why: read.byte()? },
+            5 => Self::Commit { id: read.id()? },
+            6 => Self::Abort { id: read.id()?, who: NodeId(read.short()?), why: read.byte()? },
+            7 => Self::Done { id: read.id()? },
+            8 => Self::Query { id: read.id()? },
+            9 => Self::Known { id: read.id()?, knows: read.byte()? },
+            10 => Self::What,
+            11 => {
+                let (number, epoch) = read.version()?;
+                let (hash, length, policy) = (read.hash()?, read.word()?, read.byte()?);
+                Self::Runs { number, epoch, hash, length, policy }
+            }
+            12 => Self::Fetch { hash: read.hash()? },
+            13 => Self::Piece { hash: read.hash()?, at: read.word()?, bytes: read.rest() },
+            kind @ (14 | 15) => {
+                let (number, epoch) = read.version()?;
+                match kind {
+                    14 => Self::Failed { number, epoch },
+                    _ => Self::Withdraw { number, epoch },
+                }
+            }
+            _ => return None,
+        };
+        read.0.is_empty().then_some(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_no_message_or_the_one_that_gives_them_back(
+            kind in 0..17_u8,
+            bytes in prop::collection::vec(any::<u8>(), 0..MAX_MESSAGE),
+        ) {
+            let bytes = [&[kind][..], &bytes].concat();
+            if let Some(message) = Message::parse(&bytes) {
+                prop_assert_eq!(message.emit(), bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_messages_fit_a_control_message() {
+        let id = ChangeId { coordinator: NodeId(1), serial: 2 };
+        let (hash, members) = (Hash([7; 32]), [0xFF; 32]);
+        let (number, epoch) = (ExtensionId(16), Epoch(3));
+        let policy = Policy::Restart;
+        let bytes = &[5; MAX_MESSAGE][..];
+        for message in [
+            Message::Offer(Offer { id, number, epoch, hash, length: 9, policy, members }),
+            Message::Chunk { id, at: 1, bytes: &bytes[..CHUNK] },
+            Message::Piece { hash, at: 1, bytes: &bytes[..PIECE] },
+        ] {
+            assert!(message.emit().len() <= MAX_MESSAGE);
+            assert_eq!(Message::parse(&message.emit()), Some(message));
+        }
+    }
+}

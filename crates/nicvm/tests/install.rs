@@ -1,0 +1,472 @@
+//! Extensions installed across a cluster: on all nodes or on none, whatever is lost and whoever dies.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane_nicvm::context::Context;
+use midplane_nicvm::extension::{
+    Epoch, Extension, FIRST_USER_EXTENSION, ImportError, InitError, TimeoutId,
+};
+use midplane_nicvm::install::{
+    self, INSTALLER, Installer, LIST, Listed, Policy, QUARANTINE, ROLL_BACK, Refusal,
+};
+use midplane_nicvm::timeout::Service;
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::fault::Faults;
+use midplane_simhw::frame::Frame;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::{ExtensionId, NodeId};
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::port::{Command, Completion, Port, Status};
+use midplane_simhw::profile::{Machine, NicProfile};
+use midplane_simhw::sim::World;
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::{Instant, LineRate};
+use midplane_simhw::topology::Topology;
+use proptest::prelude::*;
+
+const TALLY: ExtensionId = FIRST_USER_EXTENSION;
+/// Tells a member, and completes when that has answered.
+const ASK: u8 = 1;
+/// Fails.
+const FAIL: u8 = 2;
+const GAP: Duration = Duration::from_micros(20);
+
+/// What all nodes' tallies have seen.
+#[derive(Debug, Default)]
+struct Seen {
+    messages: u64,
+    wrong: u64,
+    sent: u64,
+}
+
+/// An extension whose every message says of which content its sender is. The module is its label; a
+/// digit after it names a node that refuses it.
+struct Tally {
+    label: u8,
+    nodes: u16,
+    chatty: bool,
+    sent: u32,
+    held: Vec<Command>,
+    handled: u64,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Extension for Tally {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        if self.chatty {
+            nic.set_timeout(TimeoutId(0), Service::Exact, GAP);
+        }
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        assert!(command.opcode != FAIL, "on purpose");
+        let message = [self.label, 1, self.held.len() as u8];
+        if nic.send_control(command.node, &message).is_err() {
+            nic.refuse(&command, Status::Refused);
+            return;
+        }
+        self.held.push(command);
+    }
+
+    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
+        self.handled += 1;
+        {
+            let mut seen = self.seen.lock().unwrap();
+            seen.messages += 1;
+            seen.wrong += u64::from(message[0] != self.label);
+        }
+        match message[1] {
+            1 => nic.send_control(from, &[self.label, 2, 0]).unwrap(),
+            2 => {
+                // Answers of a node come in order; which one it is does not matter here.
+                let at = self.held.iter().position(|command| command.node == from);
+                if let Some(at) = at {
+                    let command = self.held.remove(at);
+                    let args = [self.label.into(), self.handled, 0, 0];
+                    nic.complete(
+                        command.region.port,
+                        &Completion { cookie: command.cookie, args, ..Completion::default() },
+                    );
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+
+    fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
+        self.sent += 1;
+        let to = (u32::from(nic.node().0) + 1 + self.sent % u32::from(self.nodes - 1)) as u16;
+        if nic.send_control(NodeId(to % self.nodes), &[self.label, 0]).is_ok() {
+            self.seen.lock().unwrap().sent += 1;
+        }
+        nic.set_timeout(TimeoutId(0), Service::Exact, GAP);
+    }
+
+    fn export(&mut self) -> Option<Vec<u8>> {
+        Some(self.handled.to_le_bytes().to_vec())
+    }
+
+    fn import(&mut self, state: &[u8]) -> Result<(), ImportError> {
+        let state = state.try_into().map_err(|_| ImportError("eight bytes"))?;
+        self.handled = u64::from_le_bytes(state);
+        Ok(())
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        for command in std::mem::take(&mut self.held) {
+            nic.refuse(&command, Status::Cancelled);
+        }
+    }
+}
+
+struct Cluster {
+    world: World<Unit>,
+    nodes: u16,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl Cluster {
+    fn new(nodes: u16, seed: u64, chatty: bool) -> Self {
+        let link = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::from_nanos(500));
+        let topology = Topology::star(nodes, link, SwitchProfile::new(Buffer::Bytes(256 << 10)));
+        Self::on(&topology, NicProfile::MODERN, nodes, seed, chatty)
+    }
+
+    fn on(topology: &Topology, profile: NicProfile, nodes: u16, seed: u64, chatty: bool) -> Self {
+        hush();
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let of_all = Arc::clone(&seen);
+        let world = World::new(topology, profile, seed, move |node, _| {
+            let seen = Arc::clone(&of_all);
+            let loader = move |module: &[u8]| {
+                if module.get(1) == Some(&(b'0' + node.0 as u8)) {
+                    return Err("not here".to_owned());
+                }
+                let (seen, label) = (Arc::clone(&seen), module[0]);
+                let (sent, handled, held) = (0, 0, Vec::new());
+                let tally = Tally { label, nodes, chatty, sent, held, handled, seen };
+                Ok(Box::new(tally) as Box<dyn Extension>)
+            };
+            let members = (0..nodes).map(NodeId).collect();
+            let mut unit = Unit::default();
+            unit.install(INSTALLER, Installer::new(members, loader)).unwrap();
+            unit
+        });
+        Self { world, nodes, seen }
+    }
+
+    /// What a command to the installer of a node comes to; `None` if it never ends.
+    fn order(
+        &mut self,
+        node: u16,
+        module: Vec<u8>,
+        make: impl FnOnce(midplane_simhw::region::RegionRef) -> Command + Send + 'static,
+    ) -> Completion {
+        let host = self.world.host(NodeId(node));
+        let run = async move {
+            let mut port = host.open_port().unwrap();
+            let region = port.register(module.len().max(1)).unwrap();
+            region.write(0, &module).unwrap();
+            port.submit(&make(region.range(0, module.len()).unwrap())).unwrap();
+            port.completion().await.unwrap()
+        };
+        self.world.block_on(NodeId(node), run).expect("nobody waits for ever")
+    }
+
+    fn install(&mut self, node: u16, module: &[u8], policy: Policy) -> Completion {
+        self.order(node, module.to_vec(), move |region| install::install(TALLY, policy, region, 1))
+    }
+
+    fn about(&mut self, node: u16, opcode: u8) -> Completion {
+        self.order(node, Vec::new(), move |_| install::about(opcode, TALLY, 1))
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let until = self.world.now() + time;
+        self.world.run_until(until);
+    }
+
+    /// The version and the first byte of the content that each living node runs.
+    fn versions(&self) -> Vec<Option<Epoch>> {
+        let nodes = (0..self.nodes).map(NodeId).filter(|node| self.world.is_up(*node));
+        nodes.map(|node| self.world.firmware(node).epoch(TALLY)).collect()
+    }
+
+    #[track_caller]
+    fn assert_all_run(&self, epoch: u16) {
+        let versions = self.versions();
+        assert!(versions.iter().all(|version| *version == Some(Epoch(epoch))), "{versions:?}");
+    }
+}
+
+fn hush() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if info.payload().downcast_ref::<&str>() != Some(&"on purpose") {
+                usual(info);
+            }
+        }));
+    });
+}
+
+#[test]
+fn a_module_runs_everywhere_and_goes_back_in_one_step() {
+    let mut cluster = Cluster::new(7, 1, false);
+    let long: Vec<u8> = [b"A".to_vec(), vec![0; 8_191]].concat();
+    for (node, module, epoch) in [(2, &long[..], 1), (5, b"B", 2)] {
+        let done = cluster.install(node, module, Policy::Deactivate);
+        assert_eq!((done.status, done.args[0], done.args[1]), (Status::Done, epoch, 7));
+        cluster.assert_all_run(epoch as u16);
+    }
+    let done = cluster.about(0, ROLL_BACK);
+    assert_eq!((done.status, done.args[0]), (Status::Done, 3));
+    cluster.assert_all_run(3);
+    let of = |cluster: &Cluster, node| {
+        let unit = cluster.world.firmware(NodeId(node));
+        unit.extension::<Installer>(INSTALLER).unwrap().installed(TALLY).unwrap()
+    };
+    for node in 0..7 {
+        assert_eq!(of(&cluster, node), (Epoch(3), install::hash(&long)));
+    }
+    // And forth again.
+    assert_eq!(cluster.about(6, ROLL_BACK).args[0], 4);
+    assert_eq!(of(&cluster, 1), (Epoch(4), install::hash(b"B")));
+}
+
+#[test]
+fn one_node_that_refuses_keeps_it_from_all() {
+    let mut cluster = Cluster::new(6, 1, false);
+    assert_eq!(cluster.install(0, b"A", Policy::Deactivate).status, Status::Done);
+    for refuser in [0, 1, 5] {
+        let done = cluster.install(2, &[b'B', b'0' + refuser], Policy::Deactivate);
+        let expected = (Status::Refused, refuser.into(), Refusal::Module as u64);
+        assert_eq!((done.status, done.args[0], done.args[1]), expected);
+        cluster.pass(Duration::from_millis(10));
+        cluster.assert_all_run(1);
+    }
+    let done = cluster.about(3, ROLL_BACK);
+    assert_eq!((done.status, done.args[1]), (Status::Refused, Refusal::Absent as u64));
+}
+
+#[test]
+fn who_was_away_catches_up_and_who_is_gone_does_not_keep_others() {
+    let mut cluster = Cluster::new(5, 1, false);
+    assert_eq!(cluster.install(0, b"A", Policy::Deactivate).status, Status::Done);
+    cluster.world.crash(NodeId(3));
+    let lost = cluster.install(0, b"B", Policy::Deactivate);
+    assert_eq!(
+        (lost.status, lost.args[0], lost.args[1]),
+        (Status::Refused, 3, Refusal::Lost as u64)
+    );
+    cluster.assert_all_run(1);
+    let done = cluster.install(0, b"B", Policy::Deactivate);
+    assert_eq!((done.status, done.args[1]), (Status::Done, 4));
+    cluster.assert_all_run(2);
+    cluster.world.restart(NodeId(3));
+    cluster.pass(Duration::from_secs(2));
+    assert_eq!(cluster.versions().len(), 5);
+    cluster.assert_all_run(2);
+}
+
+#[test]
+fn a_failure_is_told_to_all_and_its_policy_followed() {
+    for (policy, after) in
+        [(Policy::Deactivate, None), (Policy::RollBack, Some(3)), (Policy::Restart, Some(2))]
+    {
+        let mut cluster = Cluster::new(4, 1, false);
+        assert_eq!(cluster.install(0, b"A", policy).status, Status::Done);
+        assert_eq!(cluster.install(0, b"B", policy).status, Status::Done);
+        let failed = cluster.order(2, Vec::new(), |_| Command {
+            extension: TALLY,
+            opcode: FAIL,
+            ..Command::default()
+        });
+        assert_eq!(failed.status, Status::ExtensionDown);
+        cluster.pass(Duration::from_millis(100));
+        let unit = cluster.world.firmware(NodeId(2));
+        assert_eq!(unit.epoch(TALLY), after.map(Epoch), "{policy:?}");
+        let others = if policy == Policy::RollBack { 3 } else { 2 };
+        for node in [0, 1, 3].map(NodeId) {
+            let unit = cluster.world.firmware(node);
+            assert_eq!(unit.epoch(TALLY), Some(Epoch(others)), "{policy:?}");
+            let installer = unit.extension::<Installer>(INSTALLER).unwrap();
+            assert_eq!(installer.counters().reports, 1);
+        }
+    }
+}
+
+#[test]
+fn what_is_taken_down_and_listed() {
+    let mut cluster = Cluster::new(3, 1, false);
+    assert_eq!(cluster.install(1, b"A", Policy::Deactivate).status, Status::Done);
+    assert_eq!(cluster.about(0, QUARANTINE).status, Status::Done);
+    cluster.pass(Duration::from_millis(1));
+    assert_eq!(cluster.versions(), [None; 3]);
+    let host = cluster.world.host(NodeId(2));
+    let listed = cluster.world.block_on(NodeId(2), async move {
+        let mut port = host.open_port().unwrap();
+        let region = port.register(1_000).unwrap();
+        port.submit(&Command { opcode: LIST, ..install::list(region.whole(), 1) }).unwrap();
+        let done = port.completion().await.unwrap();
+        assert_eq!((done.args[0], done.length), (1, Listed::BYTES as u64));
+        let mut line = [0; Listed::BYTES];
+        region.read(0, &mut line).unwrap();
+        Listed::parse(&line)
+    });
+    let listed = listed.unwrap();
+    assert_eq!((listed.number, listed.epoch, listed.is_down), (TALLY, Epoch(1), true));
+    assert_eq!(listed.hash, install::hash(b"A"));
+}
+
+/// Commands of one host, one after another, until the time is over; how many ended, and well.
+async fn drive(mut port: Port, host: impl Host, nodes: u16, until: Instant) -> (u64, u64) {
+    let (mut ended, mut well) = (0, 0);
+    while host.now() < until {
+        let node = NodeId((host.node().0 + 1 + (ended % u64::from(nodes - 1)) as u16) % nodes);
+        port.submit(&Command { extension: TALLY, opcode: ASK, node, ..Command::default() })
+            .unwrap();
+        let done = port.completion().await.unwrap();
+        ended += 1;
+        well += u64::from(done.status == Status::Done);
+    }
+    (ended, well)
+}
+
+/// Versions follow each other under load and loss; messages that were handled.
+fn upgrade_under_load(nodes: u16, time: Duration, changes: u32, seed: u64) -> u64 {
+    let mut cluster = Cluster::new(nodes, seed, true);
+    let mut faults = Faults::NONE;
+    faults.loss = 0.01;
+    cluster.world.set_faults(faults);
+    assert_eq!(cluster.install(0, b"A", Policy::Deactivate).status, Status::Done);
+    let begun = cluster.world.now();
+    let results = Arc::new(Mutex::new(Vec::new()));
+    for node in (0..nodes).map(NodeId) {
+        let (host, results) = (cluster.world.host(node), Arc::clone(&results));
+        cluster.world.spawn(node, async move {
+            let port = host.open_port().unwrap();
+            let result = drive(port, host, nodes, begun + time).await;
+            results.lock().unwrap().push(result);
+        });
+    }
+    for change in 0..changes {
+        cluster.pass(time / (changes + 1));
+        let by = (change % u32::from(nodes)) as u16;
+        if change % 3 == 2 {
+            assert_eq!(cluster.about(by, ROLL_BACK).status, Status::Done);
+        } else {
+            assert_eq!(
+                cluster.install(by, &[b'B' + change as u8], Policy::Deactivate).status,
+                Status::Done
+            );
+        }
+    }
+    cluster.world.run_until(begun + time + Duration::from_millis(900));
+    let results = results.lock().unwrap();
+    assert_eq!(results.len(), usize::from(nodes), "a command was lost");
+    for (ended, well) in results.iter() {
+        assert_eq!(ended, well, "a command did not end well");
+        assert!(*ended > 10);
+    }
+    let seen = cluster.seen.lock().unwrap();
+    assert_eq!(seen.wrong, 0, "a message was handled by the wrong version");
+    for node in (0..nodes).map(NodeId) {
+        assert_eq!(cluster.world.firmware(node).counters().other_versions, 0);
+    }
+    seen.messages
+}
+
+#[test]
+fn versions_never_mix_under_load_and_no_command_is_lost() {
+    let messages = upgrade_under_load(5, Duration::from_millis(150), 6, 1);
+    assert!(messages > 20_000, "{messages}");
+}
+
+#[test]
+#[ignore = "a million messages; half a minute without optimisation"]
+fn versions_never_mix_over_a_million_messages() {
+    let messages = upgrade_under_load(8, Duration::from_millis(3_000), 20, 2);
+    println!("{messages} messages, 0 of them handled by the wrong version");
+    assert!(messages >= 1_000_000, "{messages}");
+}
+
+#[test]
+fn eight_kibibytes_are_on_64_nodes_within_five_milliseconds() {
+    let machine = Machine::DVCM_ATM;
+    for (name, mut cluster) in [
+        ("dvcm", Cluster::on(&machine.topology(64), machine.nic, 64, 1, false)),
+        ("modern", Cluster::new(64, 1, false)),
+    ] {
+        cluster.pass(Duration::from_secs(1));
+        let module: Vec<u8> = [b"A".to_vec(), vec![7; 8_191]].concat();
+        let begun = cluster.world.now();
+        assert_eq!(cluster.install(0, &module, Policy::Deactivate).status, Status::Done);
+        let installed = Duration::from_nanos(cluster.world.now().nanos_since(begun));
+        assert_eq!(cluster.install(0, b"B", Policy::Deactivate).status, Status::Done);
+        let begun = cluster.world.now();
+        assert_eq!(cluster.about(0, ROLL_BACK).status, Status::Done);
+        let back = Duration::from_nanos(cluster.world.now().nanos_since(begun));
+        println!("{name}: installed in {installed:?}, rolled back in {back:?}");
+        assert!(installed < Duration::from_millis(5), "{name}: {installed:?}");
+        assert!(back < Duration::from_millis(1), "{name}: {back:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// The coordinator may die at any point: all who live run the same in the end, and nobody waits.
+    #[test]
+    fn a_dead_coordinator_leaves_no_two_versions(
+        nodes in 3..9_u16,
+        coordinator in 0..9_u16,
+        dies_after in 1..4_000_u64,
+        loss in 0..4_u32,
+        seed: u64,
+    ) {
+        let mut cluster = Cluster::new(nodes, seed, false);
+        let coordinator = coordinator % nodes;
+        prop_assert_eq!(cluster.install(0, b"A", Policy::Deactivate).status, Status::Done);
+        cluster.pass(Duration::from_millis(50));
+        let mut faults = Faults::NONE;
+        faults.loss = f64::from(loss) / 100.0;
+        cluster.world.set_faults(faults);
+        let host = cluster.world.host(NodeId(coordinator));
+        cluster.world.spawn(NodeId(coordinator), async move {
+            let mut port = host.open_port().unwrap();
+            let region = port.register(2_000).unwrap();
+            region.write(0, &[b'B'; 2_000]).unwrap();
+            port.submit(&install::install(TALLY, Policy::Deactivate, region.whole(), 1)).unwrap();
+            std::future::pending::<()>().await;
+        });
+        cluster.pass(Duration::from_micros(dies_after));
+        cluster.world.crash(NodeId(coordinator));
+        cluster.pass(Duration::from_secs(6));
+        let versions = cluster.versions();
+        prop_assert!(versions.iter().all(|version| *version == versions[0]), "{:?}", versions);
+        for node in (0..nodes).filter(|node| *node != coordinator).map(NodeId) {
+            let unit = cluster.world.firmware(node);
+            prop_assert!(!unit.extension::<Installer>(INSTALLER).unwrap().is_changing());
+        }
+        // It goes on without the dead one, and with it when it is back.
+        let next = (coordinator + 1) % nodes;
+        // If nobody had anything to tell the dead one, the first change finds out that it is.
+        let mut done = cluster.install(next, b"C", Policy::Deactivate);
+        if done.status == Status::Refused {
+            prop_assert_eq!((done.args[0], done.args[1]), (coordinator.into(), Refusal::Lost as u64));
+            done = cluster.install(next, b"C", Policy::Deactivate);
+        }
+        prop_assert_eq!(done.status, Status::Done);
+        cluster.world.restart(NodeId(coordinator));
+        cluster.pass(Duration::from_secs(3));
+        let versions = cluster.versions();
+        prop_assert_eq!(versions.len(), usize::from(nodes));
+        prop_assert!(versions.iter().all(|version| *version == versions[0]), "{:?}", versions);
+    }
+}
