@@ -121,9 +121,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value = "end")]
     on_loss: OnLoss,
 
-    /// Compares Warp with no control and with every static buffer, at five loads and at one that
-    /// changes: time to the tolerance
-    #[arg(long, conflicts_with_all = ["control", "buffer", "background", "background_period"])]
+    /// Compares Warp with no control and with every static buffer, at five loads and at two that
+    /// change, or at the one of --background: time to a residual of 1e-10
+    #[arg(long, conflicts_with_all = ["control", "buffer"])]
     pub(crate) study: bool,
 
     /// What everything random is drawn from
@@ -220,7 +220,8 @@ impl Arguments {
     pub(crate) fn settings(&self, ranks: u16, unknowns: usize, system: u64) -> Vec<Setting> {
         let base = self.setting(ranks, unknowns, system);
         if self.study {
-            return crate::study::settings(&base);
+            let load = self.background.map(|share| Load { share, period: self.background_period });
+            return crate::study::settings(&base, load);
         }
         let all = Control::value_variants();
         let controls = self.control.map_or_else(|| all.to_vec(), |control| vec![control]);

@@ -21,10 +21,11 @@ const SLOTS: usize = 96;
 const NOTES: usize = 32;
 /// Messages under way to each target at which Lambda holds still: one leaves, one is ready.
 const READY: f64 = 2.0;
-/// The share of ready messages that may be refused while Lambda holds still.
-const ACCEPTED: f64 = 0.25;
+/// The share of ready messages that may be refused while Lambda holds still: next to none, so that
+/// messages are as large as it takes to find no queue.
+const ACCEPTED: f64 = 0.02;
 /// Lambda's gain, a second for each unit.
-const GAIN: f64 = 2.0;
+const GAIN: f64 = 4.0;
 
 /// The updates of one rank on their way out.
 #[derive(Debug)]

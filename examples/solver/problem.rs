@@ -34,7 +34,10 @@ pub(crate) fn read(arguments: &Arguments) -> Result<Linear, String> {
     if unknowns > usize::from(u16::MAX) {
         return Err(format!("{name}: {unknowns} unknowns; an update names one of 65535 at most"));
     }
-    problem.check().map_err(|error| format!("{name}: {error}"))?;
+    // Who started this process has checked it.
+    if !arguments.child {
+        problem.check().map_err(|error| format!("{name}: {error}"))?;
+    }
     Ok(problem)
 }
 

@@ -16,9 +16,10 @@ use serde::Serialize;
 pub(crate) const RATE: LineRate = LineRate::mbps(10);
 /// Rate at which hosts send into a switch: they meet at its ports, not at their own NIC.
 pub(crate) const RATE_IN: LineRate = LineRate::mbps(100);
-/// Bytes that are to wait for a cable, of all ranks together, or for a switch's port.
+/// Bytes that are to wait for a cable, of all ranks together, or for a switch's port: what waits grows
+/// old, and 2 KiB are 1.6 ms.
 const CABLE_QUEUE: u32 = 8 << 10;
-const PORT_QUEUE: u32 = 16 << 10;
+const PORT_QUEUE: u32 = 2 << 10;
 /// Bytes that a switch's port holds.
 const PORT_BUFFER: u32 = 32 << 10;
 

@@ -1,4 +1,4 @@
-//! Warp beside every static buffer: at five loads, and at one that changes.
+//! Warp beside every static buffer: at five loads, and at two that change.
 
 use std::fmt::Write as _;
 
@@ -8,13 +8,14 @@ use crate::setting::{Control, Load, Setting};
 
 /// Shares of the network that others ask for.
 const LOADS: [f64; 5] = [0.0, 0.2, 0.4, 0.6, 0.8];
-/// Where it changes: others come and go each half a second, and take so much while they are there.
-const CHANGING: Load = Load { share: 0.8, period: Some(0.25) };
+/// Where it changes: others come and go, and take so much while they are there.
+const CHANGING: [Load; 2] =
+    [Load { share: 0.6, period: Some(0.25) }, Load { share: 0.8, period: Some(0.25) }];
 /// A tolerance that takes some of these changes to reach.
 const DIGITS: f64 = 1e-10;
 
-/// All runs of the study.
-pub(crate) fn settings(base: &Setting) -> Vec<Setting> {
+/// All runs of the study, or those at one load.
+pub(crate) fn settings(base: &Setting, load: Option<Load>) -> Vec<Setting> {
     let steady = LOADS.map(|share| Load { share, period: None });
     let ways = [(Control::None, 1)]
         .into_iter()
@@ -29,7 +30,8 @@ pub(crate) fn settings(base: &Setting) -> Vec<Setting> {
         };
         ways.iter().map(with).collect::<Vec<_>>()
     };
-    steady.into_iter().chain([CHANGING]).flat_map(of_load).collect()
+    let loads = load.map_or_else(|| [&steady[..], &CHANGING].concat(), |load| vec![load]);
+    loads.into_iter().flat_map(of_load).collect()
 }
 
 /// What the study asks, and what came of it: ratios of the times to the tolerance.
