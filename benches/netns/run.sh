@@ -163,7 +163,7 @@ row what senders "goodput Mb/s" "loss %" Jain
 for senders in 1 2 3; do
     fresh kernel udp $senders
     fresh kernel tcp $senders
-    for mode in none token token-etr; do fresh ours $mode $senders; done
+    for mode in none token token-etr warp token-warp; do fresh ours $mode $senders; done
 done
 
 echo

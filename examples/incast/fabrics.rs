@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use midplane::nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig};
+use midplane::nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig, LeadTrim};
 use midplane::nicvm::messages::{MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::fault::Faults;
@@ -28,14 +28,17 @@ const PORT_DEPTH: usize = 4_096;
 fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Failure> {
     let mut unit = Unit::default();
     unit.install(MESSAGES, Messages::new()).map_err(Failure::stopped)?;
-    if let Some(config) = setting.warp(node) {
+    // Where there are both, Warp tells how early tokens may be released.
+    let trim = LeadTrim::default();
+    if let Some(mut config) = setting.warp(node) {
+        config.steer_lead(RECEIVER, trim.clone());
         let (warp, _) = Warp::new(config);
         unit.install(WARP, warp).map_err(Failure::stopped)?;
     }
     if let Some(lead) = setting.lead() {
         let senders: Vec<NodeId> = (1..=setting.senders).map(NodeId).collect();
         let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
-        config.lead(lead).rate(setting.rate()).genesis(genesis);
+        config.lead(lead).rate(setting.rate()).genesis(genesis).trim_lead(RECEIVER, trim);
         if setting.background_mbps > 0 {
             config.reserve(setting.reserve());
         }

@@ -202,7 +202,8 @@ impl Setting {
             Mode::TokenWarp => {
                 // A stamp now and then: with one owner at a time there is no queue to look for.
                 let span = Duration::from_nanos(self.rate().nanos_for(u64::from(queue)) * 4);
-                config.paces_others(true).span(span);
+                // ... and each finds the way empty: nobody has to ask for that.
+                config.paces_others(true).span(span).drain_every(Duration::MAX);
                 Some(config)
             }
             Mode::None | Mode::Token | Mode::TokenEtr => None,

@@ -30,7 +30,7 @@ use midplane_simhw::time::{Instant, nanos};
 pub use config::{
     ConfigError, CoordinationConfig, DEFAULT_RESERVE, Hold, LinkConfig, Uncontrolled,
 };
-pub use lead::{Lead, LeadEstimator};
+pub use lead::{Lead, LeadEstimator, LeadTrim};
 pub use link::LinkCounters;
 pub use member::{MAX_SENDERS, Party};
 pub use message::Epoch;
@@ -207,7 +207,7 @@ impl Coordination {
             let is_ours = |at: &Place, number| at.config.number == number && at.link.is_some();
             let place = |number| self.places.iter().position(|at| is_ours(at, number));
             let links = links.iter().filter_map(|number| place(*number)).collect();
-            self.routes.push(Route::new(*destination, links, config.lead.build()));
+            self.routes.push(Route::new(*destination, links, config.lead_to(*destination)));
         }
     }
 

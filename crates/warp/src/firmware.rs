@@ -15,6 +15,7 @@ mod outgoing;
 mod pace;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, PeerEvent, TimeoutId};
@@ -141,6 +142,9 @@ impl Warp {
     /// Whether feedback of now asks for a drain: all senders at once, for as long as each of them
     /// has feedback to hear it by.
     fn is_draining(&mut self, now: Instant) -> bool {
+        if self.config.drain_every == Duration::MAX {
+            return false;
+        }
         if self.drain_at == Instant::ZERO {
             self.drain_at = now + self.config.first_drain();
         }
@@ -245,6 +249,7 @@ impl Extension for Warp {
         };
         let feedback = in_own_time(feedback, nic.now());
         self.paths[at].law.handle_feedback(nic.now(), from, &feedback);
+        self.paths[at].steer_lead(nic);
         self.pump(nic, at);
     }
 

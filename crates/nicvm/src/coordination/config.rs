@@ -6,7 +6,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::time::LineRate;
 use thiserror::Error;
 
-use super::lead::Lead;
+use super::lead::{Lead, LeadEstimator, LeadTrim, TrimmedLead};
 use super::member::MAX_SENDERS;
 
 /// A link that is coordinated: its token goes round among its senders.
@@ -69,6 +69,7 @@ pub struct CoordinationConfig {
     /// For each destination the numbers of the links on the way there.
     pub(crate) routes: Vec<(NodeId, Vec<u16>)>,
     pub(crate) lead: Lead,
+    pub(crate) trims: Vec<(NodeId, LeadTrim)>,
     pub(crate) hold: Hold,
     pub(crate) uncontrolled: Uncontrolled,
     pub(crate) ahead: u32,
@@ -124,6 +125,7 @@ impl CoordinationConfig {
             links: Vec::new(),
             routes: Vec::new(),
             lead: Lead::Steered,
+            trims: Vec::new(),
             hold: Hold::Auto,
             uncontrolled: Uncontrolled::default(),
             ahead: 0,
@@ -168,6 +170,20 @@ impl CoordinationConfig {
     pub fn lead(&mut self, lead: Lead) -> &mut Self {
         self.lead = lead;
         self
+    }
+
+    /// The lead of this node's tokens on the way to `destination` is shortened as `trim` says.
+    pub fn trim_lead(&mut self, destination: NodeId, trim: LeadTrim) -> &mut Self {
+        self.trims.push((destination, trim));
+        self
+    }
+
+    pub(super) fn lead_to(&self, destination: NodeId) -> Box<dyn LeadEstimator> {
+        let lead = self.lead.build();
+        match self.trims.iter().find(|(to, _)| *to == destination) {
+            Some((_, trim)) => Box::new(TrimmedLead { lead, trim: trim.clone() }),
+            None => lead,
+        }
     }
 
     /// How long a sender keeps a token when others wait; [`Hold::Auto`] unless set.

@@ -2,6 +2,8 @@
 //! bit follows it without a gap.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use midplane_simhw::time::nanos;
@@ -42,6 +44,45 @@ impl Lead {
             Self::Fixed(lead) => Box::new(FixedLead { lead, handovers: SteeredLead::default() }),
             Self::Steered => Box::<SteeredLead>::default(),
         }
+    }
+}
+
+/// A word by which whoever sees the queue before a link shortens the lead of who releases its token:
+/// another extension of the unit, that measures the way. Clones are the same word.
+#[derive(Clone, Debug, Default)]
+pub struct LeadTrim(Arc<AtomicU64>);
+
+impl LeadTrim {
+    /// Tokens are released later by so much from now on; 0 at first.
+    pub fn set(&self, shorter_by: Duration) {
+        self.0.store(nanos(shorter_by), Ordering::Relaxed);
+    }
+
+    /// By how much they are.
+    #[must_use]
+    pub fn get(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Another estimator's lead, shortened.
+#[derive(Debug)]
+pub(super) struct TrimmedLead {
+    pub(super) lead: Box<dyn LeadEstimator>,
+    pub(super) trim: LeadTrim,
+}
+
+impl LeadEstimator for TrimmedLead {
+    fn on_handover(&mut self, handover: Duration) {
+        self.lead.on_handover(handover);
+    }
+
+    fn lead(&self) -> Duration {
+        self.lead.lead().saturating_sub(self.trim.get())
+    }
+
+    fn handover(&self) -> Duration {
+        self.lead.handover()
     }
 }
 
@@ -127,6 +168,18 @@ mod tests {
             lead.on_handover(Duration::from_micros(20));
         }
         assert!(lead.lead() > Duration::from_micros(19) && lead.lead() < Duration::from_micros(20));
+    }
+
+    #[test]
+    fn a_trim_shortens_the_lead_and_nothing_else() {
+        let trim = LeadTrim::default();
+        let fixed = Lead::Fixed(Duration::from_micros(50)).build();
+        let mut lead = TrimmedLead { lead: fixed, trim: trim.clone() };
+        lead.on_handover(Duration::from_micros(20));
+        trim.set(Duration::from_micros(30));
+        assert_eq!(lead.lead(), Duration::from_micros(20));
+        trim.set(Duration::from_micros(80));
+        assert_eq!((lead.lead(), lead.handover()), (Duration::ZERO, Duration::from_micros(20)));
     }
 
     #[test]

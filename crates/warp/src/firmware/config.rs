@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use midplane_nicvm::coordination::LeadTrim;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::LineRate;
 
@@ -25,6 +26,7 @@ pub struct WarpConfig {
     pub(super) drain_every: Duration,
     pub(super) paces_others: bool,
     pub(super) broadcasts: bool,
+    pub(super) trims: Vec<(NodeId, LeadTrim)>,
 }
 
 impl WarpConfig {
@@ -47,6 +49,7 @@ impl WarpConfig {
             drain_every: DEFAULT_DRAIN_EVERY,
             paces_others: false,
             broadcasts: false,
+            trims: Vec::new(),
         }
     }
 
@@ -56,7 +59,8 @@ impl WarpConfig {
         self
     }
 
-    /// Time between two drains; 2 s unless set.
+    /// Time between two drains; 2 s unless set. None at all with [`Duration::MAX`], where senders find
+    /// the way empty now and then by themselves.
     pub const fn drain_every(&mut self, every: Duration) -> &mut Self {
         self.drain_every = every;
         self
@@ -73,6 +77,19 @@ impl WarpConfig {
     pub const fn broadcast(&mut self, does: bool) -> &mut Self {
         self.broadcasts = does;
         self
+    }
+
+    /// Steers the early release of tokens for the way to `destination`: where a hand-over too early
+    /// leaves a queue there, tokens are released later, and earlier again where none is seen. The
+    /// same word is given to sender coordination
+    /// ([`CoordinationConfig::trim_lead`](midplane_nicvm::coordination::CoordinationConfig::trim_lead)).
+    pub fn steer_lead(&mut self, destination: NodeId, trim: LeadTrim) -> &mut Self {
+        self.trims.push((destination, trim));
+        self
+    }
+
+    pub(super) fn trim_to(&self, destination: NodeId) -> Option<LeadTrim> {
+        self.trims.iter().find(|(to, _)| *to == destination).map(|(_, trim)| trim.clone())
     }
 
     /// The first drain comes early: senders often start together, into each other's queue.

@@ -1,8 +1,10 @@
 //! What leaves to one destination: frames, each stamped as it leaves.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use midplane_nicvm::context::Context;
+use midplane_nicvm::coordination::LeadTrim;
 use midplane_nicvm::messages;
 use midplane_nicvm::transmit::{Packet, Sending, Sent};
 use midplane_simhw::frame::Header;
@@ -46,7 +48,14 @@ pub(super) struct Path {
     steered: f64,
     /// When the next probe is due, where those of others are paced: they carry no stamps.
     probe_at: Option<Instant>,
+    /// The word that shortens the lead of tokens for this way.
+    trim: Option<LeadTrim>,
 }
+
+/// The share of a queue by which a lead that leaves it is shortened, at each feedback ...
+const TRIM_GAIN: f64 = 0.25;
+/// ... and that of the trim that is given back where there is none.
+const UNTRIM: f64 = 0.02;
 
 /// Bytes of a datagram that go into one frame of an Ethernet, and of its headers in the first.
 const PIECE: u32 = 1_480;
@@ -86,6 +95,7 @@ impl Path {
             ends: None,
             steered: 0.0,
             probe_at: config.paces_others.then_some(Instant::ZERO),
+            trim: config.trim_to(node),
         };
         (path, gate)
     }
@@ -120,6 +130,18 @@ impl Path {
             }
             self.send(nic, front, length, token);
         }
+    }
+
+    /// Follows the queue that feedback has told of: what a token's next holder finds before the link
+    /// was sent too early.
+    pub(super) fn steer_lead(&self, nic: &Context<'_>) {
+        let (Some(trim), Some(known)) = (&self.trim, self.law.knowledge(nic.now())) else { return };
+        // A frame of one's own is no queue.
+        let own = nic.frame_nanos(frame_payload(&self.config) as usize) as f64;
+        let excess = known.queue_delay.as_nanos() as f64 - own;
+        let last = trim.get().as_nanos() as f64;
+        let next = if excess > 0.0 { last + TRIM_GAIN * excess } else { last * (1.0 - UNTRIM) };
+        trim.set(Duration::from_nanos(next.min(1e9) as u64));
     }
 
     /// When to pump again, if nothing else happens.
