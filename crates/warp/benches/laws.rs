@@ -1,14 +1,18 @@
 //! How well rates and queues meet their targets, over every number of senders and many seeds.
 //!
-//! `cargo bench -p midplane-warp --bench laws -- [seeds] [packet-seeds] [hours]`: the fluid for 1 to
-//! 128 senders with so many seeds each (4 unless given; 1,000 take an hour on a core), the packets
-//! for 16 of those numbers (2 seeds), and skew for so many hours of virtual time (1).
+//! `cargo bench -p midplane-warp --bench laws -- [--sweep] [--hours N]`: 64 random seeds, or 1,000 with
+//! `--sweep`, each with another number of senders from 1 to 128, for the pure laws, for the law to use as
+//! a fluid and in packets with noise; and skew for so many hours of virtual time (1).
 
+#[path = "../tests/controller/loads.rs"]
+mod loads;
 #[path = "../tests/controller/scenario.rs"]
 mod scenario;
 
 use std::time::Duration;
 
+use loads::{gradient, late_swing, paper};
+use midplane_simhw::rng::Rng;
 use midplane_warp::model::{Fluid, FluidSender};
 use scenario::{Draw, LOOP, PRODUCT, SERVICE, Settled, settle_fluid, settle_packets};
 
@@ -59,27 +63,51 @@ impl Worst {
 }
 
 fn main() {
-    let mut given = std::env::args().skip(1).filter(|word| !word.starts_with('-'));
-    let mut number =
-        |default: u64| given.next().and_then(|word| word.parse().ok()).unwrap_or(default);
-    let (seeds, packet_seeds, hours) = (number(4), number(2), number(1));
+    let given: Vec<String> = std::env::args().collect();
+    let at = |flag: &str| given.iter().position(|word| word == flag);
+    let seeds = if at("--sweep").is_some() { 1_000 } else { 64 };
+    let hours = at("--hours").and_then(|at| given.get(at + 1)).and_then(|word| word.parse().ok());
+    let hours = hours.unwrap_or(1);
+    pure(seeds);
     let mut fluid = Worst::new();
-    for senders in 1..=128 {
-        (0..seeds).for_each(|seed| fluid.add(settle_fluid(&Draw::random(senders, seed))));
-    }
+    (0..seeds).for_each(|seed| fluid.add(settle_fluid(&Draw::random(senders(seed), seed))));
     fluid.print("fluid, 1 to 128 senders", "1 %");
     let mut packets = Worst::new();
-    for senders in [1, 2, 3, 4, 5, 6, 8, 11, 16, 23, 32, 45, 64, 90, 110, 128] {
-        for seed in 0..packet_seeds {
-            let draw = Draw::random(senders, seed);
-            packets.add(settle_packets(&draw, draw.packets(seed)));
-        }
+    for seed in 0..seeds {
+        let draw = Draw::random(senders(seed), seed);
+        packets.add(settle_packets(&draw, draw.packets(seed)));
     }
-    packets.print("packets with noise, 16 numbers of senders from 1 to 128", "2 %");
+    packets.print("packets with noise, 1 to 128 senders", "2 %");
     for ppm in [-100.0, 100.0] {
         let most = skewed(ppm, Duration::from_secs(hours * 3_600));
         println!("skew of {ppm} ppm for {hours} h: queue at most {most:.3} of its target (1.2)");
     }
+}
+
+/// How many senders a seed has: all numbers from 1 to 128 in turn.
+const fn senders(seed: u64) -> usize {
+    (1 + seed * 37 % 128) as usize
+}
+
+/// W1: below their bounds the pure laws settle, above them they swing.
+fn pure(seeds: u64) {
+    let (mut calm, mut wild) = (0.0_f64, f64::INFINITY);
+    for seed in 0..seeds {
+        let mut rng = Rng::new(seed, "pure");
+        let (below, above) = (0.2 + 1.2 * rng.unit(), 1.8 + 0.4 * rng.unit());
+        let (start, senders) = (1.05 + 0.45 * rng.unit(), senders(seed));
+        let each = |gain: f64| gain / senders as f64;
+        calm = calm.max(late_swing(&gradient(senders, below, start)));
+        calm = calm.max(late_swing(&paper(senders, each(below), start)));
+        wild = wild.min(late_swing(&gradient(senders, above, start)));
+        wild = wild.min(late_swing(&paper(senders, each(above), start)));
+    }
+    println!(
+        "pure laws, {seeds} seeds: with a gain of up to 1.4 a feedback delay they end within {:.2} % of \
+         the rate (2 %), from 1.8 on they swing by {:.0} % at least (20 %)",
+        calm * 100.0,
+        wild * 100.0
+    );
 }
 
 /// The longest queue of two senders under skew, over its target.

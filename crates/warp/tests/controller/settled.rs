@@ -6,7 +6,7 @@ use midplane_warp::model::{FluidSender, jain};
 
 use crate::scenario::{Draw, LOOP, PRODUCT, SERVICE, settle_fluid};
 
-/// Seeds of a test; `benches/laws.rs` goes through all senders and 1,000 seeds.
+/// Seeds of a test; `benches/laws.rs` goes through 1,000.
 const SEEDS: u64 = 6;
 
 #[test]
