@@ -146,6 +146,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) switch: Option<String>,
 
+    /// With --fabric udp: at how many 10^6 bit/s each host sends at most, from 1 to 1000
+    #[arg(long, value_name = "MBPS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1_000))]
+    line_mbps: u16,
+
     /// Seconds to wait for ranks that are not there yet
     #[arg(long, default_value_t = 10.0, value_parser = seconds)]
     wait: f64,
@@ -270,6 +274,7 @@ impl Arguments {
             tolerance: self.tolerance,
             update_us: self.update_us,
             on_loss: self.on_loss,
+            line_mbps: self.line_mbps,
             seed: self.seed,
             limit_seconds: self.seconds.unwrap_or(limit),
         }
@@ -293,6 +298,7 @@ impl Arguments {
         add("--update-us", setting.update_us.to_string());
         add("--seconds", setting.limit_seconds.to_string());
         add("--on-loss", name_of(&setting.on_loss));
+        add("--line-mbps", setting.line_mbps.to_string());
         add("--seed", setting.seed.to_string());
         add("--wait", self.wait.to_string());
         match (&self.matrix, self.random, self.trefethen) {

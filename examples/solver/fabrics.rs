@@ -84,9 +84,7 @@ pub(crate) async fn take_part(job: Job, place: &Place) -> Result<Option<Outcome>
     let setting = Arc::clone(&job.setting);
     let node = NodeId(place.rank);
     let peers = place.peers[..usize::from(setting.nodes())].to_vec();
-    // Straight from host to host nothing else is as slow as the paper's network.
-    let line = if place.switch.is_some() { setting.line() } else { setting.link() };
-    let mut config = UdpConfig::new(node, peers).line(line).seed(setting.seed);
+    let mut config = UdpConfig::new(node, peers).line(setting.line()).seed(setting.seed);
     if let Some(switch) = place.switch {
         config = config.via(switch);
     }

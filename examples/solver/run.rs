@@ -56,7 +56,7 @@ impl Run {
             // Rank 0 looks after each of its sweeps: an answer may be there before.
             reached_seconds: traces
                 .reached(setting.tolerance)
-                .or(answer.is_some().then_some(seconds)),
+                .or_else(|| answer.is_some().then_some(seconds)),
             messages: tally.messages,
             updates_per_s: tally.updates as f64 / seconds,
             iterations: tally.iterations,

@@ -124,6 +124,8 @@ pub(crate) struct Setting {
     pub(crate) tolerance: f64,
     pub(crate) update_us: u32,
     pub(crate) on_loss: OnLoss,
+    /// Over sockets without a switch in software.
+    pub(crate) line_mbps: u16,
     pub(crate) seed: u64,
     pub(crate) limit_seconds: f64,
 }
@@ -175,7 +177,11 @@ impl Setting {
 
     /// The line of every host.
     pub(crate) const fn line(&self) -> LinkProfile {
-        LinkProfile::ethernet(RATE_IN, Duration::from_micros(1))
+        let rate = match self.fabric {
+            Fabric::Udp => LineRate::mbps(self.line_mbps as u64),
+            Fabric::Sim | Fabric::Switch => RATE_IN,
+        };
+        LinkProfile::ethernet(rate, Duration::from_micros(1))
     }
 
     /// The links between the switch's ports and the hosts.

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Time to an answer over a network that is overloaded five times, under every control.
+#
+#   benches/netns/solver.sh [share of the network that others take ...]
+#
+# Ranks are network namespaces, joined by veth pairs to a bridge in one more. Each sends at 100 Mb/s;
+# the bridge's port to it sends at 10 Mb/s and holds 32 KiB. Everything stays inside of the namespaces
+# that it makes, and is gone when it ends. Needs root; where it can't run it says so, and that is no
+# failure.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+RANKS=5
+TAG=ms$$
+NET=10.232.77
+PORT=7000
+
+skip() {
+    echo "skipped: $*"
+    exit 0
+}
+
+[[ $(uname) == Linux ]] || skip "it needs Linux"
+[[ $(id -u) == 0 ]] || skip "it needs root"
+for tool in ip tc timeout awk; do
+    command -v $tool >/dev/null || skip "it needs $tool"
+done
+
+FOLDER=$(mktemp -d)
+
+# Ends what runs in our namespaces, and then the namespaces.
+remove_network() {
+    for space in $(ip netns list 2>/dev/null | awk -v tag="$TAG-" 'index($1, tag) == 1 {print $1}'); do
+        ip netns pids "$space" 2>/dev/null | xargs -r kill 2>/dev/null || true
+        ip netns del "$space" 2>/dev/null || true
+    done
+}
+
+clean_up() {
+    remove_network
+    rm -rf "$FOLDER"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+# add_host INDEX: a namespace with an address, joined to the bridge by a slow port.
+add_host() {
+    local space=$TAG-$1
+    ip netns add "$space" && ip -n "$space" link set lo up
+    ip link add eth0 netns "$space" type veth peer name "port$1" netns "$TAG-sw"
+    ip -n "$TAG-sw" link set "port$1" master bridge0 gso_max_segs 1 up
+    ip -n "$space" link set eth0 gso_max_segs 1 up
+    ip -n "$space" address add "$NET.$((10 + $1))/24" dev eth0
+    ip netns exec "$TAG-sw" tc qdisc add dev "port$1" root tbf rate 10mbit burst 3200 limit 32768
+}
+
+build_network() {
+    ip netns add "$TAG-sw"
+    ip -n "$TAG-sw" link add bridge0 type bridge
+    ip -n "$TAG-sw" link set bridge0 up
+    for ((host = 0; host <= RANKS; host++)); do
+        add_host $host
+        echo "$NET.$((10 + host)):$PORT" >>"$FOLDER/peers"
+    done
+    # Addresses are found before anything is measured.
+    for ((host = 1; host <= RANKS; host++)); do
+        ip netns exec "$TAG-$host" ping -c 1 -W 1 "$NET.10" >/dev/null 2>&1 || true
+    done
+}
+
+# value NAME FILE: a number of a JSON document of ours.
+value() { grep -o "\"$1\":[0-9.e+-]*" "$2" | head -1 | cut -d: -f2; }
+
+# solve SHARE CONTROL BUFFER: a run, and a line of it.
+solve() {
+    local share=$1 control=$2 buffer=$3 pids=() last=$RANKS
+    local common=(--fabric udp --line-mbps 100 --peers "$FOLDER/peers" --wait 10 --json --ranks $RANKS
+        --control "$control" --buffer "$buffer" --background "$share" --tolerance 1e-10 --seconds 10)
+    [[ $share == 0 ]] && last=$((RANKS - 1))
+    for ((rank = last; rank >= 0; rank--)); do
+        ip netns exec "$TAG-$rank" timeout 30 "$SOLVER" --rank "$rank" "${common[@]}" \
+            >"$FOLDER/rank$rank" 2>/dev/null &
+        pids[rank]=$!
+    done
+    wait "${pids[0]}" || true
+    # Who makes the background does so for ever.
+    kill "${pids[@]}" 2>/dev/null || true
+    wait "${pids[@]}" 2>/dev/null || true
+    local report=$FOLDER/rank0
+    printf '%-12s%-12s%8s%10s%10s%11s%12s%9s\n' "$share" "$control" "$buffer" \
+        "$(value seconds "$report")" "$(value reached_seconds "$report")" \
+        "$(value messages "$report")" "$(value residual "$report")" "$(value loss "$report")"
+}
+
+cargo build --release --quiet --example solver
+SOLVER=${CARGO_TARGET_DIR:-target}/release/examples/solver
+
+build_network 2>"$FOLDER/why" || skip "no network namespaces here: $(tail -1 "$FOLDER/why")"
+
+echo "1000 unknowns on $RANKS ranks, ports of 10 Mb/s with 32 KiB, to a residual of 1e-10"
+printf '%-12s%-12s%8s%10s%10s%11s%12s%9s\n' background control buffer seconds reached messages residual loss
+for share in "${@:-0}"; do
+    solve "$share" none 1
+    for buffer in 4 8 16 32 128; do solve "$share" static $buffer; done
+    solve "$share" warp 4
+    solve "$share" warp+csend 4
+done
