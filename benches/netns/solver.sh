@@ -87,7 +87,7 @@ solve() {
     kill "${pids[@]}" 2>/dev/null || true
     wait "${pids[@]}" 2>/dev/null || true
     local report=$FOLDER/rank0
-    printf '%-12s%-12s%8s%10s%10s%11s%12s%9s\n' "$share" "$control" "$buffer" \
+    printf '%-12s%-12s%8s%10.2f%10.2f%11s%12.1e%9.4f\n' "$share" "$control" "$buffer" \
         "$(value seconds "$report")" "$(value reached_seconds "$report")" \
         "$(value messages "$report")" "$(value residual "$report")" "$(value loss "$report")"
 }
