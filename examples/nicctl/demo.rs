@@ -1,0 +1,261 @@
+//! All of it, on six nodes: installed, upgraded, rolled back, refused, failed, taken down, and one node
+//! killed and started again.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::orders::{Answer, Order};
+use crate::{processes, report, send};
+
+const NODES: u16 = 6;
+const NUMBER: u8 = 16;
+
+#[derive(Debug, Serialize)]
+struct Step {
+    what: String,
+    /// From the order to its answer.
+    took_ms: f64,
+    /// Versions that the living nodes run afterwards.
+    versions: Vec<Option<u16>>,
+    holds: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Document {
+    nodes: u16,
+    steps: Vec<Step>,
+    holds: bool,
+}
+
+/// A node's process; it ends with this one.
+struct Node(Child);
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Cluster {
+    program: PathBuf,
+    addresses: Vec<SocketAddr>,
+    nodes: Vec<Option<Node>>,
+    steps: Vec<Step>,
+}
+
+/// Runs the demonstration.
+pub(crate) fn run(json: bool) -> ExitCode {
+    match play() {
+        Ok(steps) => {
+            let holds = steps.iter().all(|step| step.holds);
+            if json {
+                report::print_json(&Document { nodes: NODES, steps, holds });
+            } else {
+                for step in &steps {
+                    let mark = if step.holds { "" } else { "  DOES NOT HOLD" };
+                    let versions: Vec<String> = step
+                        .versions
+                        .iter()
+                        .map(|v| v.map_or("-".into(), |v| v.to_string()))
+                        .collect();
+                    report::say(&format!(
+                        "{:<52}{:>9.1} ms   versions {}{mark}\n",
+                        step.what,
+                        step.took_ms,
+                        versions.join(" ")
+                    ));
+                }
+            }
+            ExitCode::from(if holds { 0 } else { report::DID_NOT_HOLD })
+        }
+        Err(error) => report::fail(&error, report::DID_NOT_HOLD),
+    }
+}
+
+fn play() -> Result<Vec<Step>, String> {
+    let program =
+        std::env::current_exe().map_err(|error| error.to_string())?.with_file_name("node");
+    if !program.exists() {
+        return Err("the example `node` is not built: cargo build --release --example node".into());
+    }
+    let addresses = processes::free_addresses(NODES.into())?;
+    let nodes = (0..NODES).map(|_| None).collect();
+    let mut cluster = Cluster { program, addresses, nodes, steps: Vec::new() };
+    for rank in 0..NODES {
+        cluster.start(rank)?;
+    }
+    cluster.wait_for_all()?;
+    let counter = |step: u8| format!("native: counter {step}");
+    cluster.step(
+        "counter by 1, by way of node 0",
+        0,
+        &install(&counter(1)),
+        |a| a.epoch == Some(1),
+        &[Some(1); 6],
+    )?;
+    cluster.step(
+        "a command to node 1, which tells node 2",
+        1,
+        &call(1, 2),
+        |a| a.length == Some(1),
+        &[Some(1); 6],
+    )?;
+    cluster.step(
+        "upgrade to a counter by 10, by way of node 3",
+        3,
+        &install(&counter(10)),
+        |a| a.epoch == Some(2),
+        &[Some(2); 6],
+    )?;
+    cluster.step(
+        "node 1 goes on from 1",
+        1,
+        &call(1, 4),
+        |a| a.length == Some(11),
+        &[Some(2); 6],
+    )?;
+    cluster.step(
+        "rolled back, by way of node 5",
+        5,
+        &(Order::RollBack { number: NUMBER }, String::new()),
+        |a| a.epoch == Some(3),
+        &[Some(3); 6],
+    )?;
+    cluster.step(
+        "node 1 goes on from 11, by 1",
+        1,
+        &call(1, 2),
+        |a| a.length == Some(12),
+        &[Some(3); 6],
+    )?;
+    cluster.step(
+        "a module that is none is refused",
+        2,
+        &install("native: nonsense"),
+        |a| a.status == "refused",
+        &[Some(3); 6],
+    )?;
+    cluster.nodes[4] = None;
+    let five = [Some(3), Some(3), Some(3), Some(3), None, Some(3)];
+    cluster.step(
+        "node 4 is killed; nothing can be installed at first",
+        0,
+        &install(&counter(100)),
+        |a| a.refused_by == Some(4),
+        &five,
+    )?;
+    let five = [Some(4), Some(4), Some(4), Some(4), None, Some(4)];
+    cluster.step(
+        "... and then on the other five",
+        0,
+        &install(&counter(100)),
+        |a| a.nodes == Some(5),
+        &five,
+    )?;
+    cluster.start(4)?;
+    cluster.wait_for_all()?;
+    let listed = (Order::List, String::new());
+    cluster.step(
+        "node 4 is back, and has caught up",
+        4,
+        &listed,
+        |a| a.status == "done",
+        &[Some(4); 6],
+    )?;
+    cluster.step(
+        "it fails on node 2, alone",
+        2,
+        &call(3, 0),
+        |a| a.status == "extension-down",
+        &[Some(4), Some(4), None, Some(4), Some(4), Some(4)],
+    )?;
+    cluster.step(
+        "taken down everywhere",
+        1,
+        &(Order::Quarantine { number: NUMBER }, String::new()),
+        |a| a.status == "done",
+        &[None; 6],
+    )?;
+    Ok(cluster.steps)
+}
+
+fn install(module: &str) -> (Order, String) {
+    let (policy, bytes) = ("deactivate".to_owned(), module.len());
+    (Order::Install { number: NUMBER, policy, bytes }, module.to_owned())
+}
+
+fn call(opcode: u8, to: u16) -> (Order, String) {
+    (Order::Call { number: NUMBER, opcode, to, args: [0; 3] }, String::new())
+}
+
+impl Cluster {
+    fn start(&mut self, rank: u16) -> Result<(), String> {
+        let mut child = Command::new(&self.program)
+            .args(["--rank", &rank.to_string(), "--peers", "-", "--child"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("starting a node: {error}"))?;
+        let list: String = self.addresses.iter().map(|address| format!("{address}\n")).collect();
+        if let Some(input) = &mut child.stdin {
+            use std::io::Write;
+            // A node that is gone already does not answer, which is found out.
+            let _ = input.write_all(format!("{list}\n").as_bytes());
+        }
+        self.nodes[usize::from(rank)] = Some(Node(child));
+        Ok(())
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "real processes take real time")]
+    fn wait_for_all(&self) -> Result<(), String> {
+        let until = Instant::now() + Duration::from_secs(10);
+        for address in &self.addresses {
+            while send(*address, &Order::List, &[]).is_err() {
+                if Instant::now() > until {
+                    return Err(format!("node {address} did not come up in 10 s"));
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        // Nodes ask each other what runs when they start.
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(())
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "it measures time")]
+    fn step(
+        &mut self,
+        what: &str,
+        node: usize,
+        (order, module): &(Order, String),
+        is_right: impl FnOnce(&Answer) -> bool,
+        expected: &[Option<u16>],
+    ) -> Result<(), String> {
+        let begun = Instant::now();
+        let answer = send(self.addresses[node], order, module.as_bytes())?;
+        let took_ms = begun.elapsed().as_secs_f64() * 1e3;
+        // The last ones hear of it a moment later.
+        std::thread::sleep(Duration::from_millis(50));
+        let versions = self.versions();
+        let holds = is_right(&answer) && versions == expected;
+        self.steps.push(Step { what: what.into(), took_ms, versions, holds });
+        Ok(())
+    }
+
+    /// What each node runs; nothing where it is down.
+    fn versions(&self) -> Vec<Option<u16>> {
+        let of = |address: &SocketAddr| {
+            let answer = send(*address, &Order::List, &[]).ok()?;
+            let line = answer.installed.into_iter().find(|line| line.number == NUMBER)?;
+            (!line.is_down).then_some(line.epoch)
+        };
+        self.addresses.iter().map(of).collect()
+    }
+}

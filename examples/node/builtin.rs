@@ -1,0 +1,86 @@
+//! Modules that need no WebAssembly: a line "native: NAME VERSION" stands for one that is built in.
+
+use midplane::nicvm::context::Context;
+use midplane::nicvm::extension::{Extension, ImportError, InitError, TimeoutId};
+use midplane::simhw::frame::Frame;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::port::{Command, Completion};
+
+/// What a module's bytes stand for.
+///
+/// # Errors
+/// One line that says what is wrong with them.
+pub(crate) fn load(module: &[u8]) -> Result<Box<dyn Extension>, String> {
+    let text = std::str::from_utf8(module).ok().and_then(|text| text.strip_prefix("native:"));
+    let Some(text) = text else { return load_wasm(module) };
+    let words: Vec<&str> = text.split_whitespace().collect();
+    match words[..] {
+        ["counter", step] => match step.parse() {
+            Ok(step) => Ok(Box::new(Counter { step, count: 0 })),
+            Err(_) => Err(format!("counter {step}: a number is to be added")),
+        },
+        _ => Err(format!("{:?} is not built in; \"native: counter 1\" is", text.trim())),
+    }
+}
+
+#[cfg(feature = "wasm")]
+fn load_wasm(module: &[u8]) -> Result<Box<dyn Extension>, String> {
+    use midplane::nicvm::install::Loader;
+    use midplane::nicvm::sandbox::{Engine, Limits, loader};
+    loader(Engine::Compiled, Limits::default()).load(module)
+}
+
+#[cfg(not(feature = "wasm"))]
+fn load_wasm(_: &[u8]) -> Result<Box<dyn Extension>, String> {
+    Err("this node is built without the feature wasm, and the module is not built in".into())
+}
+
+/// Adds its step for each command, tells the node that the command names, and keeps the sum over
+/// versions. Opcode 2 only reads it; 3 fails.
+struct Counter {
+    step: u64,
+    count: u64,
+}
+
+impl Extension for Counter {
+    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        assert!(command.opcode != 3, "asked to fail");
+        if command.opcode == 1 {
+            self.count += self.step;
+            // Who is gone is not told.
+            let _ = nic.send_control(command.node, &self.step.to_le_bytes());
+        }
+        let done = Completion {
+            cookie: command.cookie,
+            length: self.count,
+            args: [self.step, 0, 0, 0],
+            ..Completion::default()
+        };
+        nic.complete(command.region.port, &done);
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, message: &[u8]) {
+        if let Ok(step) = message.try_into() {
+            self.count = self.count.wrapping_add(u64::from_le_bytes(step));
+        }
+    }
+
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+
+    fn export(&mut self) -> Option<Vec<u8>> {
+        Some(self.count.to_le_bytes().to_vec())
+    }
+
+    fn import(&mut self, state: &[u8]) -> Result<(), ImportError> {
+        let state = state.try_into().map_err(|_| ImportError("a counter has eight bytes"))?;
+        self.count = u64::from_le_bytes(state);
+        Ok(())
+    }
+
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+}
