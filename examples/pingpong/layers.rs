@@ -187,7 +187,7 @@ impl Interface {
 
 impl Side for Interface {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
-        while let Some(done) = self.nic.send_done(self.vi).map_err(failed)? {
+        while let Some(done) = self.nic.taken(self.vi, WorkQueue::Send).map_err(failed)? {
             done.outcome.map_err(failed)?;
             self.sending -= 1;
             self.spare.push(done.descriptor);

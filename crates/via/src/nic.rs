@@ -102,6 +102,8 @@ pub struct Nic {
     scratch: Region,
     free_scratch: Vec<u16>,
     errors: VecDeque<(ViId, AsyncError)>,
+    /// Something was posted that the hardware was not told of.
+    quiet: bool,
     /// Completions taken since the beginning.
     handled: u64,
     next_tag: u32,
@@ -126,6 +128,7 @@ impl Nic {
             scratch,
             free_scratch: (0..SCRATCH_SLOTS).collect(),
             errors: VecDeque::new(),
+            quiet: false,
             handled: 0,
             next_tag: 1,
             next_serial: 0,
@@ -222,18 +225,36 @@ impl Nic {
 
     /// The next asynchronous error that an interface of this NIC has met.
     pub fn next_error(&mut self) -> Option<(ViId, AsyncError)> {
-        self.poll();
+        if self.errors.is_empty() {
+            self.poll();
+        }
+        self.taken_error()
+    }
+
+    /// The same, of what was taken from the hardware already.
+    pub(crate) fn taken_error(&mut self) -> Option<(ViId, AsyncError)> {
         self.errors.pop_front()
     }
 
     /// Takes what the hardware has completed; whether that was anything.
     pub fn poll(&mut self) -> bool {
-        let mut any = false;
-        while let Some(completion) = self.port.poll() {
+        let Some(first) = self.port.poll() else {
+            // Nothing hurries: what was posted quietly is told of now.
+            self.tell();
+            return false;
+        };
+        self.on_completion(&first);
+        while let Some(completion) = self.port.take() {
             self.on_completion(&completion);
-            any = true;
         }
-        any
+        true
+    }
+
+    /// Rings for what was posted quietly.
+    fn tell(&mut self) {
+        if std::mem::take(&mut self.quiet) {
+            self.port.ring();
+        }
     }
 
     /// Waits until the hardware has completed something.

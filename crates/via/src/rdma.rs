@@ -186,7 +186,7 @@ impl RdmaCarrier {
                 }
             }
         }
-        while let Some((vi, error)) = self.nic.next_error() {
+        while let Some((vi, error)) = self.nic.taken_error() {
             if let Some(peer) = self.peer_of(vi).filter(|_| error == AsyncError::ConnectionLost) {
                 self.lose(peer);
             }
@@ -246,8 +246,7 @@ impl Carrier for RdmaCarrier {
             if let Some(peer) = self.lost.pop_front() {
                 return Some(Event::Lost(peer));
             }
-            self.nic.poll();
-            // Whatever asked the NIC since may have taken what nobody has looked at.
+            // Whatever asked the NIC meanwhile may have taken what nobody has looked at.
             if self.nic.handled() == before {
                 self.seen = before;
                 return None;

@@ -142,7 +142,15 @@ impl Nic {
         }
         let args = [u64::from(immediate.unwrap_or(0)), remote[0], remote[1]];
         let command = Command { flags, args, ..about(vi.number, POST_SEND, 0) };
-        self.post(vi, WorkQueue::Send, command, descriptor)
+        self.post(vi, WorkQueue::Send, command, descriptor)?;
+        self.ring();
+        Ok(())
+    }
+
+    /// The doorbell, for all that was posted so far.
+    fn ring(&mut self) {
+        self.quiet = false;
+        self.port.ring();
     }
 
     /// Lends a descriptor to the receive queue.
@@ -151,7 +159,22 @@ impl Nic {
     /// As [`Nic::post_send`].
     pub fn post_receive(&mut self, vi: ViId, descriptor: Descriptor) -> Result<(), PostFailed> {
         let command = about(vi.number, POST_RECEIVE, 0);
-        self.post(vi, WorkQueue::Receive, command, descriptor)
+        self.post(vi, WorkQueue::Receive, command, descriptor)?;
+        self.ring();
+        Ok(())
+    }
+
+    /// The same without a doorbell: the hardware hears of it with what is posted next, or once a poll
+    /// finds nothing. Only for receives that no message can need before.
+    pub(crate) fn post_receive_quietly(
+        &mut self,
+        vi: ViId,
+        descriptor: Descriptor,
+    ) -> Result<(), PostFailed> {
+        let command = about(vi.number, POST_RECEIVE, 0);
+        self.post(vi, WorkQueue::Receive, command, descriptor)?;
+        self.quiet = true;
+        Ok(())
     }
 
     fn post(
@@ -171,7 +194,7 @@ impl Nic {
         let operation = Operation::Descriptor { descriptor, scratch, ended: None };
         let cookie = self.operations.insert(operation);
         command.cookie = cookie;
-        if let Err(error) = self.port.submit(&command) {
+        if let Err(error) = self.port.post(&command) {
             self.free_scratch.extend(scratch);
             let Some(Operation::Descriptor { descriptor, .. }) = self.operations.remove(cookie)
             else {
@@ -221,7 +244,18 @@ impl Nic {
     /// # Errors
     /// [`NicError::NoSuchVi`] if the interface was destroyed.
     pub fn done(&mut self, vi: ViId, queue: WorkQueue) -> Result<Option<Completed>, NicError> {
-        self.poll();
+        if let Some(completed) = self.taken(vi, queue)? {
+            return Ok(Some(completed));
+        }
+        if self.poll() { self.taken(vi, queue) } else { Ok(None) }
+    }
+
+    /// The same, of what was taken from the hardware already: by any poll, for any queue. It costs a
+    /// look into memory of this process.
+    ///
+    /// # Errors
+    /// As [`Nic::done`].
+    pub fn taken(&mut self, vi: ViId, queue: WorkQueue) -> Result<Option<Completed>, NicError> {
         let Self { queues, operations, .. } = self;
         let posted = &mut queues.of(vi)?.posted[queue as usize];
         let Some(&cookie) = posted.front() else { return Ok(None) };
@@ -277,7 +311,9 @@ impl Nic {
     /// The next queue of which a descriptor is done, of those that tell this completion queue.
     #[must_use]
     pub fn cq_done(&mut self, cq: CqId) -> Option<(ViId, WorkQueue)> {
-        self.poll();
+        if self.queues.completions.get(cq.0)?.is_empty() {
+            self.poll();
+        }
         self.queues.completions.get_mut(cq.0)?.pop_front()
     }
 

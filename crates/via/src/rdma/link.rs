@@ -14,7 +14,7 @@ use crate::descriptor::{Completed, Descriptor, Transfer};
 use crate::memory::{Memory, MemoryOptions, RemoteMemory};
 use crate::message::carrier::Refusal;
 use crate::message::envelope::{Envelope, LONGEST, Peer};
-use crate::nic::{Nic, NicError, Ticket, ViId};
+use crate::nic::{Nic, NicError, Ticket, ViId, WorkQueue};
 use crate::outcome::{DescriptorError, Operation};
 
 /// How long the other process may take to come up.
@@ -233,7 +233,7 @@ impl Link {
     /// Takes back what was sent.
     fn reap(&mut self, nic: &mut Nic) {
         while self.sending > 0 {
-            let Ok(Some(done)) = nic.send_done(self.vi) else { return };
+            let Ok(Some(done)) = nic.taken(self.vi, WorkQueue::Send) else { return };
             self.sending -= 1;
             self.spare.push(done.descriptor);
         }
@@ -331,7 +331,8 @@ impl Link {
         if operation == Operation::Receive {
             return self.on_hello(length).map(|()| None);
         }
-        post(nic.post_receive(self.vi, descriptor))?;
+        // It is told of before the other side is: with the frame that says so.
+        post(nic.post_receive_quietly(self.vi, descriptor))?;
         self.reader.posted += 1;
         let immediate = immediate.unwrap_or(0).cast_signed();
         if immediate == 0 {
