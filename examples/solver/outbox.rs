@@ -24,6 +24,8 @@ const READY: f64 = 2.0;
 /// The share of ready messages that may be refused while Lambda holds still: next to none, so that
 /// messages are as large as it takes to find no queue.
 const ACCEPTED: f64 = 0.02;
+/// ... and so much of Lambda more: large messages grow small again where the network has room.
+const RELAXED: f64 = 0.1;
 /// Lambda's gain, a second for each unit.
 const GAIN: f64 = 4.0;
 
@@ -32,6 +34,8 @@ const GAIN: f64 = 4.0;
 pub(crate) struct Outbox {
     control: Control,
     targets: Vec<NodeId>,
+    /// Unknowns of this rank: no message has more of the latest values.
+    own: usize,
     gates: BTreeMap<NodeId, Gate>,
     gather: FlushBuffer<(usize, f64)>,
     full: Vec<Vec<(usize, f64)>>,
@@ -90,11 +94,13 @@ impl Outbox {
         let bytes = SLOTS * MESSAGE_BYTES + NOTES * NOTE_BYTES;
         let memory = port.register(bytes).map_err(|error| error.to_string())?;
         let targets = setting.targets(node);
+        let own = setting.unknowns.div_ceil(usize::from(setting.ranks)).min(MOST_UPDATES);
         Ok(Self {
             control: setting.control,
             dirty: targets.iter().map(|target| (*target, BTreeSet::new())).collect(),
             next: BTreeMap::new(),
             targets,
+            own,
             gates,
             gather: FlushBuffer::new(MOST_UPDATES, setting.buffer.into(), GAIN),
             full: Vec::new(),
@@ -198,7 +204,8 @@ impl Outbox {
         self.adjusted = now;
         let refused = self.refused as f64 / self.targets.len().max(1) as f64;
         self.refused = 0;
-        self.gather.adjust(1.0 + refused - ACCEPTED, seconds);
+        let accepted = ACCEPTED + RELAXED * self.gather.lambda();
+        self.gather.adjust(1.0 + refused - accepted, seconds);
     }
 
     /// The latest values, in as many messages as the gate lets through and the host can send.
@@ -213,7 +220,8 @@ impl Outbox {
             let dirty = &self.dirty[&target];
             let count = dirty.len().min(MOST_UPDATES);
             let bytes = message::length(count) as u32 + HEADERS;
-            if (count as f64) <= self.gather.lambda() * MOST_UPDATES as f64 {
+            let wanted = self.gather.lambda() * MOST_UPDATES as f64;
+            if count == 0 || (count < self.own && count as f64 <= wanted) {
                 return Ok(());
             }
             if self.waiting() >= READY || !self.gates[&target].is_open(bytes) {
