@@ -15,6 +15,7 @@
 //! - [`admission`], [`transmit`]: what waits to leave, and who decides when it may
 //! - [`planted`]: bugs on purpose, for tests
 //! - `sandbox` (feature `wasm`): extensions that may come from anybody
+//! - [`program`]: sequences of commands, built once and triggered many times
 //! - [`timeout`]: the two timeout services
 #![forbid(unsafe_code)]
 
@@ -29,6 +30,7 @@ pub mod install;
 pub mod memory;
 pub mod messages;
 pub mod planted;
+pub mod program;
 #[cfg(feature = "wasm")]
 pub mod sandbox;
 pub mod timeout;

@@ -1,0 +1,409 @@
+//! Programs: sequences of commands that an application builds once and triggers many times.
+//!
+//! After the Virtual Communication Machine (DVCM paper, sections 2 and 3): most instructions assemble
+//! a message from application memory, or take one apart into it. A program is checked when it is
+//! built, so that running it can't go wrong but for memory that is gone since; what it does takes
+//! effect when it ends, and nothing of it if it fails. Who holds a capability with the right to run
+//! one may trigger it from another node, and hears of its end.
+//!
+//! The paper does not give the instructions of its machine; these are ours.
+
+mod code;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use midplane_simhw::frame::Frame;
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::{Payload, RegionRef};
+use midplane_simhw::time::Instant;
+
+use crate::capability::{Capabilities, Capability, Grant};
+use crate::context::Context;
+use crate::control::MAX_MESSAGE;
+use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
+
+pub use code::{CheckError, Condition, Instruction, Range, assemble, check, disassemble};
+
+/// The number of the extension that runs programs.
+pub const PROGRAMS: ExtensionId = ExtensionId(8);
+
+/// Builds the program in `region` over the port's memory that the arguments 0 and 1 name (see
+/// [`RegionRef::to_words`]); completes with a capability to run it (arguments 0 to 2), or
+/// with [`Status::Invalid`] (argument 0: the instruction that is wrong, 1: a [`CheckError`]'s number).
+pub const BUILD: u8 = 1;
+/// Runs the program that the capability in the arguments names, wherever it is; completes with what it
+/// counted (argument 0) and how many instructions it took (argument 1).
+pub const RUN: u8 = 2;
+/// Takes a program away: its capability is in the arguments.
+pub const DROP: u8 = 3;
+/// Lends `region` to the next message that a program sends to this port; completes with its length.
+pub const RECEIVE: u8 = 4;
+/// Waits for a program over this port's memory: the next one that signals completes it (argument 0: the
+/// signal's number), and the next one that gives another extension a command has that one's completion
+/// in its place. A run that has more of them to end than there are is refused.
+pub const WAIT: u8 = 5;
+
+/// Most instructions of a program.
+pub const MAX_PROGRAM: usize = 256;
+/// Most instructions that one run takes: then it fails, and nothing of it has happened.
+pub const MAX_STEPS: u32 = 10_000;
+/// Most bytes of the message that a program assembles: as many as a control message has left.
+pub const MESSAGE: usize = MAX_MESSAGE - 3;
+/// How long what a program wrote is remembered: longer than it takes to get into memory. A host that
+/// writes the same bytes meanwhile is not seen.
+const REMEMBERED: Duration = Duration::from_millis(1);
+/// Instructions of the coprocessor for each of a program's.
+const STEP_INSTRUCTIONS: u64 = 10;
+
+/// A command that builds a program over `memory`.
+#[must_use]
+pub fn build(code: RegionRef, memory: RegionRef, cookie: u64) -> Command {
+    let [first, second] = memory.to_words();
+    let args = [first, second, 0];
+    Command { extension: PROGRAMS, opcode: BUILD, region: code, cookie, args, ..Command::default() }
+}
+
+/// A command that runs a program, here or elsewhere.
+#[must_use]
+pub fn run(program: &Capability, cookie: u64) -> Command {
+    let args = program.to_words();
+    Command { extension: PROGRAMS, opcode: RUN, cookie, args, ..Command::default() }
+}
+
+/// A command that waits for a signal.
+#[must_use]
+pub fn wait(cookie: u64) -> Command {
+    Command { extension: PROGRAMS, opcode: WAIT, cookie, ..Command::default() }
+}
+
+/// A command that lends memory to the next message of a program.
+#[must_use]
+pub fn receive(region: RegionRef, cookie: u64) -> Command {
+    Command { extension: PROGRAMS, opcode: RECEIVE, region, cookie, ..Command::default() }
+}
+
+/// What the extension has seen.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct ProgramCounters {
+    /// Runs that came to their end.
+    pub runs: u64,
+    /// Runs that failed, or were not allowed.
+    pub failed: u64,
+    /// Messages that found no buffer.
+    pub without_buffer: u64,
+    /// Messages that fit nothing.
+    pub malformed: u64,
+}
+
+/// A program that is checked.
+#[derive(Debug)]
+struct Program {
+    code: Vec<Instruction>,
+    memory: RegionRef,
+    /// What it wrote not long ago: it may be on its way into memory.
+    recent: Vec<(Range, Vec<u8>, Instant)>,
+}
+
+/// How a run ended: what it counted, and its steps.
+type Ended = Result<(u64, u32), Status>;
+
+/// Runs programs, and takes their messages in.
+#[derive(Debug)]
+pub struct Programs {
+    secret: u64,
+    table: Capabilities,
+    programs: BTreeMap<u16, Program>,
+    buffers: BTreeMap<PortId, Vec<Command>>,
+    waits: BTreeMap<PortId, VecDeque<Command>>,
+    next: u32,
+    asked: BTreeMap<u32, (NodeId, Command)>,
+    counters: ProgramCounters,
+}
+
+const RUN_IT: u8 = 1;
+const IT_RAN: u8 = 2;
+const MESSAGE_OF_IT: u8 = 3;
+
+impl Programs {
+    /// No programs yet. The keys of their capabilities follow from `secret`.
+    #[must_use]
+    pub fn new(secret: u64) -> Self {
+        Self {
+            secret,
+            table: Capabilities::new(NodeId(0), secret),
+            programs: BTreeMap::new(),
+            buffers: BTreeMap::new(),
+            waits: BTreeMap::new(),
+            next: 0,
+            asked: BTreeMap::new(),
+            counters: ProgramCounters::default(),
+        }
+    }
+
+    /// What the extension has seen.
+    #[must_use]
+    pub const fn counters(&self) -> ProgramCounters {
+        self.counters
+    }
+
+    fn build(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let port = command.region.port;
+        let memory = RegionRef::from_words([command.args[0], command.args[1]]);
+        let bytes = nic.read(command.region).ok().map(|bytes| bytes.to_vec());
+        // Another port's memory is nobody's to build over.
+        let lent = memory.port == port && nic.read(memory).is_ok();
+        let (Some(bytes), true) = (bytes, lent) else {
+            nic.refuse(command, Status::Region);
+            return;
+        };
+        let code = disassemble(&bytes).and_then(|code| check(&code, memory.length).map(|()| code));
+        let code = match code {
+            Ok(code) => code,
+            Err((at, error)) => {
+                let args = [at as u64, error as u64, 0, 0];
+                let status = Status::Invalid;
+                nic.complete(port, &Completion { args, ..ended(command, status) });
+                return;
+            }
+        };
+        let Ok(capability) = self.table.give(memory, Grant::RUN.and(Grant::DELEGATE)) else {
+            nic.refuse(command, Status::Refused);
+            return;
+        };
+        self.programs.insert(capability.entry, Program { code, memory, recent: Vec::new() });
+        let [first, second, third] = capability.to_words();
+        let args = [first, second, third, 0];
+        nic.complete(port, &Completion { args, ..ended(command, Status::Done) });
+    }
+
+    /// Runs a program of this node. Writes take effect after it: what it reads back of its own it
+    /// remembers.
+    fn execute(&mut self, nic: &mut Context<'_>, capability: &Capability) -> Ended {
+        let checked = self.table.check(capability, Grant::RUN).is_ok();
+        let program = self.programs.get_mut(&capability.entry);
+        let Some(program) = program.filter(|_| checked && capability.node == nic.node()) else {
+            self.counters.failed += 1;
+            return Err(Status::Region);
+        };
+        let mut image = nic.read(program.memory).map_err(|_| Status::Region)?.to_vec();
+        let now = nic.now();
+        program.recent.retain(|(.., until)| now < *until);
+        for (range, bytes, _) in &program.recent {
+            image[range.offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+        let mut machine = code::Machine::new(image);
+        let ran = machine.run(&program.code, MAX_STEPS);
+        nic.charge(u64::from(machine.steps()) * STEP_INSTRUCTIONS);
+        let memory = program.memory;
+        let waits = self.waits.entry(memory.port).or_default();
+        let ends = |effect: &&code::Effect| !matches!(effect, code::Effect::Send { .. });
+        if machine.effects().iter().filter(ends).count() > waits.len() {
+            self.counters.failed += 1;
+            return Err(Status::Refused);
+        }
+        if !ran {
+            self.counters.failed += 1;
+            return Err(Status::Cancelled);
+        }
+        for range in machine.written() {
+            let to = memory.part(range.offset, range.length).ok_or(Status::Region)?;
+            nic.write(to, Payload::from(machine.bytes(*range))).map_err(|_| Status::Region)?;
+            program.recent.push((*range, machine.bytes(*range).to_vec(), now + REMEMBERED));
+        }
+        for effect in machine.effects() {
+            match effect {
+                code::Effect::Send { node, port, bytes } => {
+                    let mut message = vec![MESSAGE_OF_IT];
+                    message.extend(port.to_le_bytes());
+                    message.extend(bytes);
+                    // A queue that is full is that of a peer which is as good as gone.
+                    let _ = nic.send_control(NodeId(*node), &message);
+                }
+                code::Effect::Signal { cookie } => {
+                    let wait = waits.pop_front().expect("they are counted");
+                    let args = [*cookie, 0, 0, 0];
+                    nic.complete(memory.port, &Completion { args, ..ended(&wait, Status::Done) });
+                }
+                code::Effect::Call { extension, opcode, cookie, range } => {
+                    waits.pop_front().expect("they are counted");
+                    let region = memory.part(range.offset, range.length).ok_or(Status::Region)?;
+                    nic.forward(Command {
+                        extension: ExtensionId(*extension),
+                        opcode: *opcode,
+                        cookie: *cookie,
+                        region,
+                        ..Command::default()
+                    });
+                }
+            }
+        }
+        self.counters.runs += 1;
+        Ok((machine.counted(), machine.steps()))
+    }
+
+    fn start(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let capability = Capability::from_words(command.args);
+        if capability.node == nic.node() {
+            let ran = self.execute(nic, &capability);
+            finish(nic, command, ran);
+            return;
+        }
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        let mut message = vec![RUN_IT];
+        message.extend(number.to_le_bytes());
+        message.extend(capability.to_words().iter().flat_map(|word| word.to_le_bytes()));
+        if nic.send_control(capability.node, &message).is_err() {
+            nic.refuse(command, Status::Refused);
+            return;
+        }
+        self.asked.insert(number, (capability.node, *command));
+    }
+
+    fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) -> Option<()> {
+        let (kind, rest) = message.split_first()?;
+        if *kind == MESSAGE_OF_IT {
+            let (port, bytes) = rest.split_first_chunk::<2>()?;
+            self.take_in(nic, from, PortId(u16::from_le_bytes(*port)), bytes);
+            return Some(());
+        }
+        let (number, rest) = rest.split_first_chunk::<4>()?;
+        let number = u32::from_le_bytes(*number);
+        match *kind {
+            RUN_IT => {
+                let mut words = [0; 3];
+                for (word, bytes) in words.iter_mut().zip(rest.as_chunks::<8>().0) {
+                    *word = u64::from_le_bytes(*bytes);
+                }
+                let ran = self.execute(nic, &Capability::from_words(words));
+                let (status, (counted, steps)) = match ran {
+                    Ok(ended) => (Status::Done, ended),
+                    Err(status) => (status, (0, 0)),
+                };
+                let mut answer = vec![IT_RAN];
+                answer.extend(number.to_le_bytes());
+                answer.push(status as u8);
+                answer.extend(counted.to_le_bytes());
+                answer.extend(steps.to_le_bytes());
+                let _ = nic.send_control(from, &answer);
+            }
+            IT_RAN => {
+                let (head, steps) = rest.split_first_chunk::<9>()?;
+                let [status, counted @ ..] = *head;
+                let status = Status::from_number(status)?;
+                let steps = u32::from_le_bytes(steps.try_into().ok()?);
+                self.asked.get(&number).filter(|(owner, _)| *owner == from)?;
+                let (_, command) = self.asked.remove(&number)?;
+                let ran = (status == Status::Done).then_some((u64::from_le_bytes(counted), steps));
+                finish(nic, &command, ran.ok_or(status));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// A program's message goes into the next buffer of its port.
+    fn take_in(&mut self, nic: &mut Context<'_>, from: NodeId, port: PortId, bytes: &[u8]) {
+        let buffers = self.buffers.get_mut(&port).filter(|buffers| !buffers.is_empty());
+        let Some(command) = buffers.map(|buffers| buffers.remove(0)) else {
+            self.counters.without_buffer += 1;
+            return;
+        };
+        let length = bytes.len().min(command.region.length as usize);
+        let to = command.region.part(0, length as u32).expect("no longer than it");
+        let landed = length == 0 || nic.write(to, Payload::from(&bytes[..length])).is_ok();
+        let status = match landed {
+            false => Status::Region,
+            true if length < bytes.len() => Status::Truncated,
+            true => Status::Done,
+        };
+        let done = Completion { node: from, length: length as u64, ..ended(&command, status) };
+        nic.complete(port, &done);
+    }
+}
+
+fn finish(nic: &mut Context<'_>, command: &Command, ran: Ended) {
+    let completion = match ran {
+        Ok((counted, steps)) => {
+            Completion { args: [counted, steps.into(), 0, 0], ..ended(command, Status::Done) }
+        }
+        Err(status) => ended(command, status),
+    };
+    nic.complete(command.region.port, &completion);
+}
+
+fn ended(command: &Command, status: Status) -> Completion {
+    let Command { opcode, cookie, .. } = *command;
+    Completion { status, opcode, cookie, ..Completion::default() }
+}
+
+impl Extension for Programs {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        let secret = self.secret ^ u64::from(nic.incarnation().0) << 16 ^ u64::from(nic.node().0);
+        self.table = Capabilities::new(nic.node(), secret);
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        match command.opcode {
+            BUILD => self.build(nic, &command),
+            RUN => self.start(nic, &command),
+            DROP => {
+                let capability = Capability::from_words(command.args);
+                let owns = self.table.owner(&capability) == Some(command.region.port);
+                if owns && self.table.revoke(&capability).is_ok() {
+                    self.programs.remove(&capability.entry);
+                    nic.complete(command.region.port, &ended(&command, Status::Done));
+                } else {
+                    nic.refuse(&command, Status::Region);
+                }
+            }
+            WAIT => self.waits.entry(command.region.port).or_default().push_back(command),
+            RECEIVE => self.buffers.entry(command.region.port).or_default().push(command),
+            _ => nic.refuse(&command, Status::Invalid),
+        }
+    }
+
+    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
+        if self.on_message(nic, from, message).is_none() {
+            self.counters.malformed += 1;
+        }
+    }
+
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {
+        self.counters.malformed += 1;
+    }
+
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+
+    fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
+        self.table.forget(port);
+        self.programs.retain(|_, program| program.memory.port != port);
+        self.buffers.remove(&port);
+        self.waits.remove(&port);
+        self.asked.retain(|_, (_, command)| command.region.port != port);
+    }
+
+    fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
+        if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event {
+            let of = self.asked.iter().filter(|(_, (owner, _))| *owner == node);
+            for number in of.map(|(number, _)| *number).collect::<Vec<_>>() {
+                if let Some((_, command)) = self.asked.remove(&number) {
+                    nic.refuse(&command, Status::PeerLost);
+                }
+            }
+        }
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        let asked = std::mem::take(&mut self.asked).into_values().map(|(_, command)| command);
+        let lent = std::mem::take(&mut self.buffers).into_values().flatten();
+        let waits = std::mem::take(&mut self.waits).into_values().flatten();
+        for command in asked.chain(lent).chain(waits) {
+            nic.refuse(&command, Status::Cancelled);
+        }
+    }
+}

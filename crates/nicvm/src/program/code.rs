@@ -1,0 +1,469 @@
+//! Instructions: what they are, how they are written down, checked, and carried out.
+
+use thiserror::Error;
+
+use super::{MAX_PROGRAM, MESSAGE};
+
+/// A part of the program's memory.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Range {
+    /// First byte.
+    pub offset: u32,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// How two words are compared, unsigned.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[repr(u8)]
+pub enum Condition {
+    /// Whatever they are.
+    #[default]
+    Always = 0,
+    /// They are the same.
+    Equal = 1,
+    /// They differ.
+    Different = 2,
+    /// The first is less.
+    Less = 3,
+}
+
+/// One instruction: 24 bytes where it is written down.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Instruction {
+    /// Adds bytes of memory to the message.
+    Gather(Range),
+    /// Takes bytes from the message's front into memory: what it was [gathered](Self::Gather) from, put
+    /// elsewhere.
+    Scatter(Range),
+    /// Copies within memory; the ranges may overlap.
+    Copy {
+        /// What is copied.
+        from: Range,
+        /// Where to.
+        to: u32,
+    },
+    /// Compares the word at an offset with a number; [`Instruction::Branch`] looks at what came of it.
+    Compare {
+        /// Where the word is.
+        offset: u32,
+        /// What it is compared with.
+        with: u64,
+    },
+    /// Goes on at another instruction, if the last comparison came out so.
+    Branch {
+        /// How.
+        condition: Condition,
+        /// The number of the instruction, from 0; one past the last ends the program.
+        to: u16,
+    },
+    /// Adds a number to the word at an offset.
+    Add {
+        /// Where the word is.
+        offset: u32,
+        /// What is added.
+        by: u64,
+    },
+    /// Sends the message that was gathered to a port of a node, which has lent a buffer; the message is
+    /// empty then.
+    Send {
+        /// The node.
+        node: u16,
+        /// Its port.
+        port: u16,
+    },
+    /// Completes a [`WAIT`](super::WAIT) of the program's owner.
+    Signal {
+        /// Its number, which comes with the completion.
+        cookie: u64,
+    },
+    /// Counts: what a run completes with.
+    Count(u64),
+    /// Gives another extension a command about a part of memory.
+    Call {
+        /// The extension.
+        extension: u8,
+        /// Which of its commands.
+        opcode: u8,
+        /// What comes back with its completion.
+        cookie: u32,
+        /// The memory.
+        range: Range,
+    },
+}
+
+/// Why an instruction is refused.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum CheckError {
+    /// There is none, or more than [`MAX_PROGRAM`].
+    #[error("a program has from 1 to {MAX_PROGRAM} instructions")]
+    Length = 1,
+    /// Not an instruction.
+    #[error("no such instruction")]
+    Unknown = 2,
+    /// It passes the end of the program's memory.
+    #[error("it passes the end of the program's memory")]
+    Range = 3,
+    /// It goes where there is no instruction.
+    #[error("it goes where there is no instruction")]
+    Target = 4,
+    /// The message would be longer than [`MESSAGE`] bytes, on some way through the program.
+    #[error("a message has {MESSAGE} bytes at most")]
+    Message = 5,
+    /// A word's offset is no multiple of eight.
+    #[error("words lie at multiples of eight bytes")]
+    Alignment = 6,
+}
+
+/// Bytes of an instruction.
+const BYTES: usize = 24;
+
+/// Writes a program down.
+#[must_use]
+pub fn assemble(code: &[Instruction]) -> Vec<u8> {
+    code.iter().flat_map(emit).collect()
+}
+
+fn emit(instruction: &Instruction) -> [u8; BYTES] {
+    let (head, first, second): ([u8; 4], u32, [u64; 2]) = match *instruction {
+        Instruction::Gather(range) => ([1, 0, 0, 0], range.offset, [range.length.into(), 0]),
+        Instruction::Scatter(range) => ([2, 0, 0, 0], range.offset, [range.length.into(), 0]),
+        Instruction::Copy { from, to } => {
+            ([3, 0, 0, 0], from.offset, [from.length.into(), to.into()])
+        }
+        Instruction::Compare { offset, with } => ([4, 0, 0, 0], offset, [with, 0]),
+        Instruction::Branch { condition, to } => ([5, condition as u8, 0, 0], to.into(), [0, 0]),
+        Instruction::Add { offset, by } => ([6, 0, 0, 0], offset, [by, 0]),
+        Instruction::Send { node, port } => ([7, 0, 0, 0], node.into(), [port.into(), 0]),
+        Instruction::Signal { cookie } => ([8, 0, 0, 0], 0, [cookie, 0]),
+        Instruction::Count(number) => ([9, 0, 0, 0], 0, [number, 0]),
+        Instruction::Call { extension, opcode, cookie, range } => {
+            let place = u64::from(range.offset) | u64::from(range.length) << 32;
+            ([10, extension, opcode, 0], cookie, [place, 0])
+        }
+    };
+    let mut bytes = [0; BYTES];
+    bytes[..4].copy_from_slice(&head);
+    bytes[4..8].copy_from_slice(&first.to_le_bytes());
+    bytes[8..16].copy_from_slice(&second[0].to_le_bytes());
+    bytes[16..].copy_from_slice(&second[1].to_le_bytes());
+    bytes
+}
+
+/// Reads a program.
+///
+/// # Errors
+/// The number of the first instruction that is none.
+pub fn disassemble(bytes: &[u8]) -> Result<Vec<Instruction>, (usize, CheckError)> {
+    let (whole, rest) = bytes.as_chunks::<BYTES>();
+    if !rest.is_empty() || whole.is_empty() || whole.len() > MAX_PROGRAM {
+        return Err((0, CheckError::Length));
+    }
+    let read = |(at, bytes): (usize, &[u8; BYTES])| {
+        // What does not write down the same way has bits that mean nothing.
+        let read = parse(bytes).filter(|read| emit(read) == *bytes);
+        read.ok_or((at, CheckError::Unknown))
+    };
+    whole.iter().enumerate().map(read).collect()
+}
+
+fn parse(bytes: &[u8; BYTES]) -> Option<Instruction> {
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let first = u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
+    let (second, third) = (word(8), word(16));
+    let range = |length: u64| Some(Range { offset: first, length: u32::try_from(length).ok()? });
+    Some(match bytes[0] {
+        1 => Instruction::Gather(range(second)?),
+        2 => Instruction::Scatter(range(second)?),
+        3 => Instruction::Copy { from: range(second)?, to: u32::try_from(third).ok()? },
+        4 => Instruction::Compare { offset: first, with: second },
+        5 => {
+            let conditions =
+                [Condition::Always, Condition::Equal, Condition::Different, Condition::Less];
+            let condition = *conditions.get(usize::from(bytes[1]))?;
+            Instruction::Branch { condition, to: u16::try_from(first).ok()? }
+        }
+        6 => Instruction::Add { offset: first, by: second },
+        7 => Instruction::Send {
+            node: u16::try_from(first).ok()?,
+            port: u16::try_from(second).ok()?,
+        },
+        8 => Instruction::Signal { cookie: second },
+        9 => Instruction::Count(second),
+        10 => Instruction::Call {
+            extension: bytes[1],
+            opcode: bytes[2],
+            cookie: first,
+            range: Range { offset: second as u32, length: (second >> 32) as u32 },
+        },
+        _ => return None,
+    })
+}
+
+/// Checks a program over so many bytes of memory: what it touches, where it goes, and that no way
+/// through it gathers too long a message.
+///
+/// # Errors
+/// The number of the first instruction that is wrong, and why.
+pub fn check(code: &[Instruction], memory: u32) -> Result<(), (usize, CheckError)> {
+    if code.is_empty() || code.len() > MAX_PROGRAM {
+        return Err((0, CheckError::Length));
+    }
+    for (at, instruction) in code.iter().enumerate() {
+        check_one(instruction, memory, code.len()).map_err(|error| (at, error))?;
+    }
+    // The longest message that may be there before each instruction.
+    let mut longest: Vec<Option<usize>> = vec![None; code.len() + 1];
+    let mut open = vec![(0, 0)];
+    while let Some((at, length)) = open.pop() {
+        if at >= code.len() || longest[at].is_some_and(|known| known >= length) {
+            continue;
+        }
+        longest[at] = Some(length);
+        let after = match code[at] {
+            Instruction::Gather(range) => length + range.length as usize,
+            Instruction::Scatter(range) => length.saturating_sub(range.length as usize),
+            Instruction::Send { .. } => 0,
+            _ => length,
+        };
+        if after > MESSAGE {
+            return Err((at, CheckError::Message));
+        }
+        match code[at] {
+            Instruction::Branch { condition: Condition::Always, to } => {
+                open.push((to.into(), after))
+            }
+            Instruction::Branch { to, .. } => open.extend([(to.into(), after), (at + 1, after)]),
+            _ => open.push((at + 1, after)),
+        }
+    }
+    Ok(())
+}
+
+fn check_one(instruction: &Instruction, memory: u32, count: usize) -> Result<(), CheckError> {
+    let within = |range: Range| {
+        let end = range.offset.checked_add(range.length);
+        end.filter(|end| *end <= memory).map(|_| ()).ok_or(CheckError::Range)
+    };
+    match *instruction {
+        Instruction::Gather(range)
+        | Instruction::Scatter(range)
+        | Instruction::Call { range, .. } => within(range),
+        Instruction::Copy { from, to } => {
+            within(from)?;
+            within(Range { offset: to, length: from.length })
+        }
+        Instruction::Compare { offset, .. } | Instruction::Add { offset, .. } => {
+            if !offset.is_multiple_of(8) {
+                return Err(CheckError::Alignment);
+            }
+            within(Range { offset, length: 8 })
+        }
+        Instruction::Branch { to, .. } if usize::from(to) > count => Err(CheckError::Target),
+        Instruction::Branch { .. }
+        | Instruction::Send { .. }
+        | Instruction::Signal { .. }
+        | Instruction::Count(_) => Ok(()),
+    }
+}
+
+/// What a run asks for beside its memory.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) enum Effect {
+    Send { node: u16, port: u16, bytes: Vec<u8> },
+    Signal { cookie: u64 },
+    Call { extension: u8, opcode: u8, cookie: u64, range: Range },
+}
+
+/// Most effects of one run.
+const MAX_EFFECTS: usize = 64;
+
+/// One run of a checked program.
+pub(super) struct Machine {
+    memory: Vec<u8>,
+    written: Vec<Range>,
+    message: Vec<u8>,
+    compared: std::cmp::Ordering,
+    effects: Vec<Effect>,
+    counted: u64,
+    steps: u32,
+}
+
+impl Machine {
+    pub(super) fn new(memory: Vec<u8>) -> Self {
+        Self {
+            memory,
+            written: Vec::new(),
+            message: Vec::new(),
+            compared: std::cmp::Ordering::Equal,
+            effects: Vec::new(),
+            counted: 0,
+            steps: 0,
+        }
+    }
+
+    /// Runs to the end; `false` if that does not come within so many steps, or it asks for too much.
+    pub(super) fn run(&mut self, code: &[Instruction], most: u32) -> bool {
+        let mut at = 0;
+        while let Some(instruction) = code.get(at) {
+            if self.steps == most || self.effects.len() > MAX_EFFECTS {
+                return false;
+            }
+            self.steps += 1;
+            at = self.step(instruction, at);
+        }
+        true
+    }
+
+    fn step(&mut self, instruction: &Instruction, at: usize) -> usize {
+        match *instruction {
+            Instruction::Gather(range) => {
+                let bytes = self.bytes(range).to_vec();
+                self.message.extend(bytes);
+            }
+            Instruction::Scatter(range) => {
+                let length = self.message.len().min(range.length as usize);
+                let bytes: Vec<u8> = self.message.drain(..length).collect();
+                self.put(range.offset, &bytes);
+            }
+            Instruction::Copy { from, to } => {
+                let bytes = self.bytes(from).to_vec();
+                self.put(to, &bytes);
+            }
+            Instruction::Compare { offset, with } => self.compared = self.word(offset).cmp(&with),
+            Instruction::Branch { condition, to } => {
+                let goes = match condition {
+                    Condition::Always => true,
+                    Condition::Equal => self.compared.is_eq(),
+                    Condition::Different => self.compared.is_ne(),
+                    Condition::Less => self.compared.is_lt(),
+                };
+                if goes {
+                    return to.into();
+                }
+            }
+            Instruction::Add { offset, by } => {
+                let sum = self.word(offset).wrapping_add(by);
+                self.put(offset, &sum.to_le_bytes());
+            }
+            Instruction::Send { node, port } => {
+                let bytes = std::mem::take(&mut self.message);
+                self.effects.push(Effect::Send { node, port, bytes });
+            }
+            Instruction::Signal { cookie } => self.effects.push(Effect::Signal { cookie }),
+            Instruction::Count(number) => self.counted = self.counted.wrapping_add(number),
+            Instruction::Call { extension, opcode, cookie, range } => {
+                let cookie = cookie.into();
+                self.effects.push(Effect::Call { extension, opcode, cookie, range });
+            }
+        }
+        at + 1
+    }
+
+    fn word(&self, offset: u32) -> u64 {
+        let bytes = self.bytes(Range { offset, length: 8 });
+        u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+    }
+
+    fn put(&mut self, offset: u32, bytes: &[u8]) {
+        let at = offset as usize;
+        self.memory[at..at + bytes.len()].copy_from_slice(bytes);
+        let range = Range { offset, length: bytes.len() as u32 };
+        if !bytes.is_empty() && !self.written.contains(&range) {
+            self.written.push(range);
+        }
+    }
+
+    /// Memory as the run has it.
+    pub(super) fn bytes(&self, range: Range) -> &[u8] {
+        &self.memory[range.offset as usize..(range.offset + range.length) as usize]
+    }
+
+    pub(super) fn written(&self) -> &[Range] {
+        &self.written
+    }
+
+    pub(super) fn effects(&self) -> &[Effect] {
+        &self.effects
+    }
+
+    pub(super) const fn counted(&self) -> u64 {
+        self.counted
+    }
+
+    pub(super) const fn steps(&self) -> u32 {
+        self.steps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+        /// Whatever bytes pass the check run without a panic, within their steps and their memory.
+        #[test]
+        fn what_is_checked_runs(
+            heads in prop::collection::vec((0..12_u8, 0..5_u8, any::<u8>(), 0..40_u32, 0..40_u64, 0..40_u64), 1..20),
+            memory in 0..64_u32,
+        ) {
+            let mut bytes = Vec::new();
+            for (kind, second, third, first, length, to) in heads {
+                bytes.extend([kind, second, third, 0]);
+                bytes.extend(first.to_le_bytes());
+                bytes.extend(length.to_le_bytes());
+                bytes.extend(to.to_le_bytes());
+            }
+            if let Ok(code) = disassemble(&bytes) {
+                prop_assert_eq!(assemble(&code), bytes);
+                if check(&code, memory).is_ok() {
+                    let mut machine = Machine::new(vec![3; memory as usize]);
+                    machine.run(&code, 500);
+                    prop_assert!(machine.steps() <= 500);
+                    for effect in machine.effects() {
+                        if let Effect::Send { bytes, .. } = effect {
+                            prop_assert!(bytes.len() <= MESSAGE);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let range = |offset, length| Range { offset, length };
+        let count = Instruction::Count(1);
+        let cases = [
+            (vec![], 0, CheckError::Length),
+            (vec![count; MAX_PROGRAM + 1], 0, CheckError::Length),
+            (vec![count, Instruction::Gather(range(60, 8))], 1, CheckError::Range),
+            (vec![Instruction::Scatter(range(u32::MAX, 2))], 0, CheckError::Range),
+            (vec![Instruction::Copy { from: range(0, 32), to: 40 }], 0, CheckError::Range),
+            (vec![count, count, Instruction::Add { offset: 4, by: 1 }], 2, CheckError::Alignment),
+            (
+                vec![Instruction::Branch { condition: Condition::Equal, to: 2 }],
+                0,
+                CheckError::Target,
+            ),
+            (
+                vec![
+                    Instruction::Gather(range(0, 50)),
+                    Instruction::Branch { condition: Condition::Equal, to: 0 },
+                ],
+                0,
+                CheckError::Message,
+            ),
+        ];
+        for (code, at, error) in cases {
+            assert_eq!(check(&code, 64), Err((at, error)), "{code:?}");
+        }
+        assert_eq!(disassemble(&[0; 24]), Err((0, CheckError::Unknown)));
+        assert_eq!(disassemble(&[1; 23]), Err((0, CheckError::Length)));
+    }
+}

@@ -1,0 +1,261 @@
+//! Programs: built once, triggered many times, from here and from elsewhere.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane_nicvm::capability::Capability;
+use midplane_nicvm::messages::{self, MESSAGES, Messages};
+use midplane_nicvm::program::{
+    self, CheckError, Condition, DROP, Instruction, PROGRAMS, Programs, Range, WAIT, assemble,
+};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::port::{Command, Completion, Port, Status};
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::region::Region;
+use midplane_simhw::sim::{SimHost, World};
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::LineRate;
+use midplane_simhw::topology::Topology;
+
+fn world(loss: f64) -> World<Unit> {
+    let link = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::from_nanos(500));
+    let topology = Topology::star(3, link, SwitchProfile::new(Buffer::Bytes(256 << 10)));
+    let mut world = World::new(&topology, NicProfile::MODERN, 1, |_, _| {
+        let mut unit = Unit::default();
+        unit.install(PROGRAMS, Programs::new(5)).unwrap();
+        unit.install(MESSAGES, Messages::new()).unwrap();
+        unit
+    });
+    let mut faults = Faults::NONE;
+    (faults.loss, faults.duplicate) = (loss, loss);
+    world.set_faults(faults);
+    world
+}
+
+const fn range(offset: u32, length: u32) -> Range {
+    Range { offset, length }
+}
+
+/// A port with a program over 128 bytes of memory.
+struct Side {
+    port: Port,
+    memory: Region,
+}
+
+impl Side {
+    fn new(host: &SimHost) -> Self {
+        let mut port = host.open_port().unwrap();
+        let memory = port.register(128).unwrap();
+        Self { port, memory }
+    }
+
+    async fn end(&mut self, command: Command) -> Completion {
+        self.port.submit(&command).unwrap();
+        self.port.completion().await.unwrap()
+    }
+
+    async fn build(&mut self, code: &[Instruction]) -> Completion {
+        let bytes = assemble(code);
+        let region = self.port.register(bytes.len()).unwrap();
+        region.write(0, &bytes).unwrap();
+        self.end(program::build(region.whole(), self.memory.whole(), 1)).await
+    }
+
+    fn word(&self, offset: usize) -> u64 {
+        let mut bytes = [0; 8];
+        self.memory.read(offset, &mut bytes).unwrap();
+        u64::from_le_bytes(bytes)
+    }
+}
+
+fn built(done: &Completion) -> Capability {
+    assert_eq!(done.status, Status::Done);
+    let [first, second, third, _] = done.args;
+    Capability::from_words([first, second, third])
+}
+
+/// Counts at offset 0; sends that and the text at 64 to node 1; every third time signals.
+const CODE: [Instruction; 9] = [
+    Instruction::Add { offset: 0, by: 1 },
+    Instruction::Add { offset: 8, by: 1 },
+    Instruction::Gather(range(0, 8)),
+    Instruction::Gather(range(64, 5)),
+    Instruction::Send { node: 1, port: 0 },
+    Instruction::Compare { offset: 8, with: 3 },
+    Instruction::Branch { condition: Condition::Less, to: 9 },
+    Instruction::Copy { from: range(120, 8), to: 8 },
+    Instruction::Signal { cookie: 77 },
+];
+
+#[test]
+fn a_program_is_triggered_many_times_and_its_messages_come_in_order() {
+    let mut world = world(0.05);
+    let host = world.host(NodeId(1));
+    let taken = Arc::new(Mutex::new(Vec::new()));
+    let into = Arc::clone(&taken);
+    world.spawn(NodeId(1), async move {
+        let mut port = host.open_port().unwrap();
+        let memory = port.register(64 * 13).unwrap();
+        let lend =
+            |slot: usize| program::receive(memory.range(slot * 13, 13).unwrap(), slot as u64);
+        for slot in 0..64 {
+            port.submit(&lend(slot)).unwrap();
+        }
+        for _ in 0..101 {
+            let done = port.completion().await.unwrap();
+            assert_eq!((done.status, done.length, done.node), (Status::Done, 13, NodeId(0)));
+            let mut bytes = [0; 13];
+            memory.read(done.cookie as usize * 13, &mut bytes).unwrap();
+            assert_eq!(&bytes[8..], b"hello");
+            into.lock().unwrap().push(u64::from(bytes[0]));
+            port.submit(&lend(done.cookie as usize)).unwrap();
+        }
+    });
+    let host = world.host(NodeId(0));
+    let signals = world.block_on(NodeId(0), async move {
+        let mut side = Side::new(&host);
+        side.memory.write(64, b"hello").unwrap();
+        host.sleep_until(host.now().plus_nanos(100_000)).await;
+        let program = built(&side.build(&CODE).await);
+        let (mut ended, mut signals) = (0, 0);
+        for _ in 0..33 {
+            side.port.post(&program::wait(6)).unwrap();
+        }
+        for _ in 0..100 {
+            side.port.post(&program::run(&program, 5)).unwrap();
+        }
+        side.port.ring();
+        while ended < 100 || signals < 33 {
+            let done = side.port.completion().await.unwrap();
+            assert_eq!(done.status, Status::Done);
+            if done.opcode == WAIT {
+                assert_eq!((done.cookie, done.args[0]), (6, 77));
+                signals += 1;
+            } else {
+                ended += 1;
+                assert!((7..=9).contains(&done.args[1]), "{done:?}");
+            }
+        }
+        assert_eq!(side.word(0), 100);
+        // Nobody waits for the next signals.
+        for expected in [Status::Done, Status::Refused, Status::Refused] {
+            let before = side.word(0);
+            assert_eq!(side.end(program::run(&program, 5)).await.status, expected);
+            assert_eq!(side.word(0) - before, u64::from(expected == Status::Done));
+        }
+        signals
+    });
+    assert_eq!(signals, Some(33));
+    world.run();
+    assert_eq!(*taken.lock().unwrap(), (1..=101).collect::<Vec<u64>>());
+}
+
+#[test]
+fn who_holds_its_capability_runs_a_program_elsewhere() {
+    let mut world = world(0.05);
+    let host = world.host(NodeId(0));
+    let code = [Instruction::Add { offset: 16, by: 2 }, Instruction::Count(9)];
+    let (mut owner, program) = world
+        .block_on(NodeId(0), async move {
+            let mut side = Side::new(&host);
+            let program = built(&side.build(&code).await);
+            (side, program)
+        })
+        .unwrap();
+    for node in [1, 2, 0].map(NodeId) {
+        let host = world.host(node);
+        let done = world.block_on(node, async move {
+            let mut side = Side::new(&host);
+            let mut last = Completion::default();
+            for _ in 0..20 {
+                last = side.end(program::run(&program, 3)).await;
+                assert_eq!(last.status, Status::Done);
+            }
+            let forged = Capability { key: program.key ^ 1, ..program };
+            assert_eq!(side.end(program::run(&forged, 3)).await.status, Status::Region);
+            last
+        });
+        assert_eq!(done.unwrap().args[..2], [9, 2]);
+    }
+    assert_eq!(owner.word(16), 120);
+    let owner = world.block_on(NodeId(0), async move {
+        let gone = Command { opcode: DROP, ..program::run(&program, 3) };
+        assert_eq!(owner.end(gone).await.status, Status::Done);
+        owner
+    });
+    let host = world.host(NodeId(2));
+    let refused = world.block_on(NodeId(2), async move {
+        Side::new(&host).end(program::run(&program, 3)).await.status
+    });
+    assert_eq!(refused, Some(Status::Region));
+    drop(owner);
+}
+
+#[test]
+fn a_program_that_goes_round_for_ever_fails_and_nothing_of_it_happens() {
+    let mut world = world(0.0);
+    let host = world.host(NodeId(0));
+    let code = [
+        Instruction::Add { offset: 0, by: 1 },
+        Instruction::Branch { condition: Condition::Always, to: 0 },
+    ];
+    let ended = world.block_on(NodeId(0), async move {
+        let mut side = Side::new(&host);
+        let program = built(&side.build(&code).await);
+        let status = side.end(program::run(&program, 3)).await.status;
+        (status, side.word(0))
+    });
+    assert_eq!(ended, Some((Status::Cancelled, 0)));
+}
+
+#[test]
+fn what_fails_its_check_names_the_instruction_and_why() {
+    let mut world = world(0.0);
+    let host = world.host(NodeId(0));
+    let code = [Instruction::Count(1), Instruction::Gather(range(100, 29))];
+    let done = world.block_on(NodeId(0), async move { Side::new(&host).build(&code).await });
+    let done = done.unwrap();
+    let expected = (Status::Invalid, [1, CheckError::Range as u64]);
+    assert_eq!((done.status, [done.args[0], done.args[1]]), expected);
+}
+
+#[test]
+fn a_program_gives_other_extensions_commands() {
+    let mut world = world(0.0);
+    let host = world.host(NodeId(0));
+    let call = Instruction::Call {
+        extension: MESSAGES.0,
+        opcode: messages::RECEIVE,
+        cookie: 40,
+        range: range(32, 16),
+    };
+    let lent = world.block_on(NodeId(0), async move {
+        let mut side = Side::new(&host);
+        let program = built(&side.build(&[call]).await);
+        assert_eq!(side.end(program::run(&program, 3)).await.status, Status::Refused);
+        side.port.submit(&program::wait(9)).unwrap();
+        assert_eq!(side.end(program::run(&program, 3)).await.status, Status::Done);
+        // The program has lent a buffer to the message service.
+        side
+    });
+    let mut side = lent.unwrap();
+    let host = world.host(NodeId(1));
+    world.spawn(NodeId(1), async move {
+        let mut port = host.open_port().unwrap();
+        let memory = port.register(5).unwrap();
+        memory.write(0, b"words").unwrap();
+        port.submit(&messages::send(NodeId(0), PortId(0), memory.whole(), 1)).unwrap();
+        port.completion().await.unwrap();
+    });
+    let received = world.block_on(NodeId(0), async move {
+        let done = side.port.completion().await.unwrap();
+        let mut bytes = [0; 5];
+        side.memory.read(32, &mut bytes).unwrap();
+        (done.cookie, bytes)
+    });
+    assert_eq!(received, Some((40, *b"words")));
+}
