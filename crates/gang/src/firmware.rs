@@ -12,7 +12,8 @@ use midplane_simhw::region::{Access, Payload, Rights};
 use midplane_simhw::wire;
 
 use crate::channel::command::{
-    ATTACH, CLOSE, LOOK, NicState, OPEN, OpenRequest, RESTORE, SAVE, START, STOP, WAIT,
+    ATTACH, CLOSE, LOOK, NicState, OPEN, OpenRequest, RESTORE, RESUME_PORT, SAVE, START, STOP,
+    STOP_PORT, WAIT,
 };
 use crate::channel::endpoint::{Desk, Endpoint, GangConfig, GangCounters, Phase};
 use crate::channel::frame::PmFrame;
@@ -148,6 +149,19 @@ impl Gang {
         if endpoint.restore(nic, &state) { Ok(()) } else { Err(Status::Invalid) }
     }
 
+    /// Stops or resumes a port. Its completion is seen after every extension has been told.
+    fn police(&self, nic: &mut Context<'_>, command: &Command) -> Result<u64, Status> {
+        let port = u16::try_from(command.args[0]).map(PortId).map_err(|_| Status::Invalid)?;
+        if self.config.warden != Some(command.region.port) || port == command.region.port {
+            return Err(Status::Refused);
+        }
+        match command.opcode {
+            STOP_PORT => nic.stop_port(port),
+            _ => nic.resume_port(port),
+        }
+        Ok(0)
+    }
+
     /// The context that a command is about, if its port may ask that.
     fn context_of(&self, command: &Command) -> Option<usize> {
         let at = usize::try_from(command.args[0]).ok()?;
@@ -233,6 +247,9 @@ impl Extension for Gang {
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         if command.opcode == OPEN {
             let done = self.open(nic, &command);
+            complete(nic, &command, done);
+        } else if matches!(command.opcode, STOP_PORT | RESUME_PORT) {
+            let done = self.police(nic, &command);
             complete(nic, &command, done);
         } else if let Some(at) = self.context_of(&command) {
             self.carry_out(nic, at, command);

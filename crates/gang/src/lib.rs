@@ -12,6 +12,7 @@
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`
 //! - [`scheduler`], [`daemon`], [`tree`]: gang scheduling, by a tree of daemons
 //! - [`schedule`]: who runs next, as policies
+//! - [`warden`]: stops what a process has on its NIC beside channels
 //! - [`process`]: tasks that can be stopped, for jobs in virtual time
 //! - [`wait`]: what a process waits for; [`names`]: jobs, ranks, channels, epochs
 #![forbid(unsafe_code)]
@@ -34,6 +35,7 @@ pub mod schedule;
 pub mod scheduler;
 pub mod tree;
 pub mod wait;
+pub mod warden;
 
 pub use channel::command::GANG;
 pub use channel::endpoint::{GangConfig, GangCounters};

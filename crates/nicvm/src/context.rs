@@ -1,6 +1,7 @@
 //! What a handler may do: everything that a unit lends its extensions.
 
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use midplane_simhw::hardware::{Hardware, TransmitRefused};
@@ -59,6 +60,8 @@ pub(crate) enum Asked {
     Allow { destination: NodeId, bytes: u64 },
     GiveUp { destination: NodeId, status: Status },
     Steer,
+    StopPort(PortId),
+    ResumePort(PortId),
     Own(Own),
     Change(Change),
 }
@@ -93,6 +96,17 @@ pub(crate) struct Lent {
     pub(crate) changes: VecDeque<Change>,
     /// What each extension has been called for, by its number.
     pub(crate) counters: Box<[ExtensionCounters; 256]>,
+    /// Ports whose processes stand still, and since when.
+    pub(crate) stopped: BTreeMap<PortId, Instant>,
+    /// What extensions are yet to be told of them.
+    pub(crate) port_news: VecDeque<PortNews>,
+}
+
+/// A port's process stands still, or goes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PortNews {
+    Stopped(PortId),
+    Resumed(PortId, Duration),
 }
 
 impl Lent {
@@ -120,7 +134,9 @@ impl Lent {
                 }
                 Asked::CancelTimeout(timeout) => self.timeouts.cancel((extension, timeout)),
                 Asked::Send(message) => self.transmit.enqueue(message),
-                Asked::SendPacket(packet) => self.transmit.enqueue_packet(packet),
+                Asked::SendPacket(packet) => self.transmit.enqueue_packet(now, packet),
+                Asked::StopPort(port) => self.stop_port(hw, port),
+                Asked::ResumePort(port) => self.resume_port(now, port),
                 Asked::SentDirectly(leaves) => self.transmit.on_sent_directly(leaves),
                 Asked::Install(admission) => self.transmit.install(extension, admission),
                 Asked::Admission(steering) => self.transmit.steer(now, extension, steering),
@@ -138,6 +154,28 @@ impl Lent {
             }
         }
         self.asked = asked;
+    }
+
+    fn stop_port(&mut self, hw: &mut dyn Hardware, port: PortId) {
+        if let Entry::Vacant(entry) = self.stopped.entry(port) {
+            entry.insert(hw.now());
+            self.transmit.park(hw, port);
+            self.port_news.push_back(PortNews::Stopped(port));
+        }
+    }
+
+    fn resume_port(&mut self, now: Instant, port: PortId) {
+        if let Some(since) = self.stopped.remove(&port) {
+            self.transmit.unpark(port);
+            let stood = Duration::from_nanos(now.nanos_since(since));
+            self.port_news.push_back(PortNews::Resumed(port, stood));
+        }
+    }
+
+    /// A port is closed: whether it was stopped means nothing any more.
+    pub(crate) fn forget_port(&mut self, port: PortId) {
+        self.stopped.remove(&port);
+        self.transmit.unpark(port);
     }
 
     /// A handler has failed: nothing that it asked for happens.
@@ -385,6 +423,26 @@ impl Context<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// The process behind `port` stands still: from now on its commands stay in its ring, its messages
+    /// wait, its packets are withdrawn, what was let through the gate for it is given back, and every
+    /// extension is told. Nothing happens if it stands still already.
+    ///
+    /// Its port can't be closed before it goes on: whoever ends a stopped process resumes its ports.
+    pub fn stop_port(&mut self, port: PortId) {
+        self.lent.asked.push(Asked::StopPort(port));
+    }
+
+    /// The process behind `port` goes on. Nothing happens if it does not stand still.
+    pub fn resume_port(&mut self, port: PortId) {
+        self.lent.asked.push(Asked::ResumePort(port));
+    }
+
+    /// Whether the process behind `port` stands still.
+    #[must_use]
+    pub fn is_stopped(&self, port: PortId) -> bool {
+        self.lent.stopped.contains_key(&port)
     }
 
     /// Gives the transmit scheduler an admission, which asks about every data frame of this unit

@@ -4,6 +4,7 @@
 //! control messages, data and timeouts, an initialisation and a deactivation procedure.
 
 use std::any::Any;
+use std::time::Duration;
 
 use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
@@ -140,6 +141,17 @@ pub trait Extension: Any + Send {
     /// A local application has closed a port: what was lent through it is nobody's, and its number
     /// may soon be another's.
     fn on_port_closed(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
+
+    /// The process behind a port stands still ([`Context::stop_port`]). Until it goes on: start no
+    /// frame for it, take none, complete nothing, write nothing into its memory; but answer those who
+    /// ask whether it is alive. Its packets that waited are withdrawn, with [`Status::Cancelled`]
+    /// where they have a token: they are the extension's to send anew.
+    ///
+    /// [`Status::Cancelled`]: midplane_simhw::port::Status::Cancelled
+    fn on_port_stopped(&mut self, _nic: &mut Context<'_>, _port: PortId) {}
+
+    /// It goes on after it `stood` so long: silence in that time means nothing.
+    fn on_port_resumed(&mut self, _nic: &mut Context<'_>, _port: PortId, _stood: Duration) {}
 
     /// Something happened to another unit.
     fn on_peer(&mut self, _nic: &mut Context<'_>, _event: PeerEvent) {}

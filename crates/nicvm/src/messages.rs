@@ -56,7 +56,8 @@ pub(crate) fn outgoing(command: &Command) -> Message {
     Message {
         extension: MESSAGES,
         node: command.node,
-        lane: Lane(0),
+        // What is held of one port's messages holds no other's: those of a destination keep their order.
+        lane: Lane(command.port.0),
         port: command.port,
         source: command.region,
         tag: command.args[0] as u32,
@@ -79,6 +80,8 @@ pub struct MessageCounters {
     pub void_frames: u64,
     /// Frames that contradict themselves or their message.
     pub malformed: u64,
+    /// Frames for ports whose processes stood still.
+    pub stopped: u64,
 }
 
 /// The port's messages of one sender that leave it in order: those under flow control, or the others.
@@ -221,6 +224,10 @@ impl Extension for Messages {
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         let header = &frame.header;
+        if nic.is_stopped(header.port) {
+            self.counters.stopped += 1;
+            return;
+        }
         let fragment = Fragment::of(header);
         let length = frame.payload.len() as u32;
         if fragment.offset.checked_add(length).is_none_or(|end| end > fragment.total) {

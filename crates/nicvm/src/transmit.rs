@@ -59,6 +59,8 @@ pub struct Packet<'a> {
     pub lane: Lane,
     /// Whether the gate decides when it leaves.
     pub controlled: bool,
+    /// The port whose it is, if it is one's: while that is stopped, it is not sent.
+    pub owner: Option<PortId>,
     /// Header field: a port of the destination, or what the extension makes of it.
     pub port: PortId,
     /// Header field: the low seven bits; the highest says that it is controlled.
@@ -85,6 +87,7 @@ impl Packet<'_> {
             life: Incarnation::UNKNOWN,
             lane: Lane(0),
             controlled: false,
+            owner: None,
             port: PortId(0),
             flags: 0,
             sequence: 0,

@@ -4,7 +4,7 @@ mod lifecycle;
 mod slot;
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use midplane_simhw::frame::{Frame, Header, Kind};
@@ -14,7 +14,7 @@ use midplane_simhw::port::{Command, Status};
 use midplane_simhw::region::Payload;
 use midplane_simhw::time::Instant;
 
-use crate::context::{Context, Lent, failed};
+use crate::context::{Context, Lent, PortNews, failed};
 use crate::control::{self, Address, Body, Control, ControlConfig, MAX_MESSAGE};
 use crate::extension::{Epoch, Extension, InitError, PeerEvent, TransmitNews, UnitEvent};
 use crate::planted::{self, Bug};
@@ -262,6 +262,10 @@ impl Unit {
 
     fn take_commands(&mut self, hw: &mut dyn Hardware, port: PortId) {
         for _ in 0..COMMANDS_PER_TURN {
+            // What a stopped process has asked for is part of what it will be resumed with.
+            if self.lent.as_ref().is_some_and(|lent| lent.stopped.contains_key(&port)) {
+                return;
+            }
             let Some(mut command) = hw.next_command(port) else { return };
             self.counters.commands += 1;
             self.command(hw, port, &mut command);
@@ -341,6 +345,7 @@ impl Unit {
     fn finish(&mut self, hw: &mut dyn Hardware) {
         for _ in 0..ROUNDS_PER_TURN {
             self.settle(hw);
+            self.tell_of_ports(hw);
             self.send(hw);
             let lent = self.lent.as_mut().expect("the unit has started");
             match lent.transmit.next_news() {
@@ -350,6 +355,24 @@ impl Unit {
             }
         }
         self.set_alarm(hw);
+    }
+
+    /// Tells every extension of ports whose processes stand still or go on.
+    fn tell_of_ports(&mut self, hw: &mut dyn Hardware) {
+        while let Some(news) = self.lent.as_mut().and_then(|lent| lent.port_news.pop_front()) {
+            if let PortNews::Resumed(port, _) = news
+                && !self.unfinished.contains(&port)
+            {
+                // A process that was stopped before it rang has rung for nobody.
+                self.unfinished.push(port);
+            }
+            for number in self.numbers() {
+                let _ = self.run(hw, number, Handler::Other, |extension, nic| match news {
+                    PortNews::Stopped(port) => extension.on_port_stopped(nic, port),
+                    PortNews::Resumed(port, stood) => extension.on_port_resumed(nic, port, stood),
+                });
+            }
+        }
     }
 
     fn on_news(&mut self, hw: &mut dyn Hardware, news: News) {
@@ -493,6 +516,8 @@ impl Firmware for Unit {
             own: VecDeque::new(),
             changes: VecDeque::new(),
             counters: Box::new([ExtensionCounters::default(); 256]),
+            stopped: BTreeMap::new(),
+            port_news: VecDeque::new(),
         });
         for number in self.numbers() {
             self.init(hw, number);
@@ -521,6 +546,7 @@ impl Firmware for Unit {
         }
         // What still waits to leave would complete on whoever is given the number next.
         let lent = self.lent.as_mut().expect("the unit has started");
+        lent.forget_port(port);
         lent.transmit.withdraw(hw, Status::Cancelled, |waiting| waiting.port == Some(port));
         hw.commit();
         self.finish(hw);

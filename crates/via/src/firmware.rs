@@ -254,7 +254,8 @@ impl Via {
     /// What one interface has waited for long enough; when it is to be looked at again.
     fn sweep(&mut self, nic: &mut Context<'_>, vi: PortId) -> Instant {
         let now = nic.now();
-        let Some(endpoint) = self.vis[vi.index()].as_ref() else { return Instant::FAR_FUTURE };
+        let endpoint = self.vis[vi.index()].as_ref().filter(|endpoint| !endpoint.is_stopped);
+        let Some(endpoint) = endpoint else { return Instant::FAR_FUTURE };
         let patience = self.patience(nic, endpoint);
         let Some(endpoint) = self.vis[vi.index()].as_mut() else { return Instant::FAR_FUTURE };
         let delay = self.config.acknowledgement_delay_ns;
@@ -297,7 +298,7 @@ impl Via {
         self.pump(nic, vi);
         let now = nic.now();
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
-        let Some(link) = &endpoint.link else { return };
+        let Some(link) = endpoint.link.as_ref().filter(|_| !endpoint.is_stopped) else { return };
         let reliable = endpoint.is_reliable();
         if reliable && link.receiving.is_due(now, u64::MAX) {
             endpoint.acknowledge(nic, false);
@@ -408,10 +409,34 @@ impl Extension for Via {
         {
             let outcome = match sent.status {
                 Status::Done => Ok(()),
+                Status::Cancelled if endpoint.is_stopped => {
+                    endpoint.withdrawn += 1;
+                    return;
+                }
                 _ => Err(DescriptorError::Protection),
             };
             endpoint.on_sent(nic, outcome);
         }
+    }
+
+    fn on_port_stopped(&mut self, _: &mut Context<'_>, port: PortId) {
+        for endpoint in self.vis.iter_mut().flatten().filter(|endpoint| endpoint.owner == port) {
+            endpoint.stop();
+        }
+    }
+
+    fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, stood: Duration) {
+        for pending in self.pending.iter_mut().filter(|pending| pending.owner == port) {
+            pending.deadline = pending.deadline + stood;
+        }
+        for at in 0..self.vis.len() {
+            let own = |endpoint: &&mut Endpoint| endpoint.owner == port;
+            if let Some(endpoint) = self.vis[at].as_mut().filter(own) {
+                endpoint.resume(nic, stood);
+                self.settle(nic, PortId(at as u16));
+            }
+        }
+        self.arm_sweep(nic);
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {

@@ -30,6 +30,11 @@ pub(crate) const START: u8 = 8;
 /// Ends a context: handle.
 pub(crate) const CLOSE: u8 = 9;
 
+/// The process behind a port stands still: port. Only the warden's.
+pub(crate) const STOP_PORT: u8 = 10;
+/// It goes on: port. Only the warden's.
+pub(crate) const RESUME_PORT: u8 = 11;
+
 /// Flag of [`WAIT`].
 pub(crate) const WANTS_ROOM: u16 = 1;
 

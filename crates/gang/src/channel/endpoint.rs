@@ -28,6 +28,7 @@ pub struct GangConfig {
     pub(crate) merge: u32,
     pub(crate) merge_for: Duration,
     pub(crate) channels: u16,
+    pub(crate) warden: Option<PortId>,
 }
 
 impl Default for GangConfig {
@@ -38,6 +39,7 @@ impl Default for GangConfig {
             merge: 4,
             merge_for: Duration::from_micros(5),
             channels: 4,
+            warden: None,
         }
     }
 }
@@ -62,6 +64,14 @@ impl GangConfig {
     pub const fn merge(mut self, messages: u32, within: Duration) -> Self {
         self.merge = messages;
         self.merge_for = within;
+        self
+    }
+
+    /// The port whose commands stop and resume all others: the daemon's, opened by that number before
+    /// anybody else can ask for it. Default: nobody's.
+    #[must_use]
+    pub const fn warden(mut self, port: PortId) -> Self {
+        self.warden = Some(port);
         self
     }
 

@@ -392,7 +392,8 @@ impl Coordination {
         for link in self.routes[at].links.clone() {
             let place = &mut self.places[link];
             let Some(state) = &mut place.link else { continue };
-            if place.user == Some(at) {
+            if place.user == Some(at) || place.user.is_none() && state.holds() {
+                // A token that has come for nothing goes on to whoever waits for it.
                 place.user = None;
                 state.release(now, false, now);
             } else if place.user.is_none() {

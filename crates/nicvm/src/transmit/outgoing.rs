@@ -19,7 +19,7 @@ enum Bytes {
 #[derive(Debug)]
 enum Form {
     Message { message: Message, number: u32, sent: u32 },
-    Packet { header: Header, bytes: Bytes, token: Option<u64> },
+    Packet { header: Header, bytes: Bytes, token: Option<u64>, owner: Option<PortId> },
 }
 
 /// What waits in a lane.
@@ -36,7 +36,7 @@ impl Outgoing {
             Source::Region(region) => Bytes::Region(region),
             Source::Bytes(payload) => Bytes::Copied(payload.to_vec().into_boxed_slice()),
         };
-        Self(Form::Packet { header, bytes, token: packet.token })
+        Self(Form::Packet { header, bytes, token: packet.token, owner: packet.owner })
     }
 
     /// Bytes of its next frame, without the header.
@@ -126,6 +126,22 @@ impl Outgoing {
     /// The port whose command it completes.
     pub(super) fn port(&self) -> Option<PortId> {
         self.completion().map(|(port, _)| port)
+    }
+
+    /// The port whose it is: while that is stopped, nothing of it leaves.
+    pub(super) const fn owner(&self) -> Option<PortId> {
+        match &self.0 {
+            Form::Message { message, .. } => match message.completion {
+                Some((port, _)) => Some(port),
+                None => None,
+            },
+            Form::Packet { owner, .. } => *owner,
+        }
+    }
+
+    /// Whether it is a packet.
+    pub(super) const fn is_packet(&self) -> bool {
+        matches!(self.0, Form::Packet { .. })
     }
 
     const fn completion(&self) -> Option<(PortId, Completion)> {

@@ -1,6 +1,6 @@
 //! The one transmit scheduler of a unit.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use midplane_simhw::frame::{HEADER_BYTES, Header};
@@ -9,7 +9,7 @@ use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::Status;
 use midplane_simhw::time::Instant;
 
-use super::lanes::{Key, Lanes};
+use super::lanes::{Key, Lanes, Queue};
 use super::outgoing::{Outgoing, packet_header};
 use super::{Backlog, BacklogLimit, Message, Packet, Sending, Sent};
 use crate::admission::{Admission, Gate, Steering, Verdict};
@@ -50,6 +50,8 @@ pub(crate) struct Transmit {
     /// When the last data frame that was handed to the line leaves it.
     line_free_at: Instant,
     news: VecDeque<News>,
+    /// Ports whose processes stand still: nothing of theirs leaves.
+    stopped: BTreeSet<PortId>,
 }
 
 impl std::fmt::Debug for Transmit {
@@ -166,8 +168,56 @@ impl Transmit {
         })
     }
 
-    pub(crate) fn enqueue_packet(&mut self, packet: WaitingPacket) {
+    pub(crate) fn enqueue_packet(&mut self, now: Instant, packet: WaitingPacket) {
+        if self.is_parked(&packet.outgoing) {
+            tell_end(&mut self.news, &packet.outgoing, Status::Cancelled, now);
+            return;
+        }
         self.lanes.push(packet.key, packet.outgoing);
+    }
+
+    fn is_parked(&self, outgoing: &Outgoing) -> bool {
+        outgoing.owner().is_some_and(|owner| self.stopped.contains(&owner))
+    }
+
+    /// Nothing of a port leaves from now on: its messages wait, its packets are withdrawn.
+    pub(crate) fn park(&mut self, hw: &mut dyn Hardware, port: PortId) {
+        self.stopped.insert(port);
+        let (now, news) = (hw.now(), &mut self.news);
+        let mut parked = BTreeSet::new();
+        self.lanes.change(|queue| {
+            let (node, controlled) = (queue.key.node, queue.key.controlled);
+            queue.waiting.retain(|outgoing| {
+                let its = outgoing.owner() == Some(port);
+                if its && controlled {
+                    parked.insert(node);
+                }
+                if its && outgoing.is_packet() {
+                    tell_end(news, outgoing, Status::Cancelled, now);
+                }
+                !its || !outgoing.is_packet()
+            });
+        });
+        // What was let through for it is given back.
+        for node in parked {
+            if self.gate.allowance(node) > 0 {
+                self.tell_if_drained(hw, node);
+            } else if !self.has_moving(node) {
+                self.gate.forget_held(node);
+            }
+        }
+    }
+
+    /// Whether anything waits under flow control for a node that may leave once it is let through.
+    fn has_moving(&self, node: NodeId) -> bool {
+        let first = |queue: &Queue| queue.waiting.front().is_some_and(|it| !self.is_parked(it));
+        self.lanes.to(node, true).any(first)
+    }
+
+    /// What a port has waiting may leave again.
+    pub(crate) fn unpark(&mut self, port: PortId) {
+        self.stopped.remove(&port);
+        self.lanes.stir();
     }
 
     /// What waits under flow control to `destination`, up to `limit`; `None` if nothing does.
@@ -178,7 +228,10 @@ impl Transmit {
         limit: BacklogLimit,
     ) -> Option<Backlog> {
         let mut backlog = Backlog { bytes: 0, messages: 0 };
-        let waiting = self.lanes.to(destination, true).flat_map(|queue| &queue.waiting);
+        let moving =
+            |queue: &&Queue| queue.waiting.front().is_some_and(|first| !self.is_parked(first));
+        let lanes = self.lanes.to(destination, true).filter(moving);
+        let waiting = lanes.flat_map(|queue| &queue.waiting);
         for outgoing in waiting.take(limit.messages as usize) {
             backlog.bytes += outgoing.cost(mtu as u32);
             backlog.messages += 1;
@@ -270,6 +323,13 @@ impl Transmit {
             self.lanes.rotate();
             return Ok(());
         };
+        if outgoing.owner().is_some_and(|owner| self.stopped.contains(&owner)) {
+            self.lanes.hold(Instant::FAR_FUTURE);
+            if key.controlled && self.gate.allowance(key.node) > 0 {
+                self.tell_if_drained(hw, key.node);
+            }
+            return Ok(());
+        }
         let header = outgoing.next_header(hw);
         let answer = self.ask(hw.now(), &header);
         match answer.verdict {
@@ -350,7 +410,8 @@ impl Transmit {
         let mtu = hw.mtu() as u32;
         let allowance = self.gate.allowance(destination);
         let passes = |outgoing: &Outgoing| {
-            u64::from(outgoing.next_length(mtu)) + HEADER_BYTES as u64 <= allowance
+            !self.is_parked(outgoing)
+                && u64::from(outgoing.next_length(mtu)) + HEADER_BYTES as u64 <= allowance
         };
         if self.lanes.to(destination, true).any(|queue| queue.waiting.front().is_some_and(passes)) {
             return;

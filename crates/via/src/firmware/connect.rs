@@ -66,7 +66,7 @@ pub(super) struct End {
 pub(super) struct Pending {
     opcode: u8,
     cookie: u64,
-    owner: PortId,
+    pub(super) owner: PortId,
     /// The interface; none where a server waits.
     vi: Option<PortId>,
     request: u32,
@@ -424,7 +424,12 @@ impl Via {
 
     /// Connections that were asked for in vain until `now`.
     pub(super) fn expire(&mut self, nic: &mut Context<'_>, now: Instant) {
-        self.fail(nic, ConnectError::TimedOut, |pending| pending.deadline <= now);
+        let due: Vec<PortId> = self.pending.iter().map(|pending| pending.owner).collect();
+        // A process that stands still does not wait: its time goes on when it does.
+        let stopped: Vec<PortId> = due.into_iter().filter(|owner| nic.is_stopped(*owner)).collect();
+        self.fail(nic, ConnectError::TimedOut, |pending| {
+            pending.deadline <= now && !stopped.contains(&pending.owner)
+        });
     }
 
     /// A command that waits is taken back.

@@ -1,6 +1,7 @@
 //! One Virtual Interface at its NIC: two queues and a connection.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use midplane_nicvm::context::Context;
 use midplane_simhw::id::{Incarnation, NodeId, PortId};
@@ -141,6 +142,11 @@ pub(super) struct Endpoint {
     pub(super) receives: VecDeque<ReceiveWork>,
     /// What is to be told beside the queues.
     pub(super) errors: VecDeque<AsyncError>,
+    /// Its process stands still.
+    pub(super) is_stopped: bool,
+    /// Sends of an unreliable interface that were withdrawn when it was stopped: as good as lost on
+    /// the way.
+    pub(super) withdrawn: u32,
 }
 
 impl Endpoint {
@@ -157,6 +163,25 @@ impl Endpoint {
             unacknowledged: 0,
             receives: VecDeque::new(),
             errors: VecDeque::new(),
+            is_stopped: false,
+            withdrawn: 0,
+        }
+    }
+
+    /// Its process stands still: nothing is taken or sent, and whoever asks is told what was expected.
+    pub(super) const fn stop(&mut self) {
+        self.is_stopped = true;
+    }
+
+    /// Its process goes on, after so long: whatever was silent meanwhile was so for a reason.
+    pub(super) fn resume(&mut self, nic: &mut Context<'_>, stood: Duration) {
+        self.is_stopped = false;
+        if let Some(link) = &mut self.link {
+            link.heard_at = link.heard_at + stood;
+            link.sending.on_pause(nic.now());
+        }
+        for _ in 0..std::mem::take(&mut self.withdrawn) {
+            self.on_sent(nic, Ok(()));
         }
     }
 

@@ -42,6 +42,14 @@ impl Endpoint {
         let reliable = self.is_reliable();
         let Some(link) = &mut self.link else { return Ok(()) };
         link.heard_at = now;
+        if self.is_stopped {
+            // Alive, and no further than before: who asks, or sends, is told.
+            let asks = fields.kind != FrameKind::Acknowledge || fields.first;
+            if reliable && asks {
+                self.acknowledge(nic, false);
+            }
+            return Ok(());
+        }
         if fields.kind == FrameKind::Acknowledge {
             if fields.first {
                 link.receiving.ask();

@@ -21,13 +21,13 @@ impl Endpoint {
     /// Sends what may be sent: frames that were lost first, then what was asked of us, then what was
     /// posted.
     pub(super) fn pump(&mut self, nic: &mut Context<'_>) -> Result<(), DescriptorError> {
-        if self.link.is_none() {
+        if self.link.is_none() || self.is_stopped {
             return Ok(());
         }
         let mtu = (nic.mtu_bytes() as usize - HEADER_BYTES) as u32;
         while let Some(link) = &mut self.link {
             if let Some((sequence, flight)) = link.sending.next_resend() {
-                transmit(nic, self.number.0, link, sequence, &flight, None)?;
+                transmit(nic, (self.number.0, self.owner), link, sequence, &flight, None)?;
                 continue;
             }
             if !link.sending.has_room() {
@@ -46,12 +46,13 @@ impl Endpoint {
         let Some(link) = &mut self.link else { return Ok(()) };
         let sequence = link.sending.push(nic.now(), flight);
         if reliable {
-            return transmit(nic, self.number.0, link, sequence, &flight, None).map(|_| ());
+            let names = (self.number.0, self.owner);
+            return transmit(nic, names, link, sequence, &flight, None).map(|_| ());
         }
         // Nobody acknowledges it: sent is done.
         link.sending.on_acknowledgement(nic.now(), sequence.wrapping_add(1));
         let token = flight.ends.then_some(u64::from(self.number.0));
-        match transmit(nic, self.number.0, link, sequence, &flight, token) {
+        match transmit(nic, (self.number.0, self.owner), link, sequence, &flight, token) {
             Ok(Sending::Now(_)) if flight.ends => self.on_sent(nic, Ok(())),
             Ok(_) => {}
             Err(error) => {
@@ -211,13 +212,14 @@ fn packet_of(link: &mut Link, sequence: u32, flight: &Flight) -> Packet<'static>
 
 fn transmit(
     nic: &mut Context<'_>,
-    number: u16,
+    (number, owner): (u16, PortId),
     link: &mut Link,
     sequence: u32,
     flight: &Flight,
     token: Option<u64>,
 ) -> Result<Sending, DescriptorError> {
-    let packet = Packet { lane: Lane(number), token, ..packet_of(link, sequence, flight) };
+    let owner = Some(owner);
+    let packet = Packet { lane: Lane(number), token, owner, ..packet_of(link, sequence, flight) };
     // The memory was checked when it was posted: it has gone since.
     nic.send_packet(&packet).map_err(|_| DescriptorError::Protection)
 }

@@ -135,6 +135,13 @@ impl SendWindow {
         self.go_back(now);
     }
 
+    /// Nothing was sent or heard for a while, on purpose: all is sent again.
+    pub(super) const fn on_pause(&mut self, now: Instant) {
+        self.silent = 0;
+        self.progress_at = now;
+        self.go_back(now);
+    }
+
     const fn go_back(&mut self, now: Instant) {
         self.resend = 0;
         self.resent_at = now;

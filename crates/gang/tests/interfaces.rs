@@ -1,0 +1,201 @@
+//! What a process has on its NIC beside channels is stopped and resumed: interfaces, messages, turns.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane_gang::firmware::Gang;
+use midplane_gang::process::Reins;
+use midplane_gang::warden::Warden;
+use midplane_gang::{GANG, GangConfig};
+use midplane_nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::rng::Rng;
+use midplane_simhw::sim::{SimHost, World};
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::{Instant, LineRate};
+use midplane_simhw::topology::Topology;
+use midplane_via::VIA;
+use midplane_via::firmware::{Via, ViaConfig};
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::{Peer, Tag};
+use midplane_via::message::group::Rank;
+use midplane_via::message::process::Process;
+use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
+
+const WARDEN: PortId = PortId(1_024);
+
+fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
+    let link = LinkProfile::plain(LineRate::mbps(100), Duration::from_nanos(500));
+    let topology = Topology::star(nodes, link, SwitchProfile::new(Buffer::Bytes(4 << 20)));
+    let senders: Vec<NodeId> = (1..nodes).map(NodeId).collect();
+    let mut world = World::new(&topology, NicProfile::MODERN, seed, move |_, incarnation| {
+        let mut unit = Unit::default();
+        unit.install(GANG, Gang::new(GangConfig::default().warden(WARDEN))).unwrap();
+        let config = ViaConfig::default().dead_after(Duration::from_millis(200));
+        unit.install(VIA, Via::new(config)).unwrap();
+        let mut config = CoordinationConfig::star(&[NodeId(0)], &senders);
+        config.genesis(incarnation == midplane_simhw::id::Incarnation::FIRST);
+        unit.install(COORDINATION, Coordination::new(config).unwrap()).unwrap();
+        unit
+    });
+    world.set_faults(faults);
+    world
+}
+
+async fn pause(host: &SimHost, time: Duration) {
+    host.sleep_until(host.now() + time).await;
+}
+
+/// Two processes send each other messages over Virtual Interfaces; both are stopped again and again,
+/// each time for longer than a connection lives that nobody answers on.
+fn echo_under_stops(seed: u64, faults: Faults, one_side: bool) -> u32 {
+    const MESSAGES: u32 = 400;
+    let mut world = world(2, seed, faults);
+    let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
+    let reins: Vec<Reins> = (0..2).map(|_| Reins::new()).collect();
+    let done = Arc::new(Mutex::new(0));
+    for rank in 0..2_u32 {
+        let (host, place) = (hosts[rank as usize].clone(), Arc::clone(&done));
+        let program = async move {
+            let places = [NodeId(0), NodeId(1)];
+            let carrier =
+                RdmaCarrier::open(&host, Peer(rank), &places, RdmaConfig::default()).await.unwrap();
+            let engine = Engine::new(carrier, Config::default());
+            let (process, scope) = Process::new(engine, 2).unwrap();
+            let all = Communicator::world(process, scope);
+            for number in 0..MESSAGES {
+                let bytes = vec![number as u8; (number as usize * 37) % 3000];
+                let receive = all.ireceive(Rank(1 - rank), Tag(number)).unwrap();
+                all.send(Rank(1 - rank), Tag(number), bytes.clone()).await.unwrap();
+                assert!(receive.await.unwrap().bytes == bytes, "message {number}");
+            }
+            all.finalize().await;
+            *place.lock().unwrap() += 1;
+            // The other may still be at it.
+            pause(&host, Duration::from_secs(5)).await;
+        };
+        hosts[rank as usize].spawn(reins[rank as usize].hold(program));
+    }
+    let (ended, stops) = (Arc::clone(&done), Arc::new(Mutex::new(0)));
+    let count = Arc::clone(&stops);
+    world.spawn(NodeId(0), async move {
+        let mut wardens: Vec<Warden> =
+            hosts.iter().map(|host| Warden::open(host, WARDEN).unwrap()).collect();
+        let mut dice = Rng::new(seed, "stops");
+        pause(&hosts[0], Duration::from_millis(3)).await;
+        while *ended.lock().unwrap() < 2 {
+            pause(&hosts[0], Duration::from_nanos(dice.between(1, 4_000_000))).await;
+            let sides = if one_side { 0..1 } else { 0..2 };
+            for side in sides.clone() {
+                reins[side].stop(hosts[0].now());
+                wardens[side].stop(PortId(0)).await.unwrap();
+            }
+            pause(&hosts[0], Duration::from_nanos(dice.between(1, 600_000_000))).await;
+            for side in sides {
+                wardens[side].resume(PortId(0)).await.unwrap();
+                reins[side].resume(hosts[0].now());
+            }
+            *count.lock().unwrap() += 1;
+        }
+    });
+    let limit = Instant::from_nanos(600_000_000_000);
+    while *done.lock().unwrap() < 2 && world.now() < limit {
+        world.run_until(world.now() + Duration::from_millis(10));
+    }
+    assert_eq!(*done.lock().unwrap(), 2, "seed {seed}: they do not come to their end");
+    let stops = *stops.lock().unwrap();
+    stops
+}
+
+#[test]
+fn interfaces_survive_stops_that_are_longer_than_they_wait_for_the_dead() {
+    for seed in 0..6 {
+        let stops = echo_under_stops(seed, Faults::NONE, false);
+        assert!(stops > 3, "{stops}");
+    }
+}
+
+#[test]
+fn a_peer_that_goes_on_takes_a_stopped_one_neither_for_dead_nor_for_broken() {
+    for seed in 0..6 {
+        echo_under_stops(seed, Faults::NONE, true);
+    }
+}
+
+#[test]
+fn stops_and_losses_together_lose_nothing() {
+    let faults = Faults { loss: 0.01, duplicate: 0.01, reorder: 0.02, ..Faults::NONE };
+    for seed in 0..6 {
+        echo_under_stops(seed, faults, seed % 2 == 0);
+    }
+}
+
+/// Node 1 and node 2 take turns on the link to node 0. The process on node 1 is stopped in the middle
+/// of its messages: node 2's go on at the link's full rate, as if node 1 had none.
+#[test]
+fn a_stopped_process_gives_its_turn_on_a_link_back() {
+    let mut world = world(3, 1, Faults::NONE);
+    let received = Arc::new(Mutex::new([0_u32; 3]));
+    let (host, counts) = (world.host(NodeId(0)), Arc::clone(&received));
+    world.spawn(NodeId(0), async move {
+        let mut port = host.open_port().unwrap();
+        let regions: Vec<_> = (0..64).map(|_| port.register(10_000).unwrap()).collect();
+        for (number, region) in (0..).zip(&regions) {
+            port.submit(&coordination::receive(region.whole(), number)).unwrap();
+        }
+        loop {
+            let completion = port.completion().await.unwrap();
+            counts.lock().unwrap()[completion.node.index()] += 1;
+            let region = &regions[completion.cookie as usize];
+            port.submit(&coordination::receive(region.whole(), completion.cookie)).unwrap();
+        }
+    });
+    for node in 1..3 {
+        let host = world.host(NodeId(node));
+        world.spawn(NodeId(node), async move {
+            let mut port = host.open_port().unwrap();
+            let memory = port.register(10_000).unwrap();
+            loop {
+                while port.outstanding() < 16 {
+                    let send = coordination::send(NodeId(0), PortId(0), memory.whole(), 0);
+                    port.submit(&send).unwrap();
+                }
+                port.completion().await.unwrap();
+            }
+        });
+    }
+    let count = |received: &Mutex<[u32; 3]>| *received.lock().unwrap();
+    let run = |world: &mut World<Unit>, milliseconds| {
+        let before = count(&received);
+        world.run_until(world.now() + Duration::from_millis(milliseconds));
+        let after = count(&received);
+        [after[1] - before[1], after[2] - before[2]]
+    };
+    run(&mut world, 100);
+    let [first, second] = run(&mut world, 100);
+    assert!(first > 40 && second > 40, "both have turns: {first} {second}");
+    let host = world.host(NodeId(1));
+    let mut warden = Warden::open(&host, WARDEN).unwrap();
+    let warden = world
+        .block_on(NodeId(1), async move {
+            warden.stop(PortId(0)).await.unwrap();
+            warden
+        })
+        .unwrap();
+    run(&mut world, 2);
+    let [stopped, alone] = run(&mut world, 100);
+    assert_eq!(stopped, 0, "nothing of a stopped process leaves");
+    // 100 Mb/s are 121 messages of 10,000 bytes and their headers in 100 ms.
+    assert!(alone >= 112, "the other has the link: {alone} messages");
+    let mut warden = warden;
+    world.block_on(NodeId(1), async move { warden.resume(PortId(0)).await.unwrap() }).unwrap();
+    run(&mut world, 20);
+    let [first, second] = run(&mut world, 100);
+    assert!(first > 40 && second > 40, "both have turns again: {first} {second}");
+}
