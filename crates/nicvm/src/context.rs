@@ -156,7 +156,7 @@ impl Lent {
         self.asked = asked;
     }
 
-    fn stop_port(&mut self, hw: &mut dyn Hardware, port: PortId) {
+    fn stop_port(&mut self, hw: &dyn Hardware, port: PortId) {
         if let Entry::Vacant(entry) = self.stopped.entry(port) {
             entry.insert(hw.now());
             self.transmit.park(hw, port);

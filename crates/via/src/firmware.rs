@@ -427,7 +427,7 @@ impl Extension for Via {
 
     fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, stood: Duration) {
         for pending in self.pending.iter_mut().filter(|pending| pending.owner == port) {
-            pending.deadline = pending.deadline + stood;
+            pending.deadline += stood;
         }
         for at in 0..self.vis.len() {
             let own = |endpoint: &&mut Endpoint| endpoint.owner == port;

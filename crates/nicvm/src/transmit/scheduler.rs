@@ -181,7 +181,7 @@ impl Transmit {
     }
 
     /// Nothing of a port leaves from now on: its messages wait, its packets are withdrawn.
-    pub(crate) fn park(&mut self, hw: &mut dyn Hardware, port: PortId) {
+    pub(crate) fn park(&mut self, hw: &dyn Hardware, port: PortId) {
         self.stopped.insert(port);
         let (now, news) = (hw.now(), &mut self.news);
         let mut parked = BTreeSet::new();

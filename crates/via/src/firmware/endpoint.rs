@@ -177,7 +177,7 @@ impl Endpoint {
     pub(super) fn resume(&mut self, nic: &mut Context<'_>, stood: Duration) {
         self.is_stopped = false;
         if let Some(link) = &mut self.link {
-            link.heard_at = link.heard_at + stood;
+            link.heard_at += stood;
             link.sending.on_pause(nic.now());
         }
         for _ in 0..std::mem::take(&mut self.withdrawn) {
