@@ -109,8 +109,7 @@ fn echo_under_stops(seed: u64, faults: Faults, one_side: bool) -> u32 {
         world.run_until(world.now() + Duration::from_millis(10));
     }
     assert_eq!(*done.lock().unwrap(), 2, "seed {seed}: they do not come to their end");
-    let stops = *stops.lock().unwrap();
-    stops
+    *stops.lock().unwrap()
 }
 
 #[test]
