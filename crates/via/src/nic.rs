@@ -104,6 +104,8 @@ pub struct Nic {
     errors: VecDeque<(ViId, AsyncError)>,
     /// Something was posted that the hardware was not told of.
     quiet: bool,
+    /// The port was full when the NIC was to be asked for the next error.
+    deaf: bool,
     /// Completions taken since the beginning.
     handled: u64,
     next_tag: u32,
@@ -129,6 +131,7 @@ impl Nic {
             free_scratch: (0..SCRATCH_SLOTS).collect(),
             errors: VecDeque::new(),
             quiet: false,
+            deaf: false,
             handled: 0,
             next_tag: 1,
             next_serial: 0,
@@ -238,6 +241,9 @@ impl Nic {
 
     /// Takes what the hardware has completed; whether that was anything.
     pub fn poll(&mut self) -> bool {
+        if self.deaf {
+            self.deaf = self.listen().is_err();
+        }
         let Some(first) = self.port.poll() else {
             // Nothing hurries: what was posted quietly is told of now.
             self.tell();
@@ -323,8 +329,8 @@ impl Nic {
             }
             self.errors.push_back((vi, error));
         }
-        // A full port has completions to come: the next that is taken leaves room.
-        let _ = self.listen();
+        // A full port has completions to come: once they are taken, this is tried again.
+        self.deaf = self.listen().is_err();
     }
 
     fn listen(&mut self) -> Result<(), NicError> {

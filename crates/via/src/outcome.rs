@@ -45,29 +45,25 @@ pub enum DescriptorError {
     /// The message is longer than the descriptor that it met, or than the interface transfers.
     #[error("the message is longer than the descriptor, or than the interface's largest transfer")]
     Length = 3,
-    /// A part of the message was lost after another had come.
-    #[error("a part of the message was lost")]
-    Partial = 4,
     /// It was not begun, or not finished, when the connection ended.
     #[error("the connection ended before it")]
-    Flushed = 5,
+    Flushed = 4,
     /// The other end does not answer.
     #[error("the other end does not answer any more")]
-    Transport = 6,
+    Transport = 5,
     /// The other end's memory may not be touched like that.
     #[error("the other end's memory may not be touched like that")]
-    RdmaProtection = 7,
+    RdmaProtection = 6,
     /// The other end had no descriptor for it, or too short a one.
     #[error("the other end had no receive descriptor for it, or one that was too short")]
-    RemoteDescriptor = 8,
+    RemoteDescriptor = 7,
 }
 
 impl DescriptorError {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 7] = [
         Self::Format,
         Self::Protection,
         Self::Length,
-        Self::Partial,
         Self::Flushed,
         Self::Transport,
         Self::RdmaProtection,
@@ -99,8 +95,6 @@ pub enum AsyncError {
     RdmaWriteProtection = 3,
     /// A part of a remote write was lost.
     RdmaWriteData = 4,
-    /// A completion found no place: memory for it is gone.
-    CompletionProtection = 5,
 }
 
 impl AsyncError {
@@ -110,7 +104,6 @@ impl AsyncError {
             2 => Some(Self::ReceiveQueueEmpty),
             3 => Some(Self::RdmaWriteProtection),
             4 => Some(Self::RdmaWriteData),
-            5 => Some(Self::CompletionProtection),
             _ => None,
         }
     }

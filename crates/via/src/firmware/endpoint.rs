@@ -189,7 +189,7 @@ impl Endpoint {
         self.attributes.reliability.is_reliable()
     }
 
-    /// What its own descriptors may touch.
+    /// What descriptors may touch, its own and the other end's.
     pub(super) const fn access(&self, rights: Rights) -> Access {
         Access { owner: Some(self.owner), tag: Some(self.attributes.tag), rights }
     }

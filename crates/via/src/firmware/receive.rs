@@ -2,7 +2,7 @@
 
 use midplane_nicvm::context::Context;
 use midplane_simhw::frame::Frame;
-use midplane_simhw::region::{Access, Payload, Rights};
+use midplane_simhw::region::{Payload, Rights};
 
 use super::endpoint::{Arriving, Endpoint, ReceiveWork, Response, SendWork};
 use super::frame::{Fields, FrameKind};
@@ -163,7 +163,7 @@ impl Endpoint {
     ) -> Result<(), Fault> {
         let length = payload.len() as u32;
         let region = named_region(self.owner, fields, length);
-        let access = self.remote_access(Rights::REMOTE_WRITE);
+        let access = self.access(Rights::REMOTE_WRITE);
         let allowed = self.attributes.rdma_write
             && (length == 0 || nic.check(region, access).is_ok())
             && (length == 0 || nic.write(region, payload).is_ok());
@@ -218,7 +218,7 @@ impl Endpoint {
 
     fn take_read_request(&mut self, nic: &Context<'_>, fields: &Fields) -> Result<(), Fault> {
         let region = named_region(self.owner, fields, fields.value);
-        let access = self.remote_access(Rights::REMOTE_READ);
+        let access = self.access(Rights::REMOTE_READ);
         let allowed = self.attributes.rdma_read && nic.check(region, access).is_ok();
         let Some(link) = self.link.as_mut().filter(|link| link.responses.len() < MAX_RESPONSES)
         else {
@@ -264,10 +264,6 @@ impl Endpoint {
             self.reap_sends(nic);
         }
         Ok(())
-    }
-
-    const fn remote_access(&self, rights: Rights) -> Access {
-        Access { owner: Some(self.owner), tag: Some(self.attributes.tag), rights }
     }
 }
 

@@ -76,13 +76,14 @@ impl Credit {
         })
     }
 
-    /// A question or an answer takes a descriptor; `false` if there is none at all.
-    pub(super) const fn take_reserved(&mut self) -> bool {
-        let left = self.posted > self.consumed;
-        if left {
-            self.consumed += 1;
-        }
-        left
+    /// Whether there is a descriptor for a question or an answer.
+    pub(super) const fn has_reserved(&self) -> bool {
+        self.posted > self.consumed
+    }
+
+    /// A question or an answer has taken its descriptor.
+    pub(super) const fn take_reserved(&mut self) {
+        self.consumed += 1;
     }
 }
 

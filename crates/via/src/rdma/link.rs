@@ -15,7 +15,7 @@ use crate::memory::{Memory, MemoryOptions, RemoteMemory};
 use crate::message::carrier::Refusal;
 use crate::message::envelope::{Envelope, LONGEST, Peer};
 use crate::nic::{Nic, NicError, Ticket, ViId, WorkQueue};
-use crate::outcome::{DescriptorError, Operation};
+use crate::outcome::Operation;
 
 /// How long the other process may take to come up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,17 +43,14 @@ pub(super) struct Arrival {
     frees: u64,
 }
 
-/// What is wrong with a link.
+/// The link is of no use any more: not connected, broken, or the other side does not follow the
+/// protocol. Whichever it is, the process there is lost.
 #[derive(Debug)]
-pub(super) enum LinkError {
-    Connect,
-    Descriptor(#[expect(dead_code, reason = "for whoever debugs it")] DescriptorError),
-    Protocol,
-}
+pub(super) struct Broken;
 
-impl From<NicError> for LinkError {
+impl From<NicError> for Broken {
     fn from(_: NicError) -> Self {
-        Self::Connect
+        Self
     }
 }
 
@@ -154,12 +151,12 @@ impl Link {
     }
 
     /// Goes on connecting; whether that is done as far as this side is concerned.
-    pub(super) fn connect(&mut self, nic: &mut Nic) -> Result<bool, LinkError> {
+    pub(super) fn connect(&mut self, nic: &mut Nic) -> Result<bool, Broken> {
         let Some(ticket) = &self.ticket else { return Ok(true) };
         match nic.connected(ticket) {
             Ok(None) => return Ok(false),
             Ok(Some(_)) => self.ticket = None,
-            Err(_) => return Err(LinkError::Connect),
+            Err(_) => return Err(Broken),
         }
         let hello = Hello { area: self.area.remote(), control: self.control.remote() };
         let bytes = wire::encode(&hello).expect("it is small");
@@ -260,33 +257,41 @@ impl Link {
     }
 
     /// Publishes our own words; wakes the other side with a descriptor of the reserve, or silently.
-    fn publish(&mut self, nic: &mut Nic, wakes: bool) {
-        let Some(remote) = self.remote.filter(|_| self.greeted && !self.lost) else { return };
-        if wakes && !self.credit.take_reserved() {
-            return;
+    /// `false` if they did not leave: nothing is spent then.
+    fn publish(&mut self, nic: &mut Nic, wakes: bool) -> bool {
+        let Some(remote) = self.remote.filter(|_| self.greeted && !self.lost) else { return false };
+        if wakes && !self.credit.has_reserved() {
+            return false;
         }
         let words = [self.reader.freed, self.reader.posted, self.replied, self.asked];
         for (at, word) in words.iter().enumerate() {
             let written = self.published.write(at * 8, &word.to_le_bytes());
             written.expect("its first half");
         }
-        let Ok(segment) = self.published.segment(0, CONTROL_BYTES) else { return };
+        let Ok(segment) = self.published.segment(0, CONTROL_BYTES) else { return false };
         self.reap(nic);
         let mut descriptor = self.spare.pop().unwrap_or_default();
         descriptor.segments.clear();
         descriptor.segments.push(segment);
         descriptor.transfer = Transfer::RdmaWrite(remote.control);
         descriptor.immediate = wakes.then_some(0);
-        if self.send(nic, descriptor).is_ok() {
+        let left = self.send(nic, descriptor).is_ok();
+        if left {
             self.reader.on_told();
+            if wakes {
+                self.credit.take_reserved();
+            }
         }
+        left
     }
 
     /// Asks for credit, if no question is open.
     fn ask(&mut self, nic: &mut Nic) {
         if self.asked == self.answered {
             self.asked += 1;
-            self.publish(nic, true);
+            if !self.publish(nic, true) {
+                self.asked -= 1;
+            }
         }
     }
 
@@ -294,8 +299,10 @@ impl Link {
     fn tell(&mut self, nic: &mut Nic, all: bool) {
         let due = self.reader.is_due(self.config.descriptors) || (all && self.reader.has_news());
         if self.heard > self.replied && (due || all) {
-            self.replied = self.heard;
-            self.publish(nic, true);
+            let before = std::mem::replace(&mut self.replied, self.heard);
+            if !self.publish(nic, true) {
+                self.replied = before;
+            }
         } else if due {
             self.publish(nic, false);
         }
@@ -324,9 +331,9 @@ impl Link {
     }
 
     /// A receive descriptor is done: with a packet, or with news of the protocol.
-    pub(super) fn on_descriptor(&mut self, nic: &mut Nic) -> Result<Option<Arrival>, LinkError> {
+    pub(super) fn on_descriptor(&mut self, nic: &mut Nic) -> Result<Option<Arrival>, Broken> {
         let Some(done) = nic.receive_done(self.vi)? else { return Ok(None) };
-        done.outcome.map_err(LinkError::Descriptor)?;
+        done.outcome.map_err(|_| Broken)?;
         let Completed { descriptor, operation, immediate, length, .. } = done;
         if operation == Operation::Receive {
             return self.on_hello(length).map(|()| None);
@@ -340,23 +347,23 @@ impl Link {
             self.tell(nic, false);
             return Ok(None);
         }
-        let (offset, length, frees) = self.reader.locate(immediate).ok_or(LinkError::Protocol)?;
+        let (offset, length, frees) = self.reader.locate(immediate).ok_or(Broken)?;
         let mut head = [0; LONGEST];
         let size = length.min(LONGEST);
-        self.area.read(offset, &mut head[..size]).map_err(|_| LinkError::Protocol)?;
-        let envelope = Envelope::parse(&head[..size]).map_err(|_| LinkError::Protocol)?;
+        self.area.read(offset, &mut head[..size]).map_err(|_| Broken)?;
+        let envelope = Envelope::parse(&head[..size]).map_err(|_| Broken)?;
         let size = envelope.size();
-        let length = length.checked_sub(size).ok_or(LinkError::Protocol)?;
+        let length = length.checked_sub(size).ok_or(Broken)?;
         Ok(Some(Arrival { envelope, offset: offset + size, length, frees }))
     }
 
-    fn on_hello(&mut self, length: usize) -> Result<(), LinkError> {
+    fn on_hello(&mut self, length: usize) -> Result<(), Broken> {
         let mut bytes = [0; HELLO_BYTES];
-        let bytes = bytes.get_mut(..length).ok_or(LinkError::Protocol)?;
-        self.control.read(CONTROL_BYTES, bytes).map_err(|_| LinkError::Protocol)?;
-        let hello: Hello = wire::decode(bytes).map_err(|_| LinkError::Protocol)?;
+        let bytes = bytes.get_mut(..length).ok_or(Broken)?;
+        self.control.read(CONTROL_BYTES, bytes).map_err(|_| Broken)?;
+        let hello: Hello = wire::decode(bytes).map_err(|_| Broken)?;
         if hello.area.len() as usize != self.config.area {
-            return Err(LinkError::Protocol);
+            return Err(Broken);
         }
         self.remote = Some(hello);
         Ok(())
