@@ -1,67 +1,20 @@
 //! Messages over Virtual Interfaces in virtual time: processes on nodes of their own.
 
+#[path = "pair/job.rs"]
+mod job;
 mod pair;
 
-use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use job::{join, run};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::id::NodeId;
-use midplane_simhw::sim::SimHost;
-use midplane_via::message::communicator::Communicator;
-use midplane_via::message::engine::{Config, Engine};
-use midplane_via::message::envelope::{Peer, Tag};
+use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
-use midplane_via::message::process::Process;
-use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
+use midplane_via::rdma::RdmaConfig;
 use pair::{Setting, pattern, pause, world};
 use proptest::prelude::*;
-
-type World = Communicator<Engine<RdmaCarrier>>;
-
-async fn join(host: &SimHost, own: u16, nodes: u16, config: RdmaConfig) -> World {
-    let places: Vec<NodeId> = (0..nodes).map(NodeId).collect();
-    let carrier = RdmaCarrier::open(host, Peer(own.into()), &places, config).await.unwrap();
-    let engine = Engine::new(carrier, Config::default());
-    let (process, scope) = Process::new(engine, nodes.into()).unwrap();
-    Communicator::world(process, scope)
-}
-
-/// Runs one program in each of so many processes; what they return, by rank.
-fn run<T, F>(
-    setting: Setting,
-    config: RdmaConfig,
-    program: impl Fn(World, SimHost) -> F + Send + Sync + 'static,
-) -> BTreeMap<u16, T>
-where
-    T: Send + 'static,
-    F: Future<Output = T> + Send + 'static,
-{
-    let mut world = world(setting);
-    let results = Arc::new(Mutex::new(BTreeMap::new()));
-    let program = Arc::new(program);
-    for rank in 0..setting.nodes {
-        let (host, results) = (world.host(NodeId(rank)), Arc::clone(&results));
-        let program = Arc::clone(&program);
-        world.spawn(NodeId(rank), async move {
-            let all = join(&host, rank, setting.nodes, config).await;
-            let result = program(all.clone(), host.clone()).await;
-            all.finalize().await;
-            results.lock().unwrap().insert(rank, result);
-            // The others may still be at it.
-            pause(&host, Duration::from_secs(5)).await;
-        });
-    }
-    let limit = world.now() + Duration::from_secs(60);
-    while results.lock().unwrap().len() < usize::from(setting.nodes) && world.now() < limit {
-        world.run_until(world.now() + Duration::from_millis(10));
-    }
-    let mut results = results.lock().unwrap();
-    assert_eq!(results.len(), usize::from(setting.nodes), "a process does not come to its end");
-    std::mem::take(&mut *results)
-}
 
 fn setting(nodes: u16) -> Setting {
     Setting { nodes, ..Setting::default() }

@@ -1,0 +1,36 @@
+//! The scenarios of MPICH's point-to-point tests over Virtual Interfaces, on a network that loses.
+
+#[path = "pair/job.rs"]
+mod job;
+#[path = "scenarios/list.rs"]
+mod list;
+mod pair;
+mod scenarios;
+
+use midplane_simhw::fault::Faults;
+use midplane_via::rdma::RdmaConfig;
+use pair::Setting;
+
+/// Loses, doubles and reorders frames; areas are small, so that they wrap and credit runs out.
+fn lossy(nodes: u16) -> (Setting, RdmaConfig) {
+    let faults = Faults { loss: 0.02, duplicate: 0.02, reorder: 0.03, ..Faults::NONE };
+    let setting = Setting { nodes, seed: 11, faults, ..Setting::default() };
+    (setting, RdmaConfig::default().area(16_384).descriptors(12))
+}
+
+/// One test a scenario: its name, where it is told, how many ranks run it.
+macro_rules! run {
+    ($($group:ident: $($name:ident $ranks:literal),+;)+) => {
+        $($(
+            #[test]
+            fn $name() {
+                let (setting, config) = lossy($ranks);
+                job::serve_until_all_are_done(setting, config, |world| {
+                    scenarios::$group::$name(world)
+                });
+            }
+        )+)+
+    };
+}
+
+list::each!(run);

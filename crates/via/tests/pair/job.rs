@@ -1,0 +1,96 @@
+//! Processes on nodes of their own, with messages over Virtual Interfaces in virtual time.
+#![allow(dead_code, reason = "no test uses all of it")]
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane_simhw::id::NodeId;
+use midplane_simhw::sim::SimHost;
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::{Peer, Tag};
+use midplane_via::message::process::Process;
+use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
+
+use crate::pair::{Setting, pause, world};
+
+pub(crate) type World = Communicator<Engine<RdmaCarrier>>;
+
+pub(crate) async fn join(host: &SimHost, own: u16, nodes: u16, config: RdmaConfig) -> World {
+    let places: Vec<NodeId> = (0..nodes).map(NodeId).collect();
+    let carrier = RdmaCarrier::open(host, Peer(own.into()), &places, config).await.unwrap();
+    let engine = Engine::new(carrier, Config::default());
+    let (process, scope) = Process::new(engine, nodes.into()).unwrap();
+    Communicator::world(process, scope)
+}
+
+/// Runs one program in each of so many processes; what they return, by rank.
+pub(crate) fn run<T, F>(
+    setting: Setting,
+    config: RdmaConfig,
+    program: impl Fn(World, SimHost) -> F + Send + Sync + 'static,
+) -> BTreeMap<u16, T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
+    let mut world = world(setting);
+    let results = Arc::new(Mutex::new(BTreeMap::new()));
+    let program = Arc::new(program);
+    for rank in 0..setting.nodes {
+        let (host, results) = (world.host(NodeId(rank)), Arc::clone(&results));
+        let program = Arc::clone(&program);
+        world.spawn(NodeId(rank), async move {
+            let all = join(&host, rank, setting.nodes, config).await;
+            let result = program(all.clone(), host.clone()).await;
+            all.finalize().await;
+            results.lock().unwrap().insert(rank, result);
+            // The others may still be at it.
+            pause(&host, Duration::from_secs(5)).await;
+        });
+    }
+    let limit = world.now() + Duration::from_secs(60);
+    while results.lock().unwrap().len() < usize::from(setting.nodes) && world.now() < limit {
+        world.run_until(world.now() + Duration::from_millis(10));
+    }
+    let mut results = results.lock().unwrap();
+    assert_eq!(results.len(), usize::from(setting.nodes), "a process does not come to its end");
+    std::mem::take(&mut *results)
+}
+
+/// Runs one program in each of so many processes; one that has come to its end serves the others,
+/// as one does that has not finalised.
+pub(crate) fn serve_until_all_are_done<F: Future<Output = ()> + Send + 'static>(
+    setting: Setting,
+    config: RdmaConfig,
+    program: impl Fn(World) -> F + Send + Sync + 'static,
+) {
+    let mut world = world(setting);
+    let views = Arc::new(Mutex::new(Vec::new()));
+    let done = Arc::new(Mutex::new(Vec::new()));
+    let program = Arc::new(program);
+    for rank in 0..setting.nodes {
+        let host = world.host(NodeId(rank));
+        let (views, done, program) = (Arc::clone(&views), Arc::clone(&done), Arc::clone(&program));
+        world.spawn(NodeId(rank), async move {
+            let all = join(&host, rank, setting.nodes, config).await;
+            views.lock().unwrap().push(all.clone());
+            program(all.clone()).await;
+            done.lock().unwrap().push(rank);
+            let _ = all.probe(all.rank(), Tag(0xFFFF_0000)).await;
+        });
+    }
+    let limit = world.now() + Duration::from_secs(60);
+    while done.lock().unwrap().len() < usize::from(setting.nodes) && world.now() < limit {
+        world.run_until(world.now() + Duration::from_millis(10));
+    }
+    let (views, done) = (views.lock().unwrap(), done.lock().unwrap());
+    let stuck = || views.iter().map(|view| format!("rank {}:\n{}", view.rank(), view.explain()));
+    assert!(
+        done.len() == usize::from(setting.nodes),
+        "not all end\n{}",
+        stuck().collect::<String>()
+    );
+}
