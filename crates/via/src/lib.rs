@@ -7,6 +7,8 @@
 //! - [`attributes`], [`outcome`]: what interfaces are made with, and how descriptors end
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`: interfaces, connections,
 //!   reliability
+//! - `service`, with the feature of that name: byte streams, message streams and request-reply for
+//!   services that know tokio, futures and tower
 #![forbid(unsafe_code)]
 
 pub mod attributes;
@@ -18,5 +20,7 @@ pub mod message;
 pub mod nic;
 pub mod outcome;
 pub mod rdma;
+#[cfg(feature = "service")]
+pub mod service;
 
 pub use command::VIA;

@@ -54,6 +54,17 @@ impl<P: Progression> Desk<P> {
     /// Moves things forward until nothing is left to do but to wait; `waker` is then armed.
     fn drive(&mut self, waker: &Waker, place: &mut Option<usize>) {
         let place = self.waiters.enter(place, waker);
+        self.advance(waker, place);
+    }
+
+    /// The same for one that may be kept without being polled: whoever else waits is woken as well.
+    fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>) {
+        let place = self.waiters.enter(place, waker);
+        let bell = self.waiters.bell();
+        self.advance(&bell, place);
+    }
+
+    fn advance(&mut self, waker: &Waker, place: usize) {
         while self.process.lower_mut().advance(Wait::Wake(waker)) > 0 {}
         self.waiters.lead(place);
         self.tell_probes();

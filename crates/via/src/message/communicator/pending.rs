@@ -25,6 +25,8 @@ pub struct Pending<P: Progression> {
     request: Option<Request>,
     place: Option<usize>,
     undo: bool,
+    /// Its owner may keep it without polling it.
+    kept: bool,
 }
 
 impl<P: Progression> fmt::Debug for Pending<P> {
@@ -35,7 +37,15 @@ impl<P: Progression> fmt::Debug for Pending<P> {
 
 impl<P: Progression> Pending<P> {
     pub(super) const fn new(communicator: Communicator<P>, request: Request, undo: bool) -> Self {
-        Self { communicator, request: Some(request), place: None, undo }
+        Self { communicator, request: Some(request), place: None, undo, kept: false }
+    }
+
+    /// Says that its owner may keep it without polling it, as a stream does between two messages:
+    /// the others that wait do not depend on it then. While it is the last that was polled, all of
+    /// them are woken for whatever comes.
+    pub const fn kept(mut self) -> Self {
+        self.kept = true;
+        self
     }
 
     /// The request, as [`Process`](crate::message::process::Process) knows it; `None` once the
@@ -101,10 +111,18 @@ impl<P: Progression> Pending<P> {
             return Poll::Ready(outcome);
         }
         desk.process.lower_mut().requests().wake_when_done(request, context.waker());
-        desk.drive(context.waker(), &mut self.place);
+        self.drive(&mut desk, context.waker());
         match self.take(&mut desk, request) {
             Some(outcome) => Poll::Ready(outcome),
             None => Poll::Pending,
+        }
+    }
+
+    fn drive(&mut self, desk: &mut Desk<P>, waker: &Waker) {
+        if self.kept {
+            desk.drive_kept(waker, &mut self.place);
+        } else {
+            desk.drive(waker, &mut self.place);
         }
     }
 

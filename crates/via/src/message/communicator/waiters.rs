@@ -1,6 +1,7 @@
 //! Who waits, and who of them the carrier wakes.
 
-use std::task::Waker;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Wake, Waker};
 
 use slab::Slab;
 
@@ -11,12 +12,24 @@ struct Waiter {
     probes: bool,
 }
 
+/// Everybody who waits, woken at once.
+#[derive(Debug, Default)]
+struct Bell(Mutex<Vec<Waker>>);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        let wakers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
 /// The tasks that wait. One leads: its waker is armed in the carrier, or it was woken to see to
 /// that. A leader that leaves hands over to another one.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     list: Slab<Waiter>,
     leader: Option<usize>,
+    bell: Arc<Bell>,
     /// The count of moves when probes were told last.
     told: u32,
 }
@@ -41,6 +54,16 @@ impl Waiters {
     /// This one's waker is armed now.
     pub(super) const fn lead(&mut self, place: usize) {
         self.leader = Some(place);
+    }
+
+    /// A waker to be armed for one that may be kept without being polled: nobody else would learn
+    /// that it did not look, so it wakes everybody who waits now.
+    pub(super) fn bell(&self) -> Waker {
+        let mut wakers = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
+        wakers.clear();
+        wakers.extend(self.list.iter().map(|(_, waiter)| waiter.waker.clone()));
+        drop(wakers);
+        Waker::from(Arc::clone(&self.bell))
     }
 
     pub(super) fn leave(&mut self, place: &mut Option<usize>) {

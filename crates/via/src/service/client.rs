@@ -1,0 +1,216 @@
+//! Requests to a server, as a `tower::Service`.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use thiserror::Error;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tower_service::Service;
+
+use super::frame;
+use super::lane::DEFAULT_DEPTH;
+use super::server::REQUEST;
+use crate::message::communicator::{Communicator, Pending};
+use crate::message::envelope::Tag;
+use crate::message::group::Rank;
+use crate::message::process::MessageError;
+use crate::message::progression::Progression;
+use crate::message::request::Mode;
+
+/// Why a request has no answer.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum CallError {
+    /// The message layer says no.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// The service says so.
+    #[error("the service failed: {0}")]
+    Service(String),
+    /// What came is no answer.
+    #[error("what came was not sent by a server: its communicator is used by something else")]
+    Malformed,
+}
+
+type Turn = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
+
+/// Asks one [`Server`](super::Server). Clones share how many requests may be under way, and each
+/// reserves for itself.
+///
+/// `poll_ready`, or [`reserve`](Self::reserve), waits while as many requests as the
+/// [`depth`](Self::depth) are under way. A process has one client of a communicator, and its clones.
+pub struct Client<P: Progression> {
+    communicator: Communicator<P>,
+    server: Rank,
+    room: Arc<Semaphore>,
+    next: Arc<AtomicU32>,
+    permit: Option<OwnedSemaphorePermit>,
+    turn: Option<Turn>,
+}
+
+impl<P: Progression> Clone for Client<P> {
+    fn clone(&self) -> Self {
+        Self {
+            communicator: self.communicator.clone(),
+            server: self.server,
+            room: Arc::clone(&self.room),
+            next: Arc::clone(&self.next),
+            permit: None,
+            turn: None,
+        }
+    }
+}
+
+impl<P: Progression> fmt::Debug for Client<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let room = self.room.available_permits();
+        f.debug_struct("Client").field("server", &self.server).field("room", &room).finish()
+    }
+}
+
+impl<P: Progression> Client<P> {
+    /// A client of the server at `server`, over the communicator that both have for this.
+    #[must_use]
+    pub fn new(communicator: Communicator<P>, server: Rank) -> Self {
+        let room = Arc::new(Semaphore::new(DEFAULT_DEPTH));
+        Self { communicator, server, room, next: Arc::default(), permit: None, turn: None }
+    }
+
+    /// Requests that may be under way, at least 1; for clones that are made later, too. Default:
+    /// [`DEFAULT_DEPTH`].
+    #[must_use]
+    pub fn depth(mut self, requests: usize) -> Self {
+        self.room = Arc::new(Semaphore::new(requests.clamp(1, Semaphore::MAX_PERMITS)));
+        self
+    }
+
+    /// Requests that could begin now.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.room.available_permits()
+    }
+
+    /// Waits until a request may begin: the next [`call`](Service::call) takes it.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken nothing but a place in the queue, which this client keeps.
+    pub async fn reserve(&mut self) {
+        std::future::poll_fn(|context| self.poll_reserve(context)).await;
+    }
+
+    fn poll_reserve(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.permit.is_some() {
+            return Poll::Ready(());
+        }
+        if self.turn.is_none()
+            && let Ok(permit) = Arc::clone(&self.room).try_acquire_owned()
+        {
+            self.permit = Some(permit);
+            return Poll::Ready(());
+        }
+        let room = &self.room;
+        let turn = self.turn.get_or_insert_with(|| Box::pin(Arc::clone(room).acquire_owned()));
+        let permit = ready!(turn.as_mut().poll(context)).expect("it is never closed");
+        self.turn = None;
+        self.permit = Some(permit);
+        Poll::Ready(())
+    }
+}
+
+impl<P: Progression> Service<Bytes> for Client<P> {
+    type Response = Bytes;
+    type Error = CallError;
+    type Future = Call<P>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), CallError>> {
+        self.poll_reserve(context).map(Ok)
+    }
+
+    /// Sends a request.
+    ///
+    /// # Panics
+    /// If the client was not ready.
+    fn call(&mut self, request: Bytes) -> Call<P> {
+        let permit = self.permit.take().expect("a client is asked only once it is ready");
+        // Numbers come again after 2^31 requests; from 1, for 0 is the tag of requests.
+        let tag = self.next.fetch_add(1, Ordering::Relaxed) & 0x7FFF_FFFF | 0x8000_0000;
+        let message = frame::request(&request, tag);
+        let all = &self.communicator;
+        let started = all.ireceive(self.server, Tag(tag)).and_then(|answer| {
+            let sent = all.isend(Mode::Standard, self.server, REQUEST, message)?;
+            Ok((sent, answer))
+        });
+        let state = match started {
+            Ok((sent, answer)) => State::Asked { sent: Some(sent), answer },
+            Err(error) => State::Failed(error),
+        };
+        Call { state: Some(state), _permit: permit }
+    }
+}
+
+#[derive(Debug)]
+enum State<P: Progression> {
+    Failed(MessageError),
+    Asked { sent: Option<Pending<P>>, answer: Pending<P> },
+}
+
+/// An answer to come.
+///
+/// # Panics
+/// Polled again after it was ready.
+///
+/// # Cancel safety
+/// Dropped, its room is free at once; the request may still be handled, and its answer is thrown
+/// away.
+#[derive(Debug)]
+#[must_use = "the answer comes to whoever awaits it"]
+pub struct Call<P: Progression> {
+    state: Option<State<P>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl<P: Progression> Call<P> {
+    fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Bytes, CallError>> {
+        let (sent, answer) = match self.state.as_mut().expect("polled after it was ready") {
+            State::Failed(error) => return Poll::Ready(Err((*error).into())),
+            State::Asked { sent, answer } => (sent, answer),
+        };
+        if let Some(sending) = sent
+            && let Poll::Ready(done) = Pin::new(sending).poll(context)
+        {
+            *sent = None;
+            done?;
+        }
+        let received = ready!(Pin::new(answer).poll(context))?;
+        Poll::Ready(match frame::parse_answer(received.bytes) {
+            Ok(answer) => answer.map_err(CallError::Service),
+            Err(frame::Malformed) => Err(CallError::Malformed),
+        })
+    }
+}
+
+impl<P: Progression> Future for Call<P> {
+    type Output = Result<Bytes, CallError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let answer = ready!(this.poll_answer(context));
+        // The answer was taken, or will never come.
+        this.state = None;
+        Poll::Ready(answer)
+    }
+}
+
+impl<P: Progression> Drop for Call<P> {
+    fn drop(&mut self) {
+        if let Some(State::Asked { answer, .. }) = self.state.take() {
+            // The receive stays, so that the answer has somewhere to go.
+            answer.free();
+        }
+    }
+}

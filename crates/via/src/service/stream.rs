@@ -1,0 +1,146 @@
+//! A connection as a stream of bytes: tokio's `AsyncRead` and `AsyncWrite`.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::lane::{LaneError, Receiver, Sender};
+use crate::message::group::Rank;
+use crate::message::process::MessageError;
+use crate::message::progression::Progression;
+use crate::message::request::Failure;
+
+/// Most bytes of one message: a longer write is several.
+const MOST: usize = 64 * 1024;
+
+/// Ends that were dropped before theirs had ended: what still comes for them is thrown away.
+#[derive(Debug)]
+pub(super) struct Abandoned<P: Progression>(Mutex<Vec<Receiver<P>>>);
+
+impl<P: Progression> Default for Abandoned<P> {
+    fn default() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+}
+
+impl<P: Progression> Abandoned<P> {
+    fn insert(&self, receiver: Receiver<P>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(receiver);
+    }
+
+    pub(super) fn discard(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain_mut(|one| !one.discard());
+    }
+}
+
+/// A stream of bytes to and from another process, made by
+/// [`Streams`](super::Streams).
+///
+/// A write is one message, or several of 64 KiB; it is ready when the message was handed over, and
+/// waits while as many are under way as a [`Sender`] lets be. `flush` waits until they have left this
+/// process's hands. `shutdown`, or dropping the stream, ends what the other side reads, behind all
+/// that was written.
+///
+/// What arrives for a stream that is dropped is thrown away whenever another stream of the same
+/// [`Streams`](super::Streams) reads or is accepted; its writer is not told.
+///
+/// # Cancel safety
+/// That of tokio's traits: a read or write that is dropped has read or written nothing.
+#[derive(Debug)]
+pub struct ByteStream<P: Progression> {
+    peer: Rank,
+    sender: Sender<P>,
+    /// There until the stream is dropped.
+    receiver: Option<Receiver<P>>,
+    rest: Bytes,
+    abandoned: Arc<Abandoned<P>>,
+}
+
+impl<P: Progression> ByteStream<P> {
+    pub(super) const fn new(
+        peer: Rank,
+        sender: Sender<P>,
+        receiver: Receiver<P>,
+        abandoned: Arc<Abandoned<P>>,
+    ) -> Self {
+        Self { peer, sender, receiver: Some(receiver), rest: Bytes::new(), abandoned }
+    }
+
+    /// The process at the other end.
+    #[must_use]
+    pub const fn peer(&self) -> Rank {
+        self.peer
+    }
+}
+
+impl<P: Progression> Drop for ByteStream<P> {
+    fn drop(&mut self) {
+        if let Some(receiver) = self.receiver.take().filter(|receiver| !receiver.is_ended()) {
+            self.abandoned.insert(receiver);
+        }
+    }
+}
+
+/// As the kernel would say it.
+fn failed(error: LaneError) -> io::Error {
+    let kind = match error {
+        LaneError::Message(MessageError::Failed(Failure::PeerLost(_))) => {
+            io::ErrorKind::ConnectionReset
+        }
+        LaneError::Closed => io::ErrorKind::BrokenPipe,
+        LaneError::Malformed => io::ErrorKind::InvalidData,
+        LaneError::Message(_) => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error)
+}
+
+impl<P: Progression> AsyncRead for ByteStream<P> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.abandoned.discard();
+        while this.rest.is_empty() {
+            let Some(receiver) = &mut this.receiver else { return Poll::Ready(Ok(())) };
+            match ready!(receiver.poll_receive(context)).map_err(failed)? {
+                Some(bytes) => this.rest = bytes,
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+        let count = this.rest.len().min(buffer.remaining());
+        buffer.put_slice(&this.rest[..count]);
+        this.rest.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<P: Progression> AsyncWrite for ByteStream<P> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let sender = &mut self.get_mut().sender;
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        ready!(sender.poll_reserve(context)).map_err(failed)?;
+        let bytes = &bytes[..bytes.len().min(MOST)];
+        sender.send_now(bytes).map_err(failed)?;
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().sender.poll_settle(context, 0).map_err(failed)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().sender.poll_end(context).map_err(failed)
+    }
+}
