@@ -40,6 +40,16 @@ fn a_sender_that_asks_the_gate_never_waits_and_is_never_silent_for_long() {
 }
 
 #[test]
+fn a_token_released_much_too_early_loses_messages_unless_warp_steers_the_lead() {
+    let wild = Star::new(3, 10_240).run(Traffic::Tokens { is_steered: false });
+    let steered = Star::new(3, 10_240).run(Traffic::Tokens { is_steered: true });
+    println!("a lead of 850 us: {wild:.3?}, steered {steered:.3?}");
+    assert!(wild.loss > 0.2, "{wild:?}");
+    // What is lost is lost at first, before the queue was seen.
+    assert!(steered.loss < wild.loss / 5.0 && steered.goodput_mbps > 90.0, "{steered:?}");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_run() {
     let digest = || Star::new(3, 1_500).run(Traffic::Warp).digest;
     assert_eq!(digest(), digest());

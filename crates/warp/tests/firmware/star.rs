@@ -3,6 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use midplane_nicvm::coordination::{
+    self, COORDINATION, Coordination, CoordinationConfig, Lead, LeadTrim,
+};
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
@@ -32,6 +35,11 @@ pub(crate) enum Traffic {
     Warp,
     /// As the gate allows, and else not at all.
     Conditional,
+    /// By tokens that are released much too early, unless Warp steers that.
+    Tokens {
+        /// Whether it does.
+        is_steered: bool,
+    },
 }
 
 #[derive(Clone, Debug, Default)]
@@ -80,6 +88,26 @@ impl Star {
         WarpConfig::new(to, RATE, 16 << 10, self.senders)
     }
 
+    /// Warp beside tokens: it watches the way, and tells how early they may be released.
+    fn config_of_tokens(&self, node: NodeId, trim: Option<LeadTrim>) -> WarpConfig {
+        let to: &[NodeId] = if node == RECEIVER { &[] } else { &[RECEIVER] };
+        let mut config = WarpConfig::new(to, RATE, 4 * self.message as u32, 1);
+        config.paces_others(true).span(Duration::from_millis(13)).drain_every(Duration::MAX);
+        if let Some(trim) = trim {
+            config.steer_lead(RECEIVER, trim);
+        }
+        config
+    }
+
+    fn coordination(&self, trim: LeadTrim) -> Coordination {
+        let senders: Vec<NodeId> = (1..=self.senders).map(NodeId).collect();
+        let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
+        // Ten times what a hand-over takes.
+        config.lead(Lead::Fixed(Duration::from_micros(850))).rate(RATE).genesis(true);
+        config.trim_lead(RECEIVER, trim);
+        Coordination::new(config).unwrap()
+    }
+
     pub(crate) fn run(&self, traffic: Traffic) -> Outcome {
         let link = LinkProfile::ethernet(RATE, Duration::from_micros(1));
         let switch = SwitchProfile::new(Buffer::Bytes(32 << 10));
@@ -87,9 +115,17 @@ impl Star {
         let gates: Arc<Mutex<Vec<(NodeId, Gate)>>> = Arc::default();
         let (star, given) = (self.clone(), Arc::clone(&gates));
         let mut world = World::new(&topology, NicProfile::MODERN, 1, move |node, _| {
-            let (warp, gates) = Warp::new(star.config(node));
-            given.lock().unwrap().extend(gates.into_values().map(|gate| (node, gate)));
             let mut unit = Unit::default();
+            let config = match traffic {
+                Traffic::Tokens { is_steered } => {
+                    let trim = LeadTrim::default();
+                    unit.install(COORDINATION, star.coordination(trim.clone())).unwrap();
+                    star.config_of_tokens(node, is_steered.then_some(trim))
+                }
+                _ => star.config(node),
+            };
+            let (warp, gates) = Warp::new(config);
+            given.lock().unwrap().extend(gates.into_values().map(|gate| (node, gate)));
             unit.install(MESSAGES, Messages::new()).unwrap();
             unit.install(WARP, warp).unwrap();
             unit
@@ -123,6 +159,9 @@ impl Star {
             let range = memory.range(slot * self.message, self.message).unwrap();
             let mut command = match traffic {
                 Traffic::Plain => messages::send(RECEIVER, PortId(0), range, slot as u64),
+                Traffic::Tokens { .. } => {
+                    coordination::send(RECEIVER, PortId(0), range, slot as u64)
+                }
                 _ => firmware::send(RECEIVER, PortId(0), range, slot as u64),
             };
             if traffic == Traffic::Conditional {
@@ -150,6 +189,7 @@ impl Star {
     async fn receive(&self, host: &SimHost, traffic: Traffic) {
         let lend = match traffic {
             Traffic::Plain => messages::receive,
+            Traffic::Tokens { .. } => coordination::receive,
             _ => firmware::receive,
         };
         let mut port = host.open_port().unwrap();
