@@ -11,10 +11,12 @@
 //! An extension that fails is quarantined on its node, its commands end with an error at once, and all
 //! members are told; what follows is its [`Policy`].
 
+mod catch_up;
 mod change;
+mod listed;
+mod recovery;
 mod wire;
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -30,6 +32,7 @@ use crate::timeout::Service;
 use change::{Change, Phase};
 use wire::{Message, Offer};
 
+pub use listed::Listed;
 pub use wire::{ChangeId, Hash, MAX_MEMBERS};
 
 /// The number of the installer.
@@ -138,59 +141,6 @@ pub fn about(opcode: u8, number: ExtensionId, cookie: u64) -> Command {
 #[must_use]
 pub fn list(region: RegionRef, cookie: u64) -> Command {
     Command { extension: INSTALLER, opcode: LIST, region, cookie, ..Command::default() }
-}
-
-/// One line of a list.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Listed {
-    /// Its number.
-    pub number: ExtensionId,
-    /// The version that runs.
-    pub epoch: Epoch,
-    /// The content of that version.
-    pub hash: Hash,
-    /// Whether it is down: failed, or taken down.
-    pub is_down: bool,
-    /// Whether there is a version to go back to.
-    pub has_former: bool,
-    /// Commands, control messages, frames, timeouts, failures, since the node started.
-    pub counts: [u64; 5],
-}
-
-impl Listed {
-    /// Bytes of a line.
-    pub const BYTES: usize = 80;
-
-    fn emit(&self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        bytes[0] = self.number.0;
-        bytes[1] = u8::from(self.is_down) | u8::from(self.has_former) << 1;
-        bytes[2..4].copy_from_slice(&self.epoch.0.to_le_bytes());
-        bytes[4..36].copy_from_slice(&self.hash.0);
-        for (place, count) in bytes[40..].chunks_exact_mut(8).zip(self.counts) {
-            place.copy_from_slice(&count.to_le_bytes());
-        }
-        bytes
-    }
-
-    /// Reads a line; any bytes are some.
-    #[must_use]
-    pub fn parse(bytes: &[u8; Self::BYTES]) -> Self {
-        let mut hash = [0; 32];
-        hash.copy_from_slice(&bytes[4..36]);
-        let mut counts = [0; 5];
-        for (count, place) in counts.iter_mut().zip(bytes[40..].chunks_exact(8)) {
-            *count = u64::from_le_bytes(place.try_into().expect("eight bytes"));
-        }
-        Self {
-            number: ExtensionId(bytes[0]),
-            epoch: Epoch(u16::from_le_bytes([bytes[2], bytes[3]])),
-            hash: Hash(hash),
-            is_down: bytes[1] & 1 != 0,
-            has_former: bytes[1] & 2 != 0,
-            counts,
-        }
-    }
 }
 
 /// The hash of a module's content.
@@ -648,79 +598,6 @@ impl Installer {
         }
     }
 
-    /// A member has started, or come back: what runs here is told.
-    fn on_what(&self, nic: &mut Context<'_>, to: NodeId) {
-        for (number, version) in &self.versions {
-            let length = self.modules.get(&version.hash).map_or(0, Vec::len) as u32;
-            let runs = Message::Runs {
-                number: *number,
-                epoch: version.epoch,
-                hash: version.hash,
-                length,
-                policy: version.policy as u8,
-            };
-            self.tell(nic, to, &runs);
-        }
-    }
-
-    fn on_runs(
-        &mut self,
-        nic: &mut Context<'_>,
-        from: NodeId,
-        (number, epoch): (ExtensionId, Epoch),
-        (content, length): (Hash, u32),
-        policy: Policy,
-    ) {
-        let known = self.versions.get(&number);
-        let is_news = known.is_none_or(|version| epoch.is_newer_than(version.epoch));
-        let comes = self.change.as_ref().is_some_and(|change| change.offer.epoch == epoch);
-        if !is_news || comes || length == 0 || length as usize > MAX_MODULE {
-            return;
-        }
-        let former = None;
-        let version = Version { epoch, hash: content, policy, former, is_down: false, restarts: 0 };
-        if self.modules.contains_key(&content) {
-            self.catch_up(nic, number, version);
-        } else if let Entry::Vacant(place) = self.fetching.entry(content) {
-            place.insert((number, version, Vec::with_capacity(length as usize)));
-            self.tell(nic, from, &Message::Fetch { hash: content });
-        }
-    }
-
-    fn on_piece(
-        &mut self,
-        nic: &mut Context<'_>,
-        content: Hash,
-        at: u32,
-        bytes: &[u8],
-    ) -> Option<()> {
-        let (number, version, module) = self.fetching.get_mut(&content)?;
-        if at as usize != module.len() || module.len() + bytes.len() > MAX_MODULE {
-            return None;
-        }
-        module.extend_from_slice(bytes);
-        if hash(module) == content {
-            let (number, version) = (*number, *version);
-            let (_, _, module) = self.fetching.remove(&content)?;
-            self.modules.insert(content, module);
-            self.catch_up(nic, number, version);
-        }
-        Some(())
-    }
-
-    fn catch_up(&mut self, nic: &mut Context<'_>, number: ExtensionId, version: Version) {
-        let is_news = |known: &Version| version.epoch.is_newer_than(known.epoch);
-        if !self.versions.get(&number).is_none_or(is_news) {
-            return;
-        }
-        let Some(Ok(extension)) = self.modules.get(&version.hash).map(|m| self.loader.load(m))
-        else {
-            return;
-        };
-        self.counters.caught_up += 1;
-        self.run(nic, number, version.epoch, version.hash, version.policy, extension);
-    }
-
     /// What runs under a number is taken down here.
     fn withdraw(&mut self, nic: &mut Context<'_>, number: ExtensionId, epoch: Epoch) {
         if let Some(version) = self.versions.get_mut(&number)
@@ -863,138 +740,6 @@ impl Extension for Installer {
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         self.abort(nic, nic.node(), Refusal::Lost);
-    }
-}
-
-impl Installer {
-    /// An extension has failed here: the cluster is told, and its policy followed.
-    fn on_failure(&mut self, nic: &mut Context<'_>, number: ExtensionId) {
-        let Some(version) = self.versions.get_mut(&number) else { return };
-        version.is_down = true;
-        let (epoch, policy, restarts) = (version.epoch, version.policy, version.restarts);
-        self.tell_all(nic, &Message::Failed { number, epoch });
-        self.on_report(nic, nic.node(), number, epoch);
-        if policy == Policy::Restart && restarts < RESTARTS {
-            let after = BACK_OFF * (1 << restarts);
-            nic.set_timeout(TimeoutId(number.0.into()), Service::Coarse, after);
-        }
-    }
-
-    fn restart(&mut self, nic: &mut Context<'_>, number: ExtensionId) {
-        let Some(version) = self.versions.get_mut(&number).filter(|version| version.is_down) else {
-            return;
-        };
-        version.restarts += 1;
-        version.is_down = false;
-        let epoch = version.epoch;
-        let module = self.modules.get(&version.hash);
-        if let Some(Ok(extension)) = module.map(|module| self.loader.load(module)) {
-            self.counters.restarts += 1;
-            nic.replace(number, epoch, extension);
-        }
-    }
-
-    /// A change has stood still for a while: whom it waits for is asked, so that its death is found.
-    fn watch(&self, nic: &mut Context<'_>) {
-        let Some(change) = &self.change else { return };
-        let id = change.offer.id;
-        let mut whom: BTreeSet<NodeId> = change.waiting.clone();
-        whom.extend(change.parent);
-        whom.insert(id.coordinator);
-        whom.remove(&nic.node());
-        for node in whom {
-            self.tell(nic, node, &Message::What);
-        }
-        nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
-    }
-
-    /// A member is gone: what waits for it comes to an end.
-    fn on_lost(&mut self, nic: &mut Context<'_>, node: NodeId) {
-        let Some(change) = &mut self.change else { return };
-        let is_coordinator = change.offer.id.coordinator == node;
-        match change.phase {
-            Phase::Committed => {
-                // It catches up when it comes back.
-                if change.waiting.remove(&node) {
-                    self.report_done(nic);
-                }
-            }
-            Phase::Recovering => {
-                change.waiting.remove(&node);
-                self.decide(nic);
-            }
-            Phase::Preparing | Phase::Voted if is_coordinator || change.parent == Some(node) => {
-                self.recover(nic);
-            }
-            Phase::Preparing | Phase::Voted => {
-                if change.waiting.contains(&node) {
-                    self.reject(nic, node, Refusal::Lost);
-                }
-            }
-        }
-    }
-
-    /// The coordinator is gone: the living member of the lowest rank finds out how it ends.
-    fn recover(&mut self, nic: &mut Context<'_>) {
-        let Some(change) = &self.change else { return };
-        let (id, takes_part) = (change.offer.id, change.takes_part(&self.members));
-        if !self.gone.contains(&id.coordinator) {
-            // Its own business; only the way to it is lost.
-            self.tell(nic, id.coordinator, &Message::Query { id });
-            return;
-        }
-        let living: Vec<NodeId> =
-            takes_part.into_iter().filter(|member| !self.gone.contains(member)).collect();
-        let others: Vec<NodeId> =
-            living.iter().copied().filter(|member| *member != nic.node()).collect();
-        if living.first() == Some(&nic.node()) {
-            let change = self.change.as_mut().expect("it is under way");
-            change.phase = Phase::Recovering;
-            change.any_committed = false;
-            change.any_aborted = change.ready.is_none();
-            change.waiting = others.iter().copied().collect();
-            change.children = others.clone();
-            for member in others {
-                self.tell(nic, member, &Message::Query { id });
-            }
-            self.decide(nic);
-        } else if let Some(leader) = living.first() {
-            // Makes it find out, if it does not know, that the coordinator is gone.
-            self.tell(nic, *leader, &Message::Query { id });
-        }
-    }
-
-    fn on_known(&mut self, nic: &mut Context<'_>, from: NodeId, id: ChangeId, knows: u8) {
-        let Some(change) = self.of(id) else { return };
-        if change.phase != Phase::Recovering {
-            // An answer of the coordinator itself, or of who has heard of it.
-            match knows {
-                wire::COMMITTED => self.commit(nic),
-                wire::ABORTED if change.phase != Phase::Committed => {
-                    self.abort(nic, from, Refusal::Lost);
-                }
-                _ => {}
-            }
-            return;
-        }
-        change.waiting.remove(&from);
-        change.any_committed |= knows == wire::COMMITTED;
-        change.any_aborted |= knows == wire::ABORTED;
-        self.decide(nic);
-    }
-
-    /// All who live have answered.
-    fn decide(&mut self, nic: &mut Context<'_>) {
-        let Some(change) = &mut self.change else { return };
-        if change.phase != Phase::Recovering || !change.waiting.is_empty() {
-            return;
-        }
-        if change.any_committed {
-            self.commit(nic);
-        } else {
-            let coordinator = change.offer.id.coordinator;
-            self.abort(nic, coordinator, Refusal::Lost);
-        }
     }
 }
 

@@ -1,0 +1,58 @@
+//! What a node says is installed on it.
+
+use midplane_simhw::id::ExtensionId;
+
+use super::{Epoch, Hash};
+
+/// One line of a list.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Listed {
+    /// Its number.
+    pub number: ExtensionId,
+    /// The version that runs.
+    pub epoch: Epoch,
+    /// The content of that version.
+    pub hash: Hash,
+    /// Whether it is down: failed, or taken down.
+    pub is_down: bool,
+    /// Whether there is a version to go back to.
+    pub has_former: bool,
+    /// Commands, control messages, frames, timeouts, failures, since the node started.
+    pub counts: [u64; 5],
+}
+
+impl Listed {
+    /// Bytes of a line.
+    pub const BYTES: usize = 80;
+
+    pub(super) fn emit(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[0] = self.number.0;
+        bytes[1] = u8::from(self.is_down) | u8::from(self.has_former) << 1;
+        bytes[2..4].copy_from_slice(&self.epoch.0.to_le_bytes());
+        bytes[4..36].copy_from_slice(&self.hash.0);
+        for (place, count) in bytes[40..].chunks_exact_mut(8).zip(self.counts) {
+            place.copy_from_slice(&count.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads a line; any bytes are some.
+    #[must_use]
+    pub fn parse(bytes: &[u8; Self::BYTES]) -> Self {
+        let mut hash = [0; 32];
+        hash.copy_from_slice(&bytes[4..36]);
+        let mut counts = [0; 5];
+        for (count, place) in counts.iter_mut().zip(bytes[40..].chunks_exact(8)) {
+            *count = u64::from_le_bytes(place.try_into().expect("eight bytes"));
+        }
+        Self {
+            number: ExtensionId(bytes[0]),
+            epoch: Epoch(u16::from_le_bytes([bytes[2], bytes[3]])),
+            hash: Hash(hash),
+            is_down: bytes[1] & 1 != 0,
+            has_former: bytes[1] & 2 != 0,
+            counts,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What goes wrong: extensions that fail, changes that stand still, coordinators that die.
+
+use std::collections::BTreeSet;
+
+use midplane_simhw::id::{ExtensionId, NodeId};
+
+use super::change::Phase;
+use super::wire::{self, ChangeId, Message};
+use super::{
+    BACK_OFF, Context, Installer, PATIENCE, Policy, RESTARTS, Refusal, Service, TimeoutId, WATCH,
+};
+
+impl Installer {
+    /// An extension has failed here: the cluster is told, and its policy followed.
+    pub(super) fn on_failure(&mut self, nic: &mut Context<'_>, number: ExtensionId) {
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        version.is_down = true;
+        let (epoch, policy, restarts) = (version.epoch, version.policy, version.restarts);
+        self.tell_all(nic, &Message::Failed { number, epoch });
+        self.on_report(nic, nic.node(), number, epoch);
+        if policy == Policy::Restart && restarts < RESTARTS {
+            let after = BACK_OFF * (1 << restarts);
+            nic.set_timeout(TimeoutId(number.0.into()), Service::Coarse, after);
+        }
+    }
+
+    pub(super) fn restart(&mut self, nic: &mut Context<'_>, number: ExtensionId) {
+        let Some(version) = self.versions.get_mut(&number).filter(|version| version.is_down) else {
+            return;
+        };
+        version.restarts += 1;
+        version.is_down = false;
+        let epoch = version.epoch;
+        let module = self.modules.get(&version.hash);
+        if let Some(Ok(extension)) = module.map(|module| self.loader.load(module)) {
+            self.counters.restarts += 1;
+            nic.replace(number, epoch, extension);
+        }
+    }
+
+    /// A change has stood still for a while: whom it waits for is asked, so that its death is found.
+    pub(super) fn watch(&self, nic: &mut Context<'_>) {
+        let Some(change) = &self.change else { return };
+        let id = change.offer.id;
+        let mut whom: BTreeSet<NodeId> = change.waiting.clone();
+        whom.extend(change.parent);
+        whom.insert(id.coordinator);
+        whom.remove(&nic.node());
+        for node in whom {
+            self.tell(nic, node, &Message::What);
+        }
+        nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+    }
+
+    /// A member is gone: what waits for it comes to an end.
+    pub(super) fn on_lost(&mut self, nic: &mut Context<'_>, node: NodeId) {
+        let Some(change) = &mut self.change else { return };
+        let is_coordinator = change.offer.id.coordinator == node;
+        match change.phase {
+            Phase::Committed => {
+                // It catches up when it comes back.
+                if change.waiting.remove(&node) {
+                    self.report_done(nic);
+                }
+            }
+            Phase::Recovering => {
+                change.waiting.remove(&node);
+                self.decide(nic);
+            }
+            Phase::Preparing | Phase::Voted if is_coordinator || change.parent == Some(node) => {
+                self.recover(nic);
+            }
+            Phase::Preparing | Phase::Voted => {
+                if change.waiting.contains(&node) {
+                    self.reject(nic, node, Refusal::Lost);
+                }
+            }
+        }
+    }
+
+    /// The coordinator is gone: the living member of the lowest rank finds out how it ends.
+    pub(super) fn recover(&mut self, nic: &mut Context<'_>) {
+        let Some(change) = &self.change else { return };
+        let (id, takes_part) = (change.offer.id, change.takes_part(&self.members));
+        if !self.gone.contains(&id.coordinator) {
+            // Its own business; only the way to it is lost.
+            self.tell(nic, id.coordinator, &Message::Query { id });
+            return;
+        }
+        let living: Vec<NodeId> =
+            takes_part.into_iter().filter(|member| !self.gone.contains(member)).collect();
+        let others: Vec<NodeId> =
+            living.iter().copied().filter(|member| *member != nic.node()).collect();
+        if living.first() == Some(&nic.node()) {
+            let change = self.change.as_mut().expect("it is under way");
+            change.phase = Phase::Recovering;
+            change.any_committed = false;
+            change.any_aborted = change.ready.is_none();
+            change.waiting = others.iter().copied().collect();
+            change.children = others.clone();
+            for member in others {
+                self.tell(nic, member, &Message::Query { id });
+            }
+            self.decide(nic);
+        } else if let Some(leader) = living.first() {
+            // Makes it find out, if it does not know, that the coordinator is gone.
+            self.tell(nic, *leader, &Message::Query { id });
+        }
+    }
+
+    pub(super) fn on_known(
+        &mut self,
+        nic: &mut Context<'_>,
+        from: NodeId,
+        id: ChangeId,
+        knows: u8,
+    ) {
+        let Some(change) = self.of(id) else { return };
+        if change.phase != Phase::Recovering {
+            // An answer of the coordinator itself, or of who has heard of it.
+            match knows {
+                wire::COMMITTED => self.commit(nic),
+                wire::ABORTED if change.phase != Phase::Committed => {
+                    self.abort(nic, from, Refusal::Lost);
+                }
+                _ => {}
+            }
+            return;
+        }
+        change.waiting.remove(&from);
+        change.any_committed |= knows == wire::COMMITTED;
+        change.any_aborted |= knows == wire::ABORTED;
+        self.decide(nic);
+    }
+
+    /// All who live have answered.
+    pub(super) fn decide(&mut self, nic: &mut Context<'_>) {
+        let Some(change) = &mut self.change else { return };
+        if change.phase != Phase::Recovering || !change.waiting.is_empty() {
+            return;
+        }
+        if change.any_committed {
+            self.commit(nic);
+        } else {
+            let coordinator = change.offer.id.coordinator;
+            self.abort(nic, coordinator, Refusal::Lost);
+        }
+    }
+}
