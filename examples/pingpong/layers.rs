@@ -55,6 +55,8 @@ pub(crate) struct Raw {
     room: usize,
     sends: Region,
     arrived: Vec<(usize, usize)>,
+    /// The buffer that was read last: it is lent again once the answer is on its way.
+    spent: Option<usize>,
     scratch: Vec<u8>,
 }
 
@@ -81,6 +83,7 @@ impl Raw {
             room,
             sends,
             arrived: Vec::new(),
+            spent: None,
             scratch: vec![0; room],
         };
         for slot in 0..RECEIVES {
@@ -106,7 +109,10 @@ impl Side for Raw {
                 self.arrived.insert(0, (completion.cookie as usize, completion.length as usize));
             }
         }
-        Ok(())
+        match self.spent.take() {
+            Some(slot) => self.lend(slot),
+            None => Ok(()),
+        }
     }
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
@@ -137,7 +143,10 @@ impl Side for Raw {
             return Err(format!("a message has {length} bytes, not {bytes}"));
         }
         self.receives.read(slot * self.room, &mut self.scratch[..length]).map_err(failed)?;
-        self.lend(slot)
+        match self.spent.replace(slot) {
+            Some(before) => self.lend(before),
+            None => Ok(()),
+        }
     }
 }
 
@@ -150,6 +159,8 @@ pub(crate) struct Interface {
     spare: Vec<Descriptor>,
     /// Sends that have not come back.
     sending: usize,
+    /// The receive that came back last: it is posted again once the answer is on its way.
+    spent: Option<Descriptor>,
     scratch: Vec<u8>,
 }
 
@@ -181,7 +192,7 @@ impl Interface {
         nic.finish(&ticket).await.map_err(failed)?;
         let sends = nic.register(room, MemoryOptions::default()).map_err(failed)?;
         let (spare, scratch) = (Vec::new(), vec![0; room]);
-        Ok(Self { nic, vi, wait, sends, spare, sending: 0, scratch })
+        Ok(Self { nic, vi, wait, sends, spare, sending: 0, spent: None, scratch })
     }
 }
 
@@ -198,7 +209,10 @@ impl Side for Interface {
         descriptor.segments.push(self.sends.segment(0, bytes).map_err(failed)?);
         self.nic.post_send(self.vi, descriptor).map_err(failed)?;
         self.sending += 1;
-        Ok(())
+        match self.spent.take() {
+            Some(spent) => self.nic.post_receive(self.vi, spent).map_err(failed),
+            None => Ok(()),
+        }
     }
 
     async fn finish(&mut self) -> Result<(), String> {
@@ -226,7 +240,10 @@ impl Side for Interface {
         }
         let segment = &done.descriptor.segments[0];
         segment.memory().read(segment.offset(), &mut self.scratch[..bytes]).map_err(failed)?;
-        self.nic.post_receive(self.vi, done.descriptor).map_err(failed)
+        match self.spent.replace(done.descriptor) {
+            Some(before) => self.nic.post_receive(self.vi, before).map_err(failed),
+            None => Ok(()),
+        }
     }
 }
 

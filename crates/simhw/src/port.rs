@@ -101,6 +101,9 @@ pub enum PostError {
 #[error("the NIC behind the port has stopped")]
 pub struct PortClosed;
 
+/// Waits after which a port looks for a completion for as long as its NIC allows once more.
+const LOOKS_ANEW: u32 = 16;
+
 /// A process's own way into its NIC. Exclusive, and no lock around its rings.
 ///
 /// A posted command holds one slot of the completion ring until its completion is taken, so that a
@@ -110,8 +113,8 @@ pub struct Port {
     id: PortId,
     depth: usize,
     outstanding: usize,
-    /// Nanoseconds to look for a completion before waiting for it.
-    spin: u32,
+    /// Times in a row that looking for a completion before waiting for it was in vain.
+    vain: u32,
     commands: Producer,
     completions: Consumer,
     registrar: Arc<Registrar>,
@@ -131,7 +134,7 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
         id,
         depth,
         outstanding: 0,
-        spin: u32::MAX,
+        vain: 0,
         commands: command_in,
         completions: completion_out,
         registrar: Arc::clone(&registrar),
@@ -278,15 +281,19 @@ impl Port {
         if first.is_some() || most == 0 {
             return first;
         }
-        let until = Clock::now().plus_nanos(self.spin.clamp(most / 16, most).into());
+        // Half as long each time it was in vain, but now and then as long as ever: who has once been
+        // slower than a short look would never be found by one again.
+        let again = self.vain.is_multiple_of(LOOKS_ANEW);
+        let spin = if again { most } else { most >> self.vain.min(4) };
+        let until = Clock::now().plus_nanos(spin.into());
         while Clock::now() < until {
             std::hint::spin_loop();
             if let Some(completion) = self.poll() {
-                self.spin = most;
+                self.vain = 0;
                 return Some(completion);
             }
         }
-        self.spin /= 2;
+        self.vain = self.vain.wrapping_add(1);
         None
     }
 

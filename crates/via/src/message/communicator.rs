@@ -51,22 +51,27 @@ struct Desk<P> {
 }
 
 impl<P: Progression> Desk<P> {
-    /// Moves things forward until nothing is left to do but to wait; `waker` is then armed.
-    fn drive(&mut self, waker: &Waker, place: &mut Option<usize>) {
+    /// Moves things forward until `request` is done, or nothing is left to do but to wait; `waker` is
+    /// then armed. Whoever is done need not look for more: it leaves, and another one leads.
+    fn drive(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
         let place = self.waiters.enter(place, waker);
-        self.advance(waker, place);
+        self.advance(waker, place, request);
     }
 
     /// The same for one that may be kept without being polled: whoever else waits is woken as well.
-    fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>) {
+    fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
         let place = self.waiters.enter(place, waker);
         let bell = self.waiters.bell();
-        self.advance(&bell, place);
+        self.advance(&bell, place, request);
     }
 
-    fn advance(&mut self, waker: &Waker, place: usize) {
-        while self.process.lower_mut().advance(Wait::Wake(waker)) > 0 {}
+    fn advance(&mut self, waker: &Waker, place: usize, request: Option<Request>) {
         self.waiters.lead(place);
+        while self.process.lower_mut().advance(Wait::Wake(waker)) > 0 {
+            if request.is_some_and(|request| self.process.status(request).is_some()) {
+                break;
+            }
+        }
         self.tell_probes();
     }
 

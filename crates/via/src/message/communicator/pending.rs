@@ -111,18 +111,18 @@ impl<P: Progression> Pending<P> {
             return Poll::Ready(outcome);
         }
         desk.process.lower_mut().requests().wake_when_done(request, context.waker());
-        self.drive(&mut desk, context.waker());
+        self.drive(&mut desk, context.waker(), request);
         match self.take(&mut desk, request) {
             Some(outcome) => Poll::Ready(outcome),
             None => Poll::Pending,
         }
     }
 
-    fn drive(&mut self, desk: &mut Desk<P>, waker: &Waker) {
+    fn drive(&mut self, desk: &mut Desk<P>, waker: &Waker, request: Request) {
         if self.kept {
-            desk.drive_kept(waker, &mut self.place);
+            desk.drive_kept(waker, &mut self.place, Some(request));
         } else {
-            desk.drive(waker, &mut self.place);
+            desk.drive(waker, &mut self.place, Some(request));
         }
     }
 

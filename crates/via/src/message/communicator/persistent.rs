@@ -81,7 +81,7 @@ impl<P: Progression> Persistent<P> {
             }
             requests.wake_when_done(self.request, context.waker());
             if requests.state(self.request) != Some(State::Done) {
-                desk.drive(context.waker(), &mut self.place);
+                desk.drive(context.waker(), &mut self.place, Some(self.request));
             }
             let Some(outcome) = desk.process.lower_mut().requests().take(self.request) else {
                 return Poll::Pending;

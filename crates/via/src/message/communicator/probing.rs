@@ -135,7 +135,7 @@ impl<P: Progression> Communicator<P> {
             desk.process.lower_mut().advance(Wait::Not);
             let mut answer = ask(&mut desk.process);
             if answer.is_none() {
-                desk.drive(context.waker(), &mut place.place);
+                desk.drive(context.waker(), &mut place.place, None);
                 desk.waiters.probes(place.place.expect("driving takes a place"));
                 answer = ask(&mut desk.process);
             }
