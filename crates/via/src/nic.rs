@@ -322,6 +322,10 @@ impl Nic {
     }
 
     fn on_error(&mut self, completion: &Completion) {
+        // An extension that is gone, or asked already, has refused: asking again would never end.
+        if completion.status != Status::Done {
+            return;
+        }
         let vi = self.queues.id(completion.port);
         if let (Some(vi), Some(error)) = (vi, AsyncError::of(completion.args[0])) {
             if error == AsyncError::ConnectionLost {
@@ -382,3 +386,54 @@ impl Nic {
 
 /// The tag of memory that no interface may touch.
 const SCRATCH_TAG: ProtectionTag = ProtectionTag(u32::MAX);
+
+#[cfg(test)]
+mod tests {
+    use midplane_nicvm::unit::Unit;
+    use midplane_simhw::link::LinkProfile;
+    use midplane_simhw::profile::NicProfile;
+    use midplane_simhw::sim::World;
+    use midplane_simhw::switch::{Buffer, SwitchProfile};
+    use midplane_simhw::time::LineRate;
+    use midplane_simhw::topology::Topology;
+
+    use super::*;
+    use crate::command::VIA;
+    use crate::descriptor::Descriptor;
+    use crate::firmware::{Via, ViaConfig};
+
+    /// The NIC reports an error while the port is full: it is asked for the next one as soon as
+    /// completions were taken, and once it refuses, no more.
+    #[test]
+    fn the_next_error_is_asked_for_once_a_full_port_has_room() {
+        let link = LinkProfile::plain(LineRate::mbps(1000), std::time::Duration::ZERO);
+        let star = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(1 << 16)));
+        let mut world = World::new(&star, NicProfile::MODERN, 1, |_, _| {
+            let mut unit = Unit::default();
+            unit.install(VIA, Via::new(ViaConfig::default())).expect("it is the first");
+            unit
+        });
+        let host = world.host(NodeId(0));
+        let ended = world.block_on(NodeId(0), async move {
+            let mut nic = Nic::open(&host, PortOptions::default().depth(8)).await.unwrap();
+            let vi = nic.create_vi(ViAttributes::default()).await.unwrap();
+            // Sends of an idle interface come back at once; nobody takes them yet.
+            while nic.post_send(vi, Descriptor::default()).is_ok() {}
+            nic.on_error(&Completion { opcode: EVENT, ..Completion::default() });
+            assert!(nic.deaf, "the port is full");
+            let before = nic.handled();
+            while nic.handled() < before + 7 {
+                nic.progress().await.unwrap();
+            }
+            nic.poll();
+            assert!(!nic.deaf, "it was asked again");
+            // The first question still stands: the second one is refused.
+            while nic.handled() < before + 8 {
+                nic.progress().await.unwrap();
+            }
+            host.sleep_until(host.now() + std::time::Duration::from_millis(1)).await;
+            assert!(!nic.poll(), "it was not asked for a third time");
+        });
+        ended.expect("nothing waits for ever");
+    }
+}
