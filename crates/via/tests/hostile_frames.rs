@@ -1,0 +1,52 @@
+//! Whatever frames a peer sends: nothing panics, nothing outside the memory that was opened is touched,
+//! and an honest connection beside it goes on.
+
+#[path = "pair/forger.rs"]
+mod forger;
+mod pair;
+
+use forger::{ECHOES, Forged};
+use proptest::prelude::*;
+
+/// Numbers near those of a connection that has just begun, and any others.
+fn forged() -> impl Strategy<Value = Forged> {
+    let small = || prop_oneof![3 => 0_u32..6, 1 => any::<u32>()];
+    let word = || {
+        let halves = (prop_oneof![0_u16..4, any::<u16>()], 0_u16..6, small());
+        halves.prop_map(|(low, slot, high)| {
+            u64::from(low) | u64::from(slot) << 16 | u64::from(high) << 32
+        })
+    };
+    let place = (prop_oneof![0_u32..9_000, any::<u32>()], prop_oneof![0_u32..9_000, any::<u32>()]);
+    let ends = (0_u16..2, prop_oneof![4 => Just(2_u16), 1 => 0_u16..3], 0_u16..4, 0_u8..128);
+    (ends, small(), small(), word(), place, 0_usize..1_400).prop_map(
+        |((destination, source, port, flags), sequence, acknowledgement, handle, place, bytes)| {
+            let words = [handle, u64::from(place.0) | u64::from(place.1) << 32];
+            Forged { destination, source, port, flags, sequence, acknowledgement, words, bytes }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn forged_frames_touch_nothing_and_stop_nobody(
+        frames in proptest::collection::vec(forged(), 1..120),
+    ) {
+        // On a network that is trusted, who speaks in another's name is taken for that one.
+        let own_name = frames.iter().all(|frame| frame.source == 2 && frame.destination == 0);
+        let verdict = forger::run(frames);
+        prop_assert!(verdict.untouched, "memory that is not open was written");
+        prop_assert_eq!(verdict.traps, 0);
+        if own_name {
+            prop_assert_eq!(verdict.echoed, ECHOES, "the honest node was disturbed");
+        }
+    }
+}
+
+/// Without forged frames everything comes back: the test above would see it if it did not.
+#[test]
+fn an_honest_node_is_answered() {
+    assert_eq!(forger::run(Vec::new()).echoed, ECHOES);
+}
