@@ -243,8 +243,12 @@ impl Carrier for RdmaCarrier {
                 break found;
             }
             self.progress();
-            if let Some(peer) = self.lost.pop_front() {
-                return Some(Event::Lost(peer));
+            if !self.lost.is_empty() {
+                // What it sent before it went was taken from the NIC with the news of that.
+                if let Some(found) = self.arrival() {
+                    break found;
+                }
+                return self.lost.pop_front().map(Event::Lost);
             }
             // Whatever asked the NIC meanwhile may have taken what nobody has looked at.
             if self.nic.handled() == before {

@@ -104,3 +104,18 @@ fn a_flood_with_little_credit_is_never_stuck() {
         }
     });
 }
+
+/// Whoever comes to its end first leaves at once: what it has sent arrives before it is missed.
+#[test]
+fn who_leaves_first_takes_nothing_with_it() {
+    for round in 0..30 {
+        run(&format!("leaving-{round}"), RdmaConfig::default(), |world| async move {
+            let peer = Rank(1 - world.rank().0);
+            for number in 0..20 {
+                let to = (peer, Tag(1));
+                let came = world.send_receive(to, text(number, 64), peer, Tag(1)).await.unwrap();
+                assert!(came.bytes == text(number, 64), "message {number}");
+            }
+        });
+    }
+}
