@@ -442,7 +442,11 @@ impl Extension for Via {
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         match event {
             PeerEvent::Up(..) => {}
-            PeerEvent::Restarted(node, _) | PeerEvent::Down(node) => self.on_link_lost(nic, node),
+            PeerEvent::Restarted(node, _) => {
+                self.on_link_lost(nic, node);
+                self.ask_again(nic, node);
+            }
+            PeerEvent::Down(node) => self.on_link_lost(nic, node),
         }
     }
 

@@ -316,6 +316,35 @@ fn connecting_to_nobody_says_so_at_once_or_in_time() {
 }
 
 #[test]
+fn a_peer_that_begins_only_in_its_nodes_next_life_is_waited_for() {
+    let mut world = world(Setting::default());
+    let meet = |host: midplane_simhw::sim::SimHost, to: NodeId| async move {
+        let mut end = End::new(host, reliable(), 64).await;
+        let ticket = end.nic.connect_peer(end.vi, address(to, "b"), name("b"), SECOND).unwrap();
+        end.nic.finish(&ticket).await.map(drop)
+    };
+    let host = world.host(CLIENT);
+    let client = meet(host, SERVER);
+    // The former life takes the question, and has nobody to answer it.
+    let host = world.host(CLIENT);
+    let asked = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let result = std::sync::Arc::clone(&asked);
+    world.spawn(CLIENT, async move {
+        let connected = client.await;
+        *result.lock().unwrap() = Some(connected);
+    });
+    world.run_until(pair::at(20_000_000));
+    world.crash(SERVER);
+    world.run_until(pair::at(40_000_000));
+    world.restart(SERVER);
+    let server = world.host(SERVER);
+    let served = world.block_on(SERVER, async move { meet(server, CLIENT).await });
+    assert_eq!(served, Some(Ok(())));
+    world.block_on(CLIENT, async move { pause(&host, Duration::from_millis(50)).await });
+    assert_eq!(asked.lock().unwrap().take(), Some(Ok(())));
+}
+
+#[test]
 fn an_idle_interface_sends_nothing() {
     alone(|host| async move {
         let mut end = End::new(host, reliable(), 64).await;

@@ -444,9 +444,28 @@ impl Via {
     /// Nobody waits any more for what concerns a node that is gone.
     pub(super) fn forget_node(&mut self, nic: &mut Context<'_>, node: NodeId) {
         self.incoming.retain(|other| other.node != node);
+        let lives = nic.peer_incarnation(node).is_some();
         self.fail(nic, ConnectError::Unreachable, |pending| {
-            pending.node == node && pending.vi.is_some()
+            let may_come = lives && pending.opcode == CONNECT_PEER;
+            pending.node == node && pending.vi.is_some() && !may_come
         });
+    }
+
+    /// A node lives anew. Who asked its former life for a connection between peers asks this one: the
+    /// peer that is waited for may well be a process that has only now begun.
+    pub(super) fn ask_again(&mut self, nic: &mut Context<'_>, node: NodeId) {
+        let Self { pending, vis, .. } = self;
+        for pending in pending.iter().filter(|it| it.node == node && it.opcode == CONNECT_PEER) {
+            let endpoint = pending.vi.and_then(|vi| vis.get(vi.index())?.as_ref());
+            let Some(endpoint) = endpoint else { continue };
+            let from = End {
+                vi: endpoint.number.0,
+                connection: endpoint.connection,
+                attributes: endpoint.attributes.to_words(),
+            };
+            // One that can't be said is found out by the patience of who waits.
+            say(nic, node, &Message::Peer { from, local: pending.local, remote: pending.remote });
+        }
     }
 
     /// Nobody waits any more on a port that is closed.
