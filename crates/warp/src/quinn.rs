@@ -64,11 +64,15 @@ pub struct WarpController {
     mtu: u64,
     now: fabric::Instant,
     drained: fabric::Instant,
-    is_measured: bool,
+    /// The round trip that the estimator's groups fit.
+    grouped: Duration,
 }
 
 /// quinn's round trip before one is measured.
 const FIRST_ROUND_TRIP: Duration = Duration::from_millis(100);
+
+/// How many times the round trip may be another than the one that groups fit.
+const FAR_OFF: u32 = 4;
 
 impl WarpController {
     fn new(backlog: u64, begin: Instant, mtu: u16) -> Self {
@@ -86,7 +90,7 @@ impl WarpController {
             mtu,
             now: fabric::Instant::ZERO,
             drained: fabric::Instant::ZERO,
-            is_measured: false,
+            grouped: FIRST_ROUND_TRIP,
         }
     }
 
@@ -102,12 +106,14 @@ impl WarpController {
         fabric::Instant::from_nanos(1 + fabric::nanos(since))
     }
 
-    /// Groups fit the round trip; the first one that is measured says how long they are.
+    /// Groups fit the round trip. The first one that quinn tells of is its guess of a third of a
+    /// second: groups are made anew where they are far off what they should be.
     fn measure(&mut self, round_trip: Duration) {
         self.round_trip = round_trip;
-        if !self.is_measured {
-            self.is_measured = true;
+        if self.grouped > round_trip * FAR_OFF || round_trip > self.grouped * FAR_OFF {
+            self.grouped = round_trip;
             self.estimator = Estimator::new(grouping(round_trip));
+            self.acknowledged = 0;
         }
     }
 
