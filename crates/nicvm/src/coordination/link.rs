@@ -317,7 +317,8 @@ impl Link {
             }
             Body::GrantLink(grant) => {
                 let last = clock.saturating_add(u64::from(grant.line_busy_ns));
-                let theirs = self.lease.clock_of(now, from).unwrap_or(clock) + trip_ns;
+                let theirs = self.lease.clock_of(now, from).unwrap_or(clock);
+                let theirs = theirs.saturating_add(trip_ns);
                 if let Some(taken) = self.taken.get_mut(usize::from(from.0)) {
                     *taken = grant.number;
                 }
@@ -498,7 +499,8 @@ impl Link {
             let requesters = requesters.to_vec();
             self.send(next, Body::UniReqLink { epoch: self.epoch, requesters });
         }
-        self.given_before += 1;
+        // 0 stands for none.
+        self.given_before = self.given_before.wrapping_add(1).max(1);
         let grant = Grant {
             epoch: self.epoch,
             number: self.given_before,

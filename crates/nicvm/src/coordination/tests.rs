@@ -8,8 +8,8 @@ use midplane_simhw::rng::Rng;
 use midplane_simhw::time::Instant;
 
 use super::link::{Link, LinkSetup};
-use super::member::Party;
-use super::message::{Body, Epoch};
+use super::member::{Parties, Party};
+use super::message::{Body, Epoch, Grant};
 use super::witness::Witness;
 
 const LEASE_NS: u64 = 10_000_000;
@@ -576,4 +576,30 @@ fn a_witness_in_a_new_life_has_all_former_tokens_given_up_first() {
     assert_eq!((witness.poll_send(), witness.poll_timeout()), (None, None));
     witness.handle(now, Party(0), recover(base));
     assert!(witness.poll_timeout().is_some_and(|due| due > now.plus_nanos(LEASE_NS)));
+}
+
+#[test]
+fn no_clock_of_another_is_too_late_to_be_read() {
+    for clock in [0, 1, u64::MAX - 1, u64::MAX] {
+        let mut link = lone_link(0);
+        let grant = Grant {
+            epoch: Epoch(2),
+            number: u32::MAX,
+            evidence: u64::MAX,
+            asked_us: 0,
+            live: Parties::first(3),
+            buffers: 0,
+            consumed: 0,
+            quantum: 0,
+            line_busy_ns: u32::MAX,
+            queue: Vec::new(),
+        };
+        let now = Instant::from_nanos(7);
+        link.want(now);
+        link.handle(now, Party(0), clock, 1_000, Body::GrantLink(grant));
+        assert!(link.holds());
+        // Whatever the clock: no longer than what the grant itself can say.
+        let longest = now.plus_nanos(u64::from(u32::MAX));
+        assert!(link.poll_timeout(now).is_some_and(|at| at <= longest), "{clock}");
+    }
 }
