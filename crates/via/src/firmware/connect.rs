@@ -8,7 +8,7 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::Link;
+use super::endpoint::{Endpoint, Link};
 use super::{Via, take};
 use crate::attributes::{Discriminator, ViAttributes, ViState};
 use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
@@ -59,6 +59,16 @@ pub(super) struct End {
     vi: u16,
     connection: u16,
     attributes: [u64; 2],
+}
+
+impl End {
+    const fn of(endpoint: &Endpoint) -> Self {
+        Self {
+            vi: endpoint.number.0,
+            connection: endpoint.connection,
+            attributes: endpoint.attributes.to_words(),
+        }
+    }
 }
 
 /// A command that waits for a connection.
@@ -176,11 +186,7 @@ impl Via {
         if endpoint.state != ViState::Idle {
             return Err(ConnectError::InvalidState);
         }
-        let from = End {
-            vi: vi.0,
-            connection: endpoint.connection,
-            attributes: endpoint.attributes.to_words(),
-        };
+        let from = End::of(endpoint);
         let (request, local, remote) = (pending.request, pending.local, pending.remote);
         let message = match pending.opcode {
             CONNECT_PEER => Message::Peer { from, local, remote },
@@ -251,11 +257,7 @@ impl Via {
         }
         // The other side is told nothing: this one may choose another interface.
         differ(&endpoint.attributes, &theirs)?;
-        let own = End {
-            vi: command.port.0,
-            connection: endpoint.connection,
-            attributes: endpoint.attributes.to_words(),
-        };
+        let own = End::of(endpoint);
         if !say(nic, node, &Message::Accept { request, from: own }) {
             return Err(ConnectError::Unreachable);
         }
@@ -424,9 +426,9 @@ impl Via {
 
     /// Connections that were asked for in vain until `now`.
     pub(super) fn expire(&mut self, nic: &mut Context<'_>, now: Instant) {
-        let due: Vec<PortId> = self.pending.iter().map(|pending| pending.owner).collect();
         // A process that stands still does not wait: its time goes on when it does.
-        let stopped: Vec<PortId> = due.into_iter().filter(|owner| nic.is_stopped(*owner)).collect();
+        let owners = self.pending.iter().map(|pending| pending.owner);
+        let stopped: Vec<PortId> = owners.filter(|owner| nic.is_stopped(*owner)).collect();
         self.fail(nic, ConnectError::TimedOut, |pending| {
             pending.deadline <= now && !stopped.contains(&pending.owner)
         });
@@ -458,11 +460,7 @@ impl Via {
         for pending in pending.iter().filter(|it| it.node == node && it.opcode == CONNECT_PEER) {
             let endpoint = pending.vi.and_then(|vi| vis.get(vi.index())?.as_ref());
             let Some(endpoint) = endpoint else { continue };
-            let from = End {
-                vi: endpoint.number.0,
-                connection: endpoint.connection,
-                attributes: endpoint.attributes.to_words(),
-            };
+            let from = End::of(endpoint);
             // One that can't be said is found out by the patience of who waits.
             say(nic, node, &Message::Peer { from, local: pending.local, remote: pending.remote });
         }
