@@ -11,8 +11,10 @@
 //! An extension that fails is quarantined on its node, its commands end with an error at once, and all
 //! members are told; what follows is its [`Policy`].
 
+mod ballot;
 mod catch_up;
 mod change;
+mod command;
 mod listed;
 mod recovery;
 mod wire;
@@ -22,32 +24,22 @@ use std::time::Duration;
 
 use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
-use midplane_simhw::port::{Command, Completion, Status};
-use midplane_simhw::region::{Payload, RegionRef};
+use midplane_simhw::port::{Command, Status};
 use sha2::{Digest, Sha256};
 
 use crate::context::Context;
 use crate::extension::{Epoch, Extension, InitError, PeerEvent, TimeoutId, UnitEvent};
 use crate::timeout::Service;
 use change::{Change, Phase};
+use command::{ended, refuse};
 use wire::{Message, Offer};
 
+pub use command::{INSTALL, LIST, Policy, QUARANTINE, ROLL_BACK, Refusal, about, install, list};
 pub use listed::Listed;
 pub use wire::{ChangeId, Hash, MAX_MEMBERS};
 
 /// The number of the installer.
 pub const INSTALLER: ExtensionId = ExtensionId(7);
-
-/// Installs the module in `region` under the number of argument 0, with the [`Policy`] of argument 1;
-/// completes when it runs on all members (argument 0: its epoch, 1: how many members), or with
-/// [`Status::Refused`] when one has refused (argument 0: which, 1: a [`Refusal`]).
-pub const INSTALL: u8 = 1;
-/// Goes back to the version before of the number of argument 0, everywhere.
-pub const ROLL_BACK: u8 = 2;
-/// Takes down what runs under the number of argument 0, everywhere.
-pub const QUARANTINE: u8 = 3;
-/// Writes what is installed here into `region`: [`Listed`], [`Listed::BYTES`] each.
-pub const LIST: u8 = 4;
 
 /// Most bytes of a module that is installed.
 pub const MAX_MODULE: usize = 64 << 10;
@@ -58,54 +50,6 @@ const WATCH: TimeoutId = TimeoutId(u32::MAX);
 const BACK_OFF: Duration = Duration::from_millis(10);
 /// Restarts after which it stays down.
 const RESTARTS: u32 = 8;
-
-/// What follows when an extension fails on some node.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[repr(u8)]
-pub enum Policy {
-    /// It stays down there.
-    #[default]
-    Deactivate = 0,
-    /// The cluster goes back to the version before.
-    RollBack = 1,
-    /// It is started afresh there, after a while that doubles each time, up to eight times.
-    Restart = 2,
-}
-
-impl Policy {
-    const fn of(number: u64) -> Option<Self> {
-        Some(match number {
-            0 => Self::Deactivate,
-            1 => Self::RollBack,
-            2 => Self::Restart,
-            _ => return None,
-        })
-    }
-}
-
-/// Why a change did not come about.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[repr(u8)]
-pub enum Refusal {
-    /// The module is none for that node, or has failed its checks.
-    Module = 1,
-    /// Another change is under way there.
-    Busy = 2,
-    /// The node is gone.
-    Lost = 3,
-    /// The version that is to run is not there.
-    Absent = 4,
-    /// It has run a later version since.
-    Late = 5,
-}
-
-impl Refusal {
-    const ALL: [Self; 5] = [Self::Module, Self::Busy, Self::Lost, Self::Absent, Self::Late];
-
-    fn of(number: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|refusal| *refusal as u8 == number)
-    }
-}
 
 /// What makes extensions of modules.
 pub trait Loader: Send {
@@ -120,27 +64,6 @@ impl<F: Fn(&[u8]) -> Result<Box<dyn Extension>, String> + Send> Loader for F {
     fn load(&self, module: &[u8]) -> Result<Box<dyn Extension>, String> {
         self(module)
     }
-}
-
-/// A command that installs a module everywhere.
-#[must_use]
-pub fn install(number: ExtensionId, policy: Policy, module: RegionRef, cookie: u64) -> Command {
-    let args = [number.0.into(), policy as u64, 0];
-    let (extension, opcode) = (INSTALLER, INSTALL);
-    Command { extension, opcode, region: module, cookie, args, ..Command::default() }
-}
-
-/// A command about an installed extension: [`ROLL_BACK`], [`QUARANTINE`].
-#[must_use]
-pub fn about(opcode: u8, number: ExtensionId, cookie: u64) -> Command {
-    let args = [number.0.into(), 0, 0];
-    Command { extension: INSTALLER, opcode, cookie, args, ..Command::default() }
-}
-
-/// A command that lists what is installed on this node.
-#[must_use]
-pub fn list(region: RegionRef, cookie: u64) -> Command {
-    Command { extension: INSTALLER, opcode: LIST, region, cookie, ..Command::default() }
 }
 
 /// The hash of a module's content.
@@ -315,161 +238,6 @@ impl Installer {
         bits
     }
 
-    /// Tells the children of the change, and hands them what is here of its module.
-    fn spread(&self, nic: &mut Context<'_>) {
-        let Some(change) = &self.change else { return };
-        for child in &change.children {
-            self.tell(nic, *child, &Message::Offer(change.offer));
-        }
-        if change.offer.length > 0
-            && change.parent.is_none()
-            && let Some(module) = self.modules.get(&change.offer.hash)
-        {
-            for (index, bytes) in module.chunks(wire::CHUNK).enumerate() {
-                let at = (index * wire::CHUNK) as u32;
-                let id = change.offer.id;
-                for child in &change.children {
-                    self.tell(nic, *child, &Message::Chunk { id, at, bytes });
-                }
-            }
-        }
-        nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
-    }
-
-    /// The module is whole, or should be here: it is made ready, aside.
-    fn prepare(&mut self, nic: &mut Context<'_>) {
-        let Some(change) = &mut self.change else { return };
-        let Offer { number, epoch, hash: content, .. } = change.offer;
-        let runs = self.versions.get(&number).map(|version| version.epoch);
-        let loaded = match self.modules.get(&content) {
-            _ if runs.is_some_and(|runs| !epoch.is_newer_than(runs)) => Err(Refusal::Late),
-            None => Err(Refusal::Absent),
-            Some(module) => self.loader.load(module).map_err(|_| Refusal::Module),
-        };
-        match loaded {
-            Ok(extension) => {
-                change.ready = Some(extension);
-                self.vote(nic);
-            }
-            Err(refusal) => self.reject(nic, nic.node(), refusal),
-        }
-    }
-
-    /// Up the tree: all below, and here, are ready.
-    fn vote(&mut self, nic: &mut Context<'_>) {
-        let Some(change) = &mut self.change else { return };
-        if change.phase != Phase::Preparing || change.ready.is_none() || !change.waiting.is_empty()
-        {
-            return;
-        }
-        let id = change.offer.id;
-        if let Some(parent) = change.parent {
-            change.phase = Phase::Voted;
-            self.tell(nic, parent, &Message::Ready { id });
-        } else {
-            self.commit(nic);
-        }
-    }
-
-    /// Somebody refuses: all hear of it.
-    fn reject(&mut self, nic: &mut Context<'_>, who: NodeId, refusal: Refusal) {
-        let Some(change) = &self.change else { return };
-        let id = change.offer.id;
-        match change.parent {
-            Some(parent) if change.phase != Phase::Recovering => {
-                let refused = Message::Refused { id, who, why: refusal as u8 };
-                self.tell(nic, parent, &refused);
-                self.abort(nic, who, refusal);
-            }
-            _ => self.abort(nic, who, refusal),
-        }
-    }
-
-    /// It runs here from now on, and below.
-    fn commit(&mut self, nic: &mut Context<'_>) {
-        let Some(change) = &mut self.change else { return };
-        let Some(extension) = change.ready.take() else { return };
-        let offer = change.offer;
-        change.phase = Phase::Committed;
-        change.waiting = change.children.iter().copied().collect();
-        for child in change.children.clone() {
-            self.tell(nic, child, &Message::Commit { id: offer.id });
-        }
-        self.end(offer.id, true);
-        self.run(nic, offer.number, offer.epoch, offer.hash, offer.policy, extension);
-        self.counters.committed += 1;
-        self.report_done(nic);
-    }
-
-    fn run(
-        &mut self,
-        nic: &mut Context<'_>,
-        number: ExtensionId,
-        epoch: Epoch,
-        content: Hash,
-        policy: Policy,
-        extension: Box<dyn Extension>,
-    ) {
-        nic.replace(number, epoch, extension);
-        let former = self.versions.get(&number).map(|version| version.hash);
-        let former = former.filter(|former| *former != content);
-        let version = Version { epoch, hash: content, policy, former, is_down: false, restarts: 0 };
-        self.versions.insert(number, version);
-        let kept = |hash: &Hash| {
-            self.versions.values().any(|v| v.hash == *hash || v.former == Some(*hash))
-        };
-        let gone: Vec<Hash> = self.modules.keys().filter(|hash| !kept(hash)).copied().collect();
-        for hash in gone {
-            self.modules.remove(&hash);
-        }
-    }
-
-    /// Up the tree: it runs here and below.
-    fn report_done(&mut self, nic: &mut Context<'_>) {
-        let Some(change) = &mut self.change else { return };
-        if change.phase != Phase::Committed || !change.waiting.is_empty() {
-            return;
-        }
-        let id = change.offer.id;
-        let (parent, command, offer) = (change.parent, change.command.take(), change.offer);
-        self.change = None;
-        if let Some(parent) = parent {
-            self.tell(nic, parent, &Message::Done { id });
-        }
-        if let Some(command) = command {
-            let members: u32 = offer.members.iter().map(|byte| byte.count_ones()).sum();
-            let args = [offer.epoch.0.into(), members.into(), 0, 0];
-            let port = command.region.port;
-            nic.complete(port, &Completion { args, ..ended(&command, Status::Done) });
-        }
-    }
-
-    /// Nothing has changed here, and nothing does below.
-    fn abort(&mut self, nic: &mut Context<'_>, who: NodeId, refusal: Refusal) {
-        let Some(change) = self.change.take() else { return };
-        let id = change.offer.id;
-        if refusal == Refusal::Lost && who != nic.node() {
-            // Others have found it out: the next change goes without it.
-            self.gone.insert(who);
-        }
-        for child in &change.children {
-            let abort = Message::Abort { id, who, why: refusal as u8 };
-            self.tell(nic, *child, &abort);
-        }
-        self.counters.aborted += 1;
-        self.end(id, false);
-        if let Some(command) = change.command {
-            refuse(nic, &command, who, refusal);
-        }
-    }
-
-    fn end(&mut self, id: ChangeId, committed: bool) {
-        self.ended.insert(id, committed);
-        while self.ended.len() > 64 {
-            self.ended.pop_first();
-        }
-    }
-
     fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) -> Option<()> {
         self.gone.remove(&from);
         let message = Message::parse(message)?;
@@ -618,37 +386,6 @@ impl Installer {
             self.begin(nic, about(ROLL_BACK, number, 0));
         }
     }
-
-    fn list(&self, nic: &mut Context<'_>, command: &Command) {
-        let mut bytes = Vec::new();
-        for (number, version) in &self.versions {
-            let counts = nic.counters(*number);
-            let listed = Listed {
-                number: *number,
-                epoch: version.epoch,
-                hash: version.hash,
-                is_down: version.is_down,
-                has_former: version.former.is_some(),
-                counts: [
-                    counts.commands,
-                    counts.controls,
-                    counts.frames,
-                    counts.timeouts,
-                    counts.traps,
-                ],
-            };
-            bytes.extend(listed.emit());
-        }
-        let length = bytes.len().min(command.region.length as usize);
-        let to = command.region.part(0, length as u32).expect("no longer than it");
-        if length > 0 && nic.write(to, Payload::from(&bytes[..length])).is_err() {
-            nic.refuse(command, Status::Region);
-            return;
-        }
-        let args = [self.versions.len() as u64, 0, 0, 0];
-        let done = Completion { length: length as u64, args, ..ended(command, Status::Done) };
-        nic.complete(command.region.port, &done);
-    }
 }
 
 impl Extension for Installer {
@@ -741,14 +478,4 @@ impl Extension for Installer {
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         self.abort(nic, nic.node(), Refusal::Lost);
     }
-}
-
-fn ended(command: &Command, status: Status) -> Completion {
-    let Command { opcode, flags, cookie, .. } = *command;
-    Completion { status, opcode, flags, cookie, ..Completion::default() }
-}
-
-fn refuse(nic: &mut Context<'_>, command: &Command, who: NodeId, refusal: Refusal) {
-    let args = [who.0.into(), refusal as u64, 0, 0];
-    nic.complete(command.region.port, &Completion { args, ..ended(command, Status::Refused) });
 }

@@ -8,6 +8,9 @@
 //!    +---------------- GRANT_LINK to the next --------+----------------+
 //! ```
 
+mod keeping;
+mod leaving;
+
 use std::collections::VecDeque;
 
 use midplane_simhw::time::Instant;
@@ -255,33 +258,6 @@ impl Link {
         self.counters
     }
 
-    /// This sender goes: all others hear of it, and a token that is here goes to who waits for it, or
-    /// back to the witness, which is the one that stays.
-    pub(crate) fn leave(&mut self, now: Instant) {
-        self.wants = false;
-        self.live = self.live.without(self.setup.me);
-        let (epoch, others) = (self.epoch, self.live.with(Party::WITNESS));
-        if let Some(token) = &mut self.token {
-            token.busy = false;
-            if !self.pass_on(now) {
-                self.waiting.push_back(Party::WITNESS);
-                self.pass_on(now);
-            }
-        } else {
-            // Whose words have come this far is not forgotten with us.
-            let waiting: Vec<Party> = self.named.drain(..).chain(self.waiting.drain(..)).collect();
-            for requesters in waiting.chunks(REQUESTERS) {
-                let requesters = requesters.to_vec();
-                self.broadcast(&Body::UniReqLink { epoch, requesters }, None);
-            }
-        }
-        for party in others.iter() {
-            let taken = self.taken.get(usize::from(party.0)).copied().unwrap_or(0);
-            self.send(party, Body::Leave { epoch, taken });
-        }
-        self.left = true;
-    }
-
     // ---- what others say ----
 
     /// A message of another party, which its clock showed `clock` at, and which took `trip_ns` or
@@ -386,11 +362,6 @@ impl Link {
     }
 
     // ---- the protocol ----
-
-    /// A holder that has something to send, or is sending, keeps its lease.
-    fn needs_lease(&self) -> bool {
-        self.token.as_ref().is_some_and(|token| self.wants || token.busy)
-    }
 
     fn retry_at(&self, request: Request) -> Instant {
         // Back off: a cluster that is cut apart is not flooded with complaints.
@@ -598,95 +569,5 @@ impl Link {
         }
     }
 
-    /// A sender has gone, in good order: its support is not needed any more, but the witness's is,
-    /// which makes no new token without knowing that.
-    fn on_leave(&mut self, now: Instant, party: Party, epoch: Epoch, taken: u32) {
-        self.forget_request(party);
-        if epoch == self.epoch && self.live.contains(party) {
-            self.live = self.live.without(party);
-            self.lease.forget_round();
-        }
-        if let Some((_, grant)) =
-            self.given.take_if(|(to, grant)| *to == party && grant.number != taken)
-        {
-            // It came too late for the one who was to have it, and who takes nothing any more.
-            self.on_grant(now, Grant { evidence: 0, ..grant }, self.our_last);
-        }
-        if self.suspected == Some(party) {
-            self.suspected = None;
-            if let Some(request) = self.request {
-                self.request_token(now, request.tries);
-            }
-        }
-        if self.needs_lease() {
-            self.keep_lease(now);
-        }
-    }
-
     // ---- leases ----
-
-    /// Who must stand by the epoch, beside ourselves.
-    fn supporters(&self) -> Parties {
-        let others = self.live.without(self.setup.me);
-        if self.live == self.all { others } else { others.with(Party::WITNESS) }
-    }
-
-    fn keep_lease(&mut self, now: Instant) {
-        let supporters = self.supporters();
-        if supporters.is_empty() {
-            self.lease.learn(self.epoch, now);
-        }
-        if !self.lease.should_ask(now, self.epoch) {
-            return;
-        }
-        let epoch = self.epoch;
-        let round = self.lease.ask(now, epoch, supporters);
-        for party in supporters.iter() {
-            self.send(party, Body::AskSupport { epoch, round });
-        }
-    }
-
-    fn on_ask(&mut self, now: Instant, from: Party, epoch: Epoch, round: u32) {
-        self.learn_epoch(now, epoch, None, None);
-        let ours =
-            epoch == self.epoch && epoch > self.given_up && self.live.contains(self.setup.me);
-        if ours && now >= self.setup.quiet_until {
-            self.send(from, Body::Support { epoch, round });
-        } else if epoch < self.epoch {
-            let (epoch, live) = (self.epoch, self.live);
-            let holder = if self.holds() { Some(self.setup.me) } else { self.suspected };
-            if let Some(holder) = holder {
-                self.send(from, Body::OwnLinkHint { epoch, holder, live });
-            }
-        }
-    }
-
-    /// Tells the witness that the token is lost, and stands by it no more; or, where it is here and
-    /// of no use, gives it back.
-    fn recover(&mut self, now: Instant, suspect: Option<Party>) {
-        self.counters.recoveries += 1;
-        let epoch = self.epoch;
-        let gave_up = self.token.is_none();
-        self.send(Party::WITNESS, Body::RecoverLink { epoch, suspect, gave_up });
-        if gave_up {
-            self.given_up = self.given_up.max(epoch);
-            self.request.get_or_insert(Request { sent: now, tries: 1 });
-        } else {
-            self.on_request(Party::WITNESS, Party::WITNESS, false);
-            self.grant_if_free(now);
-        }
-    }
-
-    fn on_give_up(&mut self, now: Instant, epoch: Epoch) {
-        self.given_up = self.given_up.max(epoch);
-        if self.epoch <= self.given_up {
-            self.token = None;
-            self.suspected = None;
-        }
-        let request = Request { sent: now, tries: 1 };
-        if self.wants && self.token.is_none() {
-            self.request.get_or_insert(request);
-        }
-        self.send(Party::WITNESS, Body::RecoverLink { epoch, suspect: None, gave_up: true });
-    }
 }

@@ -1,8 +1,10 @@
 //! What a node says is installed on it.
 
 use midplane_simhw::id::ExtensionId;
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::Payload;
 
-use super::{Epoch, Hash};
+use super::{Context, Epoch, Hash, Installer, ended};
 
 /// One line of a list.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -54,5 +56,38 @@ impl Listed {
             has_former: bytes[1] & 2 != 0,
             counts,
         }
+    }
+}
+
+impl Installer {
+    pub(super) fn list(&self, nic: &mut Context<'_>, command: &Command) {
+        let mut bytes = Vec::new();
+        for (number, version) in &self.versions {
+            let counts = nic.counters(*number);
+            let listed = Listed {
+                number: *number,
+                epoch: version.epoch,
+                hash: version.hash,
+                is_down: version.is_down,
+                has_former: version.former.is_some(),
+                counts: [
+                    counts.commands,
+                    counts.controls,
+                    counts.frames,
+                    counts.timeouts,
+                    counts.traps,
+                ],
+            };
+            bytes.extend(listed.emit());
+        }
+        let length = bytes.len().min(command.region.length as usize);
+        let to = command.region.part(0, length as u32).expect("no longer than it");
+        if length > 0 && nic.write(to, Payload::from(&bytes[..length])).is_err() {
+            nic.refuse(command, Status::Region);
+            return;
+        }
+        let args = [self.versions.len() as u64, 0, 0, 0];
+        let done = Completion { length: length as u64, args, ..ended(command, Status::Done) };
+        nic.complete(command.region.port, &done);
     }
 }

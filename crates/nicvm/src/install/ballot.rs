@@ -1,0 +1,168 @@
+//! All or none: a change goes down the tree, votes come up, and so it ends.
+
+use midplane_simhw::id::{ExtensionId, NodeId};
+use midplane_simhw::port::{Completion, Status};
+
+use super::change::Phase;
+use super::wire::{self, ChangeId, Hash, Message, Offer};
+use super::{
+    Context, Epoch, Extension, Installer, PATIENCE, Policy, Refusal, Service, Version, WATCH,
+    ended, refuse,
+};
+
+impl Installer {
+    /// Tells the children of the change, and hands them what is here of its module.
+    pub(super) fn spread(&self, nic: &mut Context<'_>) {
+        let Some(change) = &self.change else { return };
+        for child in &change.children {
+            self.tell(nic, *child, &Message::Offer(change.offer));
+        }
+        if change.offer.length > 0
+            && change.parent.is_none()
+            && let Some(module) = self.modules.get(&change.offer.hash)
+        {
+            for (index, bytes) in module.chunks(wire::CHUNK).enumerate() {
+                let at = (index * wire::CHUNK) as u32;
+                let id = change.offer.id;
+                for child in &change.children {
+                    self.tell(nic, *child, &Message::Chunk { id, at, bytes });
+                }
+            }
+        }
+        nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+    }
+
+    /// The module is whole, or should be here: it is made ready, aside.
+    pub(super) fn prepare(&mut self, nic: &mut Context<'_>) {
+        let Some(change) = &mut self.change else { return };
+        let Offer { number, epoch, hash: content, .. } = change.offer;
+        let runs = self.versions.get(&number).map(|version| version.epoch);
+        let loaded = match self.modules.get(&content) {
+            _ if runs.is_some_and(|runs| !epoch.is_newer_than(runs)) => Err(Refusal::Late),
+            None => Err(Refusal::Absent),
+            Some(module) => self.loader.load(module).map_err(|_| Refusal::Module),
+        };
+        match loaded {
+            Ok(extension) => {
+                change.ready = Some(extension);
+                self.vote(nic);
+            }
+            Err(refusal) => self.reject(nic, nic.node(), refusal),
+        }
+    }
+
+    /// Up the tree: all below, and here, are ready.
+    pub(super) fn vote(&mut self, nic: &mut Context<'_>) {
+        let Some(change) = &mut self.change else { return };
+        if change.phase != Phase::Preparing || change.ready.is_none() || !change.waiting.is_empty()
+        {
+            return;
+        }
+        let id = change.offer.id;
+        if let Some(parent) = change.parent {
+            change.phase = Phase::Voted;
+            self.tell(nic, parent, &Message::Ready { id });
+        } else {
+            self.commit(nic);
+        }
+    }
+
+    /// Somebody refuses: all hear of it.
+    pub(super) fn reject(&mut self, nic: &mut Context<'_>, who: NodeId, refusal: Refusal) {
+        let Some(change) = &self.change else { return };
+        let id = change.offer.id;
+        match change.parent {
+            Some(parent) if change.phase != Phase::Recovering => {
+                let refused = Message::Refused { id, who, why: refusal as u8 };
+                self.tell(nic, parent, &refused);
+                self.abort(nic, who, refusal);
+            }
+            _ => self.abort(nic, who, refusal),
+        }
+    }
+
+    /// It runs here from now on, and below.
+    pub(super) fn commit(&mut self, nic: &mut Context<'_>) {
+        let Some(change) = &mut self.change else { return };
+        let Some(extension) = change.ready.take() else { return };
+        let offer = change.offer;
+        change.phase = Phase::Committed;
+        change.waiting = change.children.iter().copied().collect();
+        for child in change.children.clone() {
+            self.tell(nic, child, &Message::Commit { id: offer.id });
+        }
+        self.end(offer.id, true);
+        self.run(nic, offer.number, offer.epoch, offer.hash, offer.policy, extension);
+        self.counters.committed += 1;
+        self.report_done(nic);
+    }
+
+    pub(super) fn run(
+        &mut self,
+        nic: &mut Context<'_>,
+        number: ExtensionId,
+        epoch: Epoch,
+        content: Hash,
+        policy: Policy,
+        extension: Box<dyn Extension>,
+    ) {
+        nic.replace(number, epoch, extension);
+        let former = self.versions.get(&number).map(|version| version.hash);
+        let former = former.filter(|former| *former != content);
+        let version = Version { epoch, hash: content, policy, former, is_down: false, restarts: 0 };
+        self.versions.insert(number, version);
+        let kept = |hash: &Hash| {
+            self.versions.values().any(|v| v.hash == *hash || v.former == Some(*hash))
+        };
+        let gone: Vec<Hash> = self.modules.keys().filter(|hash| !kept(hash)).copied().collect();
+        for hash in gone {
+            self.modules.remove(&hash);
+        }
+    }
+
+    /// Up the tree: it runs here and below.
+    pub(super) fn report_done(&mut self, nic: &mut Context<'_>) {
+        let Some(change) = &mut self.change else { return };
+        if change.phase != Phase::Committed || !change.waiting.is_empty() {
+            return;
+        }
+        let id = change.offer.id;
+        let (parent, command, offer) = (change.parent, change.command.take(), change.offer);
+        self.change = None;
+        if let Some(parent) = parent {
+            self.tell(nic, parent, &Message::Done { id });
+        }
+        if let Some(command) = command {
+            let members: u32 = offer.members.iter().map(|byte| byte.count_ones()).sum();
+            let args = [offer.epoch.0.into(), members.into(), 0, 0];
+            let port = command.region.port;
+            nic.complete(port, &Completion { args, ..ended(&command, Status::Done) });
+        }
+    }
+
+    /// Nothing has changed here, and nothing does below.
+    pub(super) fn abort(&mut self, nic: &mut Context<'_>, who: NodeId, refusal: Refusal) {
+        let Some(change) = self.change.take() else { return };
+        let id = change.offer.id;
+        if refusal == Refusal::Lost && who != nic.node() {
+            // Others have found it out: the next change goes without it.
+            self.gone.insert(who);
+        }
+        for child in &change.children {
+            let abort = Message::Abort { id, who, why: refusal as u8 };
+            self.tell(nic, *child, &abort);
+        }
+        self.counters.aborted += 1;
+        self.end(id, false);
+        if let Some(command) = change.command {
+            refuse(nic, &command, who, refusal);
+        }
+    }
+
+    pub(super) fn end(&mut self, id: ChangeId, committed: bool) {
+        self.ended.insert(id, committed);
+        while self.ended.len() > 64 {
+            self.ended.pop_first();
+        }
+    }
+}

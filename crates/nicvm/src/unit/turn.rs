@@ -1,0 +1,150 @@
+//! The end of every turn, and what alarms bring: news to those whom it concerns, frames to the line.
+
+use midplane_simhw::hardware::{Hardware, Source, TransmitRefused};
+use midplane_simhw::port::Status;
+use midplane_simhw::region::Payload;
+use midplane_simhw::time::Instant;
+
+use super::slot::Handler;
+use super::{ALARM, ROUNDS_PER_TURN, Unit};
+use crate::context::PortNews;
+use crate::control::MAX_MESSAGE;
+use crate::extension::{TransmitNews, UnitEvent};
+use crate::planted::{self, Bug};
+use crate::transmit::{News, TRANSMIT_INSTRUCTIONS};
+
+impl Unit {
+    /// The end of every turn: news to who steers the gate, frames to the line, the alarm.
+    pub(super) fn finish(&mut self, hw: &mut dyn Hardware) {
+        for _ in 0..ROUNDS_PER_TURN {
+            self.settle(hw);
+            self.tell_of_ports(hw);
+            self.send(hw);
+            let lent = self.lent.as_mut().expect("the unit has started");
+            match lent.transmit.next_news() {
+                Some(news) => self.on_news(hw, news),
+                None if self.is_settled() => break,
+                None => {}
+            }
+        }
+        self.set_alarm(hw);
+    }
+
+    /// Tells every extension of ports whose processes stand still or go on.
+    pub(super) fn tell_of_ports(&mut self, hw: &mut dyn Hardware) {
+        while let Some(news) = self.lent.as_mut().and_then(|lent| lent.port_news.pop_front()) {
+            if let PortNews::Resumed(port, _) = news
+                && !self.unfinished.contains(&port)
+            {
+                // A process that was stopped before it rang has rung for nobody.
+                self.unfinished.push(port);
+            }
+            for number in self.numbers() {
+                let _ = self.run(hw, number, Handler::Other, |extension, nic| match news {
+                    PortNews::Stopped(port) => extension.on_port_stopped(nic, port),
+                    PortNews::Resumed(port, stood) => extension.on_port_resumed(nic, port, stood),
+                });
+            }
+        }
+    }
+
+    pub(super) fn on_news(&mut self, hw: &mut dyn Hardware, news: News) {
+        match news {
+            News::Gate(news) => self.on_gate_news(hw, news),
+            News::Sent(number, sent) => {
+                let _ = self
+                    .run(hw, number, Handler::Other, |extension, nic| extension.on_sent(nic, sent));
+            }
+            News::Trapped(number) => {
+                self.counters.traps += 1;
+                self.events.push_back(UnitEvent::Trapped(number));
+                self.take_down(hw, number);
+            }
+        }
+    }
+
+    pub(super) fn on_gate_news(&mut self, hw: &mut dyn Hardware, news: TransmitNews) {
+        let lent = self.lent.as_mut().expect("the unit has started");
+        if let Some(steersman) = lent.steersman {
+            let _ = self.run(hw, steersman, Handler::Other, |extension, nic| {
+                extension.on_transmit(nic, news);
+            });
+        } else if let TransmitNews::Held { destination } = news {
+            // Nobody would ever open the gate.
+            lent.transmit.withdraw(hw, Status::ExtensionDown, |waiting| {
+                waiting.controlled && waiting.node == destination
+            });
+            hw.commit();
+        }
+    }
+
+    pub(super) fn send(&mut self, hw: &mut dyn Hardware) {
+        let lent = self.lent.as_mut().expect("the unit has started");
+        lent.transmit.retry_at(Instant::FAR_FUTURE);
+        if self.send_control(hw) {
+            let lent = self.lent.as_mut().expect("the unit has started");
+            lent.transmit.pump(hw);
+        }
+        hw.commit();
+    }
+
+    /// Control messages go first. `false` if the line takes nothing more.
+    pub(super) fn send_control(&mut self, hw: &mut dyn Hardware) -> bool {
+        let lent = self.lent.as_mut().expect("the unit has started");
+        loop {
+            if self.waiting.is_none() {
+                let Some(transmit) = lent.control.poll_transmit(hw.now()) else { return true };
+                let mut body = [0; MAX_MESSAGE];
+                body[..transmit.body.len()].copy_from_slice(transmit.body);
+                self.waiting = Some((transmit.header, body));
+            }
+            let Some((header, body)) = &self.waiting else { return true };
+            hw.charge(TRANSMIT_INSTRUCTIONS);
+            let body = Payload::from(&body[..usize::from(header.length)]);
+            match hw.transmit(header, Source::Bytes(body)) {
+                Ok(_) => self.waiting = None,
+                Err(TransmitRefused::Busy { until }) => {
+                    lent.transmit.retry_at(until);
+                    return false;
+                }
+                // Not a frame that this NIC takes: as good as lost, and sent again by the window.
+                Err(_) => self.waiting = None,
+            }
+        }
+    }
+
+    pub(super) fn set_alarm(&mut self, hw: &mut dyn Hardware) {
+        let lent = self.lent.as_ref().expect("the unit has started");
+        let control = lent.control.poll_timeout().unwrap_or(Instant::FAR_FUTURE);
+        let mut next = control.min(lent.timeouts.next()).min(lent.transmit.next());
+        next = next.min(self.drained_at);
+        if !self.unfinished.is_empty() || lent.transmit.has_news() || !self.is_settled() {
+            next = hw.now();
+        }
+        if next != self.alarm {
+            self.alarm = next;
+            hw.set_timer(ALARM, next);
+            hw.commit();
+        }
+    }
+
+    pub(super) fn expire(&mut self, hw: &mut dyn Hardware) {
+        let now = hw.now();
+        let lent = self.lent.as_mut().expect("the unit has started");
+        lent.control.handle_timeout(now);
+        let mut expired = std::mem::take(&mut self.expired);
+        let early = if planted::is(Bug::TimeoutEarly) { 100_000 } else { 0 };
+        lent.timeouts.expire(now.plus_nanos(early), &mut expired);
+        for (number, timeout) in expired.drain(..) {
+            let _ = self.run(hw, number, Handler::Timeout, |extension, nic| {
+                extension.on_timeout(nic, timeout);
+            });
+        }
+        self.expired = expired;
+        self.end_former(hw, now);
+        self.drain_control(hw);
+        for port in std::mem::take(&mut self.unfinished) {
+            self.take_commands(hw, port);
+        }
+    }
+}
