@@ -1,0 +1,166 @@
+//! Who wants the token, and who is given it.
+
+use std::collections::VecDeque;
+
+use midplane_simhw::time::Instant;
+
+use super::super::member::Party;
+use super::super::message::{Body, Grant, QUEUE_IN_GRANT, REQUESTERS};
+use super::{Link, Request, Token};
+use crate::planted::{self, Bug};
+
+impl Link {
+    pub(super) fn request_token(&mut self, now: Instant, tries: u32) {
+        self.request = Some(Request { sent: now, tries });
+        let (epoch, me) = (self.epoch, self.setup.me);
+        match self.suspected.filter(|holder| *holder != me) {
+            Some(holder) => self.send(holder, Body::UniReqLink { epoch, requesters: vec![me] }),
+            None => self.broadcast(&Body::BcastReqLink { epoch, requester: me }, None),
+        }
+    }
+
+    /// Somebody wants the token. Who does not have it passes the word on, unless it waits for the
+    /// token itself and will see to it then.
+    pub(super) fn on_request(&mut self, requester: Party, from: Party, asked_us_alone: bool) {
+        if requester == self.setup.me {
+            return;
+        }
+        if self.token.is_none() && self.request.is_none() && asked_us_alone && from == requester {
+            let body = Body::BcastReqLink { epoch: self.epoch, requester };
+            self.broadcast(&body, Some(requester));
+        }
+        let queue = match &mut self.token {
+            Some(token) => &mut token.queue,
+            None => &mut self.waiting,
+        };
+        if queue.contains(&requester) {
+            return;
+        }
+        if requester == Party::WITNESS {
+            queue.push_front(requester);
+        } else {
+            queue.push_back(requester);
+        }
+    }
+
+    pub(super) fn forget_request(&mut self, party: Party) {
+        self.waiting.retain(|other| *other != party);
+        self.named.retain(|other| *other != party);
+        if let Some(token) = &mut self.token {
+            token.queue.retain(|other| *other != party);
+        }
+    }
+
+    /// Another names one that waits: whoever gets the token has it from there.
+    pub(super) fn on_named(&mut self, requester: Party) {
+        if requester != self.setup.me && !self.named.contains(&requester) {
+            self.named.push_back(requester);
+        }
+    }
+
+    pub(super) fn grant_if_free(&mut self, now: Instant) {
+        if self.token.as_ref().is_some_and(|token| !token.busy) {
+            self.pass_on(now);
+        }
+    }
+
+    /// Gives the token to the next in line; `false` if nobody waits.
+    pub(super) fn pass_on(&mut self, now: Instant) -> bool {
+        let Some(token) = &mut self.token else { return false };
+        let (me, live) = (self.setup.me, self.live);
+        for party in self.waiting.drain(..) {
+            if !token.queue.contains(&party) {
+                token.queue.push_back(party);
+            }
+        }
+        token
+            .queue
+            .retain(|party| *party != me && (live.contains(*party) || *party == Party::WITNESS));
+        let Some(next) = token.queue.pop_front() else { return false };
+        let Some(mut token) = self.token.take() else { return false };
+        if planted::is(Bug::TokenCopied) {
+            let (buffers, consumed, quantum) = (token.buffers, token.consumed, token.quantum);
+            let queue = VecDeque::new();
+            self.token = Some(Token { queue, buffers, consumed, quantum, busy: false });
+        }
+        if self.wants {
+            token.queue.push_back(me);
+            self.request = Some(Request { sent: now, tries: 0 });
+        }
+        self.suspected = Some(next);
+        let last = self.our_last.max(self.before_us);
+        let rest = token.queue.split_off(token.queue.len().min(QUEUE_IN_GRANT));
+        // Those behind come first: who does not want the token passes it on at once.
+        let rest: Vec<Party> = rest.into();
+        for requesters in rest.chunks(REQUESTERS) {
+            let requesters = requesters.to_vec();
+            self.send(next, Body::UniReqLink { epoch: self.epoch, requesters });
+        }
+        // 0 stands for none.
+        self.given_before = self.given_before.wrapping_add(1).max(1);
+        let grant = Grant {
+            epoch: self.epoch,
+            number: self.given_before,
+            evidence: self.lease.evidence_for(next, self.epoch),
+            asked_us: self.lease.asked_us(now),
+            live,
+            buffers: token.buffers,
+            consumed: token.consumed,
+            quantum: token.quantum,
+            line_busy_ns: u32::try_from(last.nanos_since(now)).unwrap_or(u32::MAX),
+            queue: token.queue.into(),
+        };
+        self.given = Some((next, grant.clone()));
+        self.send(next, Body::GrantLink(grant));
+        true
+    }
+
+    pub(super) fn announce(&mut self) {
+        let (epoch, live) = (self.epoch, self.live);
+        // Said once while the token stays: who knows it needs no reminder.
+        if self.suspected != Some(self.setup.me) {
+            self.suspected = Some(self.setup.me);
+            self.broadcast(&Body::OwnLinkHint { epoch, holder: self.setup.me, live }, None);
+        }
+    }
+
+    /// The token comes from one whose last bit leaves at `last`.
+    pub(super) fn on_grant(&mut self, now: Instant, grant: Grant, last: Instant) {
+        if grant.epoch < self.epoch || grant.epoch <= self.given_up || self.token.is_some() {
+            return;
+        }
+        self.counters.grants += 1;
+        self.given = None;
+        self.before_us = last;
+        // Within an epoch senders leave, and none comes.
+        self.live = if grant.epoch == self.epoch { self.live.and(grant.live) } else { grant.live };
+        self.epoch = grant.epoch;
+        self.suspected = None;
+        self.request = None;
+        if grant.evidence > 0 {
+            // A clock that was misread must not show the future.
+            self.lease.learn(grant.epoch, Instant::from_nanos(grant.evidence).min(now));
+        }
+        self.lease.learn_asked(now, grant.asked_us);
+        let mut queue: VecDeque<Party> = grant.queue.into();
+        for party in self.named.drain(..) {
+            if !queue.contains(&party) {
+                queue.push_back(party);
+            }
+        }
+        let token = Token {
+            queue,
+            buffers: grant.buffers,
+            consumed: grant.consumed,
+            quantum: grant.quantum,
+            busy: false,
+        };
+        self.token = Some(token);
+        self.granted = Some(now);
+        if self.wants {
+            self.keep_lease(now);
+        } else if !self.pass_on(now) {
+            self.announce();
+        }
+    }
+}
