@@ -9,6 +9,7 @@
 //! shares words with others changes them by commands, too.
 
 mod bulk;
+mod owner;
 mod wire;
 
 use std::collections::BTreeMap;
@@ -61,6 +62,8 @@ const SWEEP_EVERY: Duration = Duration::from_millis(500);
 const REMEMBERED: Duration = Duration::from_millis(1);
 /// Words that are remembered at once.
 const WORDS: usize = 1_024;
+/// Large writes of one other node that may be under way here at once; one more is refused.
+pub const ARRIVING: usize = 1_024;
 /// Instructions for what a handler does, beside what it asks for.
 const STEP_INSTRUCTIONS: u64 = 20;
 
@@ -162,6 +165,12 @@ impl Memory {
     #[must_use]
     pub fn pending(&self) -> usize {
         self.asked.len()
+    }
+
+    /// Large writes of others that are under way here: up to [`ARRIVING`] of each node.
+    #[must_use]
+    pub fn arriving(&self) -> usize {
+        self.arriving.len()
     }
 
     /// Gives, makes or takes back: all within this node's own table.
@@ -293,144 +302,6 @@ impl Memory {
         nic.complete(command.region.port, &completion);
     }
 
-    /// Another node, or this one, wants something of our memory.
-    fn serve(
-        &mut self,
-        nic: &mut Context<'_>,
-        from: NodeId,
-        number: u32,
-        (access, capability): (Access, Capability),
-        inline: &[u8],
-    ) {
-        let wanted = match access {
-            Access::Read | Access::ReadPart => Grant::READ,
-            Access::Write | Access::WriteMany => Grant::WRITE,
-            Access::Swap | Access::Add => Grant::ATOMIC,
-        };
-        let region = match self.table.check(&capability, wanted) {
-            Ok(region) if capability.node == nic.node() => region,
-            _ => {
-                self.counters.denied += 1;
-                self.answer(nic, from, number, Status::Region, &[]);
-                return;
-            }
-        };
-        let served = match access {
-            Access::Read => self.serve_read(nic, from, number, region),
-            Access::ReadPart => {
-                let word =
-                    |at: usize| Some(u32::from_le_bytes(inline.get(at..at + 4)?.try_into().ok()?));
-                let Some((first, count)) = word(0).zip(word(4)) else { return };
-                self.counters.resent += 1;
-                Outgoing::new(region, bulk::OF_READ).send(nic, from, number, first, count);
-                return;
-            }
-            Access::WriteMany => {
-                self.arriving.insert((from, number), Incoming::new(region));
-                return;
-            }
-            Access::Write => self.serve_write(nic, region, inline).map(|()| Vec::new()),
-            Access::Swap | Access::Add => {
-                self.serve_atomic(nic, access, region, inline).map(|word| word.to_le_bytes().into())
-            }
-        };
-        match served {
-            Some(bytes) => {
-                self.counters.served += 1;
-                self.answer(nic, from, number, Status::Done, &bytes);
-            }
-            None => {
-                self.counters.denied += 1;
-                self.answer(nic, from, number, Status::Region, &[]);
-            }
-        }
-    }
-
-    fn serve_read(
-        &self,
-        nic: &mut Context<'_>,
-        from: NodeId,
-        number: u32,
-        region: RegionRef,
-    ) -> Option<Vec<u8>> {
-        if region.length as usize > INLINE {
-            nic.read(region).ok()?;
-            Outgoing::new(region, bulk::OF_READ).send_all(nic, from, number);
-            return Some(Vec::new());
-        }
-        let mut bytes = nic.read(region).ok()?.to_vec();
-        // What is on its way into memory is newer.
-        for (at, part) in bytes.chunks_exact_mut(8).enumerate() {
-            if let Some(word) = self.word(nic.now(), region, at as u32 * 8) {
-                part.copy_from_slice(&word.to_le_bytes());
-            }
-        }
-        Some(bytes)
-    }
-
-    fn serve_write(
-        &mut self,
-        nic: &mut Context<'_>,
-        region: RegionRef,
-        bytes: &[u8],
-    ) -> Option<()> {
-        if bytes.len() != region.length as usize {
-            return None;
-        }
-        nic.write(region, Payload::from(bytes)).ok()?;
-        for (at, part) in bytes.chunks_exact(8).enumerate() {
-            let value = u64::from_le_bytes(part.try_into().expect("eight bytes"));
-            self.remember(nic.now(), region, at as u32 * 8, value);
-        }
-        Some(())
-    }
-
-    fn serve_atomic(
-        &mut self,
-        nic: &mut Context<'_>,
-        access: Access,
-        region: RegionRef,
-        inline: &[u8],
-    ) -> Option<u64> {
-        let word = |bytes: &[u8]| bytes.try_into().ok().map(u64::from_le_bytes);
-        if region.length != 8 || !region.offset.is_multiple_of(8) {
-            return None;
-        }
-        let there = match self.word(nic.now(), region, 0) {
-            Some(word) => word,
-            None => word(&nic.read(region).ok()?.to_vec())?,
-        };
-        let first = word(inline.get(..8)?)?;
-        let new = match access {
-            Access::Add => there.wrapping_add(first),
-            _ if there == first => word(inline.get(8..16)?)?,
-            _ => return Some(there),
-        };
-        nic.write(region, Payload::from(&new.to_le_bytes()[..])).ok()?;
-        self.remember(nic.now(), region, 0, new);
-        Some(there)
-    }
-
-    fn word(&self, now: Instant, region: RegionRef, at: u32) -> Option<u64> {
-        let word = self.words.get(&(region.port, region.slot, region.offset + at))?;
-        (now < word.until).then_some(word.value)
-    }
-
-    fn remember(&mut self, now: Instant, region: RegionRef, at: u32, value: u64) {
-        if self.words.len() >= WORDS {
-            self.words.retain(|_, word| now < word.until);
-        }
-        if region.offset.wrapping_add(at).is_multiple_of(8) {
-            let word = Word { value, until: now + REMEMBERED };
-            self.words.insert((region.port, region.slot, region.offset + at), word);
-        }
-    }
-
-    fn answer(&self, nic: &mut Context<'_>, to: NodeId, number: u32, status: Status, bytes: &[u8]) {
-        // A queue that is full is that of a peer which is as good as gone.
-        let _ = nic.send_control(to, &Message::Answer { number, status, bytes }.emit());
-    }
-
     /// The owner has answered.
     fn on_answer(&mut self, nic: &mut Context<'_>, number: u32, status: Status, bytes: &[u8]) {
         let Some(asked) = self.asked.get_mut(&number) else { return };
@@ -510,13 +381,6 @@ impl Memory {
         }
         Some(())
     }
-
-    /// All of a large write is here.
-    fn end_arriving(&mut self, nic: &mut Context<'_>, from: NodeId, number: u32) {
-        self.arriving.remove(&(from, number));
-        self.counters.served += 1;
-        self.answer(nic, from, number, Status::Done, &[]);
-    }
 }
 
 impl Extension for Memory {
@@ -587,40 +451,6 @@ impl Extension for Memory {
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         for number in self.asked.keys().copied().collect::<Vec<_>>() {
             self.end(nic, number, Status::Cancelled, 0);
-        }
-    }
-}
-
-impl Memory {
-    /// Asks for the frames of large accesses that have not come, one run of them each.
-    fn retry(&self, nic: &mut Context<'_>) {
-        let waits = |incoming: &Incoming| incoming.is_all_sent() && !incoming.is_whole();
-        let mut any = false;
-        for (number, asked) in &self.asked {
-            let Some(incoming) = asked.incoming.as_ref().filter(|incoming| waits(incoming)) else {
-                continue;
-            };
-            any = true;
-            let (first, count) = incoming.lacking();
-            let mut inline = [0; 8];
-            inline[..4].copy_from_slice(&first.to_le_bytes());
-            inline[4..].copy_from_slice(&count.to_le_bytes());
-            let capability = Capability::from_words(asked.command.args);
-            let capability = Capability { length: asked.command.region.length, ..capability };
-            let (number, access) = (*number, Access::ReadPart);
-            let ask = Message::Ask { number, access, capability, inline: &inline };
-            let _ = nic.send_control(asked.owner, &ask.emit());
-        }
-        for ((from, number), incoming) in &self.arriving {
-            if waits(incoming) {
-                any = true;
-                let (first, count) = incoming.lacking();
-                let lacking = Message::Lacking { number: *number, first, count };
-                let _ = nic.send_control(*from, &lacking.emit());
-            }
-        }
-        if any {
-            nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
         }
     }
 }

@@ -5,13 +5,17 @@ use midplane_simhw::hardware::Source;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::region::RegionRef;
 
-use super::Context;
+use super::wire::{Access, Message};
+use super::{Capability, Context, INLINE, Memory, RETRY, RETRY_AFTER, Service};
 use crate::transmit::Packet;
 
 /// Flag of the frames of reads: they go to whom asked.
 pub(super) const OF_READ: u8 = 1;
 /// Bytes of a frame: a page.
 const CHUNK: u32 = 4 << 10;
+/// Least bytes of a frame but the last: as many go without one, and whatever carries control messages
+/// takes more. It bounds the table of an access to a byte for so many of its memory.
+const LEAST: u32 = INLINE as u32;
 
 /// Bytes of the frames that this NIC sends.
 fn chunk(nic: &Context<'_>) -> u32 {
@@ -94,7 +98,7 @@ impl Incoming {
         let [place, total] = frame.header.words;
         let (at, chunk) = (place as u32, (place >> 32) as u32);
         let length = self.region.length;
-        if total != length.into() || chunk == 0 || !at.is_multiple_of(chunk) || at >= length {
+        if total != length.into() || chunk < LEAST || !at.is_multiple_of(chunk) || at >= length {
             return None;
         }
         if self.chunk == 0 {
@@ -119,5 +123,39 @@ impl Incoming {
         let first = self.has.iter().position(|has| !has).unwrap_or(0);
         let count = self.has[first..].iter().take_while(|has| !**has).count();
         if self.chunk == 0 { (0, u32::MAX) } else { (first as u32, count as u32) }
+    }
+}
+
+impl Memory {
+    /// Asks for the frames of large accesses that have not come, one run of them each.
+    pub(super) fn retry(&self, nic: &mut Context<'_>) {
+        let waits = |incoming: &Incoming| incoming.is_all_sent() && !incoming.is_whole();
+        let mut any = false;
+        for (number, asked) in &self.asked {
+            let Some(incoming) = asked.incoming.as_ref().filter(|incoming| waits(incoming)) else {
+                continue;
+            };
+            any = true;
+            let (first, count) = incoming.lacking();
+            let mut inline = [0; 8];
+            inline[..4].copy_from_slice(&first.to_le_bytes());
+            inline[4..].copy_from_slice(&count.to_le_bytes());
+            let capability = Capability::from_words(asked.command.args);
+            let capability = Capability { length: asked.command.region.length, ..capability };
+            let (number, access) = (*number, Access::ReadPart);
+            let ask = Message::Ask { number, access, capability, inline: &inline };
+            let _ = nic.send_control(asked.owner, &ask.emit());
+        }
+        for ((from, number), incoming) in &self.arriving {
+            if waits(incoming) {
+                any = true;
+                let (first, count) = incoming.lacking();
+                let lacking = Message::Lacking { number: *number, first, count };
+                let _ = nic.send_control(*from, &lacking.emit());
+            }
+        }
+        if any {
+            nic.set_timeout(RETRY, Service::Exact, RETRY_AFTER);
+        }
     }
 }

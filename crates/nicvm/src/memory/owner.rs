@@ -1,0 +1,171 @@
+//! What the owner of memory does for those who have capabilities to it.
+
+use midplane_simhw::id::NodeId;
+use midplane_simhw::port::Status;
+use midplane_simhw::region::{Payload, RegionRef};
+use midplane_simhw::time::Instant;
+
+use super::bulk::{self, Incoming, Outgoing};
+use super::wire::{Access, INLINE, Message};
+use super::{ARRIVING, Context, Memory, REMEMBERED, WORDS, Word};
+use crate::capability::{Capability, Grant};
+
+impl Memory {
+    /// Another node, or this one, wants something of our memory.
+    pub(super) fn serve(
+        &mut self,
+        nic: &mut Context<'_>,
+        from: NodeId,
+        number: u32,
+        (access, capability): (Access, Capability),
+        inline: &[u8],
+    ) {
+        let wanted = match access {
+            Access::Read | Access::ReadPart => Grant::READ,
+            Access::Write | Access::WriteMany => Grant::WRITE,
+            Access::Swap | Access::Add => Grant::ATOMIC,
+        };
+        let region = match self.table.check(&capability, wanted) {
+            Ok(region) if capability.node == nic.node() => region,
+            _ => {
+                self.counters.denied += 1;
+                self.answer(nic, from, number, Status::Region, &[]);
+                return;
+            }
+        };
+        let served = match access {
+            Access::Read => self.serve_read(nic, from, number, region),
+            Access::ReadPart => {
+                let word =
+                    |at: usize| Some(u32::from_le_bytes(inline.get(at..at + 4)?.try_into().ok()?));
+                let Some((first, count)) = word(0).zip(word(4)) else { return };
+                self.counters.resent += 1;
+                Outgoing::new(region, bulk::OF_READ).send(nic, from, number, first, count);
+                return;
+            }
+            Access::WriteMany => {
+                let own = self.arriving.range((from, 0)..=(from, u32::MAX));
+                if own.count() >= ARRIVING {
+                    self.counters.denied += 1;
+                    self.answer(nic, from, number, Status::Refused, &[]);
+                    return;
+                }
+                self.arriving.insert((from, number), Incoming::new(region));
+                return;
+            }
+            Access::Write => self.serve_write(nic, region, inline).map(|()| Vec::new()),
+            Access::Swap | Access::Add => {
+                self.serve_atomic(nic, access, region, inline).map(|word| word.to_le_bytes().into())
+            }
+        };
+        match served {
+            Some(bytes) => {
+                self.counters.served += 1;
+                self.answer(nic, from, number, Status::Done, &bytes);
+            }
+            None => {
+                self.counters.denied += 1;
+                self.answer(nic, from, number, Status::Region, &[]);
+            }
+        }
+    }
+
+    pub(super) fn serve_read(
+        &self,
+        nic: &mut Context<'_>,
+        from: NodeId,
+        number: u32,
+        region: RegionRef,
+    ) -> Option<Vec<u8>> {
+        if region.length as usize > INLINE {
+            nic.read(region).ok()?;
+            Outgoing::new(region, bulk::OF_READ).send_all(nic, from, number);
+            return Some(Vec::new());
+        }
+        let mut bytes = nic.read(region).ok()?.to_vec();
+        // What is on its way into memory is newer.
+        for (at, part) in bytes.chunks_exact_mut(8).enumerate() {
+            if let Some(word) = self.word(nic.now(), region, at as u32 * 8) {
+                part.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        Some(bytes)
+    }
+
+    pub(super) fn serve_write(
+        &mut self,
+        nic: &mut Context<'_>,
+        region: RegionRef,
+        bytes: &[u8],
+    ) -> Option<()> {
+        if bytes.len() != region.length as usize {
+            return None;
+        }
+        nic.write(region, Payload::from(bytes)).ok()?;
+        for (at, part) in bytes.chunks_exact(8).enumerate() {
+            let value = u64::from_le_bytes(part.try_into().expect("eight bytes"));
+            self.remember(nic.now(), region, at as u32 * 8, value);
+        }
+        Some(())
+    }
+
+    pub(super) fn serve_atomic(
+        &mut self,
+        nic: &mut Context<'_>,
+        access: Access,
+        region: RegionRef,
+        inline: &[u8],
+    ) -> Option<u64> {
+        let word = |bytes: &[u8]| bytes.try_into().ok().map(u64::from_le_bytes);
+        if region.length != 8 || !region.offset.is_multiple_of(8) {
+            return None;
+        }
+        let there = match self.word(nic.now(), region, 0) {
+            Some(word) => word,
+            None => word(&nic.read(region).ok()?.to_vec())?,
+        };
+        let first = word(inline.get(..8)?)?;
+        let new = match access {
+            Access::Add => there.wrapping_add(first),
+            _ if there == first => word(inline.get(8..16)?)?,
+            _ => return Some(there),
+        };
+        nic.write(region, Payload::from(&new.to_le_bytes()[..])).ok()?;
+        self.remember(nic.now(), region, 0, new);
+        Some(there)
+    }
+
+    pub(super) fn word(&self, now: Instant, region: RegionRef, at: u32) -> Option<u64> {
+        let word = self.words.get(&(region.port, region.slot, region.offset + at))?;
+        (now < word.until).then_some(word.value)
+    }
+
+    pub(super) fn remember(&mut self, now: Instant, region: RegionRef, at: u32, value: u64) {
+        if self.words.len() >= WORDS {
+            self.words.retain(|_, word| now < word.until);
+        }
+        if region.offset.wrapping_add(at).is_multiple_of(8) {
+            let word = Word { value, until: now + REMEMBERED };
+            self.words.insert((region.port, region.slot, region.offset + at), word);
+        }
+    }
+
+    pub(super) fn answer(
+        &self,
+        nic: &mut Context<'_>,
+        to: NodeId,
+        number: u32,
+        status: Status,
+        bytes: &[u8],
+    ) {
+        // A queue that is full is that of a peer which is as good as gone.
+        let _ = nic.send_control(to, &Message::Answer { number, status, bytes }.emit());
+    }
+
+    /// All of a large write is here.
+    pub(super) fn end_arriving(&mut self, nic: &mut Context<'_>, from: NodeId, number: u32) {
+        self.arriving.remove(&(from, number));
+        self.counters.served += 1;
+        self.answer(nic, from, number, Status::Done, &[]);
+    }
+}

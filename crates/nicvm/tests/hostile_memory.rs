@@ -1,0 +1,83 @@
+//! What a peer says of the frames of a large write decides neither how much memory its table takes,
+//! nor whether honest frames are taken.
+
+mod desk;
+
+use desk::{Desk, Peer, memory};
+use midplane_nicvm::capability::{Capability, Grant};
+use midplane_nicvm::control::Address;
+use midplane_nicvm::extension::Epoch;
+use midplane_nicvm::memory::{self as space, ARRIVING, MEMORY, Memory};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::frame::{Header, Kind};
+use midplane_simhw::id::{Incarnation, NodeId, PortId};
+
+const PEER: NodeId = NodeId(2);
+const BYTES: u32 = 6_000;
+const TO: Address = Address { extension: MEMORY, epoch: Epoch::FIRST };
+/// The head of a message that says that a large write comes, and of one that says all was sent.
+const WRITE_MANY: u8 = 0x13;
+const SENT: u8 = 0x30;
+
+/// A unit whose memory a peer may write.
+fn desk() -> (Desk, Capability) {
+    let mut unit = Unit::default();
+    unit.install(MEMORY, Memory::new(7)).unwrap();
+    let mut desk = Desk::new(unit);
+    desk.post(PortId(0), space::give(memory(PortId(0), BYTES), Grant::WRITE, 1));
+    let given = space::given(&desk.completions()[0].1);
+    (desk, given)
+}
+
+fn announce(desk: &mut Desk, peer: &mut Peer, capability: &Capability, number: u32) {
+    let mut message = vec![WRITE_MANY];
+    message.extend(number.to_le_bytes());
+    message.extend(capability.to_words().iter().flat_map(|word| word.to_le_bytes()));
+    peer.say(desk, TO, &message);
+}
+
+fn frame(desk: &mut Desk, number: u32, at: u32, chunk: u32, total: u32, bytes: u32) {
+    let header = Header {
+        kind: Kind::Data,
+        extension: MEMORY,
+        source: PEER,
+        destination: NodeId(1),
+        incarnation: Incarnation::FIRST,
+        sequence: number,
+        words: [u64::from(at) | u64::from(chunk) << 32, total.into()],
+        ..Header::default()
+    };
+    desk.frame(header, &vec![5; bytes as usize]);
+}
+
+fn arriving(desk: &Desk) -> usize {
+    desk.unit.extension::<Memory>(MEMORY).unwrap().arriving()
+}
+
+#[test]
+fn a_frame_of_one_byte_makes_no_table_and_spoils_no_write() {
+    let (mut desk, capability) = desk();
+    let mut peer = Peer::new(PEER);
+    announce(&mut desk, &mut peer, &capability, 3);
+    assert_eq!(arriving(&desk), 1);
+    for chunk in [0, 1, 63] {
+        frame(&mut desk, 3, 0, chunk, BYTES, chunk);
+    }
+    frame(&mut desk, 3, 0, 4_096, BYTES, 4_096);
+    frame(&mut desk, 3, 4_096, 4_096, BYTES, BYTES - 4_096);
+    let sent: Vec<u8> = std::iter::once(SENT).chain(3_u32.to_le_bytes()).collect();
+    peer.say(&mut desk, TO, &sent);
+    assert_eq!(arriving(&desk), 0, "the honest frames were refused");
+    assert_eq!(desk.unit.extension::<Memory>(MEMORY).unwrap().counters().served, 1);
+}
+
+#[test]
+fn writes_that_are_announced_and_never_come_are_bounded() {
+    let (mut desk, capability) = desk();
+    let mut peer = Peer::new(PEER);
+    for number in 0..ARRIVING as u32 + 100 {
+        announce(&mut desk, &mut peer, &capability, number);
+    }
+    assert_eq!(arriving(&desk), ARRIVING);
+    assert_eq!(desk.unit.extension::<Memory>(MEMORY).unwrap().counters().denied, 100);
+}
