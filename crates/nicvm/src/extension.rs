@@ -159,6 +159,15 @@ pub trait Extension: Any + Send {
     /// Something happened to an extension of this unit, this one included.
     fn on_unit(&mut self, _nic: &mut Context<'_>, _event: &UnitEvent) {}
 
+    /// The commands that it has taken and not completed: asked for once, when it is taken down, after a
+    /// failure as well, and completed with [`Status::ExtensionDown`]. Without a context, for nothing that
+    /// it could ask for would happen. One that holds commands says so, or their applications wait in vain.
+    ///
+    /// [`Status::ExtensionDown`]: midplane_simhw::port::Status::ExtensionDown
+    fn held(&mut self) -> Vec<Command> {
+        Vec::new()
+    }
+
     /// Its state, for the version that follows; `None` if that begins anew.
     fn export(&mut self) -> Option<Vec<u8>> {
         None

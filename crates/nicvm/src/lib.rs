@@ -17,6 +17,8 @@
 //! - `sandbox` (feature `wasm`): extensions that may come from anybody
 //! - [`program`]: sequences of commands, built once and triggered many times
 //! - [`timeout`]: the two timeout services
+//! - [`heap`]: an extension's own memory, bounded
+//! - [`thread`]: an `async fn` as an extension
 #![forbid(unsafe_code)]
 
 pub mod admission;
@@ -26,6 +28,7 @@ pub mod context;
 pub mod control;
 pub mod coordination;
 pub mod extension;
+pub mod heap;
 pub mod install;
 pub mod memory;
 pub mod messages;
@@ -33,6 +36,7 @@ pub mod planted;
 pub mod program;
 #[cfg(feature = "wasm")]
 pub mod sandbox;
+pub mod thread;
 pub mod timeout;
 pub mod transmit;
 pub mod unit;

@@ -225,6 +225,7 @@ impl Sandbox {
             }
         }
         self.effects.clear();
+        self.machine.state().settle();
     }
 
     fn mail(&mut self, at: usize, bytes: Payload<'_>) -> usize {
@@ -295,12 +296,15 @@ impl Extension for Sandbox {
         self.machine.state().forget(port);
     }
 
+    fn held(&mut self) -> Vec<Command> {
+        self.machine.state().abandon()
+    }
+
     fn export(&mut self) -> Option<Vec<u8>> {
-        // Nothing that it asks for now takes effect: it is about its state.
+        self.machine.state().close();
         if self.machine.call(Handler::Export, self.limits.fuel).is_err() {
             std::panic::resume_unwind(Box::new(Trapped));
         }
-        self.machine.state().effects.clear();
         let state = self.machine.kept();
         (!state.is_empty()).then(|| state.to_vec())
     }
@@ -311,15 +315,15 @@ impl Extension for Sandbox {
             return Err(ImportError("the module keeps fewer bytes of state"));
         }
         room[..state.len()].copy_from_slice(state);
+        self.machine.state().close();
         let ended = self.machine.call(Handler::Import(state.len() as i32), self.limits.fuel);
-        self.machine.state().effects.clear();
         ended.map_err(|_| ImportError("the module trapped on it"))
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
         self.call(nic, Handler::Deactivate);
-        for (port, completion) in self.machine.state().give_up() {
-            nic.complete(port, &completion);
+        for command in self.machine.state().abandon() {
+            nic.refuse(&command, midplane_simhw::port::Status::Cancelled);
         }
     }
 }

@@ -17,6 +17,7 @@ use midplane_simhw::time::Instant;
 use crate::context::{Context, Lent, failed};
 use crate::control::{self, Address, Body, Control, ControlConfig, MAX_MESSAGE};
 use crate::extension::{Epoch, Extension, InitError, PeerEvent, UnitEvent};
+use crate::heap::{self, Heap};
 use crate::planted::{self, Bug};
 use crate::timeout::Timeouts;
 use crate::transmit::Transmit;
@@ -82,6 +83,10 @@ pub struct Unit {
     events: VecDeque<UnitEvent>,
     /// When the first of the versions that were replaced ends.
     drained_at: Instant,
+    /// Commands that extensions which are down have held.
+    abandoned: Vec<Command>,
+    /// Bytes of extensions' heaps, where they are others than usual.
+    heaps: BTreeMap<ExtensionId, usize>,
 }
 
 impl std::fmt::Debug for Unit {
@@ -113,6 +118,8 @@ impl Unit {
             parked: VecDeque::new(),
             events: VecDeque::new(),
             drained_at: Instant::FAR_FUTURE,
+            abandoned: Vec::new(),
+            heaps: BTreeMap::new(),
         }
     }
 
@@ -132,8 +139,24 @@ impl Unit {
         if slot.is_some() {
             return Err(InitError::Occupied(number));
         }
-        *slot = Some(Slot::new(Box::new(extension), Epoch::FIRST));
+        let heap = Heap::new(self.heaps.get(&number).copied().unwrap_or(heap::DEFAULT_BYTES));
+        *slot = Some(Slot::new(Box::new(extension), Epoch::FIRST, heap));
         Ok(())
+    }
+
+    /// Lends every later version of the extension with this number a heap of `bytes`, and the one that is
+    /// installed, unless its NIC has started. [`heap::DEFAULT_BYTES`] otherwise.
+    pub fn set_heap(&mut self, number: ExtensionId, bytes: usize) {
+        self.heaps.insert(number, bytes);
+        if let (None, Some(Some(slot))) = (&self.lent, self.slots.get_mut(number.index())) {
+            slot.heap = Heap::new(bytes);
+        }
+    }
+
+    /// The heap of the extension with this number.
+    #[must_use]
+    pub fn heap(&self, number: ExtensionId) -> Option<&Heap> {
+        Some(&self.slots.get(number.index())?.as_ref()?.heap)
     }
 
     /// What the unit has seen.
@@ -216,8 +239,8 @@ impl Unit {
         hw.charge(DISPATCH_INSTRUCTIONS);
         lent.counters[number.index()].count(kind);
         let epoch = slot.epoch;
-        let extension = &mut *slot.extension;
-        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch };
+        let (extension, heap) = (&mut *slot.extension, &slot.heap);
+        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch, heap };
         let failure = match catch_unwind(AssertUnwindSafe(|| handler(extension, &mut context))) {
             Ok(Ok(())) => {
                 lent.commit(hw, number, epoch);
@@ -242,8 +265,12 @@ impl Unit {
     /// An extension is there no more: whatever waits for it comes to an end.
     fn take_down(&mut self, hw: &mut dyn Hardware, number: ExtensionId) {
         if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
-            slot.is_down = true;
-            slot.former = None;
+            if !std::mem::replace(&mut slot.is_down, true) {
+                self.abandoned.extend(slot::held_by(&mut *slot.extension));
+            }
+            if let Some(mut former) = slot.former.take() {
+                self.abandoned.extend(slot::held_by(&mut *former.extension));
+            }
         }
         let lent = self.lent.as_mut().expect("the unit has started");
         lent.timeouts.cancel_all(number);
@@ -290,8 +317,21 @@ impl Unit {
                 Err(_) => Status::Invalid,
             }
         };
+        // Its own extension may have held it already.
+        self.abandoned
+            .iter()
+            .position(|held| held == command)
+            .map(|at| self.abandoned.swap_remove(at));
         hw.complete(port, &failed(command, status));
+        self.answer_abandoned(hw);
         hw.commit();
+    }
+
+    /// Commands whose extension is down end with an error.
+    fn answer_abandoned(&mut self, hw: &mut dyn Hardware) {
+        for held in self.abandoned.drain(..) {
+            hw.complete(held.region.port, &failed(&held, Status::ExtensionDown));
+        }
     }
 
     fn is_installed(&self, number: ExtensionId) -> bool {

@@ -166,8 +166,11 @@ fn no_module_of_the_corpus_touches_its_neighbour_and_the_engines_agree() {
         assert_eq!(trace.neighbour, alone.neighbour, "{name}");
         let traps = u64::from(expected == "quarantined" || name == "trap_in_deactivate");
         assert_eq!(trace.traps, traps, "{name}");
-        let cancelled = trace.all.iter().filter(|what| what.contains("ExtensionDown")).count();
-        assert_eq!(cancelled > 0, expected == "quarantined", "{name}: {:?}", trace.all);
+        let down = trace.all.iter().filter(|what| what.contains("ExtensionDown")).count();
+        assert_eq!(down > 0, traps > 0, "{name}: {:?}", trace.all);
+        let ends = trace.all.iter().filter(|what| what.starts_with("completed"));
+        let ends = ends.filter(|what| !what.contains("cookie: 1000")).count();
+        assert_eq!(ends, 4, "{name}: every command ends once: {:?}", trace.all);
     }
 }
 

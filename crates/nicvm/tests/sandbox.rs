@@ -183,3 +183,41 @@ fn random_numbers_are_the_same_on_both_engines_and_differ_by_node() {
     assert_eq!(first, second);
     assert_ne!(first[0], first[1]);
 }
+
+/// Holds its commands; opcode 2 ends what came first and fails, opcode 3 ends it and does not.
+const HOLDS: &str = r#"
+  (global $first (mut i32) (i32.const -1))
+  (func (export "on_command") (param $ticket i32) (param $opcode i32) (param i32 i32 i32 i32)
+    (if (i32.eq (global.get $first) (i32.const -1)) (then (global.set $first (local.get $ticket))))
+    (if (i32.ge_u (local.get $opcode) (i32.const 2)) (then
+      (drop (call $complete (global.get $first) (i32.const 0) (i64.const 5) (i64.const 0) (i64.const 0)))))
+    (if (i32.eq (local.get $opcode) (i32.const 2)) (then (unreachable))))
+  (func (export "export")
+    (drop (call $complete (global.get $first) (i32.const 0) (i64.const 6) (i64.const 0) (i64.const 0))))"#;
+
+#[test]
+fn commands_that_a_module_holds_end_at_once_when_it_fails() {
+    for engine in Engine::ALL {
+        for fails in [false, true] {
+            let mut desk = desk(start(engine, &module(HOLDS), Limits::default()));
+            for cookie in 0..4 {
+                desk.post(PORT, Command { cookie, ..command(MINE, 1) });
+            }
+            assert_eq!(desk.completions(), []);
+            let opcode = if fails { 2 } else { 3 };
+            desk.post(PORT, Command { cookie: 4, ..command(MINE, opcode) });
+            if !fails {
+                let done = desk.completions();
+                assert_eq!((done.len(), done[0].1.cookie, done[0].1.length), (1, 0, 5));
+                desk.turn(|unit, hw| unit.deactivate(hw));
+            }
+            let mut ended: Vec<(u64, Status)> =
+                desk.completions().iter().map(|(_, done)| (done.cookie, done.status)).collect();
+            ended.sort_unstable_by_key(|(cookie, _)| *cookie);
+            let (first, status) =
+                if fails { (0, Status::ExtensionDown) } else { (1, Status::Cancelled) };
+            let expected: Vec<_> = (first..5).map(|cookie| (cookie, status)).collect();
+            assert_eq!(ended, expected);
+        }
+    }
+}

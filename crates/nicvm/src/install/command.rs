@@ -14,7 +14,7 @@ pub const INSTALL: u8 = 1;
 pub const ROLL_BACK: u8 = 2;
 /// Takes down what runs under the number of argument 0, everywhere.
 pub const QUARANTINE: u8 = 3;
-/// Writes what is installed here into `region`: [`Listed`], [`Listed::BYTES`] each.
+/// Writes what is installed here into `region`: [`Listed`](super::Listed) lines, one after another.
 pub const LIST: u8 = 4;
 
 /// What follows when an extension fails on some node.

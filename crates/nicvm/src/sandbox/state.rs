@@ -44,6 +44,9 @@ pub(super) struct State {
     /// Commands that are not completed, by the low half of their ticket, with its high half.
     commands: Vec<(u16, Option<Command>)>,
     held: usize,
+    /// Those that the handler has ended: held, should it fail.
+    ending: Vec<Command>,
+    closed: bool,
     timers: BTreeSet<TimeoutId>,
 }
 
@@ -59,6 +62,8 @@ impl State {
             bytes: Vec::new(),
             commands: Vec::new(),
             held: 0,
+            ending: Vec::new(),
+            closed: false,
             timers: BTreeSet::new(),
         }
     }
@@ -68,6 +73,17 @@ impl State {
         (self.node, self.now, self.spent) = (node, now, 0);
         self.effects.clear();
         self.bytes.clear();
+        self.closed = false;
+    }
+
+    /// A handler is about to run that is about the state alone: it can ask for nothing.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// All that the handler asked for has taken effect.
+    pub(super) fn settle(&mut self) {
+        self.ending.clear();
     }
 
     /// Random numbers begin anew.
@@ -119,14 +135,11 @@ impl State {
         }
     }
 
-    /// All commands that it holds, as cancelled.
-    pub(super) fn give_up(&mut self) -> Vec<(PortId, Completion)> {
-        let cancelled = Completion { status: Status::Cancelled, ..Completion::default() };
-        let commands = self.commands.iter_mut().filter_map(|(_, place)| place.take());
-        let ends = commands.map(|command| (command.region.port, ended(&command, cancelled)));
-        let ends = ends.collect();
+    /// All commands that it holds, those that a handler has ended in vain among them.
+    pub(super) fn abandon(&mut self) -> Vec<Command> {
         self.held = 0;
-        ends
+        let taken = self.commands.iter_mut().filter_map(|(_, place)| place.take());
+        taken.chain(self.ending.drain(..)).collect()
     }
 
     pub(super) const fn now(&self) -> i64 {
@@ -198,6 +211,7 @@ impl State {
         }
         let Some(command) = self.place(ticket).and_then(Option::take) else { return -1 };
         self.held -= 1;
+        self.ending.push(command);
         let [first, second] = args.map(|word| word as u64);
         let args = [first, second, 0, 0];
         let completion =
@@ -218,7 +232,7 @@ impl State {
     }
 
     fn has_room(&self) -> bool {
-        self.effects.len() < self.limits.effects
+        !self.closed && self.effects.len() < self.limits.effects
     }
 
     fn place(&mut self, ticket: i32) -> Option<&mut Option<Command>> {

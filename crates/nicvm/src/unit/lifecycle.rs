@@ -14,6 +14,7 @@ use midplane_simhw::time::Instant;
 use super::slot::{self, Former, Handler, PARKED, Parked, Slot};
 use super::{Address, Body, Epoch, Extension, InitError, Unit, UnitEvent};
 use crate::context::{Asked, Change, Context, Own};
+use crate::heap::{self, Heap};
 
 /// How long a version that was replaced hears what was sent to it: longer than a peer takes to be
 /// declared dead, so that what it waits for has come or never will.
@@ -104,13 +105,14 @@ impl Unit {
         handler: impl FnOnce(&mut dyn Extension, &mut Context<'_>),
     ) {
         let lent = self.lent.as_mut().expect("the unit has started");
-        let Former { extension, epoch, .. } = &mut former;
+        let Former { extension, epoch, heap, .. } = &mut former;
         let epoch = *epoch;
-        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch };
+        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch, heap };
         let ended = catch_unwind(AssertUnwindSafe(|| handler(&mut **extension, &mut context)));
         if ended.is_err() {
             lent.abort(hw);
             self.counters.traps += 1;
+            self.abandoned.extend(slot::held_by(&mut **extension));
             return;
         }
         lent.asked.retain(|asked| {
@@ -149,8 +151,9 @@ impl Unit {
 
     fn dismiss(&mut self, hw: &mut dyn Hardware, number: ExtensionId, former: Former) {
         self.call_former(hw, number, former, |extension, nic| extension.deactivate(nic));
-        if let Some(Some(slot)) = self.slots.get_mut(number.index()) {
-            slot.former = None;
+        let slot = self.slots.get_mut(number.index()).and_then(Option::as_mut);
+        if let Some(mut former) = slot.and_then(|slot| slot.former.take()) {
+            self.abandoned.extend(slot::held_by(&mut *former.extension));
         }
     }
 
@@ -163,7 +166,8 @@ impl Unit {
         epoch: Epoch,
         mut extension: Box<dyn Extension>,
     ) {
-        if let Err(failure) = self.begin(hw, number, epoch, &mut *extension) {
+        let heap = Heap::new(self.heaps.get(&number).copied().unwrap_or(heap::DEFAULT_BYTES));
+        if let Err(failure) = self.begin(hw, number, epoch, (&mut *extension, &heap)) {
             self.events.push_back(UnitEvent::NotReplaced(number, epoch, failure));
             return;
         }
@@ -171,13 +175,15 @@ impl Unit {
             self.slots.resize_with(number.index() + 1, || None);
         }
         let former = self.slots[number.index()].take();
-        let mut slot = Slot::new(extension, epoch);
+        let mut slot = Slot::new(extension, epoch, heap);
         let mut before_that = None;
         if let Some(old) = former {
+            let old_is_down = old.is_down;
             before_that = old.former;
             let until = hw.now() + DRAIN;
-            let former = Former { extension: old.extension, epoch: old.epoch, until };
-            slot.former = (!old.is_down).then_some(former);
+            let Slot { extension, epoch, heap, .. } = old;
+            let former = Former { extension, epoch, until, heap };
+            slot.former = (!old_is_down).then_some(former);
             self.drained_at = self.drained_at.min(until);
         }
         self.slots[number.index()] = Some(slot);
@@ -202,7 +208,7 @@ impl Unit {
         hw: &mut dyn Hardware,
         number: ExtensionId,
         epoch: Epoch,
-        extension: &mut dyn Extension,
+        (extension, heap): (&mut dyn Extension, &Heap),
     ) -> Result<(), InitError> {
         let slot = self.slots.get_mut(number.index()).and_then(Option::as_mut);
         let state = match slot.filter(|slot| !slot.is_down) {
@@ -211,7 +217,7 @@ impl Unit {
         };
         let Ok(state) = state else { return Err(InitError::Trapped(number)) };
         let lent = self.lent.as_mut().expect("the unit has started");
-        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch };
+        let mut context = Context { hw: &mut *hw, lent, extension: number, epoch, heap };
         let begun = catch_unwind(AssertUnwindSafe(|| {
             extension.init(&mut context)?;
             state.map_or(Ok(()), |state| extension.import(&state).map_err(InitError::from))

@@ -1,12 +1,15 @@
 //! What a unit keeps of each extension.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use midplane_simhw::id::{ExtensionId, NodeId};
+use midplane_simhw::port::Command;
 use midplane_simhw::time::Instant;
 
 use crate::control::Body;
 use crate::extension::{Epoch, Extension};
+use crate::heap::Heap;
 
 /// Control messages that may wait for a version that does not run yet, of all extensions.
 pub const PARKED: usize = 8_192;
@@ -44,6 +47,7 @@ pub(super) struct Former {
     pub(super) extension: Box<dyn Extension>,
     pub(super) epoch: Epoch,
     pub(super) until: Instant,
+    pub(super) heap: Heap,
 }
 
 /// One extension of a unit.
@@ -53,11 +57,12 @@ pub(super) struct Slot {
     /// It failed, refused its configuration, or was deactivated.
     pub(super) is_down: bool,
     pub(super) former: Option<Former>,
+    pub(super) heap: Heap,
 }
 
 impl Slot {
-    pub(super) fn new(extension: Box<dyn Extension>, epoch: Epoch) -> Self {
-        Self { extension, epoch, is_down: false, former: None }
+    pub(super) fn new(extension: Box<dyn Extension>, epoch: Epoch, heap: Heap) -> Self {
+        Self { extension, epoch, is_down: false, former: None, heap }
     }
 }
 
@@ -72,6 +77,12 @@ impl ExtensionCounters {
         };
         *counter += 1;
     }
+}
+
+/// What an extension that is taken down has held. One that has failed may fail in this as well: then
+/// nobody knows.
+pub(super) fn held_by(extension: &mut dyn Extension) -> Vec<Command> {
+    catch_unwind(AssertUnwindSafe(|| extension.held())).unwrap_or_default()
 }
 
 /// A control message for a version that does not run here yet.

@@ -18,6 +18,7 @@ impl Unit {
     pub(super) fn finish(&mut self, hw: &mut dyn Hardware) {
         for _ in 0..ROUNDS_PER_TURN {
             self.settle(hw);
+            self.answer_abandoned(hw);
             self.tell_of_ports(hw);
             self.send(hw);
             let lent = self.lent.as_mut().expect("the unit has started");

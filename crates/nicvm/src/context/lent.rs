@@ -1,0 +1,155 @@
+//! What a unit lends its extensions, and what they have asked of it.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use midplane_simhw::hardware::Hardware;
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::port::{Command, Status};
+use midplane_simhw::time::Instant;
+
+use crate::admission::{Admission, Steering};
+use crate::control::{Address, Body, Control, MAX_MESSAGE};
+use crate::extension::{Epoch, Extension, TimeoutId};
+use crate::timeout::{Service, Timeouts};
+use crate::transmit::{Message, Transmit, WaitingPacket};
+use crate::unit::ExtensionCounters;
+
+/// What a handler has asked for; it happens when the handler returns.
+pub(crate) enum Asked {
+    Control { to: NodeId, length: u8, body: [u8; MAX_MESSAGE] },
+    SetTimeout { timeout: TimeoutId, service: Service, at: Instant },
+    CancelTimeout(TimeoutId),
+    Send(Message),
+    SendPacket(WaitingPacket),
+    SentDirectly(Instant),
+    Install(Box<dyn Admission>),
+    Admission(Steering),
+    Allow { destination: NodeId, bytes: u64 },
+    GiveUp { destination: NodeId, status: Status },
+    Steer,
+    StopPort(PortId),
+    ResumePort(PortId),
+    Own(Own),
+    Change(Change),
+}
+
+/// What a handler has asked of its own unit.
+pub(crate) enum Own {
+    /// A control message of the asking extension to itself.
+    Control { epoch: Epoch, body: Body },
+    /// A command for another extension.
+    Command(Command),
+}
+
+/// A change of the unit's extensions; carried out between two handlers.
+pub(crate) enum Change {
+    Replace { number: ExtensionId, epoch: Epoch, extension: Box<dyn Extension> },
+    Withdraw(ExtensionId),
+}
+
+/// The parts of a unit that its extensions are lent.
+pub(crate) struct Lent {
+    pub(crate) control: Control,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) transmit: Transmit,
+    pub(crate) asked: Vec<Asked>,
+    /// The extension that steers the gate.
+    pub(crate) steersman: Option<ExtensionId>,
+    /// Control messages that were refused, for a peer's queue was full.
+    pub(crate) control_refused: u64,
+    /// What extensions have asked of this unit, oldest first.
+    pub(crate) own: VecDeque<(ExtensionId, Own)>,
+    /// Changes of the extensions that are yet to be made, oldest first.
+    pub(crate) changes: VecDeque<Change>,
+    /// What each extension has been called for, by its number.
+    pub(crate) counters: Box<[ExtensionCounters; 256]>,
+    /// Ports whose processes stand still, and since when.
+    pub(crate) stopped: BTreeMap<PortId, Instant>,
+    /// What extensions are yet to be told of them.
+    pub(crate) port_news: VecDeque<PortNews>,
+}
+
+/// A port's process stands still, or goes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PortNews {
+    Stopped(PortId),
+    Resumed(PortId, Duration),
+}
+
+impl Lent {
+    /// A handler has returned: all that it asked for happens.
+    #[inline]
+    pub(crate) fn commit(&mut self, hw: &mut dyn Hardware, extension: ExtensionId, epoch: Epoch) {
+        if !self.asked.is_empty() {
+            self.carry_out(hw, extension, epoch);
+        }
+        hw.commit();
+    }
+
+    fn carry_out(&mut self, hw: &mut dyn Hardware, extension: ExtensionId, epoch: Epoch) {
+        let now = hw.now();
+        let mut asked = std::mem::take(&mut self.asked);
+        for request in asked.drain(..) {
+            match request {
+                Asked::Control { to, length, body } => {
+                    let body = &body[..usize::from(length)];
+                    let address = Address { extension, epoch };
+                    self.control.send(now, to, address, body).expect("checked when it was asked");
+                }
+                Asked::SetTimeout { timeout, service, at } => {
+                    self.timeouts.set(now, (extension, timeout), service, at);
+                }
+                Asked::CancelTimeout(timeout) => self.timeouts.cancel((extension, timeout)),
+                Asked::Send(message) => self.transmit.enqueue(message),
+                Asked::SendPacket(packet) => self.transmit.enqueue_packet(now, packet),
+                Asked::StopPort(port) => self.stop_port(hw, port),
+                Asked::ResumePort(port) => self.resume_port(now, port),
+                Asked::SentDirectly(leaves) => self.transmit.on_sent_directly(leaves),
+                Asked::Install(admission) => self.transmit.install(extension, admission),
+                Asked::Admission(steering) => self.transmit.steer(now, extension, steering),
+                Asked::Allow { destination, bytes } => self.transmit.allow(destination, bytes),
+                Asked::GiveUp { destination, status } => {
+                    let steers = self.steersman == Some(extension);
+                    self.transmit.withdraw(hw, status, |waiting| {
+                        let own = waiting.extension == extension || (steers && waiting.controlled);
+                        own && waiting.node == destination
+                    });
+                }
+                Asked::Steer => self.steersman = Some(extension),
+                Asked::Own(own) => self.own.push_back((extension, own)),
+                Asked::Change(change) => self.changes.push_back(change),
+            }
+        }
+        self.asked = asked;
+    }
+
+    fn stop_port(&mut self, hw: &dyn Hardware, port: PortId) {
+        if let Entry::Vacant(entry) = self.stopped.entry(port) {
+            entry.insert(hw.now());
+            self.transmit.park(hw, port);
+            self.port_news.push_back(PortNews::Stopped(port));
+        }
+    }
+
+    fn resume_port(&mut self, now: Instant, port: PortId) {
+        if let Some(since) = self.stopped.remove(&port) {
+            self.transmit.unpark(port);
+            let stood = Duration::from_nanos(now.nanos_since(since));
+            self.port_news.push_back(PortNews::Resumed(port, stood));
+        }
+    }
+
+    /// A port is closed: whether it was stopped means nothing any more.
+    pub(crate) fn forget_port(&mut self, port: PortId) {
+        self.stopped.remove(&port);
+        self.transmit.unpark(port);
+    }
+
+    /// A handler has failed: nothing that it asked for happens.
+    pub(crate) fn abort(&mut self, hw: &mut dyn Hardware) {
+        self.asked.clear();
+        hw.abort();
+    }
+}

@@ -1,0 +1,209 @@
+//! An `async fn` as an extension: a thread on the coprocessor.
+//!
+//! An extension may be a collection of event handlers, or fit "into the multi-threaded programming model,
+//! with one or more threads running on the communication coprocessor" (DVCM paper, section 5). A
+//! [`Thread`] is such an extension: its body waits for commands, control messages, frames, peers and
+//! time where it needs them, and the framework's handlers carry it from one wait to the next.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use midplane_nicvm::extension::FIRST_USER_EXTENSION;
+//! use midplane_nicvm::thread::{Nic, Thread};
+//! use midplane_nicvm::timeout::Service;
+//! use midplane_nicvm::unit::Unit;
+//!
+//! /// Tells the node that a command names, and ends the command when it has answered, or not in time.
+//! async fn ask(nic: Nic) {
+//!     loop {
+//!         let request = nic.command().await;
+//!         if nic.send_control(request.node, b"there?").await.is_err() {
+//!             continue; // dropped: it ends as cancelled
+//!         }
+//!         nic.sleep(Service::Exact, Duration::from_micros(50)).await;
+//!         request.reply(1, [0; 4]);
+//!     }
+//! }
+//!
+//! let mut unit = Unit::default();
+//! unit.install(FIRST_USER_EXTENSION, Thread::new(ask))?;
+//! # Ok::<(), midplane_nicvm::extension::InitError>(())
+//! ```
+//!
+//! What the body does between two waits is one handler: it takes effect together, when the body waits
+//! again, and not at all if it panics; then the commands that it holds end with an error. What comes while
+//! it waits for something else is kept for it, in the extension's [`Heap`](crate::heap::Heap).
+//!
+//! Any future may be used, those of other crates' combinators as well, as long as what wakes it is this
+//! [`Nic`]: a waker that another thread of the process calls is seen when the next event comes.
+
+mod nic;
+mod request;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{self, Poll, Wake, Waker};
+use std::time::Duration;
+
+use midplane_simhw::frame::Frame;
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::port::{Command, Status};
+
+use crate::context::Context;
+use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
+use crate::timeout::Service;
+use nic::{Kept, Kind};
+
+pub use nic::{Event, Message, Nic, Sleep};
+pub use request::Request;
+
+/// Waits that a body may pass in one handler; after that it goes on in the next one.
+const WAITS_PER_TURN: usize = 64;
+const GO_ON: TimeoutId = TimeoutId(u32::MAX);
+/// Instructions for what carries a body from one wait to the next.
+const STEP_INSTRUCTIONS: u64 = 40;
+
+/// Whether the body has something to do.
+#[derive(Debug)]
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// An extension whose body is an `async fn`. When that returns the extension is taken down.
+pub struct Thread {
+    nic: Nic,
+    body: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    flag: Arc<Flag>,
+}
+
+impl std::fmt::Debug for Thread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Thread").field("ended", &self.body.is_none()).finish_non_exhaustive()
+    }
+}
+
+impl Thread {
+    /// An extension that runs `body`, from its initialisation on.
+    pub fn new<F>(body: impl FnOnce(Nic) -> F) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let nic = Nic::default();
+        let flag = Arc::new(Flag(AtomicBool::new(true)));
+        Self { body: Some(Box::pin(body(nic.clone()))), nic, flag }
+    }
+
+    /// One handler: the body goes on until it waits for what has not come.
+    fn run(&mut self, nic: &mut Context<'_>) {
+        self.nic.shared().now = nic.now();
+        for _ in 0..WAITS_PER_TURN {
+            let jobs = std::mem::take(&mut self.nic.shared().jobs);
+            let idle = jobs.is_empty();
+            for job in jobs {
+                job(nic);
+            }
+            if !idle {
+                self.nic.wake();
+            }
+            if self.flag.0.swap(false, Ordering::Acquire) {
+                self.step(nic);
+            } else if idle {
+                self.nic.shared().ending.clear();
+                return;
+            }
+        }
+        nic.set_timeout(GO_ON, Service::Exact, Duration::ZERO);
+    }
+
+    fn step(&mut self, nic: &mut Context<'_>) {
+        let Some(body) = &mut self.body else { return };
+        nic.charge(STEP_INSTRUCTIONS);
+        let waker = Waker::from(Arc::clone(&self.flag));
+        if let Poll::Ready(()) = body.as_mut().poll(&mut task::Context::from_waker(&waker)) {
+            self.body = None;
+            nic.withdraw(nic.extension());
+        }
+    }
+
+    /// Keeps what has come for the body, and lets it go on; `false` if there is no room.
+    fn keep(&mut self, nic: &mut Context<'_>, kind: Kind, bytes: &[u8]) -> bool {
+        let Ok(bytes) = nic.heap().copy(bytes) else { return false };
+        self.nic.shared().kept.push_back(Kept { kind, bytes });
+        self.nic.wake();
+        self.run(nic);
+        true
+    }
+}
+
+impl Extension for Thread {
+    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
+        self.nic.shared().node = nic.node();
+        self.run(nic);
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        let ticket = self.nic.shared().admit(command);
+        if !self.keep(nic, Kind::Command(ticket, command), &[]) {
+            self.nic.shared().held.remove(&ticket);
+            nic.refuse(&command, Status::Refused);
+        }
+    }
+
+    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
+        let kept = self.keep(nic, Kind::Control(from), message);
+        assert!(
+            kept,
+            "control messages are reliable, and the body takes none out of its full heap"
+        );
+    }
+
+    fn on_data(&mut self, nic: &mut Context<'_>, _: NodeId, frame: &Frame<'_>) {
+        // Unreliable: one for which there is no room is lost.
+        let bytes = frame.payload.to_vec();
+        self.keep(nic, Kind::Data(frame.header), &bytes);
+    }
+
+    fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
+        if timeout != GO_ON {
+            self.nic.shared().fired.insert(timeout);
+            self.nic.wake();
+        }
+        self.run(nic);
+    }
+
+    fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
+        self.nic.shared().forget(port);
+        self.run(nic);
+    }
+
+    fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
+        let kept = self.keep(nic, Kind::Peer(event), &[]);
+        assert!(kept, "news of peers are few, and the body takes none out of its full heap");
+    }
+
+    fn held(&mut self) -> Vec<Command> {
+        self.nic.shared().abandon()
+    }
+
+    fn deactivate(&mut self, nic: &mut Context<'_>) {
+        self.nic.shared().stops = true;
+        self.nic.wake();
+        self.run(nic);
+        // What it holds is dropped with it, and so ends.
+        self.body = None;
+        self.run(nic);
+        for command in self.nic.shared().abandon() {
+            nic.refuse(&command, Status::Cancelled);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! A command that a thread's body holds.
+
+use std::ops::Deref;
+
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::{Payload, RegionError};
+
+use super::nic::Nic;
+use crate::context::failed;
+
+/// A command that is to be completed: read it as a [`Command`]. One that is dropped ends as
+/// [`Status::Cancelled`]; so every command ends once.
+#[derive(Debug)]
+#[must_use = "dropped it ends as cancelled"]
+pub struct Request {
+    command: Command,
+    ticket: u64,
+    nic: Nic,
+}
+
+impl Request {
+    pub(super) const fn new(command: Command, ticket: u64, nic: Nic) -> Self {
+        Self { command, ticket, nic }
+    }
+
+    /// Ends it as done, with a length and four words.
+    pub fn reply(self, length: u64, args: [u64; 4]) {
+        let done = Completion { length, args, ..failed(&self.command, Status::Done) };
+        self.end(done);
+    }
+
+    /// Ends it otherwise.
+    pub fn refuse(self, status: Status) {
+        let refused = failed(&self.command, status);
+        self.end(refused);
+    }
+
+    /// The bytes of its memory, as they are now.
+    ///
+    /// # Errors
+    /// [`RegionError`] if they may not be read.
+    pub async fn read(&self) -> Result<Vec<u8>, RegionError> {
+        let region = self.command.region;
+        self.nic.with(move |nic| nic.read(region).map(|bytes| bytes.to_vec())).await
+    }
+
+    /// Writes to the beginning of its memory: as many bytes as there is room for, which it returns.
+    ///
+    /// # Errors
+    /// [`RegionError`] if they may not be written.
+    pub async fn write(&self, bytes: &[u8]) -> Result<usize, RegionError> {
+        let length = bytes.len().min(self.command.region.length as usize);
+        let to = self.command.region.part(0, length as u32).expect("no longer than it");
+        let bytes = bytes[..length].to_vec();
+        self.nic.with(move |nic| nic.write(to, Payload::from(&bytes[..]))).await.map(|()| length)
+    }
+
+    fn end(&self, completion: Completion) {
+        let mut shared = self.nic.shared();
+        // Nobody hears of it whose port is closed.
+        if let Some(command) = shared.held.remove(&self.ticket) {
+            shared.ending.push(command);
+            let port = command.region.port;
+            shared.jobs.push_back(Box::new(move |nic| nic.complete(port, &completion)));
+        }
+    }
+}
+
+impl Deref for Request {
+    type Target = Command;
+
+    fn deref(&self) -> &Command {
+        &self.command
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.end(failed(&self.command, Status::Cancelled));
+    }
+}
