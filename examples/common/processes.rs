@@ -1,17 +1,53 @@
 //! The processes that an example starts on this host.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
 
-/// Addresses of this host that nobody uses at the moment.
+/// Ports that a run may ask for next to each other; runs that begin at once begin as far apart.
+const STRIDE: u32 = 32;
+/// The lowest port that is tried: below it are services of the host.
+const LOWEST: u16 = 10_000;
+/// What the system gives to sockets that ask for no port, where it does not say.
+const EPHEMERAL: (u16, u16) = (32_768, 65_535);
+/// How often it is looked whether a child has ended.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long this side may go on after a child has done its part.
+const REST: Duration = Duration::from_secs(10);
+
+/// Addresses of this host whose ports nobody uses at the moment, neither of TCP nor of UDP, and
+/// which the system gives to nobody who asks for none: they are free until who asked binds them.
 ///
 /// # Errors
 /// One line, if the system has none.
 pub(crate) fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, String> {
-    let bound: Result<Vec<_>, _> = (0..count).map(|_| UdpSocket::bind("127.0.0.1:0")).collect();
-    let addresses = bound.and_then(|sockets| sockets.iter().map(UdpSocket::local_addr).collect());
-    addresses.map_err(|error| format!("this host has no free ports: {error}"))
+    let ephemeral = ephemeral_ports();
+    let ports: Vec<u16> =
+        (LOWEST..=u16::MAX).filter(|port| *port < ephemeral.0 || *port > ephemeral.1).collect();
+    // Other runs of this host are other processes, and begin elsewhere.
+    let first = std::process::id().wrapping_mul(STRIDE) as usize % ports.len().max(1);
+    let in_turn = ports.iter().cycle().skip(first).take(ports.len());
+    let addresses = in_turn.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, *port)));
+    let free: Vec<_> = addresses.filter(is_free).take(count).collect();
+    if free.len() < count {
+        return Err(format!("this host has no {count} free ports: {} of them", free.len()));
+    }
+    Ok(free)
+}
+
+/// First and last of the ports that the system gives to sockets that ask for none.
+fn ephemeral_ports() -> (u16, u16) {
+    let said = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok();
+    let range = said.and_then(|text| {
+        let mut words = text.split_whitespace().map(str::parse);
+        Some((words.next()?.ok()?, words.next()?.ok()?))
+    });
+    range.unwrap_or(EPHEMERAL)
+}
+
+fn is_free(address: &SocketAddr) -> bool {
+    UdpSocket::bind(address).is_ok() && TcpListener::bind(address).is_ok()
 }
 
 /// Ends this process when its standard input does: a child, when its parent is gone.
@@ -30,6 +66,8 @@ pub(crate) struct Peer {
     process: Child,
     /// Open for as long as the child may live.
     life: Option<ChildStdin>,
+    /// What was read of what it has complained of.
+    complaint: String,
 }
 
 impl Peer {
@@ -51,7 +89,7 @@ impl Peer {
         let list: String = peers.iter().map(|peer| format!("{peer}\n")).collect();
         // A child that is gone already says why itself.
         let _ = life.write_all(format!("{list}\n").as_bytes());
-        Ok(Self { process, life: Some(life) })
+        Ok(Self { process, life: Some(life), complaint: String::new() })
     }
 
     /// Tells it that it is not needed any more.
@@ -62,13 +100,40 @@ impl Peer {
     /// What it complained of, if it has ended already.
     pub(crate) fn complaint(&mut self) -> Option<String> {
         let ended = self.process.try_wait().ok().flatten()?;
-        let mut complaint = String::new();
         if let Some(mut pipe) = self.process.stderr.take() {
-            let _ = pipe.read_to_string(&mut complaint);
+            let _ = pipe.read_to_string(&mut self.complaint);
         }
-        let line =
-            complaint.lines().last().map(|line| line.trim_start_matches("error: ").to_owned());
+        let line = self.complaint.lines().last();
+        let line = line.map(|line| line.trim_start_matches("error: ").to_owned());
         line.or_else(|| (!ended.success()).then(|| "it was ended".to_owned()))
+    }
+
+    /// This side's part, for as long as the child does its own.
+    ///
+    /// # Errors
+    /// That of the part; where the child has complained, its complaint: it knows better than who
+    /// misses it. One that has done its part complains of nothing, and has ended too early only if
+    /// this side does not come to its end soon.
+    pub(crate) async fn beside<T>(
+        &mut self,
+        part: impl Future<Output = Result<T, String>>,
+    ) -> Result<T, String> {
+        let done = tokio::select! {
+            biased;
+            done = part => done,
+            () = self.ended() => Err("the other process ended too early".into()),
+        };
+        done.map_err(|what| self.complaint().unwrap_or(what))
+    }
+
+    /// Ready once it has ended, and nobody can need it any more.
+    async fn ended(&mut self) {
+        while matches!(self.process.try_wait(), Ok(None)) {
+            tokio::time::sleep(LOOK).await;
+        }
+        if self.complaint().is_none() {
+            tokio::time::sleep(REST).await;
+        }
     }
 
     /// What it has printed, once it has ended by itself.

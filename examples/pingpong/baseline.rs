@@ -6,6 +6,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
 use crate::arguments::{Kernel, MAX_BYTES};
 use crate::layers::{LOST, lost};
 use crate::measure::Side;
+use crate::processes::Peer;
 
 /// Bytes of a datagram; longer messages are several.
 const DATAGRAM: usize = 32 << 10;
@@ -64,35 +65,44 @@ fn buffer() -> Vec<u8> {
     vec![7; MAX_BYTES + DATAGRAM]
 }
 
-/// Waits at a place that is told to `tell`, and plays with whoever comes.
+/// Waits at a place, tells a child of it, and plays with who comes.
 pub(crate) async fn wait<G: Game>(
     kernel: Kernel,
-    tell: impl FnOnce(String) -> Result<(), String>,
+    tell: impl FnOnce(String) -> Result<Peer, String>,
     game: G,
 ) -> Result<G::Result, String> {
     match kernel {
         Kernel::Tcp => {
             let listener = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
-            tell(listener.local_addr().map_err(failed)?.to_string())?;
-            let (socket, _) = listener.accept().await.map_err(failed)?;
-            socket.set_nodelay(true).map_err(failed)?;
-            game.play(&mut Stream { socket, buffer: buffer() }).await
+            let mut child = tell(listener.local_addr().map_err(failed)?.to_string())?;
+            let part = async {
+                let (socket, _) = listener.accept().await.map_err(failed)?;
+                socket.set_nodelay(true).map_err(failed)?;
+                game.play(&mut Stream { socket, buffer: buffer() }).await
+            };
+            child.beside(part).await
         }
         Kernel::Unix => {
             let folder = tempfile::tempdir().map_err(failed)?;
             let path = folder.path().join("socket");
             let listener = UnixListener::bind(&path).map_err(failed)?;
-            tell(path.display().to_string())?;
-            let (socket, _) = listener.accept().await.map_err(failed)?;
-            game.play(&mut Stream { socket, buffer: buffer() }).await
+            let mut child = tell(path.display().to_string())?;
+            let part = async {
+                let (socket, _) = listener.accept().await.map_err(failed)?;
+                game.play(&mut Stream { socket, buffer: buffer() }).await
+            };
+            child.beside(part).await
         }
         Kernel::Udp => {
             let socket = UdpSocket::bind("127.0.0.1:0").await.map_err(failed)?;
-            tell(socket.local_addr().map_err(failed)?.to_string())?;
-            let mut first = [0];
-            let (_, from) = socket.recv_from(&mut first).await.map_err(failed)?;
-            socket.connect(from).await.map_err(failed)?;
-            game.play(&mut Datagrams { socket, buffer: buffer() }).await
+            let mut child = tell(socket.local_addr().map_err(failed)?.to_string())?;
+            let part = async {
+                let mut first = [0];
+                let (_, from) = socket.recv_from(&mut first).await.map_err(failed)?;
+                socket.connect(from).await.map_err(failed)?;
+                game.play(&mut Datagrams { socket, buffer: buffer() }).await
+            };
+            child.beside(part).await
         }
     }
 }

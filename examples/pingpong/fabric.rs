@@ -55,14 +55,8 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
     let start = |place: &str| Peer::start(&arguments.for_child(contest, place), &[]);
     match contest {
         Contest::Kernel(kernel) => runtime(Wait::Await)?.block_on(async {
-            let mut child = None;
-            let tell = |place: String| {
-                child = Some(start(&format!("kernel={place}"))?);
-                Ok(())
-            };
-            let figures = baseline::wait(*kernel, tell, Asks(arguments)).await;
-            drop(child);
-            figures
+            let tell = |place: String| start(&format!("kernel={place}"));
+            baseline::wait(*kernel, tell, Asks(arguments)).await
         }),
         Contest::Ours(fabric, layer, wait) => {
             let place = match fabric {
@@ -72,15 +66,10 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
                     format!("{},{}", addresses[0], addresses[1])
                 }
             };
-            let _child = start(&place)?;
-            let game = Asks(arguments);
-            runtime(*wait)?.block_on(ours(
-                (*fabric, *layer, *wait),
-                &place,
-                0,
-                most(arguments),
-                game,
-            ))
+            let mut child = start(&place)?;
+            let (game, most) = (Asks(arguments), most(arguments));
+            let part = ours((*fabric, *layer, *wait), &place, 0, most, game);
+            runtime(*wait)?.block_on(child.beside(part))
         }
     }
 }

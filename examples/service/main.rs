@@ -102,14 +102,18 @@ fn run(arguments: &Arguments, place: Option<Place>) -> Result<Option<Vec<Run>>, 
         }
         contest::serve_all(arguments, &site).await.map(|()| None)
     };
-    let done = runtime.block_on(async {
+    let part = async {
+        match &mut server {
+            Some(server) => server.beside(part).await,
+            None => part.await,
+        }
+    };
+    runtime.block_on(async {
         tokio::select! {
             done = part => done,
             _ = tokio::signal::ctrl_c() => Err("stopped".into()),
         }
-    });
-    // A server that could not do its part knows better why than who misses it.
-    done.map_err(|what| server.as_mut().and_then(processes::Peer::complaint).unwrap_or(what))
+    })
 }
 
 fn finish(arguments: &Arguments, runs: Vec<Run>) -> ExitCode {
