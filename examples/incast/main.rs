@@ -23,6 +23,7 @@ mod command_line;
 #[path = "../common/plot.rs"]
 mod plot;
 #[path = "../common/processes.rs"]
+#[expect(dead_code, reason = "other examples use the rest")]
 mod processes;
 #[path = "../common/ranks.rs"]
 mod ranks;

@@ -39,6 +39,26 @@ async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
     }
 }
 
+/// Looks in vain after which whoever polls lets others have its core, some 15 us: where processes are
+/// more than cores, the one that it waits for may be among them.
+const LOOKS: u32 = 256;
+
+/// How often somebody has looked in vain.
+#[derive(Debug, Default)]
+struct Looks(u32);
+
+impl Looks {
+    #[inline]
+    fn again(&mut self) {
+        self.0 += 1;
+        if self.0.is_multiple_of(LOOKS) {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
 /// After this an unreliable message is lost.
 pub(crate) const LOST: Duration = Duration::from_secs(2);
 
@@ -116,6 +136,7 @@ impl Side for Raw {
     }
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
+        let mut looks = Looks::default();
         let (slot, length) = loop {
             if let Some(arrived) = self.arrived.pop() {
                 break arrived;
@@ -125,7 +146,7 @@ impl Side for Raw {
                     if let Some(completion) = self.port.poll() {
                         break completion;
                     }
-                    std::hint::spin_loop();
+                    looks.again();
                 },
                 wait => {
                     let next = tokio::time::timeout(LOST, self.port.completion());
@@ -225,12 +246,13 @@ impl Side for Interface {
     }
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
+        let mut looks = Looks::default();
         let done = match self.wait {
             Wait::Poll => loop {
                 if let Some(done) = self.nic.receive_done(self.vi).map_err(failed)? {
                     break done;
                 }
-                std::hint::spin_loop();
+                looks.again();
             },
             wait => rest(wait, self.nic.wait(self.vi, WorkQueue::Receive)).await.map_err(failed)?,
         };
@@ -291,6 +313,7 @@ impl Messages {
 
 /// Looks until a request is done; what came of it.
 fn finish(process: &mut Process<Lower>, request: Request) -> Result<Vec<u8>, String> {
+    let mut looks = Looks::default();
     loop {
         if process.lower_mut().requests().state(request) == Some(State::Done) {
             let outcome = process.lower_mut().requests().take(request).ok_or("no outcome")?;
@@ -299,6 +322,7 @@ fn finish(process: &mut Process<Lower>, request: Request) -> Result<Vec<u8>, Str
             return Ok(outcome.bytes);
         }
         process.lower_mut().advance(Advance::Not);
+        looks.again();
     }
 }
 

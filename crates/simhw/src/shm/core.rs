@@ -131,6 +131,10 @@ impl<F: Firmware> Core<F> {
         let Some(engine) = &mut *engine else { return false };
         self.take_news(engine);
         let was_any = engine.visit();
+        if was_any && engine.is_stopping() {
+            // It may have been what the driver waits for.
+            self.signal();
+        }
         if engine.is_polled_asleep() {
             // Should it stop looking without a word, the driver notices.
             if !self.is_watched.swap(true, Ordering::Relaxed) {
@@ -145,13 +149,14 @@ impl<F: Firmware> Core<F> {
     pub(super) fn drive(&self, last_visits: &mut u64, now: Instant, tick: u64) -> Next {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };
+        // What a peer that is gone has left may be all that an ending NIC waits for.
+        self.take_news(engine);
         if self.is_ending.load(Ordering::Acquire) && engine.may_stop() {
             *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner) =
                 engine.nic.counters;
             *guard = None;
             return Next::End;
         }
-        self.take_news(engine);
         engine.nic.read_clock();
         if engine.turn() {
             return Next::Again;
@@ -159,7 +164,7 @@ impl<F: Firmware> Core<F> {
         let is_visited = std::mem::replace(last_visits, engine.visits) != engine.visits;
         if self.is_watched.load(Ordering::Relaxed) {
             if is_visited {
-                return self.wait(engine.nic.next_alarm().min(now.plus_nanos(tick)));
+                return self.wait(engine.next_alarm().min(now.plus_nanos(tick)));
             }
             self.is_watched.store(false, Ordering::Relaxed);
         }
@@ -167,7 +172,7 @@ impl<F: Firmware> Core<F> {
         if !engine.fall_asleep() {
             return Next::Again;
         }
-        self.wait(engine.nic.next_alarm())
+        self.wait(engine.next_alarm())
     }
 
     fn wait(&self, until: Instant) -> Next {
@@ -178,7 +183,7 @@ impl<F: Firmware> Core<F> {
     /// The driver wakes no later than the next alarm of an engine that nobody looks after.
     fn set_driver(&self, engine: &Engine<F>) {
         let wakes = self.driver_wakes.load(Ordering::Relaxed);
-        if engine.is_asleep() && engine.nic.next_alarm().as_nanos() < wakes {
+        if engine.is_asleep() && engine.next_alarm().as_nanos() < wakes {
             self.signal();
         }
     }
@@ -271,3 +276,7 @@ impl<F: Firmware + Send> Bell for PortBell<F> {
         self.0.spin_nanos
     }
 }
+
+#[cfg(all(test, not(midplane_loom)))]
+#[path = "core/tests.rs"]
+mod tests;

@@ -234,6 +234,16 @@ impl<F: Firmware> Engine<F> {
         self.is_asleep
     }
 
+    /// When the engine has to do something by itself: the firmware, or its end.
+    pub(super) fn next_alarm(&self) -> Instant {
+        self.stopping.unwrap_or(Instant::FAR_FUTURE).min(self.nic.next_alarm())
+    }
+
+    /// Whether the firmware was told that the NIC ends.
+    pub(super) const fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
     /// While the NIC ends: whether peers have what the firmware gives back, or are waited for no
     /// longer.
     pub(super) fn may_stop(&mut self) -> bool {

@@ -1,0 +1,85 @@
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::*;
+use crate::frame::{Frame, Header};
+use crate::hardware::{Hardware, STOP_PATIENCE};
+use crate::id::{DmaId, TimerId};
+use crate::live::clock::Clock;
+use crate::segment::{Segment, View};
+use crate::shm::config::ShmConfig;
+use crate::shm::lane::{Receiver, Sender};
+use crate::shm::nic::Nic;
+
+const HERE: NodeId = NodeId(0);
+const THERE: NodeId = NodeId(1);
+
+/// Ends once it has seen one more frame.
+struct Owed(bool);
+
+impl Firmware for Owed {
+    fn on_start(&mut self, _: &mut impl Hardware) {}
+    fn on_doorbell(&mut self, _: &mut impl Hardware, _: PortId) {}
+    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
+    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
+
+    fn may_stop(&self) -> bool {
+        self.0
+    }
+
+    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {
+        self.0 = true;
+    }
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
+}
+
+/// A NIC with one peer, and what the peer sends with.
+fn joined() -> (Core<Owed>, Sender) {
+    let config = ShmConfig::new("core", HERE, 2);
+    let shape = config.shape();
+    let nic = Nic::new(&config, Clock::incarnation());
+    let core = Core::new(HERE, Engine::new(Owed(false), nic, 8), event(), 0);
+    let segment = Arc::new(Segment::private(2 * shape.lane_bytes()));
+    let link = Link {
+        node: THERE,
+        sender: Sender::new(Arc::clone(&segment), 0, shape),
+        receiver: Receiver::new(Arc::clone(&segment), shape.lane_bytes(), shape),
+        event: event(),
+    };
+    core.joined(link);
+    (core, Sender::new(segment, shape.lane_bytes(), shape))
+}
+
+fn drive(core: &Core<Owed>) -> Next {
+    loop {
+        match core.drive(&mut 0, Clock::now(), 1) {
+            Next::Again => {}
+            next => return next,
+        }
+    }
+}
+
+#[test]
+fn a_nic_that_ends_has_all_that_it_waits_for_from_a_peer_that_is_gone() {
+    let (core, mut peer) = joined();
+    assert_eq!(drive(&core), Next::Wait(Instant::FAR_FUTURE));
+    core.end();
+    assert!(matches!(drive(&core), Next::Wait(_)), "a frame is owed");
+    peer.stage(&Header { source: THERE, ..Header::default() }, View::from(&[][..])).unwrap();
+    peer.publish();
+    core.left(THERE);
+    assert_eq!(drive(&core), Next::End);
+}
+
+#[test]
+fn a_nic_that_ends_waits_no_longer_than_its_patience() {
+    let (core, _peer) = joined();
+    core.end();
+    let asked = Clock::now();
+    let Next::Wait(until) = drive(&core) else { panic!("a frame is owed") };
+    assert!(until <= asked + STOP_PATIENCE + Duration::from_secs(1), "it waits until {until:?}");
+}
