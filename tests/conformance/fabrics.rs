@@ -12,6 +12,8 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::link::LinkProfile;
+#[cfg(target_os = "linux")]
+use midplane::simhw::nicd::{Client, ClientConfig, ClientHost, PortServer, ServerConfig};
 use midplane::simhw::profile::NicProfile;
 #[cfg(target_os = "linux")]
 use midplane::simhw::shm::{ShmConfig, ShmHost, ShmNic};
@@ -135,19 +137,8 @@ pub(crate) fn shm<Task>(case: impl Fn(Site<ShmHost>) -> Task)
 where
     Task: Future<Output = ()> + Send + 'static,
 {
-    static FABRICS: AtomicUsize = AtomicUsize::new(0);
-    let number = FABRICS.fetch_add(1, Ordering::Relaxed);
-    let name = format!("conformance {} {number}", std::process::id());
     live(async |exchange| {
-        let start = |node| {
-            let config = ShmConfig::new(&name, NodeId(node), NODES);
-            let config = config.seed(SEED).mtu(MTU).incarnation(Incarnation::FIRST);
-            ShmNic::start(config, firmware()).unwrap()
-        };
-        let nics: Vec<ShmNic> = (0..NODES).map(start).collect();
-        for nic in &nics {
-            nic.meet().await;
-        }
+        let nics = start_shm_nics(&fabric_name()).await;
         run_all(
             nics.iter().map(|nic| case(Site { host: nic.host(), exchange: Arc::clone(&exchange) })),
         )
@@ -156,6 +147,76 @@ where
             nic.shutdown().await;
         }
     });
+}
+
+/// Runs `case` on clients of daemons whose NICs are joined over shared memory.
+#[cfg(target_os = "linux")]
+pub(crate) fn mapped_shm<Task>(case: impl Fn(Site<ClientHost>) -> Task)
+where
+    Task: Future<Output = ()> + Send + 'static,
+{
+    live(async |exchange| {
+        let name = fabric_name();
+        let nics = start_shm_nics(&name).await;
+        let serve = |nic: &ShmNic| nic.serve_ports(ServerConfig::new(&name)).unwrap();
+        let servers: Vec<PortServer> = nics.iter().map(serve).collect();
+        run_all(clients(&name).map(|host| case(Site { host, exchange: Arc::clone(&exchange) })))
+            .await;
+        drop(servers);
+        for nic in nics {
+            nic.shutdown().await;
+        }
+    });
+}
+
+/// Runs `case` on clients of daemons whose NICs are joined over loopback.
+#[cfg(target_os = "linux")]
+pub(crate) fn mapped_udp<Task>(case: impl Fn(Site<ClientHost>) -> Task)
+where
+    Task: Future<Output = ()> + Send + 'static,
+{
+    live(async |exchange| {
+        let name = fabric_name();
+        let nics = start_nics();
+        let serve = |nic: &UdpNic| nic.serve_ports(ServerConfig::new(&name)).unwrap();
+        let servers: Vec<PortServer> = nics.iter().map(serve).collect();
+        run_all(clients(&name).map(|host| case(Site { host, exchange: Arc::clone(&exchange) })))
+            .await;
+        drop(servers);
+        for nic in nics {
+            nic.shutdown().await;
+        }
+    });
+}
+
+/// A name that no other fabric of this host has.
+#[cfg(target_os = "linux")]
+fn fabric_name() -> String {
+    static FABRICS: AtomicUsize = AtomicUsize::new(0);
+    let number = FABRICS.fetch_add(1, Ordering::Relaxed);
+    format!("conformance {} {number}", std::process::id())
+}
+
+#[cfg(target_os = "linux")]
+async fn start_shm_nics(name: &str) -> Vec<ShmNic> {
+    let start = |node| {
+        let config = ShmConfig::new(name, NodeId(node), NODES);
+        let config = config.seed(SEED).mtu(MTU).incarnation(Incarnation::FIRST);
+        ShmNic::start(config, firmware()).unwrap()
+    };
+    let nics: Vec<ShmNic> = (0..NODES).map(start).collect();
+    for nic in &nics {
+        nic.meet().await;
+    }
+    nics
+}
+
+#[cfg(target_os = "linux")]
+fn clients(name: &str) -> impl Iterator<Item = ClientHost> {
+    (0..NODES).map(move |node| {
+        let config = ClientConfig::new(name, NodeId(node)).seed(SEED);
+        Client::connect(config).unwrap().host()
+    })
 }
 
 /// Runs a fabric on a runtime of its own.

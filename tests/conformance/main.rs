@@ -19,6 +19,20 @@ macro_rules! conformance {
                 crate::fabrics::shm(crate::cases::$group::$case);
             })+)+
         }
+        #[cfg(target_os = "linux")]
+        mod mapped_shm {
+            $($(#[test]
+            fn $case() {
+                crate::fabrics::mapped_shm(crate::cases::$group::$case);
+            })+)+
+        }
+        #[cfg(target_os = "linux")]
+        mod mapped_udp {
+            $($(#[test]
+            fn $case() {
+                crate::fabrics::mapped_udp(crate::cases::$group::$case);
+            })+)+
+        }
         mod udp {
             $($(#[test]
             fn $case() {

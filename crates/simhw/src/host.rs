@@ -60,4 +60,7 @@ pub enum OpenError {
     /// No port is that deep.
     #[error("a port is 1 to {MAX_DEPTH} commands deep, not {0}")]
     Depth(usize),
+    /// The operating system gave no shared memory or no event, or the NIC's process none.
+    #[error("the system refused memory or an event for a port: {0}")]
+    System(std::io::ErrorKind),
 }

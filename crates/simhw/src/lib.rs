@@ -11,6 +11,7 @@
 //! - [`link`], [`switch`], [`medium`], [`drops`]: the wires, the models of what joins them, and what
 //!   they lose
 //! - `shm`: the fabric of shared memory, between processes of one host (Linux)
+//! - `nicd`: a NIC in a daemon, its ports in other processes (Linux)
 //! - [`seal`]: frames that only holders of a key can read, make or change
 //! - [`udp`]: the fabric of real sockets, and the switch in software
 //! - [`launch`]: who am I, and where are my peers
@@ -33,6 +34,10 @@ mod live;
 pub mod medium;
 #[cfg(all(test, midplane_loom))]
 mod models;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+pub mod nicd;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+mod passing;
 pub mod port;
 pub mod profile;
 pub mod region;

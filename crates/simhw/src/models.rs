@@ -10,7 +10,7 @@ use loom::thread;
 use crate::frame::Header;
 use crate::id::PortId;
 use crate::lane::{Receiver, Sender, Shape};
-use crate::port::Bells;
+use crate::port::{Bells, Words};
 use crate::ring::{Consumer, Producer, ring, ring_bytes};
 use crate::segment::{Segment, View};
 use crate::sync::{Ordering, fence};
@@ -178,5 +178,62 @@ fn no_doorbell_is_lost_and_somebody_always_tells_the_nic() {
         for ringer in ringers {
             ringer.join().unwrap();
         }
+    });
+}
+
+#[test]
+fn a_daemon_that_sleeps_is_woken_by_who_rings() {
+    check(|| {
+        let words = Words::new(Arc::new(Segment::private(128)));
+        let event = Arc::new(Notify::new());
+        let (rung, rings) = (words.clone(), Arc::clone(&event));
+        let client = thread::spawn(move || {
+            if rung.ring() {
+                rings.notify();
+            }
+        });
+        loop {
+            if words.take_bell() {
+                break;
+            }
+            words.fall_asleep();
+            fence(Ordering::SeqCst);
+            if words.take_bell() {
+                break;
+            }
+            event.wait();
+            words.stay_awake();
+        }
+        client.join().unwrap();
+    });
+}
+
+#[test]
+fn a_client_that_waits_is_woken_by_what_completes() {
+    check(|| {
+        let words = Words::new(Arc::new(Segment::private(128)));
+        let event = Arc::new(Notify::new());
+        let (woken, rings) = (words.clone(), Arc::clone(&event));
+        let (mut producer, mut consumer) = small_ring();
+        let nic = thread::spawn(move || {
+            producer.push(&[7; 7]).unwrap();
+            fence(Ordering::SeqCst);
+            if woken.takes_wake() {
+                rings.notify();
+            }
+        });
+        let entry = loop {
+            if let Some(entry) = consumer.pop() {
+                break entry;
+            }
+            words.wait();
+            fence(Ordering::SeqCst);
+            if let Some(entry) = consumer.pop() {
+                break entry;
+            }
+            event.wait();
+        };
+        assert_eq!(entry, [7; 7]);
+        nic.join().unwrap();
     });
 }

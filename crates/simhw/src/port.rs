@@ -3,9 +3,15 @@
 
 mod bells;
 mod command;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+mod far;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+mod ground;
 mod nic;
 mod numbers;
 mod registrar;
+#[cfg(target_os = "linux")]
+mod words;
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -15,7 +21,7 @@ use thiserror::Error;
 
 use crate::id::PortId;
 use crate::live::clock::Clock;
-use crate::region::{MAX_REGION, Memory, Region, RegionOptions, RegionRef};
+use crate::region::{MAX_REGION, Region, RegionOptions, RegionRef};
 use crate::ring::{Consumer, Producer, ring, ring_bytes};
 use crate::segment::Segment;
 
@@ -23,11 +29,15 @@ pub use command::{Command, Completion, Status};
 pub use numbers::WELL_KNOWN;
 
 pub(crate) use bells::Bells;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+pub(crate) use far::{Arenas, Grant, far_port};
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+pub(crate) use ground::Lender;
 pub(crate) use nic::{NicPort, Ports};
 pub(crate) use numbers::{PortName, PortNumbers};
 pub(crate) use registrar::{Bell, Registrar};
-
-use registrar::Registration;
+#[cfg(target_os = "linux")]
+pub(crate) use words::Words;
 
 /// Commands of a port that may be under way at once: two rings of 256 cache lines are 32 KiB.
 pub const DEFAULT_DEPTH: usize = 256;
@@ -76,6 +86,9 @@ pub enum RegisterError {
     /// Drop a region first.
     #[error("the port has {MAX_REGIONS} regions already")]
     TooMany,
+    /// The process of the NIC lends no more memory, or the system has none.
+    #[error("the NIC lends no region of {0} bytes; drop regions, or let it lend more")]
+    NoMemory(usize),
     /// The NIC is gone.
     #[error("the NIC behind the port has stopped")]
     Closed,
@@ -143,6 +156,39 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
     (port, nic)
 }
 
+/// What the process of a NIC has given for a port of another process.
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+pub(crate) struct Loan {
+    pub(crate) name: PortName,
+    pub(crate) depth: usize,
+    /// The segment of the port's rings.
+    pub(crate) file: std::os::fd::OwnedFd,
+    /// Wakes the NIC's process.
+    pub(crate) event: std::os::fd::OwnedFd,
+    pub(crate) spin_nanos: u32,
+    pub(crate) lender: Box<dyn Lender>,
+}
+
+/// The application's end of a port whose NIC is in another process, one of a user that `admits`
+/// admits. Somebody has to call the registrar's `wake` and `close` when that process does.
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+pub(crate) fn borrowed_port(
+    loan: Loan,
+    admits: impl Fn(u32) -> bool,
+) -> Result<(Port, Arc<Registrar>), crate::segment::SegmentError> {
+    let Loan { name, depth, file, event, spin_nanos, lender } = loan;
+    let (commands, completions, registrations, words) = far::open(&file, depth, admits)?;
+    let bell = ground::FarBell { words: words.clone(), event, spin_nanos };
+    let ground = ground::Ground::new(words, registrations, lender);
+    let registrar = Arc::new(Registrar::far(name, Box::new(bell), ground));
+    let id = name.id;
+    let near = Arc::clone(&registrar);
+    Ok((
+        Port { id, depth, outstanding: 0, vain: 0, commands, completions, registrar: near },
+        registrar,
+    ))
+}
+
 impl Port {
     /// The port's number on its NIC.
     #[must_use]
@@ -185,14 +231,7 @@ impl Port {
         if self.is_closed() {
             return Err(RegisterError::Closed);
         }
-        let memory = Memory::new(bytes);
-        let (slot, generation) = self.registrar.claim_slot()?;
-        self.registrar.push(Registration::Register {
-            slot,
-            generation,
-            memory: memory.clone(),
-            options,
-        });
+        let (memory, slot, generation) = self.registrar.register(bytes, options)?;
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
         let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
         Ok(Region { memory, whole, options, registrar: Arc::clone(&self.registrar) })
@@ -274,6 +313,15 @@ impl Port {
         .await
     }
 
+    /// The next completion, when there is one; blocks the thread until then. Whatever runs the NIC
+    /// must do so elsewhere: a runtime of other threads, or another process.
+    ///
+    /// # Errors
+    /// [`PortClosed`] once the NIC has stopped and every completion is taken.
+    pub fn wait(&mut self) -> Result<Completion, PortClosed> {
+        pollster::block_on(self.completion())
+    }
+
     /// Looks for a completion for as long as that has paid lately, within what the NIC allows.
     fn look(&mut self) -> Option<Completion> {
         let first = self.poll();
@@ -306,8 +354,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.registrar.push(Registration::Close);
-        self.registrar.ring();
+        self.registrar.drop_port();
     }
 }
 

@@ -47,6 +47,17 @@ impl Rights {
     /// All four.
     pub const ALL: Self = Self(15);
 
+    /// The rights of these four bits, as they lie in shared memory.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(crate) const fn from_bits(bits: u8) -> Option<Self> {
+        if bits <= Self::ALL.0 { Some(Self(bits)) } else { None }
+    }
+
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(crate) const fn bits(self) -> u8 {
+        self.0
+    }
+
     /// These and `other`.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {

@@ -29,7 +29,7 @@ use crate::sync::AtomicU64;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 mod file;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-pub(crate) use file::Kind;
+pub(crate) use file::{Kind, SegmentError};
 #[cfg(all(test, midplane_loom))]
 mod model;
 #[cfg(all(test, midplane_loom))]
@@ -113,7 +113,7 @@ impl Segment {
     }
 
     /// Bytes of the segment.
-    #[cfg(test)]
+    #[cfg(any(test, target_os = "linux"))]
     pub(crate) const fn len(&self) -> usize {
         self.bytes
     }

@@ -37,6 +37,7 @@ use crate::hardware::Firmware;
 use crate::id::NodeId;
 use crate::live::Tasks;
 use crate::live::clock::Clock;
+use crate::nicd::{PortServer, ServeError, ServerConfig};
 use crate::time::nanos;
 
 pub use config::{
@@ -144,6 +145,15 @@ impl ShmNic {
     #[must_use]
     pub fn peers(&self) -> watch::Receiver<Vec<NodeId>> {
         self.station.peers()
+    }
+
+    /// Serves this NIC's ports to other processes, until the result is dropped. The processes that
+    /// have them run the NIC no more: that does the server, and the runtime's task.
+    ///
+    /// # Errors
+    /// [`ServeError`] says what to do about it.
+    pub fn serve_ports(&self, config: ServerConfig) -> Result<PortServer, ServeError> {
+        PortServer::open(config, Arc::clone(&self.station) as _)
     }
 
     /// What has gone through the NIC.

@@ -152,6 +152,19 @@ impl UdpNic {
         self.is_sealed
     }
 
+    /// Serves this NIC's ports to other processes of this host, until the result is dropped; Linux
+    /// only.
+    ///
+    /// # Errors
+    /// [`ServeError`](crate::nicd::ServeError) says what to do about it.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub fn serve_ports(
+        &self,
+        config: crate::nicd::ServerConfig,
+    ) -> Result<crate::nicd::PortServer, crate::nicd::ServeError> {
+        crate::nicd::PortServer::open(config, Arc::clone(&self.desk) as _)
+    }
+
     /// What has gone through the NIC, as of its last turn. Asks the system, too: some 100 us.
     #[must_use]
     pub fn counters(&self) -> UdpCounters {

@@ -1,5 +1,6 @@
 //! The one place that reads the machine's clocks.
 
+#[cfg(not(target_os = "linux"))]
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
@@ -8,13 +9,12 @@ use crate::id::Incarnation;
 use crate::time::Instant;
 
 /// The clock's first reading.
-#[cfg(target_os = "linux")]
-static ORIGIN: OnceLock<u64> = OnceLock::new();
 #[cfg(not(target_os = "linux"))]
 static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
 static LAST_LIFE: AtomicU32 = AtomicU32::new(0);
 
-/// The clock that all fabrics of this process share; it starts at its first reading.
+/// The clock that all fabrics of this process share. On Linux all processes of the host do: its
+/// nanoseconds are the machine's. Elsewhere it starts at its first reading.
 pub(crate) struct Clock;
 
 impl Clock {
@@ -24,9 +24,8 @@ impl Clock {
     pub(crate) fn now() -> Instant {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         // Neither is ever negative, and the sum holds 584 years.
-        let now = (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64);
-        let origin = ORIGIN.get_or_init(|| now);
-        Instant::from_nanos(now.saturating_sub(*origin))
+        let nanos = (now.tv_sec as u64).wrapping_mul(1_000_000_000);
+        Instant::from_nanos(nanos.wrapping_add(now.tv_nsec as u64))
     }
 
     #[cfg(not(target_os = "linux"))]

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+use super::far::FarEnd;
 use super::registrar::{Registrar, Registration};
 use super::{Command, Completion};
 use crate::id::PortId;
@@ -13,7 +15,7 @@ use crate::ring::{Consumer, Producer};
 pub(crate) struct NicPort {
     commands: Consumer,
     completions: Producer,
-    registrar: Arc<Registrar>,
+    beside: Beside,
     regions: RegionTable,
     open: bool,
     /// Commands that were taken and not completed.
@@ -22,20 +24,39 @@ pub(crate) struct NicPort {
     staged: usize,
 }
 
+/// What a port has beside its two rings.
+#[derive(Debug)]
+enum Beside {
+    /// The application is in this process.
+    Near(Arc<Registrar>),
+    /// It is in another.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    Far(Box<FarEnd>),
+}
+
 impl NicPort {
     pub(super) fn new(
         commands: Consumer,
         completions: Producer,
         registrar: Arc<Registrar>,
     ) -> Self {
+        Self::with(commands, completions, Beside::Near(registrar))
+    }
+
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(super) fn far(commands: Consumer, completions: Producer, end: FarEnd) -> Self {
+        Self::with(commands, completions, Beside::Far(Box::new(end)))
+    }
+
+    fn with(commands: Consumer, completions: Producer, beside: Beside) -> Self {
         let regions = RegionTable::default();
-        Self { commands, completions, registrar, regions, open: true, owed: 0, staged: 0 }
+        Self { commands, completions, beside, regions, open: true, owed: 0, staged: 0 }
     }
 
     /// Takes note of what was registered and deregistered. `false` once the port is dropped.
     #[inline]
     pub(crate) fn sync(&mut self) -> bool {
-        if self.registrar.has_changed() {
+        if self.beside.has_changed() {
             self.take_changes();
         }
         self.open
@@ -43,7 +64,7 @@ impl NicPort {
 
     #[cold]
     fn take_changes(&mut self) {
-        for change in self.registrar.take() {
+        for change in self.beside.take() {
             match change {
                 Registration::Register { slot, generation, memory, options } => {
                     self.regions.insert(slot, generation, memory, options);
@@ -54,6 +75,7 @@ impl NicPort {
                 Registration::Close => self.open = false,
             }
         }
+        self.beside.settle();
     }
 
     #[inline]
@@ -99,13 +121,13 @@ impl NicPort {
 
     /// Wakes the application, if it waits. A fence must lie between publishing and this.
     pub(crate) fn wake(&self) {
-        self.registrar.wake_waiting();
+        self.beside.wake_waiting();
     }
 
     /// Publishes a completion and wakes whoever waits for it.
     pub(crate) fn complete(&mut self, completion: &Completion) {
         if self.complete_silently(completion) {
-            self.registrar.wake();
+            self.beside.wake();
         }
     }
 
@@ -121,7 +143,54 @@ impl NicPort {
 
 impl Drop for NicPort {
     fn drop(&mut self) {
-        self.registrar.close();
+        self.beside.close();
+    }
+}
+
+/// Calls the same of whichever it is.
+macro_rules! either {
+    ($beside:expr, $end:ident => $call:expr) => {
+        match $beside {
+            Beside::Near($end) => $call,
+            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            Beside::Far($end) => $call,
+        }
+    };
+}
+
+impl Beside {
+    #[inline]
+    fn has_changed(&self) -> bool {
+        either!(self, end => end.has_changed())
+    }
+
+    fn take(&mut self) -> Vec<Registration> {
+        either!(self, end => end.take())
+    }
+
+    /// What was taken has taken effect.
+    fn settle(&self) {
+        match self {
+            Self::Near(_) => {}
+            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            Self::Far(end) => end.settle(),
+        }
+    }
+
+    fn is_closing(&self) -> bool {
+        either!(self, end => end.is_closing())
+    }
+
+    fn wake(&self) {
+        either!(self, end => end.wake());
+    }
+
+    fn wake_waiting(&self) {
+        either!(self, end => end.wake_waiting());
+    }
+
+    fn close(&self) {
+        either!(self, end => end.close());
     }
 }
 
@@ -157,12 +226,12 @@ impl Ports {
     /// Whether the application's end of a port is gone.
     pub(crate) fn is_closing(&self, id: PortId) -> bool {
         let port = self.0.get(id.index()).and_then(Option::as_ref);
-        port.is_some_and(|port| port.registrar.is_closing())
+        port.is_some_and(|port| port.beside.is_closing())
     }
 
     /// Wakes everybody who waits for a completion.
     pub(crate) fn wake_all(&self) {
-        self.0.iter().flatten().for_each(|port| port.registrar.wake());
+        self.0.iter().flatten().for_each(|port| port.beside.wake());
     }
 
     pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {

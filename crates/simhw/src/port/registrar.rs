@@ -6,6 +6,8 @@ use std::task::Waker;
 
 use atomic_waker::AtomicWaker;
 
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+use super::ground::Ground;
 use super::{PortName, RegisterError};
 use crate::id::PortId;
 use crate::region::{Memory, RegionOptions, RegionRef};
@@ -44,6 +46,9 @@ pub(crate) struct Registrar {
     /// A waker was registered since the last time that it was woken.
     waiting: AtomicBool,
     changes: Mutex<Changes>,
+    /// Where the NIC is in another process: registrations and the end go there.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    ground: Option<Ground>,
     bell: Box<dyn Bell>,
     id: PortId,
     /// Regions' generations count from here: a port's number may have been another's before, and
@@ -72,10 +77,18 @@ impl Registrar {
             waker: AtomicWaker::new(),
             waiting: AtomicBool::new(false),
             changes: Mutex::default(),
+            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            ground: None,
             bell,
             id: name.id,
             first_generation: name.epoch << 16,
         }
+    }
+
+    /// The application's side of a port whose NIC is in another process.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(super) fn far(name: PortName, bell: Box<dyn Bell>, ground: Ground) -> Self {
+        Self { ground: Some(ground), ..Self::new(name, bell) }
     }
 
     fn changes(&self) -> MutexGuard<'_, Changes> {
@@ -108,12 +121,20 @@ impl Registrar {
 
     /// The application's: its NIC has stopped.
     pub(super) fn is_closed(&self) -> bool {
+        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        if self.ground.as_ref().is_some_and(|ground| ground.words().is_closed()) {
+            return true;
+        }
         self.closed.load(Ordering::Acquire)
     }
 
     /// The application's: it is woken at the next completion, and at the end.
     pub(super) fn wait(&self, waker: &Waker) {
         self.waker.register(waker);
+        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        if let Some(ground) = &self.ground {
+            ground.words().wait();
+        }
         self.waiting.store(true, Ordering::Relaxed);
         // Between this and the last look at the ring; whoever wakes has one between publishing and
         // its look at this.
@@ -121,7 +142,7 @@ impl Registrar {
     }
 
     /// The NIC's: something was completed.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.waker.wake();
     }
 
@@ -134,7 +155,7 @@ impl Registrar {
     }
 
     /// The NIC's: it has stopped.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.waker.wake();
     }
@@ -151,8 +172,30 @@ impl Registrar {
         std::mem::take(&mut self.changes().pending)
     }
 
+    /// The application's: zeroed memory that the NIC knows by a slot and a generation.
+    pub(super) fn register(
+        &self,
+        bytes: usize,
+        options: RegionOptions,
+    ) -> Result<(Memory, u16, u32), RegisterError> {
+        let (slot, generation) = self.claim_slot()?;
+        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        if let Some(ground) = &self.ground {
+            return match ground.register(slot, generation, bytes, options, &|| self.ring()) {
+                Ok(memory) => Ok((memory, slot, generation)),
+                Err(error) => {
+                    self.changes().free.push(slot);
+                    Err(error)
+                }
+            };
+        }
+        let memory = Memory::new(bytes);
+        self.push(Registration::Register { slot, generation, memory: memory.clone(), options });
+        Ok((memory, slot, generation))
+    }
+
     /// A slot for a region, and which use of it this is.
-    pub(super) fn claim_slot(&self) -> Result<(u16, u32), RegisterError> {
+    fn claim_slot(&self) -> Result<(u16, u32), RegisterError> {
         let mut changes = self.changes();
         let slot = match changes.free.pop() {
             Some(slot) => slot,
@@ -168,14 +211,31 @@ impl Registrar {
         Ok((slot, *generation))
     }
 
-    pub(super) fn push(&self, change: Registration) {
+    fn push(&self, change: Registration) {
         self.changes().pending.push(change);
         self.changed.store(true, Ordering::Release);
     }
 
     pub(crate) fn deregister(&self, region: RegionRef) {
-        self.changes().free.push(region.slot);
-        self.push(Registration::Deregister { slot: region.slot, generation: region.generation });
+        let (slot, generation) = (region.slot, region.generation);
+        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        if let Some(ground) = &self.ground {
+            ground.deregister(slot, generation);
+            self.changes().free.push(slot);
+            return self.ring();
+        }
+        self.changes().free.push(slot);
+        self.push(Registration::Deregister { slot, generation });
+        self.ring();
+    }
+
+    /// The application's: the port is dropped.
+    pub(super) fn drop_port(&self) {
+        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        if let Some(ground) = &self.ground {
+            return ground.hang_up();
+        }
+        self.push(Registration::Close);
         self.ring();
     }
 }

@@ -9,13 +9,30 @@ use crate::segment::Segment;
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     segment: Arc<Segment>,
+    /// Where it begins.
+    base: usize,
     bytes: usize,
 }
 
 impl Memory {
     /// Memory of this process, zeroed.
     pub(crate) fn new(bytes: usize) -> Self {
-        Self { segment: Arc::new(Segment::private(bytes)), bytes }
+        Self { segment: Arc::new(Segment::private(bytes)), base: 0, bytes }
+    }
+
+    /// A part of a segment; `None` where it passes the end.
+    pub(crate) fn within(segment: Arc<Segment>, base: usize, bytes: usize) -> Option<Self> {
+        segment.view(base, bytes)?;
+        Some(Self { segment, base, bytes })
+    }
+
+    /// Makes all of it zero.
+    pub(crate) fn clear(&self) {
+        const ZEROES: [u8; 4_096] = [0; 4_096];
+        for at in (0..self.bytes).step_by(ZEROES.len()) {
+            let part = &ZEROES[..ZEROES.len().min(self.bytes - at)];
+            self.store(at, Payload::from(part)).expect("within the region");
+        }
     }
 
     pub(crate) const fn len(&self) -> usize {
@@ -26,13 +43,13 @@ impl Memory {
         if offset.checked_add(length)? > self.bytes {
             return None;
         }
-        self.segment.view(offset, length).map(Payload::from)
+        self.segment.view(self.base + offset, length).map(Payload::from)
     }
 
     pub(crate) fn store(&self, offset: usize, from: Payload<'_>) -> Option<()> {
         if offset.checked_add(from.len())? > self.bytes {
             return None;
         }
-        self.segment.store(offset, from.view())
+        self.segment.store(self.base + offset, from.view())
     }
 }

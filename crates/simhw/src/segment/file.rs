@@ -30,6 +30,10 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub(crate) enum Kind {
     /// The two directions between two NICs.
     Link = 1,
+    /// The rings of a port that another process maps.
+    Port = 2,
+    /// Memory that such a port's regions lie in.
+    Arena = 3,
 }
 
 /// Why a segment was refused.

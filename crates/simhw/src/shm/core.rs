@@ -12,7 +12,8 @@ use super::rendezvous::{Link, Lobby};
 use crate::hardware::Firmware;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
-use crate::port::{Bell, Port, PortOptions};
+use crate::nicd::Source;
+use crate::port::{Bell, Grant, Port, PortOptions};
 use crate::time::Instant;
 
 /// News of peers.
@@ -41,11 +42,9 @@ pub(super) struct Core<F> {
 }
 
 /// What the core is to those who need not know the firmware.
-pub(super) trait Station: Send + Sync + std::fmt::Debug {
+pub(super) trait Station: Source + std::fmt::Debug {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError>;
     fn counters(&self) -> ShmCounters;
-    /// The NIC takes a turn; whether there was anything to do.
-    fn poll(&self) -> bool;
     fn end(&self);
     fn peers(&self) -> watch::Receiver<Vec<NodeId>>;
 }
@@ -180,6 +179,18 @@ impl<F: Firmware> Core<F> {
         Next::Wait(until)
     }
 
+    /// Whoever gave the NIC its turns waits from now on: peers wake it.
+    fn settle_down(&self) {
+        let mut guard = self.engine();
+        let Some(engine) = &mut *guard else { return };
+        if !engine.is_asleep() && !engine.fall_asleep() {
+            // It may go on coming: this application waits no longer for it than one turn.
+            engine.turn();
+            self.signal();
+        }
+        self.set_driver(engine);
+    }
+
     /// The driver wakes no later than the next alarm of an engine that nobody looks after.
     fn set_driver(&self, engine: &Engine<F>) {
         let wakes = self.driver_wakes.load(Ordering::Relaxed);
@@ -214,6 +225,34 @@ impl<F: Firmware + Send> Lobby for Core<F> {
     }
 }
 
+impl<F: Firmware + Send + 'static> Source for Core<F> {
+    fn node(&self) -> NodeId {
+        self.node
+    }
+
+    fn grant(&self, options: PortOptions) -> Result<Grant, OpenError> {
+        match &mut *self.engine() {
+            Some(engine) if !self.is_ending.load(Ordering::Acquire) => engine.grant(&options),
+            _ => Err(OpenError::Stopped(self.node)),
+        }
+    }
+
+    fn ring(&self, port: PortId) {
+        if let Some(engine) = &mut *self.engine() {
+            engine.ring(port);
+            self.set_driver(engine);
+        }
+    }
+
+    fn poll(&self) -> bool {
+        self.visit()
+    }
+
+    fn rest(&self) {
+        self.settle_down();
+    }
+}
+
 impl<F: Firmware + Send + 'static> Station for Core<F> {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
         let bell = Box::new(PortBell(Arc::clone(&self)));
@@ -228,10 +267,6 @@ impl<F: Firmware + Send + 'static> Station for Core<F> {
             Some(engine) => engine.nic.counters,
             None => *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner),
         }
-    }
-
-    fn poll(&self) -> bool {
-        self.visit()
     }
 
     fn end(&self) {
@@ -262,14 +297,7 @@ impl<F: Firmware + Send> Bell for PortBell<F> {
     }
 
     fn rest(&self) {
-        let mut guard = self.0.engine();
-        let Some(engine) = &mut *guard else { return };
-        if !engine.is_asleep() && !engine.fall_asleep() {
-            // It may go on coming: this application waits no longer for it than one turn.
-            engine.turn();
-            self.0.signal();
-        }
-        self.0.set_driver(engine);
+        self.0.settle_down();
     }
 
     fn spin_nanos(&self) -> u32 {

@@ -8,7 +8,7 @@ use crate::frame::{Frame, Header};
 use crate::hardware::{Firmware, Hardware, STOP_PATIENCE, TIMERS};
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
-use crate::port::{Bell, Port, PortNumbers, PortOptions, port};
+use crate::port::{Bell, Grant, Port, PortNumbers, PortOptions, far_port, port};
 use crate::region::Payload;
 use crate::sync::{Ordering, fence};
 use crate::time::Instant;
@@ -114,6 +114,21 @@ impl<F: Firmware> Engine<F> {
         let (port, end) = port(name, options.depth_or(self.port_depth), bell);
         self.nic.open_port(name.id, end);
         Ok(port)
+    }
+
+    /// Opens a port for another process.
+    pub(super) fn grant(&mut self, options: &PortOptions) -> Result<Grant, OpenError> {
+        let name = self.numbers.claim(self.nic.node(), options)?;
+        match far_port(name, options.depth_or(self.port_depth)) {
+            Ok((end, grant)) => {
+                self.nic.open_port(name.id, end);
+                Ok(grant)
+            }
+            Err(error) => {
+                self.numbers.release(name.id);
+                Err(error)
+            }
+        }
     }
 
     /// A port was rung: the firmware looks at it now.

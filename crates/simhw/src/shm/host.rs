@@ -31,7 +31,7 @@ impl Host for ShmHost {
         self.tasks.node()
     }
 
-    /// Nanoseconds since the first fabric of this process started.
+    /// The machine's monotonic clock, which all processes of the host share.
     fn now(&self) -> Instant {
         self.tasks.now()
     }

@@ -14,20 +14,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    socket_with,
-};
+use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen};
 use rustix::process::geteuid;
 
 use super::config::{ShmConfig, StartError};
 use super::lane::{Receiver, Sender, Shape};
 use crate::id::{Incarnation, NodeId};
 use crate::live::clock::Clock;
+use crate::passing::{seqpacket, user_of};
 use crate::segment::{Kind, Segment};
 use crate::time::Instant;
 
-use greeting::{Greeting, Kind as Message, receive, send, user_of};
+use greeting::{Greeting, Kind as Message, receive, send};
 
 /// How long after a failed attempt the next one follows.
 const RETRY: Duration = Duration::from_millis(20);
@@ -158,11 +156,6 @@ impl Drop for Rendezvous {
             let _ = thread.join();
         }
     }
-}
-
-fn seqpacket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
 /// Where a node listens: one of a name in a network namespace, whoever runs it.

@@ -82,6 +82,13 @@ impl Desk {
         Ok(port)
     }
 
+    /// A port was rung.
+    fn ring(&self, port: PortId) {
+        if self.bells.ring(port) {
+            self.waker.wake();
+        }
+    }
+
     pub(super) fn end(&self, ending: Ending) {
         self.notes().ending = ending;
         self.waker.wake();
@@ -149,8 +156,37 @@ struct PortBell(Arc<Desk>);
 
 impl Bell for PortBell {
     fn ring(&self, port: PortId) {
-        if self.0.bells.ring(port) {
-            self.0.waker.wake();
+        self.0.ring(port);
+    }
+}
+
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+impl crate::nicd::Source for Desk {
+    fn node(&self) -> NodeId {
+        self.node
+    }
+
+    fn grant(&self, options: PortOptions) -> Result<crate::port::Grant, OpenError> {
+        let mut notes = self.notes();
+        if notes.stopped {
+            return Err(OpenError::Stopped(self.node));
         }
+        let name = notes.numbers.claim(self.node, &options)?;
+        match crate::port::far_port(name, options.depth_or(self.port_depth)) {
+            Ok((nic, grant)) => {
+                notes.opened.push((name.id, nic));
+                drop(notes);
+                self.waker.wake();
+                Ok(grant)
+            }
+            Err(error) => {
+                notes.numbers.release(name.id);
+                Err(error)
+            }
+        }
+    }
+
+    fn ring(&self, port: PortId) {
+        self.ring(port);
     }
 }

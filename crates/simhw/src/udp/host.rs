@@ -32,7 +32,8 @@ impl Host for UdpHost {
         self.tasks.node()
     }
 
-    /// Nanoseconds since the first fabric of this process started.
+    /// On Linux the machine's monotonic clock, which all processes of the host share; elsewhere the
+    /// nanoseconds since the first fabric of this process started.
     fn now(&self) -> Instant {
         self.tasks.now()
     }

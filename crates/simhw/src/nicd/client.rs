@@ -1,0 +1,302 @@
+//! The client's side: ports of a NIC that another process has.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rustix::net::{RecvFlags, Shutdown, connect, recv, shutdown};
+use rustix::process::geteuid;
+use thiserror::Error;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+
+use super::request::{Answer, Request, address, ask};
+use crate::host::{Host, OpenError};
+use crate::id::NodeId;
+use crate::live::Tasks;
+use crate::live::clock::Clock;
+use crate::passing::{seqpacket, user_of};
+use crate::port::{Lender, Loan, Port, PortName, PortOptions, Registrar, borrowed_port};
+use crate::rng::Rng;
+use crate::segment::{Kind, Segment};
+use crate::time::Instant;
+
+/// How long after a failed attempt the next one follows.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Which daemon a client is of.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    name: String,
+    node: NodeId,
+    seed: u64,
+    trusted: Vec<u32>,
+}
+
+impl ClientConfig {
+    /// A client of the daemon that serves the ports of `node` under `name`.
+    #[must_use]
+    pub fn new(name: impl Into<String>, node: NodeId) -> Self {
+        Self { name: name.into(), node, seed: 0, trusted: Vec::new() }
+    }
+
+    /// What the host's random streams are drawn from, together with the node. Default: 0.
+    #[must_use]
+    pub const fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Takes a daemon of this user, too. Default: one of the own user only.
+    #[must_use]
+    pub fn trust(mut self, user: u32) -> Self {
+        self.trusted.push(user);
+        self
+    }
+
+    fn admits(&self, user: u32) -> bool {
+        user == geteuid().as_raw() || self.trusted.contains(&user)
+    }
+}
+
+/// Why there is no daemon.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// Nobody serves that node's ports under that name.
+    #[error("nobody serves ports of node {node} under {name:?}; start a daemon first")]
+    Nobody {
+        /// The name.
+        name: String,
+        /// The node.
+        node: NodeId,
+    },
+    /// The daemon runs as another user.
+    #[error("the daemon runs as user {0}, who is not trusted; run both as one user")]
+    Stranger(u32),
+    /// There is no tokio runtime here.
+    #[error("no tokio runtime here; call it from a task, or inside Runtime::enter")]
+    NoRuntime,
+    /// The daemon does not answer as one, or the operating system failed.
+    #[error("no answer from the daemon: {0}")]
+    System(io::ErrorKind),
+}
+
+impl From<io::Error> for ConnectError {
+    fn from(error: io::Error) -> Self {
+        Self::System(error.kind())
+    }
+}
+
+impl From<rustix::io::Errno> for ConnectError {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::System(error.kind())
+    }
+}
+
+/// A process that uses a daemon's NIC. Its ports outlive it; each is a connection of its own.
+#[derive(Clone, Debug)]
+pub struct Client {
+    host: ClientHost,
+}
+
+impl Client {
+    /// Finds the daemon, which must be there.
+    ///
+    /// # Errors
+    /// [`ConnectError`] says what to do about it.
+    ///
+    /// # Panics
+    /// The host's tasks and ports, if the current runtime's I/O or time is not enabled.
+    pub fn connect(config: ClientConfig) -> Result<Self, ConnectError> {
+        let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
+        let (Answer::Here, _) = ask(&dial(&config)?, Request::Greet)? else {
+            return Err(ConnectError::System(io::ErrorKind::InvalidData));
+        };
+        let tasks = Arc::new(Tasks::new(config.node, config.seed, runtime.clone()));
+        Ok(Self { host: ClientHost { tasks, config: Arc::new(config), runtime } })
+    }
+
+    /// Finds the daemon as soon as it is there, for as long as `patience`.
+    ///
+    /// # Errors
+    /// Those of [`Client::connect`], of the last attempt.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves nothing behind.
+    pub async fn meet(config: ClientConfig, patience: Duration) -> Result<Self, ConnectError> {
+        let until = Clock::now() + patience;
+        loop {
+            match Self::connect(config.clone()) {
+                Err(ConnectError::Nobody { .. }) if Clock::now() < until => {
+                    tokio::time::sleep(RETRY).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// The application's side of the NIC.
+    #[must_use]
+    pub fn host(&self) -> ClientHost {
+        self.host.clone()
+    }
+}
+
+/// The application's side of another process's NIC.
+///
+/// Its sleeps are as fine as the system's timers: some 50 us; never early.
+#[derive(Clone, Debug)]
+pub struct ClientHost {
+    tasks: Arc<Tasks>,
+    config: Arc<ClientConfig>,
+    runtime: Handle,
+}
+
+impl ClientHost {
+    fn open(&self, options: PortOptions) -> Result<Port, OpenError> {
+        let stopped = |_| OpenError::Stopped(self.config.node);
+        let system = |error: io::Error| OpenError::System(error.kind());
+        let socket = dial(&self.config).map_err(stopped)?;
+        let (answer, descriptors) = ask(&socket, Request::Open(options)).map_err(system)?;
+        let invalid = || OpenError::System(io::ErrorKind::InvalidData);
+        let (port, epoch, depth, spin_nanos) = match answer {
+            Answer::Opened { port, epoch, depth, spin_nanos } => (port, epoch, depth, spin_nanos),
+            Answer::Refused(error) => return Err(error),
+            _ => return Err(invalid()),
+        };
+        let [file, event, wakes]: [OwnedFd; 3] = descriptors.try_into().map_err(|_| invalid())?;
+        let watched = socket.try_clone().map_err(system)?;
+        let lender = Connection { socket, config: Arc::clone(&self.config) };
+        let loan = Loan {
+            name: PortName { id: port, epoch },
+            depth,
+            file,
+            event,
+            spin_nanos,
+            lender: Box::new(lender),
+        };
+        let admits = |user| self.config.admits(user);
+        let (port, registrar) = borrowed_port(loan, admits).map_err(|_| invalid())?;
+        let _inside = self.runtime.enter();
+        let watch = Watch::new(wakes, watched, registrar).map_err(system)?;
+        self.runtime.spawn(watch.run());
+        Ok(port)
+    }
+}
+
+impl Host for ClientHost {
+    fn node(&self) -> NodeId {
+        self.tasks.node()
+    }
+
+    /// The daemon's clock as well: nanoseconds of the machine's monotonic clock.
+    fn now(&self) -> Instant {
+        self.tasks.now()
+    }
+
+    async fn sleep_until(&self, at: Instant) {
+        self.tasks.sleep_until(at).await;
+    }
+
+    /// Starts a task of the runtime in which the client was connected.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
+    }
+
+    fn rng(&self, stream: &str) -> Rng {
+        self.tasks.rng(stream)
+    }
+
+    fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
+        self.open(options)
+    }
+}
+
+/// A connection to the daemon, which must run as who it may.
+fn dial(config: &ClientConfig) -> Result<OwnedFd, ConnectError> {
+    let nobody = || ConnectError::Nobody { name: config.name.clone(), node: config.node };
+    let socket = seqpacket()?;
+    connect(&socket, &address(&config.name, config.node)?).map_err(|error| match error.kind() {
+        io::ErrorKind::ConnectionRefused => nobody(),
+        kind => ConnectError::System(kind),
+    })?;
+    let user = user_of(&socket)?;
+    if config.admits(user) { Ok(socket) } else { Err(ConnectError::Stranger(user)) }
+}
+
+/// The connection of one port.
+struct Connection {
+    socket: OwnedFd,
+    config: Arc<ClientConfig>,
+}
+
+impl Lender for Connection {
+    fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
+        let (Answer::Lent { arena }, descriptors) =
+            ask(&self.socket, Request::Lend { bytes }).ok()?
+        else {
+            return None;
+        };
+        let admits = |user| self.config.admits(user);
+        let segment = Segment::open(descriptors.first()?, Kind::Arena, bytes, admits).ok()?;
+        Some((arena, Arc::new(segment)))
+    }
+
+    fn hang_up(&self) {
+        // An error means that the daemon has.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+/// Wakes a port's application when the NIC has something for it, and when the daemon is gone.
+struct Watch {
+    event: AsyncFd<OwnedFd>,
+    socket: AsyncFd<OwnedFd>,
+    registrar: Arc<Registrar>,
+}
+
+impl Watch {
+    fn new(event: OwnedFd, socket: OwnedFd, registrar: Arc<Registrar>) -> io::Result<Self> {
+        // Not all versions of tokio that will do deprecate it.
+        #[allow(deprecated, reason = "an OwnedFd stays open; the replacement is unsafe")]
+        let watch = |fd| AsyncFd::with_interest(fd, Interest::READABLE);
+        Ok(Self { event: watch(event)?, socket: watch(socket)?, registrar })
+    }
+
+    /// Until the port is dropped, or the daemon is gone.
+    async fn run(self) {
+        poll_fn(|context| self.poll(context)).await;
+        self.registrar.close();
+    }
+
+    fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
+        // The event's count is never read: each further event is told.
+        while let Poll::Ready(ready) = self.event.poll_read_ready(context) {
+            let Ok(mut ready) = ready else { return Poll::Ready(()) };
+            ready.clear_ready();
+            self.registrar.wake();
+        }
+        while let Poll::Ready(ready) = self.socket.poll_read_ready(context) {
+            let Ok(mut ready) = ready else { return Poll::Ready(()) };
+            if is_over(self.socket.get_ref().as_fd()) {
+                return Poll::Ready(());
+            }
+            ready.clear_ready();
+        }
+        Poll::Pending
+    }
+}
+
+/// Whether the other end is gone. An answer that somebody waits for is left where it is.
+fn is_over(socket: BorrowedFd<'_>) -> bool {
+    let mut byte = [0];
+    match recv(socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((_, count)) => count == 0,
+        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+    }
+}

@@ -1,0 +1,207 @@
+//! What a client and a daemon say to each other: one connection a port.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::SocketAddrUnix;
+
+use crate::host::OpenError;
+use crate::id::{NodeId, PortId};
+use crate::passing::{self, MAGIC};
+use crate::port::PortOptions;
+
+/// Version of what is said, and of the layout of ports.
+const VERSION: u64 = 1;
+/// How long an answer may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// Words of a request, and of an answer.
+const WORDS: usize = 8;
+
+/// Where the daemon of a node listens.
+pub(super) fn address(name: &str, node: NodeId) -> rustix::io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(format!("midplane/{name}/{node}/ports").as_bytes())
+}
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Request {
+    /// Whether anybody is there.
+    Greet,
+    /// A port; once a connection.
+    Open(PortOptions),
+    /// Memory for its regions.
+    Lend { bytes: usize },
+}
+
+/// What the daemon answers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Answer {
+    Here,
+    /// With the segment, what wakes the NIC's process, and what wakes the client.
+    Opened {
+        port: PortId,
+        epoch: u32,
+        depth: usize,
+        spin_nanos: u32,
+    },
+    /// With the segment.
+    Lent {
+        arena: u32,
+    },
+    Refused(OpenError),
+    /// No more memory is lent.
+    NothingLent,
+}
+
+impl Request {
+    fn emit(self) -> [u64; WORDS] {
+        let [kind, first, second, third] = match self {
+            Self::Greet => [1, 0, 0, 0],
+            Self::Open(options) => {
+                let number = options.number.map_or(0, |number| u64::from(number.0) + 1);
+                let depth = options.depth.unwrap_or(0) as u64;
+                [2, number, options.depth.is_some().into(), depth]
+            }
+            Self::Lend { bytes } => [3, bytes as u64, 0, 0],
+        };
+        [MAGIC, VERSION, kind, first, second, third, 0, 0]
+    }
+
+    fn parse(words: [u64; WORDS]) -> Option<Self> {
+        let [MAGIC, VERSION, kind, first, second, third, ..] = words else { return None };
+        let size = |word: u64| usize::try_from(word).ok();
+        match kind {
+            1 => Some(Self::Greet),
+            2 => {
+                let mut options = PortOptions::default();
+                if second != 0 {
+                    options = options.depth(size(third)?);
+                }
+                if let Some(number) = first.checked_sub(1) {
+                    options = options.number(PortId(u16::try_from(number).ok()?));
+                }
+                Some(Self::Open(options))
+            }
+            3 => Some(Self::Lend { bytes: size(first)? }),
+            _ => None,
+        }
+    }
+}
+
+impl Answer {
+    fn emit(self) -> [u64; WORDS] {
+        let [kind, a, b, c, d] = match self {
+            Self::Here => [1, 0, 0, 0, 0],
+            Self::Opened { port, epoch, depth, spin_nanos } => {
+                [2, port.0.into(), epoch.into(), depth as u64, spin_nanos.into()]
+            }
+            Self::Lent { arena } => [3, arena.into(), 0, 0, 0],
+            Self::NothingLent => [4, 0, 0, 0, 0],
+            Self::Refused(OpenError::Stopped(node)) => [5, node.0.into(), 0, 0, 0],
+            Self::Refused(OpenError::Exhausted(node)) => [6, node.0.into(), 0, 0, 0],
+            Self::Refused(OpenError::Taken(port)) => [7, port.0.into(), 0, 0, 0],
+            Self::Refused(OpenError::Depth(depth)) => [8, depth as u64, 0, 0, 0],
+            Self::Refused(OpenError::System(_)) => [9, 0, 0, 0, 0],
+        };
+        [MAGIC, VERSION, kind, a, b, c, d, 0]
+    }
+
+    fn parse(words: [u64; WORDS]) -> Option<Self> {
+        let [MAGIC, VERSION, kind, a, b, c, d, _] = words else { return None };
+        let number = |word: u64| u16::try_from(word).ok();
+        Some(match kind {
+            1 => Self::Here,
+            2 => Self::Opened {
+                port: PortId(number(a)?),
+                epoch: u32::try_from(b).ok()?,
+                depth: usize::try_from(c).ok()?,
+                spin_nanos: u32::try_from(d).ok()?,
+            },
+            3 => Self::Lent { arena: u32::try_from(a).ok()? },
+            4 => Self::NothingLent,
+            5 => Self::Refused(OpenError::Stopped(NodeId(number(a)?))),
+            6 => Self::Refused(OpenError::Exhausted(NodeId(number(a)?))),
+            7 => Self::Refused(OpenError::Taken(PortId(number(a)?))),
+            8 => Self::Refused(OpenError::Depth(usize::try_from(a).ok()?)),
+            9 => Self::Refused(OpenError::System(io::ErrorKind::Other)),
+            _ => return None,
+        })
+    }
+}
+
+/// The client's: asks, and waits for the answer.
+pub(super) fn ask(socket: &OwnedFd, request: Request) -> io::Result<(Answer, Vec<OwnedFd>)> {
+    passing::send(socket, &request.emit(), &[])?;
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    let patience = Timespec::try_from(PATIENCE).expect("seconds");
+    if poll(&mut polled, Some(&patience))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let (words, descriptors) = passing::receive(socket)?
+        .ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let answer = Answer::parse(words).ok_or_else(invalid)?;
+    Ok((answer, descriptors))
+}
+
+/// The daemon's: the next request; `None` if the client is gone, or says what makes no sense.
+pub(super) fn next(socket: &OwnedFd) -> Option<Request> {
+    Request::parse(passing::receive(socket).ok()??.0)
+}
+
+/// The daemon's: answers with descriptors.
+pub(super) fn answer(
+    socket: &OwnedFd,
+    answer: Answer,
+    descriptors: &[std::os::fd::BorrowedFd<'_>],
+) -> rustix::io::Result<()> {
+    passing::send(socket, &answer.emit(), descriptors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_said_is_understood_and_any_words_are_something_or_nothing(
+            depth in proptest::option::of(any::<usize>()), number in proptest::option::of(any::<u16>()),
+            port: u16, epoch: u32, spin_nanos: u32, at in 0_usize..WORDS, word: u64,
+        ) {
+            let mut options = PortOptions::default();
+            if let Some(depth) = depth {
+                options = options.depth(depth);
+            }
+            if let Some(number) = number {
+                options = options.number(PortId(number));
+            }
+            for request in [Request::Greet, Request::Open(options), Request::Lend { bytes: 7 }] {
+                let mut words = request.emit();
+                prop_assert_eq!(Request::parse(words), Some(request));
+                words[at] = word;
+                let _ = Request::parse(words);
+            }
+            let port = PortId(port);
+            let answers = [
+                Answer::Here,
+                Answer::Opened { port, epoch, depth: 8, spin_nanos },
+                Answer::Lent { arena: epoch },
+                Answer::NothingLent,
+                Answer::Refused(OpenError::Stopped(NodeId(3))),
+                Answer::Refused(OpenError::Exhausted(NodeId(3))),
+                Answer::Refused(OpenError::Taken(port)),
+                Answer::Refused(OpenError::Depth(0)),
+                Answer::Refused(OpenError::System(io::ErrorKind::Other)),
+            ];
+            for answer in answers {
+                let mut words = answer.emit();
+                prop_assert_eq!(Answer::parse(words), Some(answer));
+                words[at] = word;
+                let _ = Answer::parse(words);
+            }
+        }
+    }
+}

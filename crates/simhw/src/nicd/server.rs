@@ -1,0 +1,411 @@
+//! The daemon's side: one thread that takes clients in, hears their doorbells and sees them go.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{SocketFlags, accept_with, bind, listen};
+use rustix::process::geteuid;
+use thiserror::Error;
+
+use super::Source;
+use super::request::{Answer, PATIENCE, Request, address, answer, next};
+use crate::id::{NodeId, PortId};
+use crate::live::clock::Clock;
+use crate::passing::{seqpacket, user_of};
+use crate::port::{Arenas, Grant, PortOptions, Words};
+use crate::segment::{Kind, Segment};
+use crate::sync::{Ordering, fence};
+use crate::time::{Instant, nanos};
+
+/// Memory that one port's regions may take in all: 1 GiB; what is not touched takes none.
+pub const DEFAULT_LOAN: usize = 1 << 30;
+/// As long as waking a parked process takes.
+const DEFAULT_SPIN: Duration = Duration::from_micros(20);
+/// Most bytes of a daemon's name.
+const MAX_NAME: usize = 64;
+/// Connections that may wait to be taken.
+const BACKLOG: i32 = 1_024;
+/// Turns of looking between two looks at the sockets.
+const LOOKS_PER_POLL: u32 = 4_096;
+
+/// How a NIC's ports are served.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    name: String,
+    admitted: Vec<u32>,
+    spin: Duration,
+    loan: usize,
+}
+
+impl ServerConfig {
+    /// Clients find the daemon by `name` and the NIC's node, in one network namespace.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        let (admitted, spin, loan) = (Vec::new(), DEFAULT_SPIN, DEFAULT_LOAN);
+        Self { name: name.into(), admitted, spin, loan }
+    }
+
+    /// Admits processes of this user, too. Default: those of the own user only.
+    #[must_use]
+    pub fn admit(mut self, user: u32) -> Self {
+        self.admitted.push(user);
+        self
+    }
+
+    /// How long the daemon looks for doorbells after the last, and a client for a completion,
+    /// before each parks. Zero parks at once. Default: 20 us.
+    #[must_use]
+    pub const fn spin(mut self, time: Duration) -> Self {
+        self.spin = time;
+        self
+    }
+
+    /// Memory that one port's regions may take in all, in bytes. Default: [`DEFAULT_LOAN`].
+    #[must_use]
+    pub const fn loan(mut self, bytes: usize) -> Self {
+        self.loan = bytes;
+        self
+    }
+}
+
+/// Why ports are not served.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The name is part of an address.
+    #[error("the daemon's name has {0} bytes; it must have 1 to {MAX_NAME}")]
+    Name(usize),
+    /// Another process serves that node's ports.
+    #[error("ports of node {node} are served under {name:?} already; stop that or rename this")]
+    Occupied {
+        /// The node.
+        node: NodeId,
+        /// The name.
+        name: String,
+    },
+    /// The operating system failed otherwise.
+    #[error("the system refused a socket, an event or a thread: {0}")]
+    System(io::ErrorKind),
+}
+
+/// Serves a NIC's ports to other processes until it is dropped; their ports close then.
+#[derive(Debug)]
+pub struct PortServer {
+    stop: OwnedFd,
+    event: OwnedFd,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl PortServer {
+    pub(crate) fn open(config: ServerConfig, nic: Arc<dyn Source>) -> Result<Self, ServeError> {
+        let ServerConfig { name, admitted, spin, loan } = config;
+        if name.is_empty() || name.len() > MAX_NAME {
+            return Err(ServeError::Name(name.len()));
+        }
+        let system = |error: rustix::io::Errno| ServeError::System(error.kind());
+        let node = nic.node();
+        let listener = seqpacket().map_err(system)?;
+        bind(&listener, &address(&name, node).map_err(system)?).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::AddrInUse => ServeError::Occupied { node, name: name.clone() },
+                kind => ServeError::System(kind),
+            }
+        })?;
+        listen(&listener, BACKLOG).map_err(system)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
+        let copy = |fd: &OwnedFd| fd.try_clone().map_err(|e| ServeError::System(e.kind()));
+        let spin_nanos = u32::try_from(nanos(spin)).unwrap_or(u32::MAX);
+        let mut room = Room {
+            nic,
+            admitted,
+            spin_nanos,
+            loan,
+            listener,
+            stopped: copy(&stop)?,
+            event: copy(&event)?,
+            clients: Vec::new(),
+        };
+        let thread = std::thread::Builder::new().name(format!("ports {node}"));
+        let thread = thread.spawn(move || room.run());
+        let thread = thread.map_err(|error| ServeError::System(error.kind()))?;
+        Ok(Self { stop, event, thread: Some(thread) })
+    }
+
+    /// Has the daemon look at all ports: whoever stops a process between its posting and its
+    /// ringing wakes the daemon in its place.
+    pub fn look(&self) {
+        // It can fail only if the counter is full: the thread is woken already.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Drop for PortServer {
+    fn drop(&mut self) {
+        // Both can only fail if the thread has ended already.
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A connection, and the port that it is of.
+struct Client {
+    socket: OwnedFd,
+    stage: Stage,
+}
+
+enum Stage {
+    /// It has asked for nothing; it must by then.
+    Expected(Instant),
+    Open(Served),
+}
+
+/// A port of another process.
+struct Served {
+    port: PortId,
+    words: Words,
+    arenas: Arc<Arenas>,
+    is_gone: Arc<AtomicBool>,
+}
+
+/// The thread's own.
+struct Room {
+    nic: Arc<dyn Source>,
+    admitted: Vec<u32>,
+    spin_nanos: u32,
+    loan: usize,
+    listener: OwnedFd,
+    stopped: OwnedFd,
+    /// What clients wake the thread with.
+    event: OwnedFd,
+    clients: Vec<Client>,
+}
+
+/// What there is at the sockets.
+struct Ready {
+    stop: bool,
+    listener: bool,
+    event: bool,
+    /// Of each client.
+    clients: Vec<bool>,
+}
+
+impl Room {
+    fn run(&mut self) {
+        loop {
+            self.spin();
+            self.nic.rest();
+            let may_sleep = self.fall_asleep();
+            let ready = self.wait(if may_sleep { self.patience() } else { Duration::ZERO });
+            self.stay_awake();
+            if ready.stop {
+                return;
+            }
+            self.serve(&ready);
+            if ready.event {
+                let mut count = [0; 8];
+                // Nothing to read means that it was read.
+                let _ = rustix::io::read(&self.event, &mut count);
+                // A stopped process may have posted without ringing.
+                self.ring_all();
+            }
+        }
+    }
+
+    /// Looks at bells and gives the NIC turns for as long as that pays.
+    fn spin(&self) {
+        let mut until = Clock::now().plus_nanos(self.spin_nanos.into());
+        for look in 1_u32.. {
+            let was_any = self.ring_rung() | self.nic.poll();
+            let now = Clock::now();
+            if was_any {
+                until = now.plus_nanos(self.spin_nanos.into());
+            }
+            // Who is new, gone or in want of memory waits no longer than these take.
+            if now >= until || look == LOOKS_PER_POLL {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    fn served(&self) -> impl Iterator<Item = &Served> {
+        self.clients.iter().filter_map(|client| match &client.stage {
+            Stage::Open(served) => Some(served),
+            Stage::Expected(_) => None,
+        })
+    }
+
+    /// Tells the NIC of the ports that were rung; whether there were any.
+    fn ring_rung(&self) -> bool {
+        let mut was_any = false;
+        for served in self.served().filter(|served| served.words.take_bell()) {
+            self.nic.ring(served.port);
+            was_any = true;
+        }
+        was_any
+    }
+
+    fn ring_all(&self) {
+        self.served().for_each(|served| self.nic.ring(served.port));
+    }
+
+    /// Clients wake this thread from now on; `false` if one has rung meanwhile, and does not.
+    fn fall_asleep(&self) -> bool {
+        self.served().for_each(|served| served.words.fall_asleep());
+        fence(Ordering::SeqCst);
+        !self.ring_rung()
+    }
+
+    fn stay_awake(&self) {
+        self.served().for_each(|served| served.words.stay_awake());
+    }
+
+    /// Until the next who has said nothing is given up.
+    fn patience(&self) -> Duration {
+        let now = Clock::now();
+        let left = self.clients.iter().filter_map(|client| match client.stage {
+            Stage::Expected(until) => Some(until.since(now)),
+            Stage::Open(_) => None,
+        });
+        left.min().map_or(Duration::MAX, |left| left.max(Duration::from_millis(1)))
+    }
+
+    fn wait(&self, patience: Duration) -> Ready {
+        let sockets = self.clients.iter().map(|client| client.socket.as_fd());
+        let first = [self.stopped.as_fd(), self.listener.as_fd(), self.event.as_fd()];
+        let mut polled: Vec<_> = first
+            .into_iter()
+            .chain(sockets)
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        let timeout = Timespec::try_from(patience).ok().filter(|_| patience != Duration::MAX);
+        // Interrupted, nothing is known to be ready.
+        let is_any = poll(&mut polled, timeout.as_ref()).is_ok_and(|count| count > 0);
+        let mut ready = polled.iter().map(|one| is_any && !one.revents().is_empty());
+        let mut one = || ready.next().unwrap_or(false);
+        let (stop, listener, event) = (one(), one(), one());
+        Ready { stop, listener, event, clients: ready.collect() }
+    }
+
+    fn serve(&mut self, ready: &Ready) {
+        let now = Clock::now();
+        // From the back, so that those before keep their places.
+        for index in (0..self.clients.len()).rev() {
+            let is_overdue =
+                matches!(self.clients[index].stage, Stage::Expected(until) if until <= now);
+            let keeps = if ready.clients[index] { self.hear(index) } else { !is_overdue };
+            if !keeps {
+                self.end(index);
+            }
+        }
+        if ready.listener {
+            self.accept_all();
+        }
+    }
+
+    fn accept_all(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let own = geteuid().as_raw();
+        while let Ok(socket) = accept_with(&self.listener, flags) {
+            let admits = |user| user == own || self.admitted.contains(&user);
+            if user_of(&socket).is_ok_and(admits) {
+                let stage = Stage::Expected(Clock::now() + PATIENCE);
+                self.clients.push(Client { socket, stage });
+            }
+        }
+    }
+
+    /// A client has said something, or is gone; whether it stays.
+    fn hear(&mut self, index: usize) -> bool {
+        let client = &self.clients[index];
+        match (next(&client.socket), &client.stage) {
+            (Some(Request::Greet), _) => answer(&client.socket, Answer::Here, &[]).is_ok(),
+            (Some(Request::Open(options)), Stage::Expected(_)) => self.open(index, options),
+            (Some(Request::Lend { bytes }), Stage::Open(served)) => {
+                self.lend(&client.socket, served, bytes)
+            }
+            _ => false,
+        }
+    }
+
+    fn open(&mut self, index: usize, options: PortOptions) -> bool {
+        let socket = &self.clients[index].socket;
+        match self.nic.grant(options) {
+            Ok(Grant { name, depth, file, event, words, arenas, is_gone }) => {
+                let port = name.id;
+                let (epoch, spin_nanos) = (name.epoch, self.spin_nanos);
+                let opened = Answer::Opened { port, epoch, depth, spin_nanos };
+                let descriptors = [file.as_fd(), self.event.as_fd(), event.as_fd()];
+                let is_told = answer(socket, opened, &descriptors).is_ok();
+                let served = Served { port, words, arenas, is_gone };
+                self.clients[index].stage = Stage::Open(served);
+                is_told
+            }
+            Err(error) => answer(socket, Answer::Refused(error), &[]).is_ok(),
+        }
+    }
+
+    fn lend(&self, socket: &OwnedFd, served: &Served, bytes: usize) -> bool {
+        let left = self.loan.saturating_sub(served.arenas.bytes());
+        let lent = (1..=left).contains(&bytes).then(|| Segment::shared(Kind::Arena, bytes));
+        let Some(Ok((segment, file))) = lent else {
+            return answer(socket, Answer::NothingLent, &[]).is_ok();
+        };
+        let arena = served.arenas.add(Arc::new(segment));
+        let arena = u32::try_from(arena).expect("fewer arenas than bytes");
+        answer(socket, Answer::Lent { arena }, &[file.as_fd()]).is_ok()
+    }
+
+    /// A client is gone: its port closes once what it has posted is taken.
+    fn end(&mut self, index: usize) {
+        if let Stage::Open(served) = self.clients.swap_remove(index).stage {
+            served.is_gone.store(true, Ordering::Release);
+            self.nic.ring(served.port);
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        while !self.clients.is_empty() {
+            self.end(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nobody;
+    impl Source for Nobody {
+        fn node(&self) -> NodeId {
+            NodeId(4)
+        }
+        fn grant(&self, _: PortOptions) -> Result<Grant, crate::host::OpenError> {
+            unreachable!("nobody asks")
+        }
+        fn ring(&self, _: PortId) {}
+    }
+
+    #[test]
+    fn a_name_is_one_daemons() {
+        let open = |name: &str| PortServer::open(ServerConfig::new(name), Arc::new(Nobody));
+        for length in [0, MAX_NAME + 1] {
+            assert_eq!(open(&"x".repeat(length)).unwrap_err(), ServeError::Name(length));
+        }
+        let name = format!("server-test-{}", std::process::id());
+        let first = open(&name).unwrap();
+        let occupied = ServeError::Occupied { node: NodeId(4), name: name.clone() };
+        assert_eq!(open(&name).unwrap_err(), occupied);
+        drop(first);
+        open(&name).unwrap();
+    }
+}

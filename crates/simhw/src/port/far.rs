@@ -1,0 +1,325 @@
+//! A port whose two ends are in two processes: what lies in its segment beside the two rings, and
+//! the NIC's end of that. The [application's](super::ground) registers memory through a third ring.
+//!
+//! Neither side waits for the other, so that either may be stopped or killed at any instruction;
+//! and neither believes the other: an entry that makes no sense changes nothing.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::nic::NicPort;
+use super::registrar::Registration;
+use super::words::Words;
+use super::{MAX_DEPTH, PortName};
+use crate::host::OpenError;
+use crate::region::{Memory, ProtectionTag, RegionOptions, Rights};
+use crate::ring::{Consumer, Entry, Producer, ring, ring_bytes};
+use crate::segment::{Kind, Segment, SegmentError};
+use crate::sync::{Ordering, fence};
+
+/// Changes of registration that may be under way.
+const REGISTRATIONS: usize = 256;
+
+/// Where the parts of a port's segment lie.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    /// Commands under way at once; a power of two.
+    depth: usize,
+}
+
+impl Layout {
+    fn of(depth: usize) -> Self {
+        Self { depth: depth.clamp(2, MAX_DEPTH).next_power_of_two() }
+    }
+
+    const fn commands() -> usize {
+        Words::BYTES
+    }
+
+    const fn completions(self) -> usize {
+        Self::commands() + ring_bytes(2 * self.depth)
+    }
+
+    const fn registrations(self) -> usize {
+        self.completions() + ring_bytes(2 * self.depth)
+    }
+
+    const fn bytes(self) -> usize {
+        self.registrations() + ring_bytes(REGISTRATIONS)
+    }
+}
+
+/// The segments that a port's regions lie in, in the NIC's process.
+#[derive(Debug, Default)]
+pub(crate) struct Arenas(Mutex<Vec<Option<Arc<Segment>>>>);
+
+impl Arenas {
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<Arc<Segment>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of all of them.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lock().iter().flatten().map(|arena| arena.len()).sum()
+    }
+
+    /// Adds one; its number.
+    pub(crate) fn add(&self, arena: Arc<Segment>) -> usize {
+        let mut arenas = self.lock();
+        let number = arenas.iter().position(Option::is_none).unwrap_or(arenas.len());
+        if number == arenas.len() {
+            arenas.push(None);
+        }
+        arenas[number] = Some(arena);
+        number
+    }
+
+    fn get(&self, number: usize) -> Option<Arc<Segment>> {
+        self.lock().get(number)?.clone()
+    }
+
+    fn release(&self, number: usize) {
+        if let Some(arena) = self.lock().get_mut(number) {
+            *arena = None;
+        }
+    }
+}
+
+/// A change of registration, as it goes through the ring.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Change {
+    Register { slot: u16, generation: u32, options: RegionOptions, at: Place, bytes: usize },
+    Deregister { slot: u16, generation: u32, at: Place },
+}
+
+/// Where a region lies.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Place {
+    pub(super) arena: u32,
+    pub(super) offset: usize,
+    /// The arena is the region's alone, and ends with it.
+    pub(super) is_alone: bool,
+}
+
+const REGISTER: u64 = 1;
+const DEREGISTER: u64 = 2;
+
+impl Change {
+    /// Word 0: which, 8 bits; alone, 8; slot, 16; generation, 32. Word 1: arena; word 2: offset;
+    /// word 3: bytes; word 4: rights; word 5: tag.
+    pub(super) fn emit(&self) -> Entry {
+        let (which, slot, generation, at) = match *self {
+            Self::Register { slot, generation, at, .. } => (REGISTER, slot, generation, at),
+            Self::Deregister { slot, generation, at } => (DEREGISTER, slot, generation, at),
+        };
+        let head = which
+            | u64::from(at.is_alone) << 8
+            | u64::from(slot) << 16
+            | u64::from(generation) << 32;
+        let place = [head, at.arena.into(), at.offset as u64];
+        let rest = match *self {
+            Self::Register { options, bytes, .. } => {
+                [bytes as u64, options.rights.bits().into(), options.tag.0.into()]
+            }
+            Self::Deregister { .. } => [0; 3],
+        };
+        [place[0], place[1], place[2], rest[0], rest[1], rest[2], 0]
+    }
+
+    /// What the entry says; `None` if that is nothing.
+    #[expect(clippy::cast_possible_truncation, reason = "takes a word apart")]
+    fn parse(entry: &Entry) -> Option<Self> {
+        let [head, arena, offset, bytes, rights, tag, _] = *entry;
+        let (slot, generation) = ((head >> 16) as u16, (head >> 32) as u32);
+        let at = Place {
+            arena: u32::try_from(arena).ok()?,
+            offset: usize::try_from(offset).ok()?,
+            is_alone: (head >> 8) & 0xff == 1,
+        };
+        match head & 0xff {
+            REGISTER => {
+                let rights = u8::try_from(rights).ok().and_then(Rights::from_bits)?;
+                let tag = ProtectionTag(u32::try_from(tag).ok()?);
+                let options = RegionOptions::default().rights(rights).tag(tag);
+                let bytes = usize::try_from(bytes).ok()?;
+                Some(Self::Register { slot, generation, options, at, bytes })
+            }
+            DEREGISTER => Some(Self::Deregister { slot, generation, at }),
+            _ => None,
+        }
+    }
+}
+
+/// What the process of a NIC keeps of a port that another process has: it rings, lends and ends.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    pub(crate) name: PortName,
+    /// Commands that may be under way at once.
+    pub(crate) depth: usize,
+    /// The segment's, to be passed on.
+    pub(crate) file: OwnedFd,
+    /// What wakes the application, to be passed on.
+    pub(crate) event: OwnedFd,
+    pub(crate) words: Words,
+    pub(crate) arenas: Arc<Arenas>,
+    /// To be set when the application is gone; the NIC has to be rung then.
+    pub(crate) is_gone: Arc<AtomicBool>,
+}
+
+/// The NIC's end of what lies beside a port's two rings.
+#[derive(Debug)]
+pub(crate) struct FarEnd {
+    words: Words,
+    registrations: Consumer,
+    arenas: Arc<Arenas>,
+    event: OwnedFd,
+    is_gone: Arc<AtomicBool>,
+    /// The application's end was told of.
+    is_over: bool,
+    taken: u64,
+}
+
+/// A port for another process.
+pub(crate) fn far_port(name: PortName, depth: usize) -> Result<(NicPort, Grant), OpenError> {
+    let system = |error: std::io::Error| OpenError::System(error.kind());
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    let event = eventfd(0, flags).map_err(|error| system(error.into()))?;
+    let for_application = event.try_clone().map_err(system)?;
+    let layout = Layout::of(depth);
+    let shared = Segment::shared(Kind::Port, layout.bytes());
+    let (segment, file) = shared.map_err(|_| OpenError::System(std::io::ErrorKind::OutOfMemory))?;
+    let segment = Arc::new(segment);
+    let (_, commands) = ring(&segment, Layout::commands(), 2 * layout.depth);
+    let (completions, _) = ring(&segment, layout.completions(), 2 * layout.depth);
+    let (_, registrations) = ring(&segment, layout.registrations(), REGISTRATIONS);
+    let words = Words::new(segment);
+    let (arenas, is_gone) = (Arc::<Arenas>::default(), Arc::<AtomicBool>::default());
+    let end = FarEnd {
+        words: words.clone(),
+        registrations,
+        arenas: Arc::clone(&arenas),
+        event,
+        is_gone: Arc::clone(&is_gone),
+        is_over: false,
+        taken: 0,
+    };
+    let event = for_application;
+    let grant = Grant { name, depth: layout.depth, file, event, words, arenas, is_gone };
+    Ok((NicPort::far(commands, completions, end), grant))
+}
+
+/// The application's ends of a mapped port: commands, completions, registrations, words.
+pub(super) fn open(
+    file: &OwnedFd,
+    depth: usize,
+    admits: impl Fn(u32) -> bool,
+) -> Result<(Producer, Consumer, Producer, Words), SegmentError> {
+    let layout = Layout::of(depth);
+    let segment = Arc::new(Segment::open(file, Kind::Port, layout.bytes(), admits)?);
+    let (commands, _) = ring(&segment, Layout::commands(), 2 * layout.depth);
+    let (_, completions) = ring(&segment, layout.completions(), 2 * layout.depth);
+    let (registrations, _) = ring(&segment, layout.registrations(), REGISTRATIONS);
+    Ok((commands, completions, registrations, Words::new(segment)))
+}
+
+impl FarEnd {
+    #[inline]
+    pub(super) fn has_changed(&self) -> bool {
+        !self.registrations.is_empty() || self.is_closing()
+    }
+
+    /// Whether the application is gone, and the NIC has not taken note of it.
+    pub(super) fn is_closing(&self) -> bool {
+        !self.is_over && self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// What was registered and deregistered since the last time. [`FarEnd::settle`] must follow.
+    pub(super) fn take(&mut self) -> Vec<Registration> {
+        let mut changes = Vec::new();
+        for _ in 0..REGISTRATIONS {
+            let Some(entry) = self.registrations.pop() else { break };
+            self.taken += 1;
+            changes.extend(Change::parse(&entry).and_then(|change| self.follow(change)));
+        }
+        if self.is_closing() {
+            self.is_over = true;
+            changes.push(Registration::Close);
+        }
+        changes
+    }
+
+    fn follow(&self, change: Change) -> Option<Registration> {
+        match change {
+            Change::Register { slot, generation, options, at, bytes } => {
+                let arena = self.arenas.get(at.arena as usize)?;
+                let memory = Memory::within(arena, at.offset, bytes)?;
+                Some(Registration::Register { slot, generation, memory, options })
+            }
+            Change::Deregister { slot, generation, at } => {
+                if at.is_alone {
+                    self.arenas.release(at.arena as usize);
+                }
+                Some(Registration::Deregister { slot, generation })
+            }
+        }
+    }
+
+    /// What was taken has taken effect: memory that was given up is the application's again.
+    pub(super) fn settle(&self) {
+        self.words.set_taken(self.taken);
+    }
+
+    pub(super) fn wake(&self) {
+        // Between what was completed and the look at who waits; see `Words::wait`.
+        fence(Ordering::SeqCst);
+        self.wake_waiting();
+    }
+
+    pub(super) fn wake_waiting(&self) {
+        if self.words.takes_wake() {
+            self.signal();
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.words.close();
+        self.signal();
+    }
+
+    fn signal(&self) {
+        // It can fail only if the counter is full: the application is woken already.
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_change_survives_and_any_words_are_one_or_none(
+            slot: u16, generation: u32, arena: u32, offset: u32, bytes: u32, rights in 0_u8..16,
+            tag: u32, is_alone: bool, at in 0_usize..7, word: u64,
+        ) {
+            let place = Place { arena, offset: offset as usize, is_alone };
+            let rights = Rights::from_bits(rights).unwrap();
+            let options = RegionOptions::default().rights(rights).tag(ProtectionTag(tag));
+            let bytes = bytes as usize;
+            let changes = [
+                Change::Register { slot, generation, options, at: place, bytes },
+                Change::Deregister { slot, generation, at: place },
+            ];
+            for change in changes {
+                let mut entry = change.emit();
+                prop_assert_eq!(Change::parse(&entry), Some(change));
+                entry[at] = word;
+                let _ = Change::parse(&entry);
+            }
+        }
+    }
+}

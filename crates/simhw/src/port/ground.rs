@@ -1,0 +1,314 @@
+//! The application's end of a port that its NIC's process lends it: where its regions lie.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use range_alloc::RangeAllocator;
+
+use super::RegisterError;
+use super::far::{Change, Place};
+use super::registrar::Bell;
+use super::words::Words;
+use crate::id::PortId;
+use crate::region::{Memory, RegionOptions};
+use crate::ring::Producer;
+use crate::segment::{LINE, Segment};
+
+/// Regions up to here share arenas: 64 KiB.
+const SMALL: usize = 64 << 10;
+/// Bytes of a shared arena: 1 MiB.
+const ARENA: usize = 1 << 20;
+/// Looks for room among the changes that the NIC has not taken, 100 us apart: two seconds.
+const LOOKS: u32 = 20_000;
+const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
+
+/// Where memory comes from: the NIC's process.
+pub(crate) trait Lender: Send {
+    /// A new arena of `bytes`, and its number; `None` if there is none to be had.
+    fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)>;
+
+    /// The port is dropped.
+    fn hang_up(&self);
+}
+
+/// The application's end of what lies beside a port's two rings.
+pub(crate) struct Ground {
+    words: Words,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    registrations: Producer,
+    lender: Box<dyn Lender>,
+    /// Changes that were published.
+    published: u64,
+    /// Those for which the ring had no room.
+    unsent: VecDeque<Change>,
+    arenas: BTreeMap<u32, (Arc<Segment>, RangeAllocator<usize>)>,
+    regions: BTreeMap<u16, (Place, usize)>,
+    /// Given up, and the NIC's until it has taken that many changes.
+    lingering: VecDeque<(u64, u32, Range<usize>)>,
+}
+
+impl Ground {
+    pub(super) fn new(words: Words, registrations: Producer, lender: Box<dyn Lender>) -> Self {
+        let inner = Inner {
+            registrations,
+            lender,
+            published: 0,
+            unsent: VecDeque::new(),
+            arenas: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            lingering: VecDeque::new(),
+        };
+        Self { words, inner: Mutex::new(inner) }
+    }
+
+    pub(super) const fn words(&self) -> &Words {
+        &self.words
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Zeroed memory that the NIC knows by slot and generation before any command that follows.
+    pub(super) fn register(
+        &self,
+        slot: u16,
+        generation: u32,
+        bytes: usize,
+        options: RegionOptions,
+        bell: &dyn Fn(),
+    ) -> Result<Memory, RegisterError> {
+        let mut inner = self.inner();
+        inner.reclaim(self.words.taken());
+        let (memory, at) = inner.allocate(bytes).ok_or(RegisterError::NoMemory(bytes))?;
+        inner.unsent.push_back(Change::Register { slot, generation, options, at, bytes });
+        inner.regions.insert(slot, (at, bytes));
+        for _ in 0..LOOKS {
+            if inner.send() {
+                return Ok(memory);
+            }
+            bell();
+            pause();
+            if self.words.is_closed() {
+                break;
+            }
+        }
+        Err(RegisterError::Closed)
+    }
+
+    pub(super) fn deregister(&self, slot: u16, generation: u32) {
+        let mut inner = self.inner();
+        let Some((at, bytes)) = inner.regions.remove(&slot) else { return };
+        inner.unsent.push_back(Change::Deregister { slot, generation, at });
+        inner.send();
+        // All that is not sent yet is counted: the NIC takes this one last.
+        let last = inner.published + inner.unsent.len() as u64;
+        if at.is_alone {
+            inner.arenas.remove(&at.arena);
+        } else {
+            let range = at.offset..at.offset + bytes.next_multiple_of(LINE);
+            inner.lingering.push_back((last, at.arena, range));
+        }
+    }
+
+    pub(super) fn hang_up(&self) {
+        self.inner().lender.hang_up();
+    }
+}
+
+impl Inner {
+    /// Publishes what waits; whether all of it was.
+    fn send(&mut self) -> bool {
+        while let Some(change) = self.unsent.front() {
+            if self.registrations.push(&change.emit()).is_err() {
+                return false;
+            }
+            self.published += 1;
+            self.unsent.pop_front();
+        }
+        true
+    }
+
+    /// Memory that the NIC has let go of is free.
+    fn reclaim(&mut self, taken: u64) {
+        while let Some((last, arena, range)) = self.lingering.front() {
+            if *last > taken {
+                break;
+            }
+            if let Some((_, ranges)) = self.arenas.get_mut(arena) {
+                ranges.free_range(range.clone());
+            }
+            self.lingering.pop_front();
+        }
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Option<(Memory, Place)> {
+        if bytes > SMALL {
+            let (arena, segment) = self.lender.lend(bytes)?;
+            let memory = Memory::within(Arc::clone(&segment), 0, bytes)?;
+            self.arenas.insert(arena, (segment, RangeAllocator::new(0..0)));
+            return Some((memory, Place { arena, offset: 0, is_alone: true }));
+        }
+        let wanted = bytes.next_multiple_of(LINE);
+        let found = self.arenas.iter_mut().find_map(|(arena, (segment, ranges))| {
+            let range = ranges.allocate_range(wanted).ok()?;
+            Some((*arena, Arc::clone(segment), range.start))
+        });
+        let (arena, segment, offset) = match found {
+            Some(found) => found,
+            None => {
+                let (arena, segment) = self.lender.lend(ARENA)?;
+                let mut ranges = RangeAllocator::new(0..ARENA);
+                let range = ranges.allocate_range(wanted).ok()?;
+                self.arenas.insert(arena, (Arc::clone(&segment), ranges));
+                (arena, segment, range.start)
+            }
+        };
+        let memory = Memory::within(segment, offset, bytes)?;
+        memory.clear();
+        Some((memory, Place { arena, offset, is_alone: false }))
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "rare, and it is another process's turn")]
+fn pause() {
+    std::thread::sleep(BETWEEN_LOOKS);
+}
+
+/// The doorbell of a port whose NIC is in another process.
+pub(super) struct FarBell {
+    pub(super) words: Words,
+    /// Wakes the NIC's process.
+    pub(super) event: OwnedFd,
+    pub(super) spin_nanos: u32,
+}
+
+impl Bell for FarBell {
+    #[inline]
+    fn ring(&self, _: PortId) {
+        if self.words.ring() {
+            // It can fail only if the counter is full: the process is woken already.
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn spin_nanos(&self) -> u32 {
+        self.spin_nanos
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::port::far::{far_port, open};
+    use crate::port::nic::NicPort;
+    use crate::port::{Arenas, PortName};
+    use crate::region::{Payload, RegionRef};
+    use crate::segment::{Kind, View};
+    use proptest::prelude::*;
+
+    /// The process of the NIC, within this one.
+    struct Here(Arc<Arenas>);
+
+    impl Lender for Here {
+        fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
+            let (segment, _) = Segment::shared(Kind::Arena, bytes).ok()?;
+            let segment = Arc::new(segment);
+            let number = self.0.add(Arc::clone(&segment));
+            Some((u32::try_from(number).ok()?, segment))
+        }
+
+        fn hang_up(&self) {}
+    }
+
+    fn pair() -> (Ground, NicPort, Arc<Arenas>) {
+        let (nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();
+        let (_, _, registrations, words) = open(&grant.file, 4, |_| true).unwrap();
+        let lender = Here(Arc::clone(&grant.arenas));
+        (Ground::new(words, registrations, Box::new(lender)), nic, grant.arenas)
+    }
+
+    proptest! {
+        #[test]
+        fn memory_is_zero_and_its_own_until_the_nic_has_let_go_of_it(
+            ops in proptest::collection::vec((0_u8..3, 1_usize..3_000, 0_usize..8), 1..80),
+        ) {
+            let (ground, mut nic, _) = pair();
+            let mut live: Vec<(u16, u32, Memory)> = Vec::new();
+            // What the NIC has not let go of may still be written by it.
+            let mut slots = 0_u16;
+            let mut gone: Vec<RegionRef> = Vec::new();
+            for (op, bytes, pick) in ops {
+                match op {
+                    0 => {
+                        let (slot, generation) = (slots, 1);
+                        slots += 1;
+                        let options = RegionOptions::default();
+                        let memory = ground.register(slot, generation, bytes, options, &|| {}).unwrap();
+                        prop_assert!(memory.view(0, bytes).unwrap().to_vec().iter().all(|b| *b == 0));
+                        memory.store(0, Payload::from(&vec![slot as u8 + 1; bytes][..])).unwrap();
+                        live.push((slot, generation, memory));
+                    }
+                    1 if !live.is_empty() => {
+                        let (slot, generation, memory) = live.swap_remove(pick % live.len());
+                        ground.deregister(slot, generation);
+                        let length = u32::try_from(memory.len()).unwrap();
+                        gone.push(RegionRef { slot, generation, length, ..RegionRef::default() });
+                    }
+                    _ => {
+                        nic.sync();
+                    }
+                }
+                // The NIC writes where it still may.
+                for stale in &gone {
+                    let _ = nic.regions().write(*stale, Payload::from(&[255; 9][..]));
+                }
+                for (slot, _, memory) in &live {
+                    let bytes = memory.view(0, memory.len()).unwrap().to_vec();
+                    prop_assert!(bytes.iter().all(|byte| *byte == *slot as u8 + 1), "slot {slot}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_was_given_up_is_lent_no_more() {
+        let (ground, mut nic, arenas) = pair();
+        for slot in 0..10 {
+            ground.register(slot, 1, SMALL + 1, RegionOptions::default(), &|| {}).unwrap();
+            ground.deregister(slot, 1);
+            nic.sync();
+        }
+        assert_eq!(arenas.bytes(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_application_writes_the_nic_goes_on(
+            scribbles in proptest::collection::vec((any::<u16>(), any::<u64>(), any::<bool>()), 1..200),
+        ) {
+            let (mut nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();
+            let found = (1..64).find_map(|pages| {
+                Segment::open(&grant.file, Kind::Port, pages * 4_096, |_| true).ok()
+            });
+            let segment = found.expect("as many pages as it has");
+            let lines = segment.len() / LINE;
+            for (at, value, is_small) in scribbles {
+                let value = if is_small { value % 64 } else { value };
+                let at = usize::from(at) % (lines * 8) * 8;
+                segment.store(at, View::from(&value.to_le_bytes()[..])).unwrap();
+                nic.sync();
+                let _ = nic.next_command();
+                nic.complete(&crate::port::Completion::default());
+                let stale = RegionRef { slot: 3, generation: 1, length: 8, ..RegionRef::default() };
+                let _ = nic.regions().read(stale).map(|payload| payload.to_vec());
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! A daemon's NIC, and processes that are stopped, killed, or lose their daemon.
+#![cfg(target_os = "linux")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::Duration;
+
+use midplane::nicvm::messages::{self, MESSAGES, Messages};
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::{Host, OpenError};
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::nicd::{Client, ClientConfig, ConnectError, PortServer, ServerConfig};
+use midplane::simhw::port::{Command, Port, PortOptions, RegisterError, Status};
+use midplane::simhw::shm::{ShmConfig, ShmNic};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// Says to a child which daemon it is a client of.
+const DAEMON: &str = "MIDPLANE_TEST_DAEMON";
+/// Messages of a round: fewer than a port takes buffers.
+const ROUND: u64 = 64;
+const BYTES: usize = 3_000;
+/// The children's port.
+const PORT: PortId = PortId(1_100);
+/// Only what hangs takes so long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Not a test by itself: a client that takes rounds of messages until it is killed.
+#[tokio::test]
+async fn child_that_takes_messages() {
+    let Ok(name) = std::env::var(DAEMON) else { return };
+    let host = Client::connect(ClientConfig::new(name, NodeId(1))).unwrap().host();
+    let mut port = host.open_port_with(PortOptions::default().number(PORT)).unwrap();
+    for round in 0.. {
+        let buffers: Vec<_> = (0..ROUND).map(|_| port.register(BYTES).unwrap()).collect();
+        for (cookie, buffer) in (0..).zip(&buffers) {
+            port.post(&messages::receive(buffer.whole(), cookie)).unwrap();
+        }
+        // A command that there is not is answered after all before it were taken.
+        let last = Command { extension: MESSAGES, opcode: 99, ..Command::default() };
+        port.submit(&last).unwrap();
+        assert_eq!(port.completion().await.unwrap().status, Status::Invalid);
+        println!("\nready {round}");
+        for number in 0..ROUND {
+            let taken = tokio::time::timeout(PATIENCE, port.completion()).await.unwrap().unwrap();
+            assert_eq!((taken.status, taken.cookie), (Status::Done, number));
+            let mut bytes = [0; BYTES];
+            buffers[usize::try_from(number).unwrap()].read(0, &mut bytes).unwrap();
+            assert!(bytes == content(number)[..], "message {number} of round {round}");
+        }
+        println!("\nall {round}");
+    }
+}
+
+fn content(number: u64) -> Vec<u8> {
+    number.to_le_bytes().into_iter().cycle().take(BYTES).collect()
+}
+
+/// A client in another process.
+struct Process {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(name: &str) -> Self {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child_that_takes_messages", "--nocapture"]).env(DAEMON, name);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits until it says so.
+    fn says(&mut self, what: &str) {
+        let mut line = String::new();
+        while line.trim() != what {
+            line.clear();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "it ended before {what:?}");
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One test at a time: one of them counts what this process has mapped.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// Two NICs, and a daemon's server of the second one's ports.
+struct Daemon {
+    sender: ShmNic,
+    served: ShmNic,
+    server: PortServer,
+    name: String,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Daemon {
+    async fn start(name: &str) -> Self {
+        let turn = TURN.lock().await;
+        let name = format!("{name} {}", std::process::id());
+        let start = |node| {
+            let mut unit = Unit::default();
+            unit.install(MESSAGES, Messages::new()).unwrap();
+            ShmNic::start(ShmConfig::new(&name, NodeId(node), 2), unit).unwrap()
+        };
+        let (sender, served) = (start(0), start(1));
+        sender.meet().await;
+        let server = served.serve_ports(ServerConfig::new(&name)).unwrap();
+        Self { sender, served, server, name, _turn: turn }
+    }
+
+    /// Sends a round to the child, and waits until all of it has left.
+    async fn send_round(&self, port: &mut Port) {
+        for number in 0..ROUND {
+            let region = port.register(BYTES).unwrap();
+            region.write(0, &content(number)).unwrap();
+            port.submit(&messages::send(NodeId(1), PORT, region.whole(), number)).unwrap();
+            let sent = tokio::time::timeout(PATIENCE, port.completion()).await.unwrap().unwrap();
+            assert_eq!(sent.status, Status::Done);
+        }
+    }
+
+    /// Waits until the number of the child's port is free.
+    async fn reclaimed(&self) {
+        let options = PortOptions::default().number(PORT);
+        let free = async {
+            while self.served.host().open_port_with(options).is_err() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, free).await.expect("the port is free again");
+    }
+}
+
+/// Bytes of what is shared with other processes and mapped here.
+fn mapped() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("memfd:midplane")).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_for_a_stopped_process_is_there_when_it_goes_on() {
+    let daemon = Daemon::start("nicd stopped").await;
+    let mut port = daemon.sender.host().open_port().unwrap();
+    let mut child = Process::start(&daemon.name);
+    for round in 0..5 {
+        child.says(&format!("ready {round}"));
+        child.signal(Signal::STOP);
+        daemon.send_round(&mut port).await;
+        // It stands still, and has taken none of them.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        child.signal(Signal::CONT);
+        child.says(&format!("all {round}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_is_killed_leaves_its_port_and_its_memory() {
+    let daemon = Daemon::start("nicd killed").await;
+    let mut port = daemon.sender.host().open_port().unwrap();
+    let before = mapped();
+    for life in 0..4 {
+        let mut child = Process::start(&daemon.name);
+        child.says("ready 0");
+        if life % 2 == 0 {
+            daemon.send_round(&mut port).await;
+        }
+        tokio::time::sleep(Duration::from_micros(700 * life)).await;
+        drop(child);
+        daemon.reclaimed().await;
+    }
+    assert_eq!(mapped(), before, "segments of processes that are gone are let go");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_whose_daemon_ends_is_told() {
+    let daemon = Daemon::start("nicd ended").await;
+    let config = ClientConfig::new(&daemon.name, NodeId(1));
+    let host = Client::connect(config.clone()).unwrap().host();
+    let mut port = host.open_port().unwrap();
+    let region = port.register(100).unwrap();
+    port.submit(&messages::receive(region.whole(), 1)).unwrap();
+    let mut other = host.open_port().unwrap();
+    let waits = tokio::task::spawn_blocking(move || other.wait());
+    drop(daemon.server);
+    let told = tokio::time::timeout(PATIENCE, port.completion()).await.expect("it is told");
+    assert!(told.is_err(), "nothing completes any more");
+    assert!(waits.await.unwrap().is_err(), "nor for who blocks");
+    assert!(port.is_closed());
+    assert_eq!(host.open_port().unwrap_err(), OpenError::Stopped(NodeId(1)));
+    let nobody = ConnectError::Nobody { name: daemon.name.clone(), node: NodeId(1) };
+    assert_eq!(Client::connect(config).unwrap_err(), nobody);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_memory_is_lent_than_allowed() {
+    let daemon = Daemon::start("nicd lent").await;
+    drop(daemon.server);
+    let config = ServerConfig::new(&daemon.name).loan(4 << 20);
+    let _server = daemon.served.serve_ports(config).unwrap();
+    let host = Client::connect(ClientConfig::new(&daemon.name, NodeId(1))).unwrap().host();
+    let mut port = host.open_port().unwrap();
+    for _ in 0..20 {
+        // What was given up the NIC lets go of a moment later.
+        let again = async {
+            loop {
+                match port.register(3 << 20) {
+                    Ok(region) => return region,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
+                }
+            }
+        };
+        let _large = tokio::time::timeout(PATIENCE, again).await.expect("it is free again");
+        assert_eq!(port.register(2 << 20).unwrap_err(), RegisterError::NoMemory(2 << 20));
+        port.register(1_000).unwrap();
+    }
+}
