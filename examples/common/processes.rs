@@ -1,7 +1,7 @@
 //! The processes that an example starts on this host.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
@@ -22,16 +22,24 @@ const REST: Duration = Duration::from_secs(10);
 /// # Errors
 /// One line, if the system has none.
 pub(crate) fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, String> {
+    free_at(Ipv4Addr::LOCALHOST.into(), count)
+}
+
+/// The same, at one of this host's own addresses.
+///
+/// # Errors
+/// One line, if the system has none, or the address is another host's.
+pub(crate) fn free_at(ip: IpAddr, count: usize) -> Result<Vec<SocketAddr>, String> {
     let ephemeral = ephemeral_ports();
     let ports: Vec<u16> =
         (LOWEST..=u16::MAX).filter(|port| *port < ephemeral.0 || *port > ephemeral.1).collect();
     // Other runs of this host are other processes, and begin elsewhere.
     let first = std::process::id().wrapping_mul(STRIDE) as usize % ports.len().max(1);
     let in_turn = ports.iter().cycle().skip(first).take(ports.len());
-    let addresses = in_turn.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, *port)));
+    let addresses = in_turn.map(|port| SocketAddr::from((ip, *port)));
     let free: Vec<_> = addresses.filter(is_free).take(count).collect();
     if free.len() < count {
-        return Err(format!("this host has no {count} free ports: {} of them", free.len()));
+        return Err(format!("{ip} has no {count} free ports: {} of them", free.len()));
     }
     Ok(free)
 }

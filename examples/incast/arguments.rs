@@ -8,8 +8,8 @@ use clap::{Parser, ValueEnum};
 use midplane::simhw::link::CELL_BYTES;
 use midplane::simhw::seal::Key;
 
+use crate::incast::setting::{Discard, EtrLead, Fabric, Mode, Setting};
 use crate::ranks::Ranks;
-use crate::setting::{Discard, EtrLead, Fabric, Mode, Setting};
 
 /// Sizes that a comparison goes through: up to 10 KB, as in the paper's figures.
 const SIZES: [u32; 6] = [64, 256, 600, 1_500, 4_096, 10_240];

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use crate::arguments::Arguments;
+use crate::incast::run::Run;
+use crate::incast::scenario::Failure;
+use crate::incast::setting::{Fabric, Setting};
 use crate::processes::{Peer, free_addresses};
-use crate::run::Run;
-use crate::scenario::Failure;
-use crate::setting::{Fabric, Setting};
 
 /// What the receiver of a run prints.
 #[derive(Debug, serde::Deserialize)]

@@ -11,15 +11,12 @@
 
 mod arguments;
 mod children;
-mod fabrics;
-mod mailbox;
-mod run;
-mod scenario;
-mod setting;
 mod table;
 
 #[path = "../common/command_line.rs"]
 mod command_line;
+#[path = "../common/incast/mod.rs"]
+mod incast;
 #[path = "../common/plot.rs"]
 mod plot;
 #[path = "../common/processes.rs"]
@@ -41,11 +38,11 @@ use midplane::simhw::udp::{SoftSwitch, SwitchConfig, resolve_peers};
 use serde::Serialize;
 
 use arguments::Arguments;
-use fabrics::Place;
+use incast::fabrics::{self, Place};
+use incast::run::Run;
+use incast::scenario::Failure;
+use incast::setting::{Fabric, Setting};
 use report::{BAD_INPUT, DID_NOT_HOLD};
-use run::Run;
-use scenario::Failure;
-use setting::{Fabric, Setting};
 
 fn main() -> ExitCode {
     let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {

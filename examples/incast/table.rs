@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use crate::incast::run::Run;
+use crate::incast::setting::{Fabric, Mode};
 use crate::plot::{Line, Panel, draw};
-use crate::run::Run;
-use crate::setting::{Fabric, Mode};
 
 /// A line for each run.
 pub(crate) fn table(runs: &[Run]) -> String {

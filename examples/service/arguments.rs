@@ -8,6 +8,7 @@ use midplane::simhw::launch::Place;
 use serde::Serialize;
 
 use crate::ranks::Ranks;
+use crate::stream::MAX_BYTES;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -98,9 +99,6 @@ pub(crate) struct Arguments {
     #[arg(long, hide = true)]
     pub(crate) name: Option<String>,
 }
-
-/// Most bytes of a request.
-pub(crate) const MAX_BYTES: usize = 1 << 20;
 
 impl Arguments {
     /// # Errors

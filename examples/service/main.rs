@@ -11,12 +11,14 @@
 mod arguments;
 mod call;
 mod contest;
-mod handler;
 mod load;
-mod stream;
 
 #[path = "../common/command_line.rs"]
 mod command_line;
+#[path = "../common/handler.rs"]
+mod handler;
+#[path = "../common/messages.rs"]
+mod messages;
 #[path = "../common/plot.rs"]
 mod plot;
 #[path = "../common/processes.rs"]
@@ -27,6 +29,8 @@ mod processes;
 mod ranks;
 #[path = "../common/report.rs"]
 mod report;
+#[path = "../common/stream.rs"]
+mod stream;
 
 use std::process::ExitCode;
 

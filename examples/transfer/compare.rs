@@ -7,15 +7,14 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use midplane::pipeline::timing::Row;
 use serde_json::json;
-use tokio::runtime::Runtime;
 
-use crate::observe::{Observed, Real, Timings};
-use crate::peer::Fault;
-use crate::wire::Hand;
+use crate::transfer::Fault;
+use crate::transfer::observe::{Observed, Real, Timings};
+use crate::transfer::wire::Hand;
 use crate::{Arguments, gantt};
 
 /// Bytes of the file: the largest message.
-const FILE: usize = 4 << 20;
+pub(crate) const FILE: usize = 4 << 20;
 
 /// Messages compared: 4 KiB to 4 MiB.
 const MESSAGES: [u64; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
@@ -39,18 +38,6 @@ const OBSERVED: u64 = 16;
 
 /// The message that is drawn.
 const DRAWN: u64 = 1 << 20;
-
-/// Contents of the file: anything that does not compress.
-pub(crate) fn contents() -> Vec<u8> {
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let words = std::iter::repeat_with(|| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    });
-    words.take(FILE / 8).flatten().collect()
-}
 
 fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
@@ -101,20 +88,15 @@ impl Ways {
 }
 
 /// Everything, from the first observation to the report; whether all held.
-pub(crate) fn run(
-    runtime: &Runtime,
-    arguments: &Arguments,
-    hand: &Hand,
-    file: &File,
-) -> Result<bool, Fault> {
-    let real = Real { runtime, hand, file, limits: arguments.limits() };
-    let mut all = observe(&real)?;
-    compare(&real, arguments, &mut all)?;
+pub(crate) async fn run(arguments: &Arguments, hand: &Hand, file: &File) -> Result<bool, Fault> {
+    let real = Real { hand, file, limits: arguments.limits() };
+    let mut all = observe(&real).await?;
+    compare(&real, arguments, &mut all).await?;
     let results: Vec<Compared> =
         all.iter().map(|(message, seen, ways)| Compared::new(*message, ways, seen)).collect();
     let drawn = all.iter().find(|(message, ..)| *message == DRAWN);
     if let (Some(plot), Some((_, seen, ways))) = (&arguments.plot, drawn) {
-        draw(&real, plot, &ways.all[ways.planned].sizes, seen)?;
+        draw(&real, plot, &ways.all[ways.planned].sizes, seen).await?;
     }
     Ok(report(arguments, &results))
 }
@@ -127,12 +109,12 @@ fn bar(length: u64, what: &'static str) -> ProgressBar {
 }
 
 /// All sizes in turns, so that a bad second of the machine is a few timings of each and not most of one's.
-fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, Fault> {
+async fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, Fault> {
     let bar = bar(OBSERVED, "observing");
     let mut timings: Vec<Timings> = MESSAGES.into_iter().map(Timings::new).collect();
     for _ in 0..OBSERVED {
         for timings in &mut timings {
-            timings.observe(real)?;
+            timings.observe(real).await?;
         }
         bar.inc(1);
     }
@@ -147,7 +129,7 @@ fn observe(real: &Real<'_>) -> Result<Vec<(u64, Observed, Ways)>, Fault> {
 
 /// All sizes and ways in turns, as often as the time allows.
 #[expect(clippy::disallowed_methods, reason = "an example measures real time")]
-fn compare(
+async fn compare(
     real: &Real<'_>,
     arguments: &Arguments,
     all: &mut [(u64, Observed, Ways)],
@@ -162,9 +144,9 @@ fn compare(
                 let way = &mut ways.all[(turn + round) % count];
                 if arguments.unlimited {
                     // Once unmeasured, so that every way finds the caches as it leaves them itself.
-                    real.time(&way.sizes)?;
+                    real.time(&way.sizes).await?;
                 }
-                way.times.push(real.time(&way.sizes)?.us);
+                way.times.push(real.time(&way.sizes).await?.us);
             }
         }
         bar.inc(1);
@@ -280,8 +262,8 @@ fn limits(arguments: &Arguments) -> Option<serde_json::Value> {
 
 /// A planned 1 MiB message as it went, above what was promised of it. The receiver's clock is set so that its first
 /// fragment has come when the sender's first was sent.
-fn draw(real: &Real<'_>, plot: &Path, sizes: &[u64], seen: &Observed) -> Result<(), Fault> {
-    let outcome = real.time(sizes)?;
+async fn draw(real: &Real<'_>, plot: &Path, sizes: &[u64], seen: &Observed) -> Result<(), Fault> {
+    let outcome = real.time(sizes).await?;
     let mut rows = outcome.sender;
     let shift = rows.iter().find(|row| row.stage == 1).map_or(0.0, |row| row.end.get())
         - outcome.receiver.first().map_or(0.0, |spans| spans[0].1 as f64 / 1000.0);

@@ -7,19 +7,18 @@ mod command_line;
 mod compare;
 #[path = "../common/gantt.rs"]
 mod gantt;
-mod observe;
-mod pace;
 mod peer;
 #[path = "../common/ranks.rs"]
 #[expect(dead_code, reason = "every rank here has a place")]
 mod ranks;
-mod wire;
+#[path = "../common/transfer/mod.rs"]
+mod transfer;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use pace::{Limit, Limits};
+use transfer::pace::{Limit, Limits};
 
 /// A volume of 3,000 operations and 125 MB a second: what the cheapest general volumes of clouds promise.
 const DISK: Limit = Limit { op_us: 333.0, mbps: 1000.0 };
@@ -130,11 +129,11 @@ fn main() -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
-        Err(peer::Fault::Input(problem)) => {
+        Err(transfer::Fault::Input(problem)) => {
             eprintln!("{problem}");
             ExitCode::from(2)
         }
-        Err(peer::Fault::Lost(problem)) => {
+        Err(transfer::Fault::Lost(problem)) => {
             eprintln!("{problem}");
             ExitCode::from(1)
         }

@@ -1,6 +1,5 @@
 //! The two processes, their connection, and what they must leave behind: nothing.
 
-use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::process::Stdio;
@@ -11,26 +10,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;
 
-use crate::wire::{Hand, end, serve};
+use crate::transfer::wire::{Hand, end, serve};
+use crate::transfer::{self, Fault};
 use crate::{Arguments, compare};
 
 /// Tries to reach the receiver before giving up, 50 ms apart.
 const TRIES: u32 = 200;
-
-/// Why it did not run to the end.
-#[derive(Debug)]
-pub(crate) enum Fault {
-    /// An argument is wrong.
-    Input(String),
-    /// The peer was lost, or a file, or the user stopped it.
-    Lost(String),
-}
-
-impl Fault {
-    pub(crate) fn lost(what: impl Display) -> impl FnOnce(io::Error) -> Self {
-        move |problem| Self::Lost(format!("{what}: {problem}"))
-    }
-}
 
 /// A file without a name: it is gone when its process is, whatever ended it.
 fn temporary(arguments: &Arguments) -> Result<File, Fault> {
@@ -124,7 +109,8 @@ async fn orphaned() {
 /// The file to send.
 fn source(arguments: &Arguments) -> Result<File, Fault> {
     let mut file = temporary(arguments)?;
-    file.write_all(&compare::contents()).map_err(Fault::lost("writing the file to send"))?;
+    file.write_all(&transfer::contents(compare::FILE))
+        .map_err(Fault::lost("writing the file to send"))?;
     Ok(file)
 }
 
@@ -135,7 +121,7 @@ fn send(
     file: &File,
 ) -> Result<bool, Fault> {
     let hand = runtime.block_on(connect(address)).map_err(Fault::lost(address))?;
-    let holds = compare::run(runtime, arguments, &hand, file)?;
+    let holds = runtime.block_on(compare::run(arguments, &hand, file))?;
     runtime.block_on(end(&hand)).map_err(Fault::lost("the receiver"))?;
     Ok(holds)
 }

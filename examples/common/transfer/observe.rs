@@ -5,11 +5,10 @@ use std::fs::File;
 use midplane::pipeline::auto::Refragment;
 use midplane::pipeline::estimate::{FitError, Line, RISKY, fit};
 use midplane::pipeline::{Limits, Pipeline, Plan, PlanError, Request, Stage, auto, fixed};
-use tokio::runtime::Runtime;
 
-use crate::pace;
-use crate::peer::Fault;
-use crate::wire::{Hand, Outcome, send};
+use super::Fault;
+use super::pace;
+use super::wire::{Hand, Outcome, send};
 
 /// The largest and the smallest fragment of a mixed message, as parts of it.
 const PARTS: (f64, f64) = (0.5, 1.0 / 64.0);
@@ -24,7 +23,6 @@ const LEAST: f64 = 1.0 / 16.0;
 /// The connection as something that messages can be timed on.
 #[derive(Debug)]
 pub(crate) struct Real<'a> {
-    pub(crate) runtime: &'a Runtime,
     pub(crate) hand: &'a Hand,
     pub(crate) file: &'a File,
     pub(crate) limits: pace::Limits,
@@ -32,13 +30,11 @@ pub(crate) struct Real<'a> {
 
 impl Real<'_> {
     /// Sends one message in fragments of these sizes.
-    pub(crate) fn time(&self, sizes: &[u64]) -> Result<Outcome, Fault> {
-        self.runtime.block_on(async {
-            tokio::select! {
-                outcome = send(self.hand, self.file, sizes, self.limits) => outcome.map_err(Fault::lost("the receiver")),
-                _ = tokio::signal::ctrl_c() => Err(Fault::Lost("stopped".into())),
-            }
-        })
+    pub(crate) async fn time(&self, sizes: &[u64]) -> Result<Outcome, Fault> {
+        tokio::select! {
+            outcome = send(self.hand, self.file, sizes, self.limits) => outcome.map_err(Fault::lost("the receiver")),
+            _ = tokio::signal::ctrl_c() => Err(Fault::Lost("stopped".into())),
+        }
     }
 }
 
@@ -61,9 +57,9 @@ impl Timings {
 
     /// One message in fragments of all sizes, and whole messages of some sizes. The first turn is not counted: it
     /// finds cold caches and sleeping processors.
-    pub(crate) fn observe(&mut self, real: &Real<'_>) -> Result<(), Fault> {
+    pub(crate) async fn observe(&mut self, real: &Real<'_>) -> Result<(), Fault> {
         let sizes = mixed(self.message, self.turn);
-        let outcome = real.time(&sizes)?;
+        let outcome = real.time(&sizes).await?;
         self.turn += 1;
         if self.turn == 1 {
             return Ok(());
@@ -78,7 +74,7 @@ impl Timings {
         for index in 0..SIZES {
             let part = LEAST.powf(index as f64 / (SIZES - 1) as f64);
             let bytes = sectors(self.message as f64 * part);
-            self.whole.push((bytes as f64, real.time(&[bytes])?.us));
+            self.whole.push((bytes as f64, real.time(&[bytes]).await?.us));
         }
         Ok(())
     }

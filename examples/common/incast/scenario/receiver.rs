@@ -12,9 +12,9 @@ use midplane::simhw::region::Region;
 use midplane::simhw::time::Instant;
 use midplane::warp::firmware;
 
+use super::super::mailbox::{Either, Mailbox, Note, Sent, Word, by, either, later};
+use super::super::setting::{Mode, Service};
 use super::{BACKGROUND_BYTES, COUNTS, Failure, Part, STAMP_BYTES};
-use crate::mailbox::{Either, Mailbox, Note, Sent, Word, by, either, later};
-use crate::setting::{Mode, Service};
 
 /// Bytes of buffers that are lent for each kind of message: a third of a second at 100 Mb/s.
 const BUFFER_BYTES: usize = 4 << 20;

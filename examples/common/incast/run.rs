@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use midplane::simhw::drops::Drops;
 use serde::{Deserialize, Serialize};
 
-use crate::scenario::Measured;
-use crate::setting::Setting;
+use super::scenario::Measured;
+use super::setting::Setting;
 
 /// One result, with the parameters that made it.
 #[derive(Clone, Debug, Deserialize, Serialize)]

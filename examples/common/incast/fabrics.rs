@@ -17,9 +17,9 @@ use midplane::simhw::topology::Topology;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
 use midplane::warp::firmware::{WARP, Warp};
 
-use crate::run::Run;
-use crate::scenario::{Failure, Part, RECEIVER, receive, send};
-use crate::setting::Setting;
+use super::run::Run;
+use super::scenario::{Failure, Part, RECEIVER, receive, send};
+use super::setting::Setting;
 
 /// Commands that may be under way on a port: at 100 Mb/s, 4,096 messages of 64 bytes are some 50 ms.
 const PORT_DEPTH: usize = 4_096;

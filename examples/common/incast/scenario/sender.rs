@@ -11,9 +11,9 @@ use midplane::simhw::rng::Rng;
 use midplane::simhw::time::Instant;
 use midplane::warp::firmware;
 
+use super::super::mailbox::{Either, Mailbox, Note, REPEAT, Sent, Word, by, either, later};
+use super::super::setting::Service;
 use super::{COUNTS, Failure, POSTED, Part, RECEIVER, STAMP_BYTES};
-use crate::mailbox::{Either, Mailbox, Note, REPEAT, Sent, Word, by, either, later};
-use crate::setting::Service;
 
 /// The cookie of a question for the coordination's counters.
 const COUNTERS_COOKIE: u64 = u64::MAX;

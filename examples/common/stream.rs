@@ -7,7 +7,8 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tower_service::Service;
 
-use crate::arguments::MAX_BYTES;
+/// Most bytes of a request.
+pub(crate) const MAX_BYTES: usize = 1 << 20;
 
 async fn write<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Result<()> {
     // In one piece: the kernel would send two segments.

@@ -14,7 +14,7 @@ use midplane::simhw::time::{Instant, nanos};
 use midplane::simhw::wire;
 use serde::{Deserialize, Serialize};
 
-use crate::scenario::Failure;
+use super::scenario::Failure;
 
 /// The first port of every node is its mailbox.
 const MAILBOX: PortId = PortId(0);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 
-use crate::setting::{Service, Setting};
+use super::setting::{Service, Setting};
 
 mod receiver;
 mod sender;

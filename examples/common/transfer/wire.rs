@@ -13,7 +13,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::pace::{Limits, PacedRead, PacedWrite};
+use super::pace::{Limits, PacedRead, PacedWrite};
 
 /// Most fragments of one message, and its most bytes.
 const MOST_FRAGMENTS: u32 = 1 << 16;

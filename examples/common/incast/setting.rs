@@ -14,7 +14,7 @@ use midplane::simhw::time::LineRate;
 use midplane::warp::firmware::WarpConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::scenario::{BACKGROUND_BYTES, RECEIVER};
+use super::scenario::{BACKGROUND_BYTES, RECEIVER};
 
 /// What the nodes are joined by.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
