@@ -1,0 +1,117 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use crate::ranks::Ranks;
+
+const EXAMPLES: &str = "\
+Examples:
+  cluster                                   four processes and a switch, on this host
+  cluster --plot cluster.svg                the same, with a picture
+  cluster --only fresh,fan-in --rounds 1    two of the questions, once each
+  cluster --rank 0 --peers hosts.txt        and --rank 1, --rank 2, ... on the other hosts
+
+Every row is measured in this run, ours and theirs in turns. Theirs is plain tokio: TCP sockets with
+no delay, or UDP sockets where it says so. The narrow port is the switch's before rank 0: 100 Mb/s and
+32 KiB. UDP frames pass it through the switch in software; TCP passes a relay that forwards as fast as
+that port, holds as little, and loses nothing. A ratio above 1 is ours ahead. A row holds where its
+ratio, the median of the rounds', is at least what stands beside it.
+
+  latency   64 bytes there and back in a stream of bytes: shared memory on one host, UDP across hosts
+  fan-in    all others send messages of 10 KB to rank 0: with tokens between the senders'
+            NICs, and each at the rate that Warp finds
+  bulk      4 MiB from disk to link to disk (rates of a small cloud machine), cut by the planner, which
+            finds the stages out by itself, beside pieces of 64 KiB
+  fresh     all others change state faster than the port carries it: how old what rank 0 has is. Slow
+            memory sends what is newest when Warp lets it; TCP sends everything
+  together  a barrier, and a sum of all, on the NICs
+  job       a job of four ranks is preempted by another one, checkpointed to disk, moved to other
+            nodes and finished there: beside being begun anew there. In virtual time
+
+Exit code: 0 all rows held; 1 one did not, or a process was lost; 2 bad input.";
+
+/// What the crates do for services, each beside plain TCP or UDP, on one cluster in one minute.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "cluster", version, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Processes on this host, from 2 to 16, unless --peers names them
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=16))]
+    pub(crate) processes: u16,
+
+    /// What to ask, with commas between; everything unless given
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) only: Vec<Question>,
+
+    /// Rounds, in each of which everything is measured once, from 1 to 100
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+
+    /// Milliseconds of each measurement, from 50 to 60000
+    #[arg(long, value_name = "MS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    pub(crate) milliseconds: u64,
+
+    /// What everything random is drawn from
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+
+    /// Seconds to wait for processes that are not there yet, from 1 to 3600
+    #[arg(long, value_name = "S", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) wait: u64,
+
+    /// Prints one JSON document, at rank 0, and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draws how far ours is ahead
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) ranks: Ranks,
+
+    /// Ends with its standard input
+    #[arg(long, hide = true)]
+    pub(crate) child: bool,
+
+    /// Is the switch, at the first of the peers, and the relay to this address
+    #[arg(long, hide = true)]
+    pub(crate) serve_switch: Option<std::net::SocketAddr>,
+}
+
+/// What a service asks of what carries its messages.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+pub(crate) enum Question {
+    /// Request and reply
+    Latency,
+    /// Many senders, one receiver
+    FanIn,
+    /// Much at once
+    Bulk,
+    /// State that only matters when it is fresh
+    Fresh,
+    /// Barriers and sums
+    Together,
+    /// A background job
+    Job,
+}
+
+impl Arguments {
+    /// Whether a question is to be asked.
+    pub(crate) fn asks(&self, question: Question) -> bool {
+        self.only.is_empty() || self.only.contains(&question)
+    }
+
+    /// # Errors
+    /// One line that names the argument.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let folder = self.plot.as_deref().and_then(|path| path.parent().map(|at| (path, at)));
+        match folder {
+            Some((path, at)) if !at.as_os_str().is_empty() && !at.is_dir() => {
+                Err(format!("--plot {}: there is no such folder", path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! State that only matters when it is fresh: how old is what rank 0 knows of the others?
+
+use std::time::Duration;
+
+use midplane::nicvm::messages::{MESSAGES, Messages};
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::time::LineRate;
+use midplane::warp::firmware::{WARP, Warp, WarpConfig};
+use midplane::warp::memory::extension::{MERMERA, Mermera, MermeraConfig};
+use midplane::warp::memory::{Location, Shared};
+use serde::{Deserialize, Serialize};
+use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinSet;
+
+use crate::clock::{now, time_of_day};
+use crate::contest::{Fabric, Side, Site, Work, median};
+use crate::fan_in::LINK_MBPS;
+
+/// Pieces of state that each of the others has.
+const PIECES: u32 = 4;
+/// Bytes of a piece, the time of its making among them.
+const PIECE: usize = 1_000;
+/// What all others make together, in 10^6 bit/s: half as much again as the port carries.
+const MADE_MBPS: u64 = 150;
+/// Rank 0 looks so often.
+const LOOK: Duration = Duration::from_millis(3);
+/// Bytes that may stand before the port: what waits there grows old.
+const QUEUE: u32 = 8 << 10;
+/// What slow memory takes feedback to take.
+const DELAY: Duration = Duration::from_millis(2);
+/// What is not looked at: the beginning.
+const WARM_UP: Duration = Duration::from_millis(250);
+
+/// A piece of state.
+#[derive(Deserialize, Serialize)]
+struct Piece {
+    made_ns: u64,
+    rest: Vec<u8>,
+}
+
+impl Piece {
+    fn new() -> Self {
+        Self { made_ns: time_of_day().as_nanos() as u64, rest: vec![7; PIECE - 16] }
+    }
+}
+
+/// The median of all ages that rank 0 sees, in ms.
+pub(crate) async fn measure(site: &Site<'_>, side: Side, number: u32) -> Result<Vec<f64>, String> {
+    match side {
+        Side::Ours => {
+            site.with_nic((Fabric::Switch, site.ranks()), number, unit(site)?, Slow).await
+        }
+        Side::Theirs if site.rank == 0 => read_tcp(site).await,
+        Side::Theirs => write_tcp(site).await,
+    }
+}
+
+fn until(site: &Site<'_>) -> std::time::Instant {
+    now() + WARM_UP + site.time()
+}
+
+/// How often a rank makes all of its pieces anew.
+fn every(site: &Site<'_>) -> Duration {
+    let bits = u64::from(site.ranks() - 1) * u64::from(PIECES) * PIECE as u64 * 8;
+    Duration::from_nanos(bits * 1_000 / MADE_MBPS)
+}
+
+fn age_ms(made_ns: u64) -> f64 {
+    (time_of_day().as_nanos() as f64 - made_ns as f64) / 1e6
+}
+
+/// Everybody shares memory with rank 0.
+fn unit(site: &Site<'_>) -> Result<Unit, String> {
+    let others: Vec<NodeId> = match site.rank {
+        0 => (1..site.ranks()).map(NodeId).collect(),
+        _ => vec![NodeId(0)],
+    };
+    let rate = LineRate::mbps(LINK_MBPS.into());
+    let mut config = WarpConfig::new(&others, rate, QUEUE, site.ranks() - 1);
+    config.paces_others(true);
+    let (warp, gates) = Warp::new(config);
+    let mut nodes = others;
+    nodes.push(NodeId(site.rank));
+    nodes.sort_unstable();
+    let mut config = MermeraConfig::new(&nodes, DELAY);
+    config.gates(gates);
+    let mut unit = Unit::default();
+    unit.install(MESSAGES, Messages::new()).map_err(|error| error.to_string())?;
+    unit.install(WARP, warp).map_err(|error| error.to_string())?;
+    unit.install(MERMERA, Mermera::new(config)).map_err(|error| error.to_string())?;
+    Ok(unit)
+}
+
+struct Slow;
+
+impl Work for Slow {
+    async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String> {
+        let mut memory = Shared::<Piece>::open(&host).map_err(|error| error.to_string())?;
+        let place = |rank: u16, piece: u32| -> Location { u32::from(rank) * PIECES + piece };
+        let every = if site.rank > 0 { every(site) } else { LOOK };
+        let (until, mut ticks) = (until(site), tokio::time::interval(every));
+        let from = until - site.time();
+        let mut ages = Vec::new();
+        while now() < until {
+            ticks.tick().await;
+            if site.rank > 0 {
+                for piece in 0..PIECES {
+                    let written = memory.slow_write(place(site.rank, piece), &Piece::new()).await;
+                    written.map_err(|error| error.to_string())?;
+                }
+                continue;
+            }
+            for rank in 1..site.ranks() {
+                for piece in 0..PIECES {
+                    let seen = memory.read(place(rank, piece)).await;
+                    let seen = seen.map_err(|error| error.to_string())?;
+                    if let Some(piece) = seen
+                        && now() >= from
+                    {
+                        ages.push(age_ms(piece.made_ns));
+                    }
+                }
+            }
+        }
+        let wanted = f64::from(site.ranks() - 1) * f64::from(PIECES);
+        if site.rank == 0 && (ages.len() as f64) < wanted {
+            return Err("hardly anything arrived".into());
+        }
+        Ok(if site.rank == 0 { vec![median(ages)] } else { Vec::new() })
+    }
+}
+
+async fn write_tcp(site: &Site<'_>) -> Result<Vec<f64>, String> {
+    let mut stream = site.connect(site.cluster.switch).await?;
+    let (until, mut ticks) = (until(site), tokio::time::interval(every(site)));
+    while now() < until {
+        ticks.tick().await;
+        for piece in 0..PIECES {
+            let mut bytes = [7; PIECE];
+            let made = (time_of_day().as_nanos() as u64).to_le_bytes();
+            bytes[..4].copy_from_slice(&piece.to_le_bytes());
+            bytes[4..12].copy_from_slice(&made);
+            // The reader has seen enough.
+            if stream.write_all(&bytes).await.is_err() {
+                return Ok(Vec::new());
+            }
+        }
+    }
+    Ok(Vec::new())
+}
+
+async fn read_tcp(site: &Site<'_>) -> Result<Vec<f64>, String> {
+    let count = usize::from(site.ranks() - 1) * PIECES as usize;
+    let state = Arc::new(Mutex::new(vec![None; count]));
+    let mut readers = JoinSet::new();
+    for rank in 0..site.ranks() - 1 {
+        let (mut stream, state) = (site.accept().await?, Arc::clone(&state));
+        readers.spawn(async move {
+            let mut bytes = [0; PIECE];
+            while stream.read_exact(&mut bytes).await.is_ok() {
+                let piece = bytes[0] as usize % PIECES as usize;
+                let made = bytes[4..12].try_into().map_or(0, u64::from_le_bytes);
+                let at = usize::from(rank) * PIECES as usize + piece;
+                state.lock().expect("nobody panics with it")[at] = Some(made);
+            }
+        });
+    }
+    let (until, mut ticks) = (until(site), tokio::time::interval(LOOK));
+    let from = until - site.time();
+    let mut ages = Vec::new();
+    while now() < until {
+        ticks.tick().await;
+        if now() >= from {
+            let state = state.lock().expect("nobody panics with it");
+            ages.extend(state.iter().flatten().map(|made| age_ms(*made)));
+        }
+    }
+    Ok(vec![median(ages)])
+}

@@ -1,0 +1,83 @@
+//! Request and reply: the same code over tokio's TCP and over our streams of bytes.
+
+use bytes::Bytes;
+use midplane::simhw::host::Host;
+use midplane::via::message::group::Rank;
+use midplane::via::service::Streams;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::clock::now;
+use crate::contest::{Fabric, Side, Site, Work, median};
+use crate::handler::{Reverse, reversed};
+use crate::messages::{self, World};
+use crate::stream;
+
+/// Bytes of a request.
+const BYTES: u8 = 64;
+/// Requests before those that count.
+const WARM_UP: u32 = 100;
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Rank 1 asks and rank 0 serves, or the other way round: rank 0 asks, for it has the numbers.
+pub(crate) async fn measure(site: &Site<'_>, side: Side, number: u32) -> Result<Vec<f64>, String> {
+    match (side, site.rank) {
+        (Side::Ours, 0 | 1) => {
+            let joined = (Fabric::Close, 2);
+            site.with_nic(joined, number, messages::unit()?, Streamed { number }).await
+        }
+        (Side::Theirs, 0) => ask(site, site.connect(site.cluster.listeners[1]).await?).await,
+        (Side::Theirs, 1) => serve(site.accept().await?).await,
+        (_, _) => Ok(Vec::new()),
+    }
+}
+
+struct Streamed {
+    number: u32,
+}
+
+impl Work for Streamed {
+    async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String> {
+        messages::over(&host, (site.rank, 2), self.number, async |world: World| {
+            let streams = Streams::new(world.duplicate().await.map_err(text)?);
+            match site.rank {
+                0 => ask(site, streams.connect(Rank(1)).await.map_err(text)?).await,
+                _ => serve(streams.accept().await.map_err(text)?).await,
+            }
+        })
+        .await
+    }
+}
+
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<Vec<f64>, String> {
+    stream::serve(stream, Reverse).await.map_err(text)?;
+    Ok(Vec::new())
+}
+
+/// The median of what requests take, in us.
+async fn ask(
+    site: &Site<'_>,
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+) -> Result<Vec<f64>, String> {
+    let request: Bytes = (0..BYTES).collect();
+    let expected = reversed(&request);
+    let mut took = Vec::new();
+    let mut asked = 0;
+    let end = now() + site.time();
+    let mut begun = now();
+    while begun < end {
+        if stream::ask(&mut stream, &request).await.map_err(text)? != expected {
+            return Err("a request has a wrong answer".into());
+        }
+        let done = now();
+        asked += 1;
+        if asked > WARM_UP {
+            took.push((done - begun).as_nanos() as f64 / 1e3);
+        }
+        begun = done;
+    }
+    stream::close(&mut stream).await.map_err(text)?;
+    Ok(vec![median(took)])
+}

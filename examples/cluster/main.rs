@@ -1,0 +1,131 @@
+//! What the crates do for services, each beside plain TCP or UDP in the same run, on one small cluster.
+//!
+//! ```text
+//! cargo run --release --example cluster
+//! ```
+//!
+//! Run alone it starts a switch with a narrow port and three more processes on this host. Across hosts
+//! it is the same program with `--rank` and `--peers`; see `examples/nodes.md`.
+
+mod arguments;
+mod bulk;
+mod clock;
+mod contest;
+mod control;
+mod fan_in;
+mod fresh;
+mod job;
+mod latency;
+mod narrow;
+mod picture;
+mod rows;
+mod together;
+
+#[path = "../common/command_line.rs"]
+mod command_line;
+#[path = "../common/handler.rs"]
+mod handler;
+#[path = "../common/incast/mod.rs"]
+#[expect(dead_code, reason = "other examples use the rest")]
+mod incast;
+#[path = "../common/messages.rs"]
+mod messages;
+#[path = "../common/processes.rs"]
+#[expect(dead_code, reason = "other examples use the rest")]
+mod processes;
+#[path = "../common/ranks.rs"]
+mod ranks;
+#[path = "../common/report.rs"]
+mod report;
+#[path = "../common/stream.rs"]
+mod stream;
+#[path = "../common/transfer/mod.rs"]
+#[expect(dead_code, reason = "other examples use the rest")]
+mod transfer;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use arguments::Arguments;
+use midplane::simhw::udp::resolve_peers;
+use processes::Peer;
+
+fn main() -> ExitCode {
+    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    if let Err(what) = arguments.check() {
+        return report::fail(&what, report::BAD_INPUT);
+    }
+    if let Some(target) = arguments.serve_switch {
+        let peers = arguments.ranks.peers.read();
+        let peers = peers.and_then(|peers| resolve_peers(&peers).map_err(|e| e.to_string()));
+        return match peers.and_then(|peers| narrow::serve(peers, target)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+        };
+    }
+    let place = match place(&arguments) {
+        Ok(place) => place,
+        Err(what) => return report::fail(&what, report::BAD_INPUT),
+    };
+    match run(&arguments, place) {
+        Ok(Some(rows)) => rows::finish(&arguments, &rows),
+        Ok(None) => ExitCode::SUCCESS,
+        Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+    }
+}
+
+/// This process's rank and everybody's address; `None` where it is to start the others.
+fn place(arguments: &Arguments) -> Result<Option<(u16, Vec<SocketAddr>)>, String> {
+    let Some(place) = arguments.ranks.place()? else { return Ok(None) };
+    if !(2..=16).contains(&place.size()) {
+        return Err(format!("--peers: 2 to 16 take part, not {}", place.size()));
+    }
+    let wait = Duration::from_secs(arguments.wait);
+    let peers = place.addresses(wait).map_err(|error| format!("--peers: {error}"))?;
+    Ok(Some((place.rank, peers)))
+}
+
+/// Takes this process's part; rank 0 has rows.
+fn run(
+    arguments: &Arguments,
+    place: Option<(u16, Vec<SocketAddr>)>,
+) -> Result<Option<Vec<rows::Row>>, String> {
+    if arguments.child {
+        processes::end_with_parent();
+    }
+    let (rank, peers) = match place {
+        Some((rank, peers)) => (rank, peers),
+        None => (0, processes::free_addresses(arguments.processes.into())?),
+    };
+    let mut children = Vec::new();
+    if !arguments.child && arguments.ranks.place()?.is_none() {
+        for rank in 1..peers.len() {
+            let words = ["--child", "--peers=-"].map(str::to_owned).into_iter();
+            let words: Vec<String> = words.chain([format!("--rank={rank}")]).collect();
+            children.push(Peer::start(&words, &peers)?);
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("starting a runtime: {error}"))?;
+    let wait = Duration::from_secs(arguments.wait);
+    let part = async {
+        match rank {
+            0 => rows::measure_all(arguments, &peers).await.map(Some),
+            _ => control::follow(rank, &peers, wait).await.map(|()| None),
+        }
+    };
+    let done = runtime.block_on(async {
+        tokio::select! {
+            done = part => done,
+            _ = tokio::signal::ctrl_c() => Err("stopped".into()),
+        }
+    });
+    // Reads that were given up must not hold the process.
+    runtime.shutdown_background();
+    // A process that could not do its part knows better why than who misses it.
+    done.map_err(|what| children.iter_mut().find_map(Peer::complaint).unwrap_or(what))
+}
