@@ -135,7 +135,10 @@ pub(crate) async fn measure_all(
     let listener = TcpListener::bind((ip, 0)).await;
     let listener = listener.map_err(|error| format!("--peers {ip}: {error}"))?;
     let here = listener.local_addr().map_err(|error| error.to_string())?;
-    let switch = free_at(ip, 1)?[0];
+    // Nobody listens at the peers' own yet: they look free.
+    let mut free = free_at(ip, peers.len() + 1)?;
+    free.retain(|address| !peers.contains(address));
+    let switch = free.remove(0);
     let _narrow = start_switch(switch, peers, here)?;
     let wait = Duration::from_secs(arguments.wait);
     let (mut leader, others) = Leader::gather(peers[0], peers.len() as u16, wait).await?;
