@@ -220,7 +220,8 @@ impl<'a> Rounds<'a> {
             }));
         }
         let theirs = self.contest(comparison.theirs).await?;
-        let first = |numbers: Vec<f64>| numbers.first().copied().ok_or("there is no number".into());
+        let first =
+            |numbers: Vec<f64>| numbers.first().copied().ok_or_else(|| "there is no number".into());
         Ok(ours.and_then(first).and_then(|ours| Ok((ours, theirs.and_then(first)?))))
     }
 
