@@ -1,0 +1,377 @@
+//! One program at several nodes: in virtual time, or a process at each over a live fabric, here or across
+//! hosts.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use midplane::nicvm::collective::{self, COLLECTIVES, Collectives, Operation};
+use midplane::nicvm::messages::{self, MESSAGES, Messages};
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::launch::Place;
+use midplane::simhw::link::LinkProfile;
+use midplane::simhw::port::{Completion, Port, PortOptions, Status};
+use midplane::simhw::profile::Machine;
+use midplane::simhw::region::Region;
+#[cfg(target_os = "linux")]
+use midplane::simhw::shm::{ShmConfig, ShmNic};
+use midplane::simhw::sim::World;
+use midplane::simhw::time::LineRate;
+use midplane::simhw::udp::{UdpConfig, UdpNic};
+use serde::Serialize;
+
+use crate::processes::{Peer, end_with_parent, free_addresses};
+use crate::ranks::Ranks;
+
+/// How long processes may take to come up.
+const COME_UP: Duration = Duration::from_secs(20);
+/// How often one that is up says so.
+const SAY_SO: Duration = Duration::from_millis(20);
+/// What a run may take longer than it measures.
+const LOST: Duration = Duration::from_secs(30);
+
+/// What joins the nodes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Fabric {
+    /// Machines on 25 Gb/s Ethernet, in virtual time
+    Sim,
+    /// Shared memory, a process for each node (Linux)
+    Shm,
+    /// UDP, a process for each node, here or across hosts
+    Udp,
+}
+
+impl fmt::Display for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.to_possible_value().expect("none is hidden").get_name())
+    }
+}
+
+/// The flags of every such program.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Fleet {
+    /// What joins the nodes
+    #[arg(long, value_enum, default_value_t = Fabric::Udp)]
+    pub(crate) fabric: Fabric,
+    /// Nodes, from 3 to 16; as many as there are peers, across hosts
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(3..=16))]
+    pub(crate) nodes: u16,
+    /// Seconds of each measured part, from 0.01 to 60
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) seconds: f64,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    ranks: Ranks,
+    /// Where shared memory meets: the processes that one alone starts are given it
+    #[arg(long, hide = true)]
+    name: Option<String>,
+}
+
+/// What runs at each node.
+pub(crate) trait Part: Clone + Send + 'static {
+    /// What is known at its end; rank 0's is the run's.
+    type Outcome: Send + 'static;
+
+    /// The extensions of a node's NIC, beside those by which nodes meet.
+    fn equip(&self, unit: &mut Unit);
+
+    /// A node's application.
+    fn play<H: Host>(
+        self,
+        host: H,
+        meeting: Meeting,
+    ) -> impl Future<Output = Result<Self::Outcome, String>> + Send;
+}
+
+/// Why there is no outcome.
+pub(crate) enum Failure {
+    /// The input is bad.
+    Input(String),
+    /// A node was lost, or what it should do failed.
+    Lost(String),
+}
+
+impl Fleet {
+    /// This process's place among several; checks what all flags say.
+    ///
+    /// # Errors
+    /// One line that names the argument.
+    pub(crate) fn place(&mut self) -> Result<Option<Place>, String> {
+        if !(0.01..=60.0).contains(&self.seconds) {
+            return Err(format!("--seconds {}: from 0.01 to 60", self.seconds));
+        }
+        if cfg!(not(target_os = "linux")) && self.fabric == Fabric::Shm {
+            return Err("--fabric shm: needs Linux".into());
+        }
+        let Some(place) = self.ranks.place()? else { return Ok(None) };
+        if self.name.is_none() && self.fabric != Fabric::Udp {
+            return Err(format!("--fabric {}: hosts are joined by udp", self.fabric));
+        }
+        if !(3..=16).contains(&place.size()) {
+            return Err(format!("--peers: from 3 to 16 take part, not {}", place.size()));
+        }
+        self.nodes = place.size() as u16;
+        Ok(Some(place))
+    }
+
+    /// Time of each measured part.
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    /// Runs `part` at every node; `own` are the program's own flags, for the processes that it starts.
+    /// The outcome of rank 0, where this process is it.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub(crate) fn run<P: Part>(
+        &self,
+        place: Option<Place>,
+        own: &[String],
+        part: P,
+    ) -> Result<Option<P::Outcome>, Failure> {
+        if self.name.is_some() {
+            end_with_parent();
+        }
+        let Some(place) = place else {
+            return match self.fabric {
+                Fabric::Sim => self.simulate(part).map(Some).map_err(Failure::Lost),
+                _ => self.start(own, part),
+            };
+        };
+        let peers = place.addresses(COME_UP).map_err(|error| Failure::Input(error.to_string()))?;
+        let name = self.name.clone().unwrap_or_default();
+        let outcome = self.live(place.rank, peers, &name, part).map_err(Failure::Lost)?;
+        Ok((place.rank == 0).then_some(outcome))
+    }
+
+    /// Starts a process for each other node, and is rank 0.
+    fn start<P: Part>(&self, own: &[String], part: P) -> Result<Option<P::Outcome>, Failure> {
+        let peers = free_addresses(self.nodes.into()).map_err(Failure::Lost)?;
+        let name = format!("midplane-fleet-{}", std::process::id());
+        let words = |rank: u16| {
+            let common = [
+                format!("--fabric={}", self.fabric),
+                format!("--seconds={}", self.seconds),
+                format!("--seed={}", self.seed),
+                format!("--rank={rank}"),
+                "--peers=-".into(),
+                format!("--name={name}"),
+            ];
+            own.iter().cloned().chain(common).collect::<Vec<_>>()
+        };
+        let others = (1..self.nodes).map(|rank| Peer::start(&words(rank), &peers));
+        let mut others = others.collect::<Result<Vec<_>, _>>().map_err(Failure::Lost)?;
+        self.live(0, peers.clone(), &name, part).map(Some).map_err(|what| {
+            // A process that could not do its part knows better why than those that miss it.
+            let said = others.iter_mut().find_map(Peer::complaint);
+            Failure::Lost(said.unwrap_or(what))
+        })
+    }
+
+    fn unit<P: Part>(nodes: u16, part: &P) -> Unit {
+        let mut unit = Unit::default();
+        let members = (0..nodes).map(NodeId).collect();
+        unit.install(MESSAGES, Messages::new()).expect("the number is free");
+        unit.install(COLLECTIVES, Collectives::new(members)).expect("the number is free");
+        part.equip(&mut unit);
+        unit
+    }
+
+    fn simulate<P: Part>(&self, part: P) -> Result<P::Outcome, String> {
+        let (machine, nodes, made) = (Machine::ETHERNET_25G, self.nodes, part.clone());
+        let mut world = World::new(&machine.topology(nodes), machine.nic, self.seed, {
+            move |_, _| Self::unit(nodes, &made)
+        });
+        world.set_hosts(machine.host);
+        for node in (1..nodes).map(NodeId) {
+            // What is wrong with one rank 0 misses.
+            let work = take_part(world.host(node), nodes, part.clone());
+            world.spawn(node, async move { drop(work.await) });
+        }
+        let first = take_part(world.host(NodeId(0)), nodes, part);
+        let ended = world.block_on(NodeId(0), first);
+        ended.ok_or("nothing is left to happen, and rank 0 is not done")?
+    }
+
+    fn live<P: Part>(
+        &self,
+        rank: u16,
+        peers: Vec<SocketAddr>,
+        name: &str,
+        part: P,
+    ) -> Result<P::Outcome, String> {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(2).enable_all().build();
+        let runtime = runtime.map_err(|error| format!("starting a runtime: {error}"))?;
+        let (nodes, seed, limit) = (self.nodes, self.seed, self.time() * 4 + COME_UP + LOST);
+        let unit = Self::unit(nodes, &part);
+        runtime.block_on(async {
+            let work = async {
+                match self.fabric {
+                    #[cfg(target_os = "linux")]
+                    Fabric::Shm => {
+                        let config = ShmConfig::new(name, NodeId(rank), nodes).seed(seed);
+                        let nic = ShmNic::start(config, unit).map_err(text)?;
+                        let met = tokio::time::timeout(COME_UP, nic.meet()).await;
+                        met.map_err(|_| format!("some did not come up in {COME_UP:?}"))?;
+                        let ended = take_part(nic.host(), nodes, part).await;
+                        nic.shutdown().await;
+                        ended
+                    }
+                    _ => {
+                        // Faster than any loopback: nothing is paced.
+                        let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
+                        let config = UdpConfig::new(NodeId(rank), peers).line(line).seed(seed);
+                        let nic = UdpNic::start(config, unit)
+                            .map_err(|error| format!("--peers: {error}"))?;
+                        let ended = take_part(nic.host(), nodes, part).await;
+                        nic.shutdown().await;
+                        ended
+                    }
+                }
+            };
+            tokio::select! {
+                ended = work => ended,
+                () = tokio::time::sleep(limit) => Err(format!("it did not end in {limit:?}")),
+                _ = tokio::signal::ctrl_c() => Err("stopped".into()),
+            }
+        })
+    }
+}
+
+fn text(error: impl fmt::Display) -> String {
+    error.to_string()
+}
+
+async fn take_part<P: Part>(host: impl Host, nodes: u16, part: P) -> Result<P::Outcome, String> {
+    let meeting = Meeting::new(&host, nodes).await?;
+    part.play(host, meeting).await
+}
+
+/// Where all nodes meet: before, between and after what they do.
+pub(crate) struct Meeting {
+    port: Port,
+    words: Region,
+}
+
+impl Meeting {
+    /// Waits until all nodes are up.
+    async fn new(host: &impl Host, nodes: u16) -> Result<Self, String> {
+        let mut door =
+            host.open_port_with(PortOptions::default().number(PortId(0))).map_err(text)?;
+        let mut port = host.open_port().map_err(text)?;
+        let words = port.register(collective::SMALL).map_err(text)?;
+        if host.node() == NodeId(0) {
+            greet(host, door, nodes).await?;
+        } else {
+            let memory = door.register(16).map_err(text)?;
+            let (hello, lent) = (memory.range(0, 8), memory.range(8, 8));
+            let (hello, lent) = hello.zip(lent).expect("within it");
+            door.submit(&messages::receive(lent, 1)).map_err(text)?;
+            let until = host.now() + COME_UP;
+            'up: while host.now() < until {
+                door.submit(&messages::send(NodeId(0), PortId(0), hello, 0)).map_err(text)?;
+                host.sleep_until(host.now() + SAY_SO).await;
+                while let Some(done) = door.poll() {
+                    if done.cookie == 1 {
+                        break 'up;
+                    }
+                }
+            }
+            if host.now() >= until {
+                return Err(format!("rank 0 did not come up in {COME_UP:?}"));
+            }
+        }
+        let mut meeting = Self { port, words };
+        meeting.barrier().await?;
+        Ok(meeting)
+    }
+
+    /// Waits for all nodes.
+    ///
+    /// # Errors
+    /// One line, if one is lost.
+    pub(crate) async fn barrier(&mut self) -> Result<(), String> {
+        self.port.submit(&collective::barrier(0)).map_err(text)?;
+        self.ended().await
+    }
+
+    /// Adds up everybody's words, up to eleven: all have the sums.
+    ///
+    /// # Errors
+    /// One line, if one is lost.
+    pub(crate) async fn sum(&mut self, words: &mut [u64]) -> Result<(), String> {
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.words.write(0, &bytes).map_err(text)?;
+        let region = self.words.range(0, bytes.len()).expect("no more than eleven words");
+        self.port.submit(&collective::all_reduce(Operation::Sum, region, 0)).map_err(text)?;
+        self.ended().await?;
+        self.words.read(0, &mut bytes).map_err(text)?;
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        }
+        Ok(())
+    }
+
+    async fn ended(&mut self) -> Result<(), String> {
+        match self.port.completion().await.map_err(text)?.status {
+            Status::Done => Ok(()),
+            status => Err(format!("a node is lost: a meeting ended as {status:?}")),
+        }
+    }
+}
+
+/// Rank 0 hears who is up, and tells everybody once all are; whoever missed that as long as it asks.
+async fn greet(host: &impl Host, mut door: Port, nodes: u16) -> Result<(), String> {
+    let memory = door.register(8 * usize::from(nodes) * 4).map_err(text)?;
+    let slot = |at: u64| memory.range(8 * at as usize, 8).expect("within it");
+    for at in 1..u64::from(nodes) * 4 {
+        door.post(&messages::receive(slot(at), at)).map_err(text)?;
+    }
+    door.ring();
+    let mut up = vec![false; nodes.into()];
+    up[0] = true;
+    let until = host.now() + COME_UP;
+    while up.contains(&false) {
+        while let Some(done) = door.poll() {
+            up[done.node.index()] = true;
+            door.submit(&messages::receive(slot(done.cookie), done.cookie)).map_err(text)?;
+        }
+        if host.now() > until {
+            let missing = up.iter().position(|up| !up).unwrap_or(0);
+            return Err(format!("rank {missing} did not come up in {COME_UP:?}"));
+        }
+        host.sleep_until(host.now() + SAY_SO / 4).await;
+    }
+    for node in (1..nodes).map(NodeId) {
+        door.submit(&messages::send(node, PortId(0), slot(0), 0)).map_err(text)?;
+    }
+    host.spawn(async move {
+        let memory = memory;
+        let slot = |at: u64| memory.range(8 * at as usize, 8).expect("within it");
+        // A NIC that stops greets nobody.
+        while let Ok(Completion { status: Status::Done, cookie, node, .. }) =
+            door.completion().await
+        {
+            if cookie > 0 {
+                let posted = door
+                    .post(&messages::receive(slot(cookie), cookie))
+                    .and_then(|()| door.submit(&messages::send(node, PortId(0), slot(0), 0)));
+                if posted.is_err() {
+                    return;
+                }
+            }
+        }
+    });
+    Ok(())
+}
