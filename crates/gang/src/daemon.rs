@@ -2,6 +2,7 @@
 //! tree has. It talks on a channel of its own, which no user's job can stop.
 
 mod order;
+mod relay;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,8 +25,9 @@ use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
 use crate::process::Reins;
 use crate::tree::Tree;
 
-pub use order::{Action, Launch, Outcome};
-use order::{Message, Order};
+use order::Message;
+pub use order::{Action, Launch, Order, Outcome};
+pub use relay::Relay;
 
 /// The daemons' own job.
 const DAEMONS: JobId = JobId(0);
@@ -152,7 +154,7 @@ struct Local {
 pub struct Daemon<H> {
     host: H,
     config: DaemonConfig,
-    tree: Tree,
+    relay: Relay<u32>,
     channel: Channel,
     /// Keeps the daemons' channel open.
     _own: Controller,
@@ -187,8 +189,9 @@ impl<H: Host> Daemon<H> {
         });
         let users = users.collect::<Result<_, _>>()?;
         let tree = Tree::new(config.nodes, config.arity);
+        let relay = Relay::new(tree.children(host.node().0));
         let (locals, next_order) = (Vec::new(), 0);
-        Ok(Self { host, config, tree, channel, _own: own, users, locals, start, next_order })
+        Ok(Self { host, config, relay, channel, _own: own, users, locals, start, next_order })
     }
 
     /// Carries out what it is told, until it is told to quit.
@@ -236,22 +239,23 @@ impl<H: Host> Daemon<H> {
 
     /// Hands an order on, carries it out, and waits until all below have.
     async fn carry(&mut self, order: &Order) -> Result<Outcome, DaemonError> {
-        let mut below = 0;
-        for child in self.tree.children(self.host.node().0) {
-            self.tell(Rank(child), &Message::Order(order.clone())).await?;
-            below += 1;
+        self.relay.handle_order(order.clone());
+        while let Some((child, order)) = self.relay.poll_order() {
+            self.tell(Rank(child), &Message::Order(order)).await?;
         }
-        let mut outcome = self.execute(&order.action).await?;
-        while below > 0 {
-            let (_, bytes) = self.channel.receive().await?;
-            if let Ok(Message::Done { number, outcome: more }) = wire::decode(&bytes)
-                && number == order.number
-            {
-                outcome.add(more);
-                below -= 1;
+        if let Some((number, action)) = self.relay.poll_action() {
+            let outcome = self.execute(&action).await?;
+            self.relay.handle_own(number, outcome);
+        }
+        loop {
+            if let Some((_, outcome)) = self.relay.poll_done() {
+                return Ok(outcome);
+            }
+            let (from, bytes) = self.channel.receive().await?;
+            if let Ok(Message::Done { number, outcome }) = wire::decode(&bytes) {
+                self.relay.handle_report(from.0, number, outcome);
             }
         }
-        Ok(outcome)
     }
 
     async fn pause(&self, time: Duration) {
@@ -280,7 +284,7 @@ impl<H: Host> Daemon<H> {
         for local in self.locals.iter().filter(|local| local.reins.has_ended()) {
             *ended.entry(local.job).or_default() += 1;
         }
-        Ok(Outcome { ended: ended.into_iter().collect() })
+        Ok(Outcome { ended: ended.into_iter().collect(), failed: Vec::new() })
     }
 
     fn of_jobs(&self, jobs: &[JobId]) -> Vec<usize> {

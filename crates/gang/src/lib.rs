@@ -10,13 +10,15 @@
 //!   monitors that stop nobody
 //! - [`checkpoint`]: cuts and processes' states on disk
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`
-//! - [`scheduler`], [`daemon`], [`tree`]: gang scheduling, by a tree of daemons
+//! - [`agenda`]: gang scheduling's mind; [`scheduler`], [`daemon`], [`tree`]: a tree of daemons that
+//!   carries it out, in virtual time
 //! - [`schedule`]: who runs next, as policies
 //! - [`warden`]: stops what a process has on its NIC beside channels
 //! - [`process`]: tasks that can be stopped, for jobs in virtual time
 //! - [`wait`]: what a process waits for; [`names`]: jobs, ranks, channels, epochs
 #![forbid(unsafe_code)]
 
+pub mod agenda;
 pub mod carrier;
 pub mod channel;
 pub mod checkpoint;

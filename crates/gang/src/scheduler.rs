@@ -6,20 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use midplane_simhw::host::Host;
-use midplane_simhw::time::Instant;
 
-use crate::daemon::{Action, Daemon, DaemonError, Launch, Outcome};
-use crate::names::{Epoch, JobId};
+use crate::agenda::{Agenda, AgendaConfig, Event};
+use crate::daemon::{Action, Daemon, DaemonError};
+use crate::names::JobId;
 use crate::schedule::{AdmitError, Policy, Request};
 
-/// How many times the daemons wait for each other in one switch.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Phases {
-    /// Freeze, save, restore, run: a broadcast and a barrier each, as in the paper.
-    Four,
-    /// Freeze, then all the rest: two.
-    Two,
-}
+pub use crate::agenda::{JobRecord, Phases, Switch};
 
 /// A job to be run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -47,80 +40,28 @@ impl Front {
     }
 }
 
-/// One switch of jobs: what it took, as the root saw it.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Switch {
-    /// When it began.
-    pub at: Instant,
-    /// Until all processes were stopped and all channels steady, everywhere.
-    pub freeze: Duration,
-    /// Until all contexts were saved.
-    pub save: Duration,
-    /// Until all contexts were restored.
-    pub restore: Duration,
-    /// Until all processes went on. With [`Phases::Two`], save and restore are part of it.
-    pub run: Duration,
-    /// Jobs that ran before it.
-    pub stopped: Vec<JobId>,
-    /// Jobs that ran after it.
-    pub started: Vec<JobId>,
-}
-
-impl Switch {
-    /// When it ended.
-    #[must_use]
-    pub fn end(&self) -> Instant {
-        self.at + self.freeze + self.save + self.restore + self.run
-    }
-}
-
-/// A job, as the scheduler knows it.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct JobRecord {
-    /// Where it is, and what it runs.
-    pub launch: Launch,
-    /// Its epoch.
-    pub epoch: Epoch,
-    /// When it was found to have ended.
-    pub ended: Option<Instant>,
-}
-
 /// Switches jobs.
 pub struct Scheduler<H> {
     root: Daemon<H>,
-    policy: Box<dyn Policy>,
-    slice: Duration,
-    phases: Phases,
+    agenda: Agenda<u32>,
     front: Front,
-    jobs: BTreeMap<JobId, JobRecord>,
-    running: Vec<JobId>,
-    next_job: u32,
     switches: Vec<Switch>,
     refused: Vec<(Submission, AdmitError)>,
 }
 
 impl<H: Host> fmt::Debug for Scheduler<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scheduler").field("jobs", &self.jobs).finish_non_exhaustive()
+        f.debug_struct("Scheduler").field("agenda", &self.agenda).finish_non_exhaustive()
     }
 }
 
 impl<H: Host> Scheduler<H> {
-    /// Schedules from the root of the daemons.
+    /// Schedules from the root of the daemons. A job that is alone is switched with itself.
     #[must_use]
     pub fn new(root: Daemon<H>, policy: Box<dyn Policy>, slice: Duration, phases: Phases) -> Self {
-        Self {
-            root,
-            policy,
-            slice,
-            phases,
-            front: Front::default(),
-            jobs: BTreeMap::new(),
-            running: Vec::new(),
-            next_job: 1,
-            switches: Vec::new(),
-            refused: Vec::new(),
-        }
+        let agenda = Agenda::new(policy, AgendaConfig { slice, phases, with_itself: true });
+        let (front, switches, refused) = (Front::default(), Vec::new(), Vec::new());
+        Self { root, agenda, front, switches, refused }
     }
 
     /// Where jobs are submitted.
@@ -134,89 +75,31 @@ impl<H: Host> Scheduler<H> {
     /// # Errors
     /// [`DaemonError`].
     pub async fn run(&mut self) -> Result<(), DaemonError> {
+        let host = self.root.host().clone();
         loop {
-            self.take_jobs().await?;
-            let next = self.policy.turn();
-            if next.is_empty() && self.running.is_empty() {
-                self.root.order(Action::Quit).await?;
-                return Ok(());
+            for submission in self.front.take() {
+                let Submission { request, ranks, program } = submission;
+                if let Err(error) = self.agenda.submit(request, ranks, program) {
+                    self.refused.push((submission, error));
+                }
             }
-            let outcome = self.switch(next).await?;
-            self.bury(&outcome).await?;
-            if !self.running.is_empty() {
-                let host = self.root.host();
-                host.sleep_until(host.now() + self.slice).await;
+            while let Some(action) = self.agenda.poll_order(host.now()) {
+                let outcome = self.root.order(action).await?;
+                self.agenda.handle_outcome(host.now(), &outcome);
             }
-        }
-    }
-
-    async fn take_jobs(&mut self) -> Result<(), DaemonError> {
-        for submission in self.front.take() {
-            let Submission { request, ranks, program } = submission;
-            let job = JobId(self.next_job);
-            match self.policy.admit(job, request) {
-                Err(error) => self.refused.push((submission, error)),
-                Ok(nodes) => {
-                    self.next_job += 1;
-                    let (first, count) = (nodes.start, nodes.len() as u16);
-                    let launch = Launch { job, first, nodes: count, ranks, program };
-                    self.root.order(Action::Launch(launch)).await?;
-                    let record = JobRecord { launch, epoch: Epoch(0), ended: None };
-                    self.jobs.insert(job, record);
+            while let Some(event) = self.agenda.poll_event() {
+                if let Event::Switched(switch) = event {
+                    self.switches.push(switch);
+                }
+            }
+            match self.agenda.poll_timeout() {
+                Some(at) => host.sleep_until(at).await,
+                None => {
+                    self.root.order(Action::Quit).await?;
+                    return Ok(());
                 }
             }
         }
-        Ok(())
-    }
-
-    /// Stops what runs and starts `next`, even if it is the same: as the paper's did.
-    async fn switch(&mut self, next: Vec<JobId>) -> Result<Outcome, DaemonError> {
-        let host = self.root.host().clone();
-        let stopped = std::mem::take(&mut self.running);
-        let mut run = Vec::new();
-        for job in &next {
-            if let Some(record) = self.jobs.get_mut(job) {
-                record.epoch = record.epoch.next();
-                run.push((*job, record.epoch));
-            }
-        }
-        let at = host.now();
-        let since = |earlier: Instant| Duration::from_nanos(host.now().nanos_since(earlier));
-        self.root.order(Action::Freeze(stopped.clone())).await?;
-        let freeze = since(at);
-        let (mut save, mut restore) = (Duration::ZERO, Duration::ZERO);
-        let outcome = match self.phases {
-            Phases::Four => {
-                self.root.order(Action::Save(stopped.clone())).await?;
-                save = since(at + freeze);
-                self.root.order(Action::Restore(next.clone())).await?;
-                restore = since(at + freeze + save);
-                self.root.order(Action::Run(run)).await?
-            }
-            Phases::Two => self.root.order(Action::Switch { stop: stopped.clone(), run }).await?,
-        };
-        let run = since(at + freeze + save + restore);
-        self.running.clone_from(&next);
-        self.switches.push(Switch { at, freeze, save, restore, run, stopped, started: next });
-        Ok(outcome)
-    }
-
-    /// Jobs whose processes have all ended are gone.
-    async fn bury(&mut self, outcome: &Outcome) -> Result<(), DaemonError> {
-        let now = self.root.host().now();
-        let mut gone = Vec::new();
-        for (job, record) in &mut self.jobs {
-            if record.ended.is_none() && outcome.ended(*job) >= record.launch.ranks {
-                record.ended = Some(now);
-                gone.push(*job);
-            }
-        }
-        for job in gone {
-            self.policy.remove(job);
-            self.running.retain(|other| *other != job);
-            self.root.order(Action::End(job)).await?;
-        }
-        Ok(())
     }
 
     /// Every switch so far.
@@ -228,7 +111,7 @@ impl<H: Host> Scheduler<H> {
     /// Every job so far.
     #[must_use]
     pub const fn jobs(&self) -> &BTreeMap<JobId, JobRecord> {
-        &self.jobs
+        self.agenda.jobs()
     }
 
     /// Jobs that were not taken, and why.

@@ -7,7 +7,7 @@ use crate::names::{ChannelId, Epoch, JobId, Place};
 
 /// A job to start: one rank a channel, nodes in turn.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Launch {
+pub struct Launch<P = u32> {
     /// The job.
     pub job: JobId,
     /// Its first node.
@@ -17,10 +17,10 @@ pub struct Launch {
     /// Its ranks: rank r is on node `first + r % nodes`.
     pub ranks: u16,
     /// What it runs: whoever starts processes knows what it means.
-    pub program: u32,
+    pub program: P,
 }
 
-impl Launch {
+impl<P> Launch<P> {
     /// Where its ranks are.
     #[must_use]
     pub fn places(&self) -> Vec<Place> {
@@ -35,9 +35,9 @@ impl Launch {
 
 /// What daemons are ordered to do.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum Action {
+pub enum Action<P = u32> {
     /// Open a job's contexts and start its processes, stopped.
-    Launch(Launch),
+    Launch(Launch<P>),
     /// Stop the processes of jobs, and wait until their channels are steady.
     Freeze(Vec<JobId>),
     /// Save the contexts of frozen jobs.
@@ -67,6 +67,8 @@ pub enum Action {
 pub struct Outcome {
     /// Jobs, and how many of their processes have ended.
     pub ended: Vec<(JobId, u16)>,
+    /// Jobs that can't begin somewhere: on which node, and why.
+    pub failed: Vec<(JobId, u16, String)>,
 }
 
 impl Outcome {
@@ -77,6 +79,7 @@ impl Outcome {
                 None => self.ended.push((job, count)),
             }
         }
+        self.failed.extend(more.failed);
     }
 
     /// How many processes of a job have ended.
@@ -86,10 +89,13 @@ impl Outcome {
     }
 }
 
+/// An order, numbered by the root.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub(super) struct Order {
-    pub(super) number: u32,
-    pub(super) action: Action,
+pub struct Order<P = u32> {
+    /// Later ones have higher numbers.
+    pub number: u32,
+    /// What is to be done.
+    pub action: Action<P>,
 }
 
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]

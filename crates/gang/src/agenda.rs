@@ -1,0 +1,318 @@
+//! The scheduler's mind: which order the daemons get next, and when. No I/O, no clock.
+//!
+//! After any `&mut self` call: carry out what [`Agenda::poll_order`] says and hand what came of it to
+//! [`Agenda::handle_outcome`], until it says nothing; then drain [`Agenda::poll_event`], and re-read
+//! [`Agenda::poll_timeout`]. One order is under way at a time. `now` never goes back.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+
+use crate::daemon::{Action, Launch, Outcome};
+use crate::names::{Epoch, JobId};
+use crate::schedule::{AdmitError, Policy, Request};
+
+/// How many times the daemons wait for each other in one switch.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Phases {
+    /// Freeze, save, restore, run: a broadcast and a barrier each, as in the paper.
+    Four,
+    /// Freeze, then all the rest: two.
+    Two,
+}
+
+/// How jobs are switched.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct AgendaConfig {
+    /// How long a slice is.
+    pub slice: Duration,
+    /// How the daemons wait for each other.
+    pub phases: Phases,
+    /// Whether a job whose turn follows its own is stopped and started all the same: what the paper
+    /// measured with.
+    pub with_itself: bool,
+}
+
+/// One switch of jobs: what it took, as the root saw it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Switch {
+    /// When it began.
+    pub at: Instant,
+    /// Until all processes were stopped and all channels steady, everywhere.
+    pub freeze: Duration,
+    /// Until all contexts were saved.
+    pub save: Duration,
+    /// Until all contexts were restored.
+    pub restore: Duration,
+    /// Until all processes went on. With [`Phases::Two`], save and restore are part of it.
+    pub run: Duration,
+    /// Jobs that ran before it, and were stopped.
+    pub stopped: Vec<JobId>,
+    /// Jobs that it let go on.
+    pub started: Vec<JobId>,
+}
+
+impl Switch {
+    /// When it ended.
+    #[must_use]
+    pub fn end(&self) -> Instant {
+        self.at + self.freeze + self.save + self.restore + self.run
+    }
+}
+
+/// A job, as the scheduler knows it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct JobRecord<P = u32> {
+    /// Where it is, and what it runs.
+    pub launch: Launch<P>,
+    /// Its epoch; 0 before its first slice.
+    pub epoch: Epoch,
+    /// When it was found to have ended.
+    pub ended: Option<Instant>,
+}
+
+/// What has happened.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// Jobs were switched.
+    Switched(Switch),
+    /// Nothing is left of a job, on no node.
+    Gone(JobId),
+}
+
+/// What the daemons were ordered last.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Step {
+    Launch,
+    End(JobId),
+    Freeze,
+    Save,
+    Restore,
+    Run,
+}
+
+/// Which order comes next, and when.
+pub struct Agenda<P> {
+    policy: Box<dyn Policy>,
+    config: AgendaConfig,
+    jobs: BTreeMap<JobId, JobRecord<P>>,
+    next_job: u32,
+    /// Taken, and started nowhere yet.
+    fresh: VecDeque<JobId>,
+    /// To be cleared away.
+    ended: VecDeque<JobId>,
+    running: Vec<JobId>,
+    /// When the slice ends.
+    until: Option<Instant>,
+    /// The switch that is being made.
+    switch: Option<Switch>,
+    /// What was ordered last, and when.
+    phase: Step,
+    phase_began: Instant,
+    under_way: bool,
+    events: VecDeque<Event>,
+}
+
+impl<P> std::fmt::Debug for Agenda<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agenda").field("running", &self.running).finish_non_exhaustive()
+    }
+}
+
+impl<P: Clone> Agenda<P> {
+    /// An agenda without jobs.
+    #[must_use]
+    pub fn new(policy: Box<dyn Policy>, config: AgendaConfig) -> Self {
+        Self {
+            policy,
+            config,
+            jobs: BTreeMap::new(),
+            next_job: 1,
+            fresh: VecDeque::new(),
+            ended: VecDeque::new(),
+            running: Vec::new(),
+            until: None,
+            switch: None,
+            phase: Step::Launch,
+            phase_began: Instant::ZERO,
+            under_way: false,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Takes a job: it begins at the end of the slice, at once if nothing runs.
+    ///
+    /// # Errors
+    /// [`AdmitError`] if it asks for what there is not.
+    pub fn submit(
+        &mut self,
+        request: Request,
+        ranks: u16,
+        program: P,
+    ) -> Result<JobId, AdmitError> {
+        let job = JobId(self.next_job);
+        let nodes = self.policy.admit(job, request)?;
+        self.next_job += 1;
+        let (first, count) = (nodes.start, nodes.len() as u16);
+        let launch = Launch { job, first, nodes: count, ranks, program };
+        self.jobs.insert(job, JobRecord { launch, epoch: Epoch(0), ended: None });
+        self.fresh.push_back(job);
+        Ok(job)
+    }
+
+    /// A job is over: its processes have ended, or are to be. What is left of it is cleared away.
+    pub fn end(&mut self, now: Instant, job: JobId) {
+        let Some(record) = self.jobs.get_mut(&job).filter(|record| record.ended.is_none()) else {
+            return;
+        };
+        record.ended = Some(now);
+        self.policy.remove(job);
+        self.running.retain(|other| *other != job);
+        if self.fresh.contains(&job) {
+            self.fresh.retain(|other| *other != job);
+            self.events.push_back(Event::Gone(job));
+        } else {
+            self.ended.push_back(job);
+        }
+    }
+
+    /// Forgets a job that is gone.
+    pub fn forget(&mut self, job: JobId) {
+        self.jobs.remove(&job);
+    }
+
+    /// The order under way has been carried out everywhere.
+    pub fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
+        let took = Duration::from_nanos(now.nanos_since(self.phase_began));
+        if !std::mem::take(&mut self.under_way) {
+            return;
+        }
+        match (self.phase, &mut self.switch) {
+            (Step::End(job), _) => self.events.push_back(Event::Gone(job)),
+            (Step::Freeze, Some(switch)) => switch.freeze = took,
+            (Step::Save, Some(switch)) => switch.save = took,
+            (Step::Restore, Some(switch)) => switch.restore = took,
+            (Step::Run, Some(switch)) => {
+                switch.run = took;
+                self.events.extend(self.switch.take().map(Event::Switched));
+                self.until = Some(now + self.config.slice);
+            }
+            _ => {}
+        }
+        for &(job, count) in &outcome.ended {
+            if self.jobs.get(&job).is_some_and(|record| count >= record.launch.ranks) {
+                self.end(now, job);
+            }
+        }
+    }
+
+    /// What the daemons are to do now; `None` while an order is under way, and while a slice lasts.
+    #[must_use]
+    pub fn poll_order(&mut self, now: Instant) -> Option<Action<P>> {
+        if self.under_way {
+            return None;
+        }
+        let (step, action) = match self.switch.is_some() {
+            true => self.next_phase(),
+            false => self.between(now)?,
+        };
+        (self.phase, self.phase_began, self.under_way) = (step, now, true);
+        Some(action)
+    }
+
+    /// When [`Agenda::poll_order`] has something to say again, unless something happens before.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.until.filter(|_| !self.under_way)
+    }
+
+    /// What has happened since.
+    #[must_use]
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Every job that is not forgotten.
+    #[must_use]
+    pub const fn jobs(&self) -> &BTreeMap<JobId, JobRecord<P>> {
+        &self.jobs
+    }
+
+    /// The jobs whose slice it is.
+    #[must_use]
+    pub fn running(&self) -> &[JobId] {
+        &self.running
+    }
+
+    /// Whether there is nothing to do before a job is submitted.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let nothing = self.fresh.is_empty() && self.ended.is_empty() && self.events.is_empty();
+        nothing && !self.under_way && self.jobs.values().all(|job| job.ended.is_some())
+    }
+
+    fn launch_of(&self, job: JobId) -> Option<Launch<P>> {
+        self.jobs.get(&job).map(|record| record.launch.clone())
+    }
+
+    fn between(&mut self, now: Instant) -> Option<(Step, Action<P>)> {
+        if let Some(job) = self.ended.pop_front() {
+            return Some((Step::End(job), Action::End(job)));
+        }
+        if !self.running.is_empty() && self.until.is_some_and(|until| now < until) {
+            return None;
+        }
+        self.until = None;
+        while let Some(job) = self.fresh.pop_front() {
+            if let Some(launch) = self.launch_of(job) {
+                return Some((Step::Launch, Action::Launch(launch)));
+            }
+        }
+        self.turn(now)
+    }
+
+    /// The end of a slice: who runs in the next one.
+    fn turn(&mut self, now: Instant) -> Option<(Step, Action<P>)> {
+        let next = self.policy.turn();
+        if next.is_empty() && self.running.is_empty() {
+            return None;
+        }
+        let before = std::mem::replace(&mut self.running, next.clone());
+        let again = |job: &JobId| !self.config.with_itself && before.contains(job);
+        let started: Vec<JobId> = next.iter().filter(|job| !again(job)).copied().collect();
+        let stays = |job: &JobId| !self.config.with_itself && next.contains(job);
+        let stopped: Vec<JobId> = before.iter().filter(|job| !stays(job)).copied().collect();
+        if stopped.is_empty() && started.is_empty() {
+            self.until = Some(now + self.config.slice);
+            return None;
+        }
+        let [freeze, save, restore, run] = [Duration::ZERO; 4];
+        let freezing = stopped.clone();
+        self.switch = Some(Switch { at: now, freeze, save, restore, run, stopped, started });
+        Some((Step::Freeze, Action::Freeze(freezing)))
+    }
+
+    /// The phase after the one that was carried out last.
+    fn next_phase(&mut self) -> (Step, Action<P>) {
+        let switch = self.switch.as_ref().expect("a switch is being made");
+        let (stop, started) = (switch.stopped.clone(), switch.started.clone());
+        match (self.config.phases, self.phase) {
+            (Phases::Four, Step::Freeze) => return (Step::Save, Action::Save(stop)),
+            (Phases::Four, Step::Save) => return (Step::Restore, Action::Restore(started)),
+            _ => {}
+        }
+        let mut run = Vec::new();
+        for job in started {
+            if let Some(record) = self.jobs.get_mut(&job).filter(|record| record.ended.is_none()) {
+                record.epoch = record.epoch.next();
+                run.push((job, record.epoch));
+            }
+        }
+        let action = match self.config.phases {
+            Phases::Four => Action::Run(run),
+            Phases::Two => Action::Switch { stop, run },
+        };
+        (Step::Run, action)
+    }
+}
