@@ -13,6 +13,7 @@
 //! - [`agenda`]: gang scheduling's mind; [`scheduler`], [`daemon`], [`tree`]: a tree of daemons that
 //!   carries it out, in virtual time
 //! - [`schedule`]: who runs next, as policies
+//! - `live` (feature `live`, Linux): the same for real processes, by real daemons
 //! - [`warden`]: stops what a process has on its NIC beside channels
 //! - [`process`]: tasks that can be stopped, for jobs in virtual time
 //! - [`wait`]: what a process waits for; [`names`]: jobs, ranks, channels, epochs
@@ -27,6 +28,8 @@ pub mod controller;
 pub mod daemon;
 pub mod detect;
 pub mod firmware;
+#[cfg(all(feature = "live", target_os = "linux"))]
+pub mod live;
 pub mod monitor;
 pub mod names;
 pub mod nas;

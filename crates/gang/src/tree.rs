@@ -33,6 +33,13 @@ impl Tree {
         (first..last).map(|child| child as u16)
     }
 
+    /// Steps from `node` to the farthest below it.
+    #[must_use]
+    pub fn depth_below(&self, node: u16) -> u32 {
+        // The first child's part of a complete tree is the deepest.
+        self.children(node).next().map_or(0, |child| 1 + self.depth_below(child))
+    }
+
     /// Steps from the root to the farthest node.
     #[must_use]
     pub fn depth(&self) -> u32 {

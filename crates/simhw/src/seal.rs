@@ -34,6 +34,7 @@ mod peer;
 mod replay;
 mod seals;
 mod session;
+pub mod stream;
 
 use std::fmt;
 use std::str::FromStr;

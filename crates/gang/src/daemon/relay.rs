@@ -76,6 +76,11 @@ impl<P: Clone> Relay<P> {
         }
     }
 
+    /// Children that have not reported.
+    pub fn waits_for(&self) -> impl Iterator<Item = u16> {
+        self.pending.iter().flat_map(|pending| pending.below.iter().copied())
+    }
+
     /// An order for a child.
     #[must_use]
     pub fn poll_order(&mut self) -> Option<(u16, Order<P>)> {

@@ -1,0 +1,24 @@
+//! Gang scheduling of real processes, on Linux: a daemon a host, and the front end of its jobs.
+//!
+//! - [`daemon`]: start here: a host's daemon
+//! - [`front`]: asks the daemon of this host to run, list, end, watch jobs
+//! - [`process`]: a rank's process: started stopped, stopped, resumed, ended
+//! - [`stub`]: what such a process is before it is the job's program; the keeper that ends all of them
+//!   when the daemon is gone
+//! - [`local`]: the jobs' processes on this host
+//! - [`link`], [`message`]: what daemons and front ends say to each other, and how
+//!
+//! Everything that decides is the same that runs in virtual time: [`Agenda`](crate::agenda::Agenda),
+//! [`Relay`](crate::daemon::Relay), the policies. This is what waits for real processes and sockets.
+
+pub mod clock;
+pub mod daemon;
+pub mod front;
+pub mod hub;
+pub mod link;
+pub mod local;
+pub mod message;
+pub mod process;
+pub mod root;
+pub mod streams;
+pub mod stub;

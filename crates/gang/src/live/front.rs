@@ -1,0 +1,246 @@
+//! A front end: asks this host's daemon, and stands between a job and whoever has started it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use midplane_simhw::time::Instant;
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use thiserror::Error;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::clock::now;
+use super::link::{self, Frame, Receiver, Sender, Stream};
+use super::message::{Over, Program, Reply, Request};
+use crate::names::JobId;
+
+/// Two Ctrl-C within that time end a job.
+const TWICE: Duration = Duration::from_secs(1);
+/// Bytes of standard input that are read at once.
+const PART: usize = 16 << 10;
+
+/// Why a front end has no answer.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FrontError {
+    /// No daemon serves the socket.
+    #[error("{}: no daemon answers ({error}); start gangd, or name its --socket", path.display())]
+    NoDaemon {
+        /// The socket.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// It can't be done.
+    #[error("{0}")]
+    Refused(String),
+    /// The daemon went away.
+    #[error("the daemon is gone; what ran under it has ended")]
+    Gone,
+    /// This process has no signals, or no terminal.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// How a job is run.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// Ranks, at least 1.
+    pub ranks: u16,
+    /// Slices in a row, at least 1.
+    pub weight: u8,
+    /// What they run.
+    pub program: Program,
+    /// Each line says which rank has written it.
+    pub label: bool,
+    /// What ranks write on their standard output goes to standard error.
+    pub output_to_error: bool,
+}
+
+async fn connect(socket: &Path) -> Result<(Sender, Receiver), FrontError> {
+    let stream = UnixStream::connect(socket).await;
+    let no_daemon = |error| FrontError::NoDaemon { path: socket.to_owned(), error };
+    Ok(link::local(stream.map_err(no_daemon)?))
+}
+
+/// Asks the daemon for something that it answers once.
+///
+/// # Errors
+/// [`FrontError`].
+pub async fn ask(socket: &Path, request: &Request) -> Result<Reply, FrontError> {
+    let (mut sender, mut receiver) = connect(socket).await?;
+    sender.send(&Frame::message(request)).await.map_err(|_| FrontError::Gone)?;
+    match receiver.message::<Reply>().await {
+        Ok(Some(Reply::Refused(why))) => Err(FrontError::Refused(why)),
+        Ok(Some(reply)) => Ok(reply),
+        _ => Err(FrontError::Gone),
+    }
+}
+
+/// The size of the terminal that this process writes to, as rows and columns.
+#[must_use]
+pub fn terminal_size() -> Option<(u16, u16)> {
+    tcgetwinsize(io::stdout()).ok().map(|size| (size.ws_row, size.ws_col))
+}
+
+/// A terminal that hands on every key as it is pressed, until this is dropped.
+struct Raw(Termios);
+
+impl Raw {
+    fn begin() -> Option<Self> {
+        let before = tcgetattr(io::stdin()).ok().filter(|_| isatty(io::stdin()))?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw).ok()?;
+        Some(Self(before))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
+    }
+}
+
+/// Runs a job, and stands in for it: its input, output and signals are this process's. `taken` hears
+/// its number.
+///
+/// Ctrl-C goes to the job; twice within a second ends it. When this is dropped, the job is ended.
+///
+/// # Errors
+/// [`FrontError`].
+pub async fn run(
+    socket: &Path,
+    options: RunOptions,
+    taken: impl FnOnce(JobId),
+) -> Result<Over, FrontError> {
+    let RunOptions { ranks, weight, program, label, output_to_error } = options;
+    let terminal = program.terminal.is_some();
+    let (mut sender, mut receiver) = connect(socket).await?;
+    let request = Request::Run { ranks, weight, program };
+    sender.send(&Frame::message(&request)).await.map_err(|_| FrontError::Gone)?;
+    let job = match receiver.message().await {
+        Ok(Some(Reply::Accepted(job))) => job,
+        Ok(Some(Reply::Refused(why))) => return Err(FrontError::Refused(why)),
+        _ => return Err(FrontError::Gone),
+    };
+    taken(job);
+    let _raw = if terminal { Raw::begin() } else { None };
+    let feeding = tokio::spawn(feed(socket.to_owned(), job));
+    let (over, mut ended) = mpsc::channel(1);
+    let writing = tokio::spawn(async move {
+        let _ = over.send(write_out(receiver, label, output_to_error).await).await;
+    });
+    let result = forward(&mut sender, job, &mut ended).await;
+    feeding.abort();
+    writing.abort();
+    result
+}
+
+/// Hands signals on, until the job is over.
+async fn forward(
+    sender: &mut Sender,
+    job: JobId,
+    ended: &mut mpsc::Receiver<Option<Over>>,
+) -> Result<Over, FrontError> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut quit = signal(SignalKind::quit())?;
+    let mut first = signal(SignalKind::user_defined1())?;
+    let mut second = signal(SignalKind::user_defined2())?;
+    let mut window = signal(SignalKind::window_change())?;
+    let mut interrupted: Option<Instant> = None;
+    loop {
+        let request = tokio::select! {
+            over = ended.recv() => return over.flatten().ok_or(FrontError::Gone),
+            _ = interrupt.recv() => {
+                let before = interrupted.replace(now());
+                let twice = before.is_some_and(|at| now().nanos_since(at) < TWICE.as_nanos() as u64);
+                match twice {
+                    true => Request::Kill { job, signal: None },
+                    false => Request::Signal(SignalKind::interrupt().as_raw_value()),
+                }
+            }
+            _ = terminate.recv() => Request::Signal(SignalKind::terminate().as_raw_value()),
+            _ = hangup.recv() => Request::Signal(SignalKind::hangup().as_raw_value()),
+            _ = quit.recv() => Request::Signal(SignalKind::quit().as_raw_value()),
+            _ = first.recv() => Request::Signal(SignalKind::user_defined1().as_raw_value()),
+            _ = second.recv() => Request::Signal(SignalKind::user_defined2().as_raw_value()),
+            _ = window.recv() => match terminal_size() {
+                Some(size) => Request::Resize(size),
+                None => continue,
+            },
+        };
+        // When the daemon is gone, the other direction says so.
+        let _ = sender.send(&Frame::message(&request)).await;
+    }
+}
+
+/// Hands standard input to rank 0.
+async fn feed(socket: PathBuf, job: JobId) -> Option<()> {
+    let (mut sender, _receiver) = connect(&socket).await.ok()?;
+    sender.send(&Frame::message(&Request::Feed(job))).await.ok()?;
+    let mut input = tokio::io::stdin();
+    loop {
+        let mut bytes = BytesMut::with_capacity(PART);
+        if input.read_buf(&mut bytes).await.ok()? == 0 {
+            // Its end.
+            return sender.send(&Frame::message(&())).await.ok();
+        }
+        let frame = Frame::Data { rank: 0, stream: Stream::Input, bytes: bytes.freeze() };
+        sender.send(&frame).await.ok()?;
+    }
+}
+
+/// Writes what ranks write, until the job is over; `None` if the daemon is gone before that.
+async fn write_out(mut receiver: Receiver, label: bool, output_to_error: bool) -> Option<Over> {
+    let (mut output, mut error) = (tokio::io::stdout(), tokio::io::stderr());
+    let mut labels = Labels::default();
+    loop {
+        match receiver.receive().await.ok()?? {
+            Frame::Data { rank, stream, bytes } => {
+                let labelled = if label { labels.add(rank, stream, &bytes) } else { bytes.into() };
+                // Who does not listen to the job may still want its end.
+                if stream == Stream::Error || output_to_error {
+                    let _ = error.write_all(&labelled).await;
+                    let _ = error.flush().await;
+                } else {
+                    let _ = output.write_all(&labelled).await;
+                    let _ = output.flush().await;
+                }
+            }
+            frame => {
+                if let Some(Reply::Over(over)) = frame.parse() {
+                    return Some(over);
+                }
+            }
+        }
+    }
+}
+
+/// Whole lines with the rank before them.
+#[derive(Default)]
+struct Labels {
+    /// What began a line that has not ended.
+    begun: std::collections::BTreeMap<(u16, bool), Vec<u8>>,
+}
+
+impl Labels {
+    fn add(&mut self, rank: u16, stream: Stream, bytes: &[u8]) -> Vec<u8> {
+        let begun = self.begun.entry((rank, stream == Stream::Error)).or_default();
+        let mut out = Vec::new();
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            begun.extend_from_slice(part);
+            if part.ends_with(b"\n") {
+                out.extend_from_slice(format!("[{rank}] ").as_bytes());
+                out.append(begun);
+            }
+        }
+        out
+    }
+}

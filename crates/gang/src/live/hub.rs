@@ -1,0 +1,379 @@
+//! A daemon between its sockets and its processes: everything that happens comes here, one thing at a time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+use tokio::sync::{mpsc, oneshot};
+
+use super::clock::now;
+use super::link::{Frame, Receiver, Sender};
+use super::local::Local;
+use super::message::{Cluster, Down, Reply, Request, Up};
+use super::root::{ClientId, Root, post};
+use super::streams;
+use crate::daemon::{Order, Relay};
+use crate::names::JobId;
+
+use super::message::Program;
+
+/// How long streams of a job that is gone may stay open.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// What happens.
+pub(super) enum Event {
+    /// Whoever is above says something.
+    Above(Down),
+    /// Somebody is above now.
+    Below(mpsc::UnboundedSender<Up>),
+    /// Nobody is above any longer.
+    Cut,
+    /// A daemon below says who it is.
+    Adopted { host: u16, connection: u64, to: mpsc::UnboundedSender<Down> },
+    /// It says something.
+    FromBelow(u16, u64, Up),
+    /// Its connection is gone.
+    Lost(u16, u64),
+    /// A host's link for a job's streams.
+    Streams { host: u16, job: JobId, link: Box<(Sender, Receiver)> },
+    /// It is through.
+    StreamsDone(u16, JobId),
+    /// A job is gone for a while.
+    Overdue(JobId),
+    /// A front end asks.
+    Asked(ClientId, Request, mpsc::Sender<Frame>),
+    /// It wants to feed a job.
+    Feeds(JobId, oneshot::Sender<mpsc::Sender<Frame>>),
+    /// It is gone.
+    ClientGone(ClientId),
+}
+
+/// A daemon below.
+#[derive(Debug)]
+struct Child {
+    connection: u64,
+    to: mpsc::UnboundedSender<Down>,
+    /// It, and whoever is below it.
+    hosts: BTreeSet<u16>,
+}
+
+/// Where links to the root begin.
+pub(super) type DialRoot = Box<dyn Fn(JobId, mpsc::Receiver<Frame>, mpsc::Sender<Frame>)>;
+
+/// A daemon between its sockets and its processes.
+pub(super) struct Hub {
+    host: u16,
+    cluster: Cluster,
+    patience: Duration,
+    relay: Relay<Program>,
+    order_began: Instant,
+    local: Local,
+    root: Option<Root>,
+    above: Option<mpsc::UnboundedSender<Up>>,
+    below: BTreeMap<u16, Child>,
+    events: mpsc::UnboundedSender<Event>,
+    dial_root: DialRoot,
+}
+
+impl Hub {
+    pub(super) fn new(
+        (host, cluster, patience): (u16, Cluster, Duration),
+        local: Local,
+        root: Option<Root>,
+        events: mpsc::UnboundedSender<Event>,
+        dial_root: DialRoot,
+    ) -> Self {
+        let (above, below) = (None, BTreeMap::new());
+        let (relay, order_began) = (Relay::new([]), Instant::ZERO);
+        Self {
+            host,
+            cluster,
+            patience,
+            relay,
+            order_began,
+            local,
+            root,
+            above,
+            below,
+            events,
+            dial_root,
+        }
+    }
+
+    pub(super) fn handle(&mut self, event: Event) {
+        match event {
+            Event::Above(Down::Order(order)) => self.begin(order),
+            Event::Above(Down::Signal { job, signal }) => self.signal(job, signal),
+            Event::Above(Down::Resize { job, size }) => self.resize(job, size),
+            Event::Above(Down::Cut) | Event::Cut => self.cut(),
+            Event::Below(above) => {
+                let _ = above.send(Up::Here(self.hosts()));
+                self.above = Some(above);
+            }
+            Event::Adopted { host, connection, to } => {
+                self.lose(host);
+                self.relay.adopt(host);
+                let hosts = BTreeSet::new();
+                self.below.insert(host, Child { connection, to, hosts });
+            }
+            Event::FromBelow(host, connection, up) => {
+                if self.below.get(&host).is_some_and(|child| child.connection == connection) {
+                    self.hear_below(host, up);
+                }
+            }
+            Event::Lost(host, connection) => {
+                if self.below.get(&host).is_some_and(|child| child.connection == connection) {
+                    self.lose(host);
+                }
+            }
+            Event::Streams { host, job, link } => self.streams(host, job, *link),
+            Event::StreamsDone(host, job) => {
+                if let Some(root) = &mut self.root {
+                    root.streams_done(now(), job, host);
+                }
+            }
+            Event::Overdue(job) => {
+                if let Some(root) = &mut self.root {
+                    root.overdue(now(), job);
+                }
+            }
+            Event::Asked(client, request, reply) => self.asked(client, request, reply),
+            Event::Feeds(job, to) => {
+                if let Some(feed) = self.root.as_mut().and_then(|root| root.take_feed(job)) {
+                    let _ = to.send(feed);
+                }
+            }
+            Event::ClientGone(client) => {
+                if let Some(root) = &mut self.root
+                    && let Some(job) = root.job_of(client)
+                {
+                    root.end(now(), job, Some("its front end is gone".into()));
+                }
+            }
+        }
+    }
+
+    /// Does all that can be done now; returns when it has something to do again by itself.
+    pub(super) fn turn(&mut self) -> Option<Instant> {
+        let mut idle = false;
+        while !idle {
+            idle = true;
+            for (job, rank, end) in self.local.ended() {
+                self.up(Up::Ended { job, rank, end });
+            }
+            if let Some(order) = self.root.as_mut().and_then(|root| root.poll_order(now())) {
+                self.begin(order);
+                idle = false;
+            }
+            while let Some((host, order)) = self.relay.poll_order() {
+                if let Some(child) = self.below.get(&host) {
+                    let _ = child.to.send(Down::Order(order));
+                }
+            }
+            if let Some((number, action)) = self.relay.poll_action() {
+                let launched = match &action {
+                    crate::daemon::Action::Launch(launch) => {
+                        let host_of = |rank| self.cluster.host_of(launch.first + rank);
+                        let here = (0..launch.ranks).any(|rank| host_of(rank) == self.host);
+                        here.then_some(launch.job)
+                    }
+                    _ => None,
+                };
+                self.local.execute(number, action);
+                if let Some(job) = launched {
+                    self.carry(job);
+                }
+            }
+            if let Some((number, outcome)) = self.local.poll_done() {
+                self.relay.handle_own(number, outcome);
+            }
+            if let Some((number, outcome)) = self.relay.poll_done() {
+                match &mut self.root {
+                    Some(root) => root.handle_outcome(now(), &outcome),
+                    None => self.up(Up::Report { number, outcome }),
+                }
+                idle = false;
+            }
+            idle &= !self.lose_silent();
+        }
+        let lingering = self.root.as_mut().map_or_else(Vec::new, |root| root.drain(now()));
+        for job in lingering {
+            let events = self.events.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(LINGER).await;
+                let _ = events.send(Event::Overdue(job));
+            });
+        }
+        let silent = self.relay.waits_for().next().map(|_| self.order_began + self.patience);
+        let slice = self.root.as_ref().and_then(|root| root.agenda.poll_timeout());
+        silent.into_iter().chain(slice).min()
+    }
+
+    /// Ends all that runs here.
+    pub(super) fn end_all(&mut self) {
+        self.local.kill_all();
+    }
+
+    /// Whether all of it has ended.
+    pub(super) fn is_empty(&mut self) -> bool {
+        let _ = self.local.ended();
+        self.local.is_empty()
+    }
+
+    fn hosts(&self) -> Vec<u16> {
+        let below = self.below.values().flat_map(|child| child.hosts.iter().copied());
+        std::iter::once(self.host).chain(below).collect()
+    }
+
+    fn begin(&mut self, order: Order<Program>) {
+        self.order_began = now();
+        self.relay.handle_order(order);
+    }
+
+    fn up(&mut self, up: Up) {
+        match (&mut self.root, &self.above) {
+            (Some(root), _) => match up {
+                Up::Ended { job, rank, end } => root.rank_ended(now(), job, rank, end),
+                Up::Here(hosts) => root.hosts_here(&hosts),
+                Up::Gone(hosts) => root.hosts_gone(now(), &hosts),
+                Up::Report { .. } => {}
+            },
+            (None, Some(above)) => drop(above.send(up)),
+            // Whoever was above has given up what this is about.
+            (None, None) => {}
+        }
+    }
+
+    fn hear_below(&mut self, host: u16, up: Up) {
+        let Some(child) = self.below.get_mut(&host) else { return };
+        match &up {
+            Up::Report { number, outcome } => {
+                self.relay.handle_report(host, *number, outcome.clone());
+                return;
+            }
+            Up::Here(hosts) => child.hosts.extend(hosts),
+            Up::Gone(hosts) => child.hosts.retain(|host| !hosts.contains(host)),
+            Up::Ended { .. } => {}
+        }
+        self.up(up);
+    }
+
+    /// A daemon below is gone, and with it whoever is below it.
+    fn lose(&mut self, host: u16) {
+        let Some(child) = self.below.remove(&host) else { return };
+        let _ = child.to.send(Down::Cut);
+        self.relay.lose(host);
+        self.up(Up::Gone(child.hosts.into_iter().collect()));
+    }
+
+    /// Gives up those below that have not reported for too long; whether there were any.
+    fn lose_silent(&mut self) -> bool {
+        if now() < self.order_began + self.patience {
+            return false;
+        }
+        let silent: Vec<u16> = self.relay.waits_for().collect();
+        for host in &silent {
+            self.lose(*host);
+        }
+        !silent.is_empty()
+    }
+
+    /// The way to the root is gone: nobody counts on what runs here.
+    fn cut(&mut self) {
+        self.above = None;
+        self.local.kill_all();
+        self.tell_below(&Down::Cut);
+    }
+
+    fn tell_below(&self, down: &Down) {
+        for child in self.below.values() {
+            let _ = child.to.send(down.clone());
+        }
+    }
+
+    fn signal(&self, job: JobId, signal: i32) {
+        self.local.signal(job, signal);
+        self.tell_below(&Down::Signal { job, signal });
+    }
+
+    fn resize(&self, job: JobId, size: (u16, u16)) {
+        self.local.resize(job, size);
+        self.tell_below(&Down::Resize { job, size });
+    }
+
+    /// Starts what carries the streams of a job's ranks here.
+    fn carry(&mut self, job: JobId) {
+        let (output, from_ranks) = mpsc::channel(streams::QUEUE);
+        let opened: Vec<_> =
+            self.local.take_opened().into_iter().map(|(_, opened)| opened).collect();
+        let (mut input, host) = (None, self.host);
+        match &mut self.root {
+            Some(root) => {
+                let Some((reply, from_front)) = root.ends_of(job, host) else { return };
+                input = from_front;
+                let (events, mut from_ranks) = (self.events.clone(), from_ranks);
+                tokio::spawn(async move {
+                    while let Some(frame) = from_ranks.recv().await {
+                        let _ = reply.send(frame).await;
+                    }
+                    let _ = events.send(Event::StreamsDone(host, job));
+                });
+            }
+            None => {
+                let (to_rank, from_root) = mpsc::channel(streams::QUEUE);
+                input.replace(from_root);
+                (self.dial_root)(job, from_ranks, to_rank);
+            }
+        }
+        for opened in opened {
+            let own = if opened.rank == 0 { input.take() } else { None };
+            streams::carry(opened, &output, own);
+        }
+    }
+
+    fn streams(&mut self, host: u16, job: JobId, link: (Sender, Receiver)) {
+        let Some(root) = &mut self.root else { return };
+        let Some((output, input)) = root.ends_of(job, host) else { return };
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            streams::at_root(link, output, input).await;
+            let _ = events.send(Event::StreamsDone(host, job));
+        });
+    }
+
+    fn asked(&mut self, client: ClientId, request: Request, reply: mpsc::Sender<Frame>) {
+        let refuse = |why: String| post(&reply, Frame::message(&Reply::Refused(why)));
+        let Some(root) = &mut self.root else {
+            return refuse(format!("this daemon is host {}: ask that of host 0", self.host));
+        };
+        match request {
+            Request::Run { ranks, weight, program } => {
+                root.submit(now(), (client, reply), (ranks, weight), program);
+            }
+            Request::Signal(signal) => {
+                if let Some(job) = root.job_of(client) {
+                    self.signal(job, signal);
+                }
+            }
+            Request::Resize(size) => {
+                if let Some(job) = root.job_of(client) {
+                    self.resize(job, size);
+                }
+            }
+            Request::List => {
+                post(&reply, Frame::message(&Reply::Listing(root.listing(now()))));
+            }
+            Request::Slices => post(&reply, Frame::message(&Reply::Slices(root.slices()))),
+            Request::Kill { job, .. } if !root.has(job) => refuse(format!("there is no job {job}")),
+            Request::Kill { job, signal } => {
+                match signal {
+                    Some(signal) => self.signal(job, signal),
+                    None => root.end(now(), job, Some("it was ended by its owner".into())),
+                }
+                post(&reply, Frame::message(&Reply::Done));
+            }
+            // Those that feed do so on a connection of their own.
+            Request::Feed(_) => {}
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Frames over streams of bytes: Unix sockets of one host, or TCP sealed with a key between hosts.
+//!
+//! A frame is its length (4 bytes, little-endian), its kind (1 byte) and its body. A sealed stream cuts
+//! what it carries into pieces, each behind its length (2 bytes).
+
+use std::io;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use midplane_simhw::seal::Key;
+use midplane_simhw::seal::stream::{
+    Dial, Ends, HANDSHAKE_BYTES, Opener, PIECE_BYTES, Sealer, answer,
+};
+use midplane_simhw::wire;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// Most bytes of a frame: a program's environment is in one.
+const LONGEST: usize = 8 << 20;
+/// Before its kind is known: length and kind.
+const HEAD: usize = 5;
+const MESSAGE: u8 = 0;
+const DATA: u8 = 1;
+/// What `DATA` has before its bytes: the rank, and which of its streams.
+const DATA_HEAD: usize = 3;
+/// How long a stranger may take to prove that it is none.
+const HANDSHAKE: Duration = Duration::from_secs(3);
+
+/// Which stream of a rank.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Stream {
+    /// Standard input.
+    Input,
+    /// Standard output, or the terminal.
+    Output,
+    /// Standard error.
+    Error,
+}
+
+/// What crosses a link.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Frame {
+    /// A message, encoded.
+    Message(Bytes),
+    /// What a rank reads or writes.
+    Data {
+        /// The rank.
+        rank: u16,
+        /// Its stream.
+        stream: Stream,
+        /// The bytes.
+        bytes: Bytes,
+    },
+}
+
+impl Frame {
+    /// A message.
+    ///
+    /// # Panics
+    /// If it has more than a gigabyte.
+    #[must_use]
+    pub fn message(message: &impl Serialize) -> Self {
+        Self::Message(wire::encode_long(message).expect("messages are far shorter").into())
+    }
+
+    /// The message, if it is one of these.
+    #[must_use]
+    pub fn parse<T: DeserializeOwned>(&self) -> Option<T> {
+        match self {
+            Self::Message(bytes) => wire::decode_long(bytes).ok(),
+            Self::Data { .. } => None,
+        }
+    }
+
+    fn emit(&self, out: &mut Vec<u8>) {
+        let (kind, length) = match self {
+            Self::Message(bytes) => (MESSAGE, bytes.len()),
+            Self::Data { bytes, .. } => (DATA, DATA_HEAD + bytes.len()),
+        };
+        out.extend_from_slice(&(length as u32).to_le_bytes());
+        out.push(kind);
+        match self {
+            Self::Message(bytes) => out.extend_from_slice(bytes),
+            Self::Data { rank, stream, bytes } => {
+                out.extend_from_slice(&rank.to_le_bytes());
+                out.push(*stream as u8);
+                out.extend_from_slice(bytes);
+            }
+        }
+    }
+
+    fn read(kind: u8, body: Bytes) -> io::Result<Self> {
+        match (kind, &body[..]) {
+            (MESSAGE, _) => Ok(Self::Message(body)),
+            (DATA, &[low, high, stream @ 0..=2, ..]) => {
+                let stream = [Stream::Input, Stream::Output, Stream::Error][usize::from(stream)];
+                let rank = u16::from_le_bytes([low, high]);
+                Ok(Self::Data { rank, stream, bytes: body.slice(DATA_HEAD..) })
+            }
+            _ => Err(damaged()),
+        }
+    }
+}
+
+fn damaged() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "what came is no frame")
+}
+
+type Reader = Box<dyn AsyncRead + Send + Unpin>;
+type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+/// The sending half.
+pub struct Sender {
+    io: Writer,
+    sealer: Option<Sealer>,
+    plain: Vec<u8>,
+    sealed: Vec<u8>,
+}
+
+/// The receiving half.
+pub struct Receiver {
+    io: Reader,
+    opener: Option<Opener>,
+    /// What has come and was not taken.
+    buffer: BytesMut,
+    scratch: Vec<u8>,
+}
+
+impl std::fmt::Debug for Sender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sender").field("sealed", &self.sealer.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Receiver").field("sealed", &self.opener.is_some()).finish_non_exhaustive()
+    }
+}
+
+fn pair(io: (Reader, Writer), ends: Option<Ends>) -> (Sender, Receiver) {
+    let (sealer, opener) = ends.unzip();
+    let (plain, sealed, scratch) = (Vec::new(), Vec::new(), Vec::new());
+    let sender = Sender { io: io.1, sealer, plain, sealed };
+    (sender, Receiver { io: io.0, opener, buffer: BytesMut::new(), scratch })
+}
+
+/// Frames over a stream within a host.
+#[must_use]
+pub fn local(stream: tokio::net::UnixStream) -> (Sender, Receiver) {
+    let (reader, writer) = stream.into_split();
+    pair((Box::new(reader), Box::new(writer)), None)
+}
+
+/// Connects to another host's daemon.
+///
+/// # Errors
+/// What the system says; [`io::ErrorKind::PermissionDenied`] where the other side has another key.
+pub async fn dial(address: &str, key: &Key) -> io::Result<(Sender, Receiver)> {
+    let dialed = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let (dial, message) = Dial::new(key).map_err(denied)?;
+        stream.write_all(&message).await?;
+        let mut answer = [0; HANDSHAKE_BYTES];
+        stream.read_exact(&mut answer).await.map_err(denied)?;
+        let ends = dial.finish(&answer).map_err(denied)?;
+        Ok(sealed(stream, ends))
+    };
+    timeout(HANDSHAKE, dialed).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Answers another host's daemon.
+///
+/// # Errors
+/// As [`dial`].
+pub async fn accept(mut stream: TcpStream, key: &Key) -> io::Result<(Sender, Receiver)> {
+    let accepted = async {
+        stream.set_nodelay(true)?;
+        let mut message = [0; HANDSHAKE_BYTES];
+        stream.read_exact(&mut message).await?;
+        let (ends, answer) = answer(key, &message).map_err(denied)?;
+        stream.write_all(&answer).await?;
+        Ok(sealed(stream, ends))
+    };
+    timeout(HANDSHAKE, accepted).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+fn denied(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, error)
+}
+
+fn sealed(stream: TcpStream, ends: Ends) -> (Sender, Receiver) {
+    let (reader, writer) = stream.into_split();
+    pair((Box::new(reader), Box::new(writer)), Some(ends))
+}
+
+impl Sender {
+    /// Sends a frame.
+    ///
+    /// # Errors
+    /// What the system says.
+    ///
+    /// # Cancel safety
+    /// None: part of the frame may have been sent.
+    pub async fn send(&mut self, frame: &Frame) -> io::Result<()> {
+        self.plain.clear();
+        frame.emit(&mut self.plain);
+        let Some(sealer) = &mut self.sealer else { return self.io.write_all(&self.plain).await };
+        self.sealed.clear();
+        for piece in self.plain.chunks(PIECE_BYTES) {
+            let begin = self.sealed.len();
+            self.sealed.extend_from_slice(&[0; 2]);
+            sealer.seal(piece, &mut self.sealed);
+            let length = (self.sealed.len() - begin - 2) as u16;
+            self.sealed[begin..begin + 2].copy_from_slice(&length.to_le_bytes());
+        }
+        self.io.write_all(&self.sealed).await
+    }
+}
+
+impl Receiver {
+    /// The next frame; `None` when the other side is through, or gone.
+    ///
+    /// # Errors
+    /// What the system says; [`io::ErrorKind::InvalidData`] for what is no frame.
+    ///
+    /// # Cancel safety
+    /// None: part of a frame may be lost.
+    pub async fn receive(&mut self) -> io::Result<Option<Frame>> {
+        while self.buffer.len() < HEAD {
+            if !self.more().await? {
+                return Ok(None);
+            }
+        }
+        let length = u32::from_le_bytes([0, 1, 2, 3].map(|at| self.buffer[at])) as usize;
+        if length > LONGEST {
+            return Err(damaged());
+        }
+        while self.buffer.len() < HEAD + length {
+            if !self.more().await? {
+                return Ok(None);
+            }
+        }
+        let mut frame = self.buffer.split_to(HEAD + length);
+        let kind = frame[4];
+        let body = frame.split_off(HEAD).freeze();
+        Frame::read(kind, body).map(Some)
+    }
+
+    /// The next frame's message.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`]; [`io::ErrorKind::InvalidData`] for what is no such message.
+    pub async fn message<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        match self.receive().await? {
+            Some(frame) => frame.parse().map(Some).ok_or_else(damaged),
+            None => Ok(None),
+        }
+    }
+
+    async fn more(&mut self) -> io::Result<bool> {
+        let Some(opener) = &mut self.opener else {
+            return Ok(self.io.read_buf(&mut self.buffer).await? > 0);
+        };
+        let mut length = [0; 2];
+        match self.io.read_exact(&mut length).await {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+            read => drop(read?),
+        }
+        self.scratch.resize(u16::from_le_bytes(length).into(), 0);
+        self.io.read_exact(&mut self.scratch).await?;
+        let mut plain = Vec::new();
+        opener.open(&self.scratch, &mut plain).map_err(denied)?;
+        self.buffer.extend_from_slice(&plain);
+        Ok(true)
+    }
+}

@@ -1,0 +1,292 @@
+//! The jobs' processes on this host, and what orders do to them.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{Access, OFlags, access};
+use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+use super::link::Stream;
+use super::message::{Cluster, Program};
+use super::process::{End, Process};
+use super::stub::{self, Keeper};
+use crate::daemon::{Action, Launch, Outcome};
+use crate::names::JobId;
+
+/// A job's rank on this host.
+type Member = (JobId, u16);
+
+#[derive(Debug)]
+struct Held {
+    process: Process,
+    /// The daemon's side of its terminal.
+    terminal: Option<OwnedFd>,
+    /// Its end was told.
+    told: bool,
+}
+
+/// What a rank that was started reads and writes.
+#[derive(Debug)]
+pub struct Opened {
+    /// Its rank.
+    pub rank: u16,
+    /// Where its input is written, of rank 0.
+    pub input: Option<OwnedFd>,
+    /// Where its output is read.
+    pub outputs: Vec<(Stream, OwnedFd)>,
+}
+
+/// An order waits for processes.
+#[derive(Debug)]
+struct Waits {
+    number: u32,
+    /// For these to stand still, or else to have ended.
+    members: Vec<Member>,
+    end: bool,
+    outcome: Outcome,
+}
+
+/// The jobs' processes on this host.
+#[derive(Debug)]
+pub struct Local {
+    host: u16,
+    cluster: Cluster,
+    members: BTreeMap<Member, Held>,
+    keeper: Keeper,
+    waits: Option<Waits>,
+    opened: Vec<(JobId, Opened)>,
+}
+
+impl Local {
+    /// None yet. `keeper` ends them if this process can't.
+    #[must_use]
+    pub fn new(host: u16, cluster: Cluster, keeper: Keeper) -> Self {
+        let (members, opened) = (BTreeMap::new(), Vec::new());
+        Self { host, cluster, members, keeper, waits: None, opened }
+    }
+
+    /// Begins what an order says; [`Local::poll_done`] says when it is done.
+    pub fn execute(&mut self, number: u32, action: Action<Program>) {
+        let mut waits =
+            Waits { number, members: Vec::new(), end: false, outcome: Outcome::default() };
+        match action {
+            Action::Launch(launch) => self.launch(&launch, &mut waits),
+            Action::Freeze(jobs) => {
+                waits.members = jobs.iter().flat_map(|job| self.of_job(*job)).collect();
+                for member in &waits.members {
+                    self.members[member].process.stop();
+                }
+            }
+            Action::Switch { run, .. } | Action::Run(run) => {
+                for (job, _) in run {
+                    for (_, held) in self.members.range_mut((job, 0)..=(job, u16::MAX)) {
+                        held.process.resume();
+                    }
+                }
+            }
+            Action::End(job) => {
+                waits.end = true;
+                waits.members = self.of_job(job);
+                self.kill(job);
+            }
+            Action::Save(_) | Action::Restore(_) | Action::Look | Action::Quit => {}
+        }
+        self.waits = Some(waits);
+    }
+
+    /// The order that was begun, once it is done.
+    #[must_use]
+    pub fn poll_done(&mut self) -> Option<(u32, Outcome)> {
+        let waits = self.waits.as_mut()?;
+        // Those before the last are looked at once it is through: one look a wake-up, not one each.
+        while let Some(member) = waits.members.last() {
+            let through = self.members.get_mut(member).is_none_or(|held| match waits.end {
+                true => held.process.end().is_some(),
+                false => held.process.is_still(),
+            });
+            if !through {
+                return None;
+            }
+            waits.members.pop();
+        }
+        self.waits.take().map(|waits| (waits.number, waits.outcome))
+    }
+
+    /// What ranks that were started read and write, once.
+    #[must_use]
+    pub fn take_opened(&mut self) -> Vec<(JobId, Opened)> {
+        std::mem::take(&mut self.opened)
+    }
+
+    /// Ranks that have ended, each once.
+    pub fn ended(&mut self) -> Vec<(JobId, u16, End)> {
+        let mut ended = Vec::new();
+        for ((job, rank), held) in &mut self.members {
+            if held.told {
+                continue;
+            }
+            if let Some(end) = held.process.end() {
+                held.told = true;
+                self.keeper.release(held.process.pid());
+                ended.push((*job, *rank, end));
+            }
+        }
+        // Nothing waits for those any longer.
+        let waits = self.waits.as_ref();
+        self.members.retain(|_, held| !held.told || waits.is_some());
+        ended
+    }
+
+    /// Signals all ranks of a job here.
+    pub fn signal(&self, job: JobId, signal: i32) {
+        let Some(signal) = Signal::from_named_raw(signal) else { return };
+        for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
+            held.process.signal(signal);
+        }
+    }
+
+    /// A job's terminal, if it is here, has another size.
+    pub fn resize(&self, job: JobId, (rows, columns): (u16, u16)) {
+        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
+            if let Some(terminal) = &held.terminal {
+                let _ = tcsetwinsize(terminal, size);
+            }
+        }
+    }
+
+    /// Ends all that runs here.
+    pub fn kill_all(&mut self) {
+        self.waits = None;
+        for held in self.members.values() {
+            held.process.signal(Signal::KILL);
+        }
+    }
+
+    /// Whether nothing runs here.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.members.values().all(|held| held.told)
+    }
+
+    fn kill(&self, job: JobId) {
+        for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
+            held.process.signal(Signal::KILL);
+        }
+    }
+
+    fn of_job(&self, job: JobId) -> Vec<Member> {
+        self.members.range((job, 0)..=(job, u16::MAX)).map(|(member, _)| *member).collect()
+    }
+
+    fn launch(&mut self, launch: &Launch<Program>, waits: &mut Waits) {
+        let own = |rank: &u16| self.cluster.host_of(launch.first + rank) == self.host;
+        let own: Vec<u16> = (0..launch.ranks).filter(own).collect();
+        for (local, rank) in own.into_iter().enumerate() {
+            match self.start(launch, rank, local) {
+                Ok((held, opened)) => {
+                    self.keeper.hold(held.process.pid());
+                    self.members.insert((launch.job, rank), held);
+                    self.opened.push((launch.job, opened));
+                }
+                Err(why) => {
+                    waits.outcome.failed.push((launch.job, self.host, why));
+                    break;
+                }
+            }
+        }
+        waits.members = self.of_job(launch.job);
+    }
+
+    fn start(
+        &self,
+        launch: &Launch<Program>,
+        rank: u16,
+        local: usize,
+    ) -> Result<(Held, Opened), String> {
+        let program = &launch.program;
+        let path = find(program)?;
+        let terminal = program.terminal.filter(|_| rank == 0);
+        let mut command = stub::rank(&path, &program.command, terminal.is_some());
+        let variables = program.environment.iter().filter_map(|line| {
+            let at = line.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
+            Some((OsStr::from_bytes(&line[..at]), OsStr::from_bytes(&line[at + 1..])))
+        });
+        command.env_clear().envs(variables).current_dir(OsStr::from_bytes(&program.folder));
+        let numbers = [
+            ("GANG_JOB", launch.job.0),
+            ("GANG_RANK", rank.into()),
+            ("GANG_SIZE", launch.ranks.into()),
+            ("GANG_LOCAL_RANK", local as u32),
+            ("GANG_HOST", self.host.into()),
+        ];
+        command.envs(numbers.map(|(name, number)| (name, number.to_string())));
+        let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+        match terminal {
+            Some(size) => start_with_terminal(&mut command, rank, size),
+            None => start_with_pipes(&mut command, rank),
+        }
+        .map_err(failed)
+    }
+}
+
+fn start_with_pipes(command: &mut Command, rank: u16) -> std::io::Result<(Held, Opened)> {
+    command.stdin(if rank == 0 { Stdio::piped() } else { Stdio::null() });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (process, mut child) = Process::start(command)?;
+    let input = child.stdin.take().map(OwnedFd::from);
+    let output = child.stdout.take().map(|it| (Stream::Output, OwnedFd::from(it)));
+    let error = child.stderr.take().map(|it| (Stream::Error, OwnedFd::from(it)));
+    let outputs = output.into_iter().chain(error).collect();
+    Ok((Held { process, terminal: None, told: false }, Opened { rank, input, outputs }))
+}
+
+fn start_with_terminal(
+    command: &mut Command,
+    rank: u16,
+    (rows, columns): (u16, u16),
+) -> std::io::Result<(Held, Opened)> {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    grantpt(&ours)?;
+    unlockpt(&ours)?;
+    let name = ptsname(&ours, Vec::new())?;
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let theirs = File::from(rustix::fs::open(&*name, flags, rustix::fs::Mode::empty())?);
+    tcsetwinsize(&ours, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })?;
+    command.stdin(theirs.try_clone()?).stdout(theirs.try_clone()?).stderr(theirs);
+    let (process, _) = Process::start(command)?;
+    let input = Some(ours.try_clone()?);
+    let outputs = vec![(Stream::Output, ours.try_clone()?)];
+    Ok((Held { process, terminal: Some(ours), told: false }, Opened { rank, input, outputs }))
+}
+
+/// The file of a program, as its environment and folder have it.
+fn find(program: &Program) -> Result<PathBuf, String> {
+    let name = program.command.first().map_or(&[][..], |name| name);
+    let shown = String::from_utf8_lossy(name);
+    let folder = Path::new(OsStr::from_bytes(&program.folder));
+    if !folder.is_dir() {
+        return Err(format!("{}: there is no such folder", folder.display()));
+    }
+    let can = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
+    if name.contains(&b'/') {
+        let path = folder.join(OsStr::from_bytes(name));
+        return match (can(&path), path.exists()) {
+            (true, _) => Ok(path),
+            (false, true) => Err(format!("{shown}: it may not be executed")),
+            (false, false) => Err(format!("{shown}: there is no such file")),
+        };
+    }
+    let path = program.environment.iter().find_map(|line| line.strip_prefix(b"PATH="));
+    let path = OsString::from_vec(path.unwrap_or(b"/usr/local/bin:/usr/bin:/bin").to_vec());
+    let found =
+        std::env::split_paths(&path).map(|part| folder.join(part).join(OsStr::from_bytes(name)));
+    found.into_iter().find(|path| can(path)).ok_or_else(|| format!("{shown}: not found in PATH"))
+}

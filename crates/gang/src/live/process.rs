@@ -1,0 +1,129 @@
+//! A rank's process: started stopped, resumed, stopped, ended.
+//!
+//! Its group is what signals go to. The process is waited for by a pidfd, and the number of its group is
+//! nobody else's before that, so no signal ever goes to a stranger.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command};
+
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
+};
+use serde::{Deserialize, Serialize};
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum End {
+    /// By itself, with this code.
+    Exited(i32),
+    /// By this signal.
+    Killed(i32),
+    /// With its host's daemon.
+    Lost,
+}
+
+impl End {
+    /// The code that a shell would show.
+    #[must_use]
+    pub const fn code(self) -> i32 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Killed(signal) => 128 + signal,
+            Self::Lost => 1,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum State {
+    Runs,
+    Stopped,
+    Ended(End),
+}
+
+/// A rank's process.
+#[derive(Debug)]
+pub struct Process {
+    pid: Pid,
+    handle: OwnedFd,
+    state: State,
+}
+
+impl Process {
+    /// Starts a [`stub`](super::stub::rank); and what it has of pipes. It is about to stop by itself.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn start(command: &mut Command) -> std::io::Result<(Self, Child)> {
+        let child = command.spawn()?;
+        let pid = Pid::from_child(&child);
+        let handle = pidfd_open(pid, PidfdFlags::empty())?;
+        Ok((Self { pid, handle, state: State::Runs }, child))
+    }
+
+    /// Its number, and that of its group.
+    #[must_use]
+    pub const fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Signals its group; nobody, if it has ended.
+    pub fn signal(&self, signal: Signal) {
+        if !matches!(self.state, State::Ended(_)) {
+            // Whoever has just ended is past being told.
+            let _ = kill_process_group(self.pid, signal);
+        }
+    }
+
+    /// Orders it to stop; it has when [`Process::is_still`] says so.
+    pub fn stop(&self) {
+        if self.state == State::Runs {
+            self.signal(Signal::STOP);
+        }
+    }
+
+    /// Lets it go on.
+    pub fn resume(&mut self) {
+        if self.state == State::Stopped {
+            self.state = State::Runs;
+            self.signal(Signal::CONT);
+        }
+    }
+
+    /// Whether it stands still, or has ended: asks the system, and does not wait.
+    pub fn is_still(&mut self) -> bool {
+        self.look();
+        self.state != State::Runs
+    }
+
+    /// How it ended, if it has: asks the system, and does not wait.
+    pub fn end(&mut self) -> Option<End> {
+        self.look();
+        match self.state {
+            State::Ended(end) => Some(end),
+            _ => None,
+        }
+    }
+
+    fn look(&mut self) {
+        if matches!(self.state, State::Ended(_)) {
+            return;
+        }
+        let handle = || WaitId::PidFd(self.handle.as_fd());
+        let options = WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+        let Ok(Some(status)) = waitid(handle(), options | WaitIdOptions::NOWAIT) else { return };
+        if !status.stopped() {
+            // What it has started, and left in its group, ends with it; the group's number is its own
+            // until it is waited for.
+            let _ = kill_process_group(self.pid, Signal::KILL);
+        }
+        let Ok(Some(status)) = waitid(handle(), options) else { return };
+        if let Some(code) = status.exit_status() {
+            self.state = State::Ended(End::Exited(code));
+        } else if let Some(signal) = status.terminating_signal() {
+            self.state = State::Ended(End::Killed(signal));
+        } else if status.stopped() {
+            self.state = State::Stopped;
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What a daemon's children are first: this program once more, in one of two parts.
+//!
+//! A *stub* becomes a rank: it makes itself die with its daemon, takes a session of its own, stops, and
+//! becomes the job's program when it is resumed: no instruction of the program runs outside of its
+//! slices. The *keeper* ends what a daemon has left behind when that is gone, however it went.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::{BufRead, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{ChildStdin, Command, Stdio};
+
+use rustix::process::{
+    Pid, Signal, getpid, getppid, ioctl_tiocsctty, kill_process, kill_process_group,
+    set_parent_process_death_signal, setpriority_process, setsid,
+};
+
+const BECOME_RANK: &str = "--become-rank";
+const BECOME_KEEPER: &str = "--become-keeper";
+/// This program, whatever its file is called by now.
+const SELF: &str = "/proc/self/exe";
+/// How shells say that a program is there and can't be started.
+const CANNOT_START: i32 = 126;
+
+/// To be called first in `main` of whatever runs a daemon: plays the part that this process was started
+/// for, if it was, and does not return then.
+pub fn play_part() {
+    let mut arguments = std::env::args_os().skip(1);
+    match arguments.next() {
+        Some(part) if part == BECOME_RANK => std::process::exit(become_rank(arguments)),
+        Some(part) if part == BECOME_KEEPER => keep(),
+        _ => {}
+    }
+}
+
+/// A command that becomes `program` once it has been resumed.
+#[must_use]
+pub fn rank(program: &std::path::Path, arguments: &[Vec<u8>], terminal: bool) -> Command {
+    use std::os::unix::ffi::OsStringExt;
+    let mut command = Command::new(SELF);
+    let arguments = arguments.iter().map(|argument| OsString::from_vec(argument.clone()));
+    command.arg(BECOME_RANK).arg(getpid().as_raw_nonzero().to_string());
+    command.arg(if terminal { "terminal" } else { "pipes" });
+    command.arg(program).args(arguments);
+    command
+}
+
+/// The exit code of a program that could not be started.
+fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
+    let mut next = || arguments.next().unwrap_or_default();
+    let (daemon, terminal, program, name) = (next(), next(), next(), next());
+    let prepared = set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| {
+        // It may have died before it was asked for.
+        let parent = getppid().map(|pid| pid.as_raw_nonzero().to_string());
+        if parent.is_none_or(|parent| daemon != *parent) {
+            return Err(rustix::io::Errno::SRCH);
+        }
+        let _ = setsid()?;
+        if terminal == "terminal" {
+            ioctl_tiocsctty(std::io::stdin())?;
+        }
+        // Only the daemon goes before others.
+        let _ = setpriority_process(None, 0);
+        kill_process(getpid(), Signal::STOP)
+    });
+    if let Err(error) = prepared {
+        eprintln!("{}: {error}", name.display());
+        return CANNOT_START;
+    }
+    let error = Command::new(&program).arg0(&name).args(arguments).exec();
+    eprintln!("{}: {error}", name.display());
+    CANNOT_START
+}
+
+/// The keeper's part: notes what is said on standard input, and ends it all once nothing more is.
+fn keep() -> ! {
+    let mut groups = BTreeSet::new();
+    let mut files = BTreeSet::new();
+    let _ = setsid();
+    for line in std::io::stdin().lock().lines() {
+        let Ok(line) = line else { break };
+        match line.split_at_checked(1) {
+            Some(("+", group)) => drop(group.parse::<i32>().map(|group| groups.insert(group))),
+            Some(("-", group)) => drop(group.parse::<i32>().map(|group| groups.remove(&group))),
+            Some(("f", file)) => drop(files.insert(PathBuf::from(file))),
+            _ => {}
+        }
+    }
+    for group in groups.into_iter().filter_map(Pid::from_raw) {
+        // It may be gone.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    for file in files {
+        let _ = std::fs::remove_file(file);
+    }
+    std::process::exit(0)
+}
+
+/// A daemon's hold on its keeper.
+#[derive(Debug)]
+pub struct Keeper {
+    /// Closed by the system when the daemon dies.
+    said: Option<ChildStdin>,
+    groups: BTreeSet<i32>,
+    files: BTreeSet<PathBuf>,
+}
+
+impl Keeper {
+    /// Starts one.
+    #[must_use]
+    pub fn start() -> Self {
+        let mut keeper = Self { said: None, groups: BTreeSet::new(), files: BTreeSet::new() };
+        keeper.restart();
+        keeper
+    }
+
+    /// Without a keeper ranks still die with their daemon, but not what they have started.
+    fn restart(&mut self) {
+        let mut command = Command::new(SELF);
+        command.arg(BECOME_KEEPER).stdin(Stdio::piped()).stdout(Stdio::null());
+        self.said = command.stderr(Stdio::null()).spawn().ok().and_then(|mut it| it.stdin.take());
+        let groups = self.groups.iter().map(|group| format!("+{group}\n"));
+        let files = self.files.iter().map(|file| format!("f{}\n", file.display()));
+        let all: String = groups.chain(files).collect();
+        if let Some(said) = &mut self.said {
+            let _ = said.write_all(all.as_bytes());
+        }
+    }
+
+    fn say(&mut self, line: &str) {
+        let wrote = self.said.as_mut().map(|said| said.write_all(line.as_bytes()));
+        if !matches!(wrote, Some(Ok(()))) {
+            self.restart();
+        }
+    }
+
+    /// These processes are to end with the daemon.
+    pub fn hold(&mut self, group: Pid) {
+        self.groups.insert(group.as_raw_nonzero().get());
+        self.say(&format!("+{}\n", group.as_raw_nonzero()));
+    }
+
+    /// They have ended.
+    pub fn release(&mut self, group: Pid) {
+        self.groups.remove(&group.as_raw_nonzero().get());
+        self.say(&format!("-{}\n", group.as_raw_nonzero()));
+    }
+
+    /// This file is to go with the daemon.
+    pub fn hold_file(&mut self, file: &std::path::Path) {
+        self.files.insert(file.to_owned());
+        self.say(&format!("f{}\n", file.display()));
+    }
+}

@@ -1,0 +1,52 @@
+//! Real daemons, real jobs, real deaths. This program is all of them: it starts itself as daemons, as
+//! front ends and as ranks.
+
+#[cfg(target_os = "linux")]
+mod parts;
+#[cfg(target_os = "linux")]
+mod stage;
+
+/// All of it takes some seconds.
+#[cfg(target_os = "linux")]
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
+
+#[cfg(target_os = "linux")]
+fn main() {
+    midplane_gang::live::stub::play_part();
+    if parts::play() {
+        return;
+    }
+    let wanted: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    std::thread::spawn(|| {
+        std::thread::park_timeout(LIMIT);
+        eprintln!("not through within {LIMIT:?}");
+        std::process::exit(1);
+    });
+    for (name, test) in TESTS {
+        if wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str())) {
+            test();
+            println!("test {name} ... ok");
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {}
+
+#[cfg(target_os = "linux")]
+const TESTS: &[(&str, fn())] = &[
+    ("a_job_s_streams_and_exit_code_are_its_front_end_s", scenes::streams_and_exit_code),
+    ("what_can_t_begin_is_said_at_once", scenes::what_cannot_begin),
+    ("a_rank_that_dies_takes_its_job_along_and_no_other", scenes::a_rank_dies),
+    ("nothing_outlives_a_daemon_that_is_killed", scenes::a_daemon_is_killed),
+    ("nothing_outlives_a_front_end_that_is_killed", scenes::a_front_end_is_killed),
+    ("signals_reach_a_job_that_stands_still", scenes::signals),
+    ("rank_0_has_a_terminal", scenes::terminal),
+    ("jobs_on_the_same_slots_never_run_at_once", scenes::turns),
+    ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),
+    ("who_has_another_key_is_no_part_of_it", scenes::another_key),
+];
+
+#[cfg(target_os = "linux")]
+mod scenes;

@@ -1,0 +1,105 @@
+//! What this program is when it has started itself.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use midplane_gang::agenda::{AgendaConfig, Phases};
+use midplane_gang::live::clock::now;
+use midplane_gang::live::daemon::{DaemonOptions, serve};
+use midplane_gang::live::front::{RunOptions, run};
+use midplane_gang::live::message::{Cluster, Program};
+use midplane_gang::schedule::{Placing, QueueTree};
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+/// Plays the part that this process was started for, if it was.
+pub(crate) fn play() -> bool {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["--daemon", socket, host, slots, slice_ms, peers, key] => {
+            daemon(socket, host, slots, slice_ms, peers, key);
+        }
+        ["--front", socket, ranks, terminal, ref command @ ..] => {
+            front(socket, ranks, terminal, command);
+        }
+        ["--tick", folder, seconds] => tick(folder, seconds),
+        _ => return false,
+    }
+    true
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// However the test ends, this ends with it.
+fn end_with_test() {
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+}
+
+fn daemon(socket: &str, host: &str, slots: &str, slice_ms: &str, peers: &str, key: &str) {
+    end_with_test();
+    let peers: Vec<String> = peers.split_terminator(',').map(str::to_owned).collect();
+    let hosts = peers.len().max(1) as u16;
+    let slots = slots.parse().unwrap();
+    let options = DaemonOptions {
+        host: host.parse().unwrap(),
+        cluster: Cluster { hosts, slots, arity: 2 },
+        peers,
+        key: key.parse().ok(),
+        socket: PathBuf::from(socket),
+        patience: Duration::from_secs(3),
+    };
+    let policy = Box::new(QueueTree::new(hosts * slots, Placing::LeastLoaded));
+    let slice = Duration::from_millis(slice_ms.parse().unwrap());
+    let agenda = AgendaConfig { slice, phases: Phases::Two, with_itself: false };
+    runtime().block_on(serve(options, policy, agenda, || println!("ready"))).unwrap();
+}
+
+fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
+    end_with_test();
+    let variables = std::env::vars().map(|(name, value)| format!("{name}={value}").into_bytes());
+    let program = Program {
+        command: command.iter().map(|word| word.as_bytes().to_vec()).collect(),
+        environment: variables.collect(),
+        folder: b"/".to_vec(),
+        terminal: (terminal == "terminal").then_some((24, 80)),
+        keep_going: false,
+    };
+    let (ranks, label, output_to_error) = (ranks.parse().unwrap(), false, false);
+    let options = RunOptions { ranks, weight: 1, program, label, output_to_error };
+    let runtime = runtime();
+    let over = runtime.block_on(run(socket.as_ref(), options, |_| {}));
+    runtime.shutdown_background();
+    let code = match over {
+        Ok(over) => {
+            if let Some(why) = over.why {
+                eprintln!("why: {why}");
+            }
+            over.ranks.iter().filter_map(|(_, end)| end.map(|end| end.code())).max().unwrap_or(2)
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            2
+        }
+    };
+    std::process::exit(code)
+}
+
+/// Writes when it ran: spans of time in which it never stood still for a millisecond.
+fn tick(folder: &str, seconds: &str) {
+    let end = now() + Duration::from_secs_f64(seconds.parse().unwrap());
+    let mut spans = vec![(now(), now())];
+    while now() < end {
+        let (at, last) = (now(), spans.last_mut().unwrap());
+        if at.nanos_since(last.1) > 1_000_000 {
+            spans.push((at, at));
+        } else {
+            last.1 = at;
+        }
+    }
+    let lines = spans.iter().map(|(a, b)| format!("{} {}\n", a.as_nanos(), b.as_nanos()));
+    let name =
+        format!("{}-{}", std::env::var("GANG_JOB").unwrap(), std::env::var("GANG_RANK").unwrap());
+    std::fs::write(PathBuf::from(folder).join(name), lines.collect::<String>()).unwrap();
+}

@@ -1,0 +1,219 @@
+//! What is played.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use midplane_gang::live::front::ask;
+use midplane_gang::live::message::{Listing, Reply, Request};
+use midplane_gang::names::JobId;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::stage::{Stage, itself, lives, said, wait_until};
+
+fn ask_for(stage: &Stage, request: &Request) -> Reply {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(ask(&stage.socket(0), request)).unwrap()
+}
+
+fn listing(stage: &Stage) -> Listing {
+    match ask_for(stage, &Request::List) {
+        Reply::Listing(listing) => listing,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn kill(pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+}
+
+/// A rank that says who it is, and stays; `and_child` starts a process of its own.
+fn stayer(stage: &Stage) -> String {
+    let folder = stage.path().display();
+    format!(
+        "sleep 1000 & echo $! > {folder}/child-$GANG_JOB-$GANG_RANK; \
+         echo $$ > {folder}/rank-$GANG_JOB-$GANG_RANK; wait"
+    )
+}
+
+pub(crate) fn streams_and_exit_code() {
+    let stage = Stage::alone(2, 20);
+    assert_eq!(
+        stage.run(1, &["sh", "-c", "echo out; echo err >&2; exit 7"]),
+        (7, "out\n".into(), "err\n".into())
+    );
+    let mut front = stage.front(2, &["sh", "-c", "[ $GANG_RANK = 1 ] || cat"]);
+    let mut front = front.stdin(Stdio::piped()).spawn().unwrap();
+    let long = "all of it, and not only the first part\n".repeat(20_000);
+    let mut input = front.stdin.take().unwrap();
+    let text = long.clone();
+    let writer = std::thread::spawn(move || input.write_all(text.as_bytes()).unwrap());
+    let (code, out, _) = said(front.wait_with_output().unwrap());
+    writer.join().unwrap();
+    assert_eq!((code, out == long), (0, true));
+    let (code, _, error) = stage.run(1, &["sh", "-c", "kill -SEGV $$"]);
+    assert_eq!((code, error.as_str()), (139, ""));
+}
+
+pub(crate) fn what_cannot_begin() {
+    let stage = Stage::alone(2, 20);
+    let (code, _, error) = stage.run(1, &["no-such-program"]);
+    assert!(code == 2 && error.contains("no-such-program: not found in PATH"), "{error}");
+    let (code, _, error) = stage.run(1, &["/etc/passwd"]);
+    assert!(code == 2 && error.contains("it may not be executed"), "{error}");
+    let (code, _, error) = stage.run(3, &["true"]);
+    assert!(code == 2 && error.contains("--ranks 3"), "{error}");
+    assert_eq!(listing(&stage).jobs, []);
+    let again = itself()
+        .arg("--daemon")
+        .arg(stage.socket(0))
+        .args(["0", "2", "20", "", ""])
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&again.stderr).contains("Taken"));
+    assert_eq!(stage.run(1, &["true"]).0, 0);
+}
+
+pub(crate) fn a_rank_dies() {
+    let stage = Stage::alone(3, 20);
+    let script = stayer(&stage);
+    let front = stage.front(2, &["sh", "-c", &script]).spawn().unwrap();
+    let [first, second] = ["rank-1-0", "rank-1-1"].map(|name| stage.number(name));
+    let child = stage.number("child-1-1");
+    let other = stage.front(1, &["sh", "-c", &script]).spawn().unwrap();
+    let unharmed = stage.number("rank-2-0");
+    kill(second);
+    let (code, _, error) = said(front.wait_with_output().unwrap());
+    assert!(code == 137 && error.contains("rank 1 on host 0"), "{code} {error}");
+    wait_until("its other rank ends", || !lives(first) && !lives(child));
+    assert!(lives(unharmed));
+    let Reply::Done = ask_for(&stage, &Request::Kill { job: JobId(2), signal: None }) else {
+        panic!()
+    };
+    assert_eq!(said(other.wait_with_output().unwrap()).0, 137);
+    assert_eq!(listing(&stage).jobs, []);
+}
+
+pub(crate) fn a_daemon_is_killed() {
+    let mut stage = Stage::alone(1, 20);
+    let script = stayer(&stage);
+    // The second stands still until the first is through.
+    let front = stage.front(1, &["sh", "-c", &script]).spawn().unwrap();
+    let other = stage.front(1, &["sh", "-c", &script]).spawn().unwrap();
+    let names = ["rank-1-0", "child-1-0", "rank-2-0", "child-2-0"];
+    let all = names.map(|name| stage.number(name));
+    assert!(all.iter().all(|pid| lives(*pid)));
+    stage.daemons[0].kill().unwrap();
+    for front in [front, other] {
+        let (code, _, error) = said(front.wait_with_output().unwrap());
+        assert!(code == 2 && error.contains("the daemon is gone"), "{error}");
+    }
+    wait_until("all of it ends", || all.iter().all(|pid| !lives(*pid)));
+    wait_until("its socket goes", || !stage.socket(0).exists());
+}
+
+pub(crate) fn a_front_end_is_killed() {
+    let stage = Stage::alone(1, 20);
+    let mut front = stage.front(1, &["sh", "-c", &stayer(&stage)]).spawn().unwrap();
+    let all = ["rank-1-0", "child-1-0"].map(|name| stage.number(name));
+    front.kill().unwrap();
+    front.wait().unwrap();
+    wait_until("all of it ends", || all.iter().all(|pid| !lives(*pid)));
+    wait_until("nobody lists it", || listing(&stage).jobs.is_empty());
+}
+
+pub(crate) fn signals() {
+    let stage = Stage::alone(1, 30);
+    let folder = stage.path().display();
+    let script = format!(
+        "trap 'echo heard; exit 5' INT; echo $$ > {folder}/began-$GANG_JOB; while :; do sleep 0.01; done"
+    );
+    let fronts = [1, 2].map(|_| stage.front(1, &["sh", "-c", &script]).spawn().unwrap());
+    for name in ["began-1", "began-2"] {
+        stage.number(name);
+    }
+    for front in fronts {
+        kill_process(Pid::from_child(&front), Signal::INT).unwrap();
+        assert_eq!(said(front.wait_with_output().unwrap()), (5, "heard\n".into(), String::new()));
+    }
+}
+
+pub(crate) fn terminal() {
+    let stage = Stage::alone(1, 20);
+    let mut front = itself();
+    front.arg("--front").arg(stage.socket(0)).args([
+        "1",
+        "terminal",
+        "sh",
+        "-c",
+        "stty size; tty -s",
+    ]);
+    let output = front.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).output();
+    assert_eq!(said(output.unwrap()), (0, "24 80\r\n".into(), String::new()));
+}
+
+/// When a job's ranks ran.
+fn spans(stage: &Stage, job: u32) -> Vec<(u64, u64)> {
+    let text: String = (0..2).map(|rank| stage.file(&format!("{job}-{rank}")).unwrap()).collect();
+    let pair = |line: &str| {
+        let (from, to) = line.split_once(' ').unwrap();
+        (from.parse().unwrap(), to.parse().unwrap())
+    };
+    text.lines().map(pair).collect()
+}
+
+pub(crate) fn turns() {
+    let stage = Stage::alone(2, 15);
+    let itself = std::env::current_exe().unwrap();
+    let tick = [itself.to_str().unwrap(), "--tick", stage.path().to_str().unwrap(), "0.5"];
+    let fronts = [1, 2].map(|_| stage.front(2, &tick).spawn().unwrap());
+    for front in fronts {
+        let (code, _, error) = said(front.wait_with_output().unwrap());
+        assert_eq!((code, error.as_str()), (0, ""));
+    }
+    let [first, second] = [1, 2].map(|job| spans(&stage, job));
+    assert!(first.len() > 4 && second.len() > 4, "{} {}", first.len(), second.len());
+    for (from, to) in &first {
+        for (begin, end) in &second {
+            assert!(to < begin || end < from, "{from}-{to} beside {begin}-{end}");
+        }
+    }
+}
+
+pub(crate) fn a_tree_loses_one() {
+    // Arity 2: hosts 3 and 4 are below 1, which is below 0.
+    let mut stage = Stage::tree(5, 1, 20);
+    wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
+    let (code, out, _) = stage.run(5, &["sh", "-c", "echo $GANG_RANK $GANG_HOST"]);
+    let mut lines: Vec<&str> = out.lines().collect();
+    lines.sort_unstable();
+    assert_eq!((code, lines), (0, vec!["0 0", "1 1", "2 2", "3 3", "4 4"]));
+    let front = stage.front(5, &["sh", "-c", &stayer(&stage)]).spawn().unwrap();
+    let all = [0, 1, 2, 3, 4].map(|rank| stage.number(&format!("rank-2-{rank}")));
+    stage.daemons[1].kill().unwrap();
+    let (_, _, error) = said(front.wait_with_output().unwrap());
+    assert!(error.contains("host 1 (127.0.0.1:") && error.contains("is gone"), "{error}");
+    wait_until("all of it ends", || all.iter().all(|pid| !lives(*pid)));
+    wait_until("the others are back", || listing(&stage).hosts == [true, false, true, true, true]);
+    let (code, _, error) = stage.run(5, &["true"]);
+    assert!(code == 2 && error.contains("host 1") && error.contains("can't be reached"), "{error}");
+    assert_eq!(stage.run(1, &["true"]).0, 0);
+}
+
+pub(crate) fn another_key() {
+    let mut stage = Stage::tree(2, 1, 20);
+    wait_until("both are there", || listing(&stage).hosts == [true, true]);
+    stage.daemons[1].kill().unwrap();
+    stage.daemons[1].wait().unwrap();
+    wait_until("it is missed", || listing(&stage).hosts == [true, false]);
+    let key = format!("1:{}", "5b".repeat(32));
+    let peers = std::fs::read(format!("/proc/{}/cmdline", stage.daemons[0].id())).unwrap();
+    let peers: Vec<String> = peers
+        .split(|byte| *byte == 0)
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect();
+    let daemon = stage.daemon(1, 1, 20, &peers[6], &key);
+    stage.daemons.push(daemon);
+    std::thread::park_timeout(std::time::Duration::from_millis(600));
+    assert_eq!(listing(&stage).hosts, [true, false]);
+}

@@ -1,0 +1,126 @@
+//! Daemons and front ends that this program starts, and that end with each scene.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use midplane_gang::live::clock::now;
+use tempfile::TempDir;
+
+/// Waits until something holds; what it waits for takes milliseconds unless the machine is busy.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let give_up = now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(now() < give_up, "not within 20 s: {what}");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process is there and no zombie.
+pub(crate) fn lives(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+}
+
+pub(crate) fn itself() -> Command {
+    Command::new(std::env::current_exe().unwrap())
+}
+
+pub(crate) struct Stage {
+    pub(crate) folder: TempDir,
+    pub(crate) daemons: Vec<Child>,
+}
+
+impl Stage {
+    /// One daemon.
+    pub(crate) fn alone(slots: u16, slice_ms: u32) -> Self {
+        Self::tree(1, slots, slice_ms)
+    }
+
+    /// Daemons that are in reach of each other.
+    pub(crate) fn tree(hosts: u16, slots: u16, slice_ms: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut stage = Self { folder, daemons: Vec::new() };
+        let bound: Vec<_> =
+            (0..hosts).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let peers: Vec<String> =
+            bound.iter().map(|it| it.local_addr().unwrap().to_string()).collect();
+        drop(bound);
+        let peers = if hosts == 1 { String::new() } else { peers.join(",") };
+        let key = format!("1:{}", "5a".repeat(32));
+        for host in 0..hosts {
+            let daemon = stage.daemon(host, slots, slice_ms, &peers, &key);
+            stage.daemons.push(daemon);
+        }
+        stage
+    }
+
+    pub(crate) fn daemon(
+        &self,
+        host: u16,
+        slots: u16,
+        slice_ms: u32,
+        peers: &str,
+        key: &str,
+    ) -> Child {
+        let mut daemon = itself()
+            .arg("--daemon")
+            .arg(self.socket(host))
+            .args([host.to_string(), slots.to_string(), slice_ms.to_string()])
+            .args([peers, key])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        daemon
+    }
+
+    pub(crate) fn socket(&self, host: u16) -> PathBuf {
+        self.folder.path().join(format!("{host}.socket"))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn file(&self, name: &str) -> Option<String> {
+        std::fs::read_to_string(self.folder.path().join(name)).ok()
+    }
+
+    /// A front end, that was not started yet.
+    pub(crate) fn front(&self, ranks: u16, command: &[&str]) -> Command {
+        let mut front = itself();
+        front.arg("--front").arg(self.socket(0)).args([ranks.to_string().as_str(), "pipes"]);
+        front.args(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        front
+    }
+
+    pub(crate) fn run(&self, ranks: u16, command: &[&str]) -> (i32, String, String) {
+        said(self.front(ranks, command).output().unwrap())
+    }
+
+    /// The number that a script has written to a file.
+    #[track_caller]
+    pub(crate) fn number(&self, name: &str) -> u32 {
+        wait_until(name, || self.file(name).is_some_and(|text| text.ends_with('\n')));
+        self.file(name).unwrap().trim().parse().unwrap()
+    }
+}
+
+pub(crate) fn said(output: Output) -> (i32, String, String) {
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for daemon in &mut self.daemons {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}

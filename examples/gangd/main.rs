@@ -1,0 +1,150 @@
+//! A host's daemon of gang scheduling: runs the ranks of parallel jobs here, and stops and starts them
+//! together with those on all other hosts.
+
+#[path = "../common/command_line.rs"]
+mod command_line;
+#[path = "../common/report.rs"]
+#[expect(dead_code, reason = "it has no document to print")]
+mod report;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use midplane::gang::agenda::{AgendaConfig, Phases};
+use midplane::gang::live::daemon::{DaemonOptions, default_socket, serve};
+use midplane::gang::live::message::Cluster;
+use midplane::gang::live::stub;
+use midplane::gang::schedule::{Placing, Policy, QueueTree, RoundRobin};
+use midplane::gang::tree::DEFAULT_ARITY;
+use midplane::simhw::launch::Launch;
+use midplane::simhw::seal::Key;
+
+const EXAMPLES: &str = "\
+Examples:
+  # This host alone; then `gang run` in another terminal
+  gangd
+
+  # Slices of 10 ms, four ranks at once
+  gangd --slice-ms 10 --slots 4
+
+  # The second of three hosts: the same two files on all of them
+  (echo -n 1:; openssl rand -hex 32) > key; chmod 600 key
+  printf 'one:24800\\ntwo:24800\\nthree:24800\\n' > hosts
+  gangd --host 1 --peers hosts --key key
+
+Whoever can connect to the socket is the user who started the daemon, nobody else. Ctrl-C or SIGTERM
+ends it, and all that it runs; so does its death.
+Exit code: 0 it was ended; 1 it could not serve; 2 bad input.";
+
+/// Runs the ranks of parallel jobs on this host, as the daemons' root tells it.
+///
+/// Host 0 is the root: `gang` talks to it. Jobs that need the same slots take turns, all their ranks at
+/// once; jobs that need different slots run at the same time.
+#[derive(Debug, Parser)]
+#[command(name = "gangd", version, after_help = EXAMPLES)]
+struct Arguments {
+    /// Which of the hosts this one is, from 0
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    host: u16,
+    /// One daemon's host:port a line, in the order of hosts; without it, this host is alone
+    #[arg(long, value_name = "FILE", requires = "key")]
+    peers: Option<PathBuf>,
+    /// The key that all daemons share, NUMBER:SECRET with 64 hexadecimal digits
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Ranks that run at once on each host; as many as it has processors unless given
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    slots: Option<u16>,
+    /// How long a slice is
+    #[arg(long, default_value_t = 100, value_name = "MS", value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
+    slice_ms: u64,
+    /// Who runs next
+    #[arg(long, value_enum, default_value_t = PolicyName::QueueTree)]
+    policy: PolicyName,
+    /// Daemons below each daemon
+    #[arg(long, default_value_t = DEFAULT_ARITY, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    arity: u16,
+    /// Stop and start a job that is alone as well, at the end of each slice
+    #[arg(long)]
+    with_itself: bool,
+    /// How long daemons below may be silent, for each step of the tree
+    #[arg(long, default_value_t = 2_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(100..=600_000))]
+    patience_ms: u64,
+    /// The socket for `gang`; in a folder of yours alone unless given
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PolicyName {
+    /// Time and space sharing
+    QueueTree,
+    /// One job at a time
+    RoundRobin,
+}
+
+fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
+    let key = match &arguments.key {
+        Some(path) => {
+            let wrong = |what: &dyn std::fmt::Display| format!("--key {}: {what}", path.display());
+            let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+            let key: Key = text.trim().parse().map_err(|error| wrong(&error))?;
+            Some(key)
+        }
+        None => None,
+    };
+    let peers = Launch::new().peers(arguments.peers.clone()).read_peers();
+    let peers = peers.map_err(|error| error.to_string())?;
+    let hosts = u16::try_from(peers.len().max(1)).map_err(|_| "--peers: too many")?;
+    if arguments.host >= hosts {
+        return Err(format!("--host {}: there are {hosts}, counted from 0", arguments.host));
+    }
+    let there = std::thread::available_parallelism().map_or(1, |count| count.get() as u16);
+    let slots = arguments.slots.unwrap_or(there);
+    if u32::from(slots) * u32::from(hosts) > u16::MAX.into() {
+        return Err(format!("--slots {slots}: more than 65535 on {hosts} hosts"));
+    }
+    Ok(DaemonOptions {
+        host: arguments.host,
+        cluster: Cluster { hosts, slots, arity: arguments.arity },
+        peers,
+        key,
+        socket: arguments.socket.clone().unwrap_or_else(default_socket),
+        patience: Duration::from_millis(arguments.patience_ms),
+    })
+}
+
+fn main() -> ExitCode {
+    stub::play_part();
+    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    let options = match options(&arguments) {
+        Ok(options) => options,
+        Err(error) => return report::fail(&error, report::BAD_INPUT),
+    };
+    let slots = options.cluster.hosts * options.cluster.slots;
+    let policy: Box<dyn Policy> = match arguments.policy {
+        PolicyName::QueueTree => Box::new(QueueTree::new(slots, Placing::LeastLoaded)),
+        PolicyName::RoundRobin => Box::new(RoundRobin::new(slots)),
+    };
+    let agenda = AgendaConfig {
+        slice: Duration::from_millis(arguments.slice_ms),
+        phases: Phases::Two,
+        with_itself: arguments.with_itself,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return report::fail(&error.to_string(), report::DID_NOT_HOLD),
+    };
+    let socket = options.socket.display().to_string();
+    let ready = || report::say(&format!("gangd: {socket}\n"));
+    match runtime.block_on(serve(options, policy, agenda, ready)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report::fail(&error.to_string(), report::DID_NOT_HOLD),
+    }
+}
