@@ -75,7 +75,7 @@ pub(crate) async fn run(socket: &Path, options: &Run, json: bool) -> Result<u8, 
 /// The highest code of all ranks'; bad input if none has begun.
 fn code(over: &Over) -> u8 {
     let codes = over.ranks.iter().filter_map(|(_, end)| end.map(End::code));
-    let highest = codes.max().unwrap_or(report::BAD_INPUT.into());
+    let highest = codes.max().unwrap_or(0);
     let began_nothing = over.ranks.iter().all(|(_, end)| end.is_none());
     match (highest, &over.why) {
         _ if began_nothing => report::BAD_INPUT,
