@@ -65,8 +65,9 @@ impl Kind {
         [Self::Data, Self::Control, Self::Acknowledge, Self::Hello, Self::Welcome, Self::Returned];
 }
 
-/// A frame's header: only valid ones exist.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+/// A frame's header: only valid ones exist. All of the default's fields are zero but the hop limit,
+/// which is [`DEFAULT_HOP_LIMIT`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Header {
     /// What the frame is to the firmware.
     pub kind: Kind,
@@ -94,6 +95,26 @@ pub struct Header {
     pub hop_limit: u8,
     /// The extension's own.
     pub words: [u64; 2],
+}
+
+impl Default for Header {
+    fn default() -> Self {
+        Self {
+            kind: Kind::Data,
+            extension: ExtensionId::default(),
+            source: NodeId::default(),
+            destination: NodeId::default(),
+            incarnation: Incarnation::default(),
+            destination_incarnation: Incarnation::default(),
+            length: 0,
+            port: PortId::default(),
+            sequence: 0,
+            acknowledgement: 0,
+            flags: 0,
+            hop_limit: DEFAULT_HOP_LIMIT,
+            words: [0; 2],
+        }
+    }
 }
 
 /// Why bytes are no frame.

@@ -10,6 +10,7 @@ mod clock;
 mod event_queue;
 mod executor;
 mod frames;
+mod hops;
 mod incidents;
 mod network;
 mod nic;

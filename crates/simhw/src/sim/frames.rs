@@ -18,6 +18,8 @@ pub(super) struct InFlight {
     pub(super) number: u64,
     /// The link that it was last seen at the end of.
     pub(super) link: Option<LinkId>,
+    /// The link at whose end its hop limit ended.
+    pub(super) ends_at: Option<LinkId>,
     /// The NIC that sends it, whoever the header says it is from.
     pub(super) origin: NodeId,
     pub(super) payload: Vec<u8>,
@@ -71,6 +73,7 @@ impl FramePool {
                     header,
                     number: 0,
                     link: None,
+                    ends_at: None,
                     origin,
                     payload: Vec::new(),
                     pieces: 0,
@@ -93,6 +96,7 @@ impl FramePool {
         frame.header = header;
         frame.number = self.numbers;
         frame.link = None;
+        frame.ends_at = None;
         frame.origin = origin;
         frame.reserved = false;
         frame.arrived = false;

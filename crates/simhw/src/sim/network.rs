@@ -272,6 +272,10 @@ impl Network {
         }
         match to {
             End::Nic(node) => self.on_piece_at_nic(node, key, last),
+            End::Switch(switch) if self.ends_at(link, key, index) => {
+                self.end(queue, now, switch, key);
+                Arrival::Nothing
+            }
             End::Switch(switch) if destination == NodeId::EVERYBODY => {
                 self.copy_at_switch(queue, now, switch, key);
                 Arrival::Nothing

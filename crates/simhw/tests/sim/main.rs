@@ -8,6 +8,7 @@ mod determinism;
 mod discard;
 mod faults;
 mod harness;
+mod hops;
 mod hosts;
 mod line;
 mod observe;

@@ -1,0 +1,51 @@
+//! Frames that may go no further: their headers come back from the switch where they end.
+
+use super::event_queue::EventQueue;
+use super::network::Network;
+use crate::drops::DropCause;
+use crate::time::{Instant, Serializer};
+use crate::topology::{LinkId, SwitchId};
+
+impl Network {
+    /// Whether the frame ends at the switch at the end of `link`; its first piece takes one from its
+    /// hop limit there.
+    pub(super) fn ends_at(&mut self, link: LinkId, key: u32, index: u16) -> bool {
+        let frame = self.frames.at(key);
+        if index == 0 {
+            match frame.header.hop_limit.checked_sub(1) {
+                Some(left) => frame.header.hop_limit = left,
+                None => frame.ends_at = Some(link),
+            }
+        }
+        frame.ends_at == Some(link)
+    }
+
+    /// A piece of a frame that may go no further has reached a switch; with the last of them, if all
+    /// came, its header goes back.
+    pub(super) fn end(&mut self, queue: &mut EventQueue, now: Instant, switch: SwitchId, key: u32) {
+        let frame = self.frames.at(key);
+        let is_last = frame.outstanding == 1;
+        let is_whole = is_last && frame.lost.is_none_or(|cause| cause == DropCause::HopLimit);
+        let (header, origin) = (frame.header, frame.origin);
+        self.drop_piece(key, DropCause::HopLimit);
+        let back = is_whole.then(|| header.returned(now.as_nanos())).flatten();
+        let Some(back) = back else { return };
+        let line = Serializer::new(self.uplinks[origin.index()].rate());
+        let key = self.frames.allocate(origin, back, line);
+        let pieces = self.pieces(0).1 as u16;
+        let frame = self.frames.at(key);
+        frame.payload.clear();
+        (frame.pieces, frame.outstanding) = (pieces, pieces);
+        (frame.sent, frame.thefts) = (now, 0);
+        self.watch.sent(frame);
+        self.traffic.sent += 1;
+        let route = &self.routes[usize::from(switch.0)];
+        let way = route.get(back.destination.index()).copied().flatten();
+        for index in 0..pieces {
+            match way {
+                Some(out) => self.enqueue(queue, now, out, key, index, index + 1 == pieces),
+                None => self.drop_piece(key, DropCause::NoRoute),
+            }
+        }
+    }
+}
