@@ -10,13 +10,17 @@ Examples:
   pingpong                                     every layer over shared memory, beside the kernel
   pingpong --layer message --wait poll         messages alone, both processes spinning
   pingpong --fabric udp --peer tcp --sizes 64,4096,65536
+  pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
   pingpong --json --plot pingpong.svg
 
 One way is half a round trip: the median over batches of round trips, and over the rounds; the receiver
 reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, message MPI's
 point-to-point with tags. With --wait poll both processes look without pause and want a core each.
+In sim the layers are the columns of the paper's Table 1 between two hosts, and the last two columns
+of the report what the paper has and how far that is. Its columns on one host are not there: frames of
+a simulated NIC to its own node go through the switch.
 
-Exit code: 0 it ran; 1 a process was lost; 2 bad input.";
+Exit code: 0 it ran; 1 a process was lost, or a published figure missed by more than 10 %; 2 bad input.";
 
 /// Where the two processes meet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -25,6 +29,28 @@ pub(crate) enum Fabric {
     Shm,
     /// UDP over loopback.
     Udp,
+    /// The LAM/VIA paper's cluster, in virtual time.
+    Sim,
+}
+
+/// A column of the LAM/VIA paper's Table 1.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Simulated {
+    /// The kernel's TCP.
+    Tcp,
+    /// Our messages, copied into registered memory and out of it.
+    Copied,
+}
+
+impl Simulated {
+    const ALL: [Self; 2] = [Self::Tcp, Self::Copied];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Copied => "copied",
+        }
+    }
 }
 
 /// What carries the messages.
@@ -76,6 +102,7 @@ display!(Fabric, Layer, Wait, Kernel);
 pub(crate) enum Contest {
     Ours(Fabric, Layer, Wait),
     Kernel(Kernel),
+    Simulated(Simulated),
 }
 
 impl Contest {
@@ -87,6 +114,7 @@ impl Contest {
         match self {
             Self::Ours(fabric, ..) => fabric.to_string(),
             Self::Kernel(kernel) => kernel.to_string(),
+            Self::Simulated(_) => Fabric::Sim.to_string(),
         }
     }
 
@@ -94,13 +122,14 @@ impl Contest {
         match self {
             Self::Ours(_, layer, _) => layer.to_string(),
             Self::Kernel(_) => "kernel".into(),
+            Self::Simulated(column) => column.name().into(),
         }
     }
 
     pub(crate) const fn wait(&self) -> Wait {
         match self {
             Self::Ours(.., wait) => *wait,
-            Self::Kernel(_) => Wait::Await,
+            Self::Kernel(_) | Self::Simulated(_) => Wait::Await,
         }
     }
 }
@@ -121,12 +150,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "poll,await")]
     pub(crate) wait: Vec<Wait>,
 
-    /// Who else is measured
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp,unix")]
+    /// Who else is measured; tcp,unix unless given, and nobody beside sim alone
+    #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) peer: Vec<Kernel>,
 
-    /// Bytes of a message, each up to 1048576
-    #[arg(long, value_delimiter = ',', default_value = "8,64,1024,4096,16384,65536")]
+    /// Bytes of a message, each up to 1048576; 8,64,1024,4096,16384,65536 unless given, for sim alone
+    /// those of the paper
+    #[arg(long, value_delimiter = ',')]
     pub(crate) sizes: Vec<usize>,
 
     /// Rounds, in each of which everything is measured once, from 1 to 100
@@ -154,12 +184,26 @@ pub(crate) struct Arguments {
 pub(crate) const MAX_BYTES: usize = 1 << 20;
 
 impl Arguments {
+    /// Puts in what was not given.
+    pub(crate) fn fill(&mut self) {
+        let only_sim = self.fabric.iter().all(|fabric| *fabric == Fabric::Sim);
+        if self.peer.is_empty() && !only_sim {
+            self.peer = vec![Kernel::Tcp, Kernel::Unix];
+        }
+        if self.sizes.is_empty() {
+            self.sizes = match only_sim {
+                true => (0..16).map(|power| 1 << power).collect(),
+                false => vec![8, 64, 1024, 4096, 16_384, 65_536],
+            };
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), String> {
         if let Some(bytes) = self.sizes.iter().find(|bytes| **bytes > MAX_BYTES) {
             return Err(format!("--sizes {bytes}: must be at most {MAX_BYTES} bytes"));
         }
-        if self.sizes.is_empty() {
-            return Err("--sizes: must name one size at least".into());
+        if self.fabric.contains(&Fabric::Sim) && self.sizes.contains(&0) {
+            return Err("--sizes 0: --fabric sim sends one byte at least".into());
         }
         Ok(())
     }
@@ -169,6 +213,10 @@ impl Arguments {
         let layers = if self.layer.is_empty() { &all[..] } else { &self.layer[..] };
         let mut contests = Vec::new();
         for fabric in &self.fabric {
+            if *fabric == Fabric::Sim {
+                contests.extend(Simulated::ALL.map(Contest::Simulated));
+                continue;
+            }
             for wait in &self.wait {
                 for layer in layers {
                     contests.push(Contest::Ours(*fabric, *layer, *wait));
@@ -198,6 +246,7 @@ impl Arguments {
                 words.extend([format!("--peer={kernel}"), "--fabric=udp".into()]);
                 words.push("--wait=block".into());
             }
+            Contest::Simulated(_) => unreachable!("it is one process"),
         }
         words
     }

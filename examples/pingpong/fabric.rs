@@ -15,11 +15,12 @@ use midplane::via::VIA;
 use midplane::via::firmware::{Via, ViaConfig};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::arguments::{Arguments, Contest, Fabric, Layer, Wait};
+use crate::arguments::{Arguments, Contest, Fabric, Layer, Simulated, Wait};
 use crate::baseline::{self, Game};
 use crate::layers::{Interface, Messages, Raw};
 use crate::measure::{self, Figures, Side};
 use crate::processes::{self, Peer};
+use crate::simulated;
 
 fn runtime(wait: Wait) -> Result<Runtime, String> {
     let built = match wait {
@@ -54,6 +55,9 @@ impl Game for Answers<'_> {
 pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figures>, String> {
     let start = |place: &str| Peer::start(&arguments.for_child(contest, place), &[]);
     match contest {
+        Contest::Simulated(column) => {
+            arguments.sizes.iter().map(|bytes| simulated(*column, *bytes)).collect()
+        }
         Contest::Kernel(kernel) => runtime(Wait::Await)?.block_on(async {
             let tell = |place: String| start(&format!("kernel={place}"));
             baseline::wait(*kernel, tell, Asks(arguments)).await
@@ -65,6 +69,7 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
                     let addresses = processes::free_addresses(2)?;
                     format!("{},{}", addresses[0], addresses[1])
                 }
+                Fabric::Sim => unreachable!("its columns are contests of their own"),
             };
             let mut child = start(&place)?;
             let (game, most) = (Asks(arguments), most(arguments));
@@ -72,6 +77,11 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
             runtime(*wait)?.block_on(child.beside(part))
         }
     }
+}
+
+fn simulated(column: Simulated, bytes: usize) -> Result<Figures, String> {
+    let median_us = simulated::one_way_us(column, bytes)?;
+    Ok(Figures { median_us, p99_us: median_us, gb_per_s: bytes as f64 / median_us / 1e3 })
 }
 
 /// The second process.
@@ -122,6 +132,7 @@ async fn ours<G: Game>(
             let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
             play(&nic.host(), NodeId(1 - node), layer, wait, most, game).await
         }
+        Fabric::Sim => unreachable!("its columns are contests of their own"),
     }
 }
 

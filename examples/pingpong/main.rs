@@ -9,6 +9,7 @@ mod baseline;
 mod fabric;
 mod layers;
 mod measure;
+mod simulated;
 
 #[path = "../common/command_line.rs"]
 mod command_line;
@@ -38,6 +39,9 @@ struct Run {
     median_us: f64,
     p99_us: f64,
     gb_per_s: f64,
+    /// What was published for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    published_us: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -46,10 +50,11 @@ struct Document {
 }
 
 fn main() -> ExitCode {
-    let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
+    let mut arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
+    arguments.fill();
     if let Err(what) = arguments.check() {
         return report::fail(&what, report::BAD_INPUT);
     }
@@ -99,12 +104,27 @@ fn rows_of(arguments: &Arguments, contest: &Contest, rounds: &[Vec<Figures>]) ->
             median_us: median(|figures| figures.median_us),
             p99_us: median(|figures| figures.p99_us),
             gb_per_s: median(|figures| figures.gb_per_s),
+            published_us: match contest {
+                Contest::Simulated(column) => simulated::published(*column, *bytes),
+                _ => None,
+            },
         }
     };
     arguments.sizes.iter().enumerate().map(row).collect()
 }
 
+/// How far a simulated figure may be from the published one.
+const TOLERANCE: f64 = 0.1;
+
+impl Run {
+    /// How far it is from what was published.
+    fn deviation(&self) -> Option<f64> {
+        self.published_us.map(|published| self.median_us / published - 1.0)
+    }
+}
+
 fn finish(arguments: &Arguments, runs: Vec<Run>) -> ExitCode {
+    let holds = runs.iter().all(|run| run.deviation().is_none_or(|far| far.abs() <= TOLERANCE));
     if let Some(path) = &arguments.plot {
         let lines = |pick: fn(&Run) -> f64| {
             let mut lines: Vec<plot::Line> = Vec::new();
@@ -131,17 +151,23 @@ fn finish(arguments: &Arguments, runs: Vec<Run>) -> ExitCode {
     } else {
         report::say(&table(&runs));
     }
-    ExitCode::SUCCESS
+    if holds { ExitCode::SUCCESS } else { ExitCode::from(report::DID_NOT_HOLD) }
 }
 
 fn table(runs: &[Run]) -> String {
+    let compares = runs.iter().any(|run| run.published_us.is_some());
+    let more = if compares { "    paper us  deviation" } else { "" };
     let mut text = format!(
-        "{:<8}{:<9}{:<7}{:>9}{:>12}{:>12}{:>10}\n",
+        "{:<8}{:<9}{:<7}{:>9}{:>12}{:>12}{:>10}{more}\n",
         "fabric", "layer", "wait", "bytes", "one way us", "p99 us", "GB/s"
     );
     for run in runs {
+        let more = run
+            .published_us
+            .zip(run.deviation())
+            .map_or(String::new(), |(paper, far)| format!("{paper:>12.0}{:>10.1}%", 100.0 * far));
         text += &format!(
-            "{:<8}{:<9}{:<7}{:>9}{:>12.3}{:>12.3}{:>10.3}\n",
+            "{:<8}{:<9}{:<7}{:>9}{:>12.3}{:>12.3}{:>10.3}{more}\n",
             run.fabric, run.layer, run.wait, run.bytes, run.median_us, run.p99_us, run.gb_per_s
         );
     }

@@ -92,6 +92,16 @@ impl From<PostError> for NicError {
     }
 }
 
+/// What was posted and the hardware was not told of.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Quiet {
+    #[default]
+    Nothing,
+    Posted,
+    /// Since then, somebody has found nothing to do.
+    Idle,
+}
+
 /// One process's way into a NIC with Virtual Interfaces.
 #[derive(Debug)]
 pub struct Nic {
@@ -102,8 +112,8 @@ pub struct Nic {
     scratch: Region,
     free_scratch: Vec<u16>,
     errors: VecDeque<(ViId, AsyncError)>,
-    /// Something was posted that the hardware was not told of.
-    quiet: bool,
+    /// Whether something was posted that the hardware was not told of.
+    quiet: Quiet,
     /// The port was full when the NIC was to be asked for the next error.
     deaf: bool,
     /// Completions taken since the beginning.
@@ -130,7 +140,7 @@ impl Nic {
             scratch,
             free_scratch: (0..SCRATCH_SLOTS).collect(),
             errors: VecDeque::new(),
-            quiet: false,
+            quiet: Quiet::Nothing,
             deaf: false,
             handled: 0,
             next_tag: 1,
@@ -245,8 +255,13 @@ impl Nic {
             self.deaf = self.listen().is_err();
         }
         let Some(first) = self.port.poll() else {
-            // Nothing hurries: what was posted quietly is told of now.
-            self.tell();
+            match self.quiet {
+                Quiet::Nothing => {}
+                // Whoever has taken the last completion looks once more before it goes on.
+                Quiet::Posted => self.quiet = Quiet::Idle,
+                // Nothing hurries: what was posted quietly is told of now.
+                Quiet::Idle => self.tell(),
+            }
             return false;
         };
         self.on_completion(&first);
@@ -258,7 +273,7 @@ impl Nic {
 
     /// Rings for what was posted quietly.
     fn tell(&mut self) {
-        if std::mem::take(&mut self.quiet) {
+        if std::mem::take(&mut self.quiet) != Quiet::Nothing {
             self.port.ring();
         }
     }
@@ -274,6 +289,7 @@ impl Nic {
         if self.poll() {
             return Ok(());
         }
+        self.tell();
         let completion = self.port.completion().await?;
         self.on_completion(&completion);
         Ok(())
@@ -285,6 +301,7 @@ impl Nic {
         if self.poll() {
             return Poll::Ready(Ok(()));
         }
+        self.tell();
         let completion = match pin!(self.port.completion()).poll(context) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(completion) => completion,

@@ -38,11 +38,17 @@ pub struct RdmaConfig {
     area: usize,
     descriptors: u16,
     job: u32,
+    reliability: Reliability,
 }
 
 impl Default for RdmaConfig {
     fn default() -> Self {
-        Self { area: 256 * 1024, descriptors: 64, job: 0 }
+        Self {
+            area: 256 * 1024,
+            descriptors: 64,
+            job: 0,
+            reliability: Reliability::ReliableReception,
+        }
     }
 }
 
@@ -69,6 +75,15 @@ impl RdmaConfig {
     #[must_use]
     pub const fn job(mut self, number: u32) -> Self {
         self.job = number;
+        self
+    }
+
+    /// What the interfaces promise. Below the default, reliable reception, a packet may be lost, and
+    /// the process that it was for then counts as lost with it: for networks that lose nothing, as
+    /// the paper took its own to be.
+    #[must_use]
+    pub const fn reliability(mut self, level: Reliability) -> Self {
+        self.reliability = level;
         self
     }
 }
@@ -137,7 +152,7 @@ impl RdmaCarrier {
     async fn make_link(&mut self, peer: Peer, node: NodeId) -> Result<Link, NicError> {
         let tag = self.nic.create_tag();
         let attributes = ViAttributes {
-            reliability: Reliability::ReliableReception,
+            reliability: self.config.reliability,
             rdma_write: true,
             tag,
             max_transfer: self.config.area as u32,
@@ -265,7 +280,7 @@ impl Carrier for RdmaCarrier {
     fn arm(&mut self, waker: &Waker) -> bool {
         self.take_back();
         for link in self.links.iter_mut().flatten() {
-            link.publish_all(&mut self.nic);
+            link.answer(&mut self.nic);
         }
         if self.nic.handled() != self.seen {
             return false;

@@ -7,7 +7,7 @@ mod pair;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use job::{join, run};
+use job::{join, join_at, run};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::id::NodeId;
 use midplane_via::message::envelope::Tag;
@@ -50,6 +50,31 @@ fn messages_of_all_sizes_come_back_as_they_were() {
 fn small_areas_and_few_descriptors_carry_everything_as_well() {
     let config = RdmaConfig::default().area(4096).descriptors(8);
     echo(setting(2), config, vec![0, 900, 1, 5_000, 100_000]);
+}
+
+#[test]
+fn two_processes_on_one_node_have_messages_for_each_other() {
+    const HERE: NodeId = NodeId(0);
+    let mut world = world(setting(2));
+    let done = Arc::new(Mutex::new(0));
+    for rank in 0..2 {
+        let (host, done) = (world.host(HERE), Arc::clone(&done));
+        world.spawn(HERE, async move {
+            let all = join_at(&host, rank, &[HERE; 2], RdmaConfig::default()).await;
+            let (other, bytes) = (Rank(1 - u32::from(rank)), pattern(0, 20_000));
+            for _ in 0..3 {
+                let to = (other, Tag(1));
+                let came = all.send_receive(to, bytes.clone(), other, Tag(1)).await.unwrap();
+                assert!(came.bytes == bytes);
+            }
+            all.barrier().await.unwrap();
+            *done.lock().unwrap() += 1;
+            // The other may still be at it.
+            pause(&host, Duration::from_secs(5)).await;
+        });
+    }
+    world.run_until(world.now() + Duration::from_secs(1));
+    assert_eq!(*done.lock().unwrap(), 2, "they never meet");
 }
 
 proptest! {

@@ -113,6 +113,11 @@ pub(super) fn say(nic: &mut Context<'_>, to: NodeId, message: &Message) -> bool 
     nic.send_control(to, &buffer[..length]).is_ok()
 }
 
+/// Which life of a node control messages have told of; of the own one, this.
+fn life_of(nic: &Context<'_>, node: NodeId) -> Option<Incarnation> {
+    if node == nic.node() { Some(nic.incarnation()) } else { nic.peer_incarnation(node) }
+}
+
 fn differ(ours: &ViAttributes, theirs: &ViAttributes) -> Result<(), ConnectError> {
     if ours.reliability != theirs.reliability {
         Err(ConnectError::Reliability)
@@ -316,7 +321,7 @@ impl Via {
         to: Discriminator,
     ) {
         let waits = |pending: &Pending| pending.opcode == CONNECT_WAIT && pending.local == to;
-        let life = nic.peer_incarnation(node);
+        let life = life_of(nic, node);
         let room = self.incoming.len() < MAX_INCOMING;
         let server = if room && life.is_some() { take(&mut self.pending, waits) } else { None };
         let (Some(server), Some(life)) = (server, life) else {
@@ -338,7 +343,7 @@ impl Via {
             pending.request == request && pending.node == node && pending.opcode == CONNECT_REQUEST
         };
         let now = nic.now();
-        let life = nic.peer_incarnation(node);
+        let life = life_of(nic, node);
         let pending = take(&mut self.pending, is_it);
         let theirs = ViAttributes::from_words(from.attributes);
         if let (Some(pending), Some(life), Some(theirs)) = (pending, life, theirs)
@@ -363,7 +368,7 @@ impl Via {
         from: End,
         names: (Discriminator, Discriminator),
     ) {
-        let Some(life) = nic.peer_incarnation(node) else { return };
+        let Some(life) = life_of(nic, node) else { return };
         let peer =
             Incoming { id: 0, owner: None, node, life, request: 0, from, names: Some(names) };
         let (theirs, ours) = names;
@@ -446,7 +451,7 @@ impl Via {
     /// Nobody waits any more for what concerns a node that is gone.
     pub(super) fn forget_node(&mut self, nic: &mut Context<'_>, node: NodeId) {
         self.incoming.retain(|other| other.node != node);
-        let lives = nic.peer_incarnation(node).is_some();
+        let lives = life_of(nic, node).is_some();
         self.fail(nic, ConnectError::Unreachable, |pending| {
             let may_come = lives && pending.opcode == CONNECT_PEER;
             pending.node == node && pending.vi.is_some() && !may_come

@@ -68,7 +68,8 @@ impl<P: Progression> Desk<P> {
     fn advance(&mut self, waker: &Waker, place: usize, request: Option<Request>) {
         self.waiters.lead(place);
         while self.process.lower_mut().advance(Wait::Wake(waker)) > 0 {
-            if request.is_some_and(|request| self.process.status(request).is_some()) {
+            let requests = self.process.lower_mut().requests();
+            if request.is_some_and(|request| requests.peek(request).is_some()) {
                 break;
             }
         }

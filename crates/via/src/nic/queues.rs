@@ -7,7 +7,7 @@ use midplane_simhw::port::{Command, Completion};
 use thiserror::Error;
 
 use super::operations::{Operation, Operations};
-use super::{MAX_SEGMENTS, Nic, NicError, SCRATCH_BYTES, ViId};
+use super::{MAX_SEGMENTS, Nic, NicError, Quiet, SCRATCH_BYTES, ViId};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{
     Ended, FENCE, IMMEDIATE, OPERATION_READ, OPERATION_WRITE, POST_RECEIVE, POST_SEND,
@@ -149,7 +149,7 @@ impl Nic {
 
     /// The doorbell, for all that was posted so far.
     fn ring(&mut self) {
-        self.quiet = false;
+        self.quiet = Quiet::Nothing;
         self.port.ring();
     }
 
@@ -164,8 +164,8 @@ impl Nic {
         Ok(())
     }
 
-    /// The same without a doorbell: the hardware hears of it with what is posted next, or once a poll
-    /// finds nothing. Only for receives that no message can need before.
+    /// The same without a doorbell: the hardware hears of it with what is posted next, or once polls
+    /// find nothing. Only for receives that no message can need before.
     pub(crate) fn post_receive_quietly(
         &mut self,
         vi: ViId,
@@ -173,7 +173,7 @@ impl Nic {
     ) -> Result<(), PostFailed> {
         let command = about(vi.number, POST_RECEIVE, 0);
         self.post(vi, WorkQueue::Receive, command, descriptor)?;
-        self.quiet = true;
+        self.quiet = Quiet::Posted;
         Ok(())
     }
 

@@ -133,11 +133,6 @@ impl Reader {
             || self.posted - self.told_posted >= descriptors as u64 / 4
     }
 
-    /// Whether there is anything to tell.
-    pub(super) const fn has_news(&self) -> bool {
-        self.freed != self.told_freed || self.posted != self.told_posted
-    }
-
     pub(super) const fn on_told(&mut self) {
         self.told_freed = self.freed;
         self.told_posted = self.posted;

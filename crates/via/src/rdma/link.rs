@@ -295,10 +295,11 @@ impl Link {
         }
     }
 
-    /// Tells the other side what it should know by now.
-    fn tell(&mut self, nic: &mut Nic, all: bool) {
-        let due = self.reader.is_due(self.config.descriptors) || (all && self.reader.has_news());
-        if self.heard > self.replied && (due || all) {
+    /// Tells the other side what it should know by now; if it has asked and this side `parks`, that
+    /// nothing more is free.
+    fn tell(&mut self, nic: &mut Nic, parks: bool) {
+        let due = self.reader.is_due(self.config.descriptors);
+        if self.heard > self.replied && (due || parks) {
             let before = std::mem::replace(&mut self.replied, self.heard);
             if !self.publish(nic, true) {
                 self.replied = before;
@@ -308,8 +309,9 @@ impl Link {
         }
     }
 
-    /// Before this side parks: all that was freed is told.
-    pub(super) fn publish_all(&mut self, nic: &mut Nic) {
+    /// Before this side parks: whoever has asked is answered. Who has not, and runs out, asks then,
+    /// and that wakes this side.
+    pub(super) fn answer(&mut self, nic: &mut Nic) {
         self.read_published();
         self.tell(nic, true);
     }
@@ -387,7 +389,7 @@ impl Link {
 
     /// Takes part no longer.
     pub(super) fn close(&mut self, nic: &mut Nic) {
-        self.publish_all(nic);
+        self.answer(nic);
         // A NIC that has stopped has no connections.
         let _ = nic.start_disconnect(self.vi);
         self.lost = true;

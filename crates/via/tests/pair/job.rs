@@ -20,9 +20,18 @@ pub(crate) type World = Communicator<Engine<RdmaCarrier>>;
 
 pub(crate) async fn join(host: &SimHost, own: u16, nodes: u16, config: RdmaConfig) -> World {
     let places: Vec<NodeId> = (0..nodes).map(NodeId).collect();
-    let carrier = RdmaCarrier::open(host, Peer(own.into()), &places, config).await.unwrap();
+    join_at(host, own, &places, config).await
+}
+
+pub(crate) async fn join_at(
+    host: &SimHost,
+    own: u16,
+    places: &[NodeId],
+    config: RdmaConfig,
+) -> World {
+    let carrier = RdmaCarrier::open(host, Peer(own.into()), places, config).await.unwrap();
     let engine = Engine::new(carrier, Config::default());
-    let (process, scope) = Process::new(engine, nodes.into()).unwrap();
+    let (process, scope) = Process::new(engine, places.len() as u32).unwrap();
     Communicator::world(process, scope)
 }
 
