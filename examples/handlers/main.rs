@@ -2,6 +2,10 @@
 
 #[path = "../common/command_line.rs"]
 mod command_line;
+mod eight;
+mod installed;
+#[cfg(feature = "wasm")]
+mod neighbour;
 #[cfg(feature = "wasm")]
 mod sandboxed;
 mod void;
@@ -37,6 +41,9 @@ const FRAME: usize = 64;
 /// A "command" row takes 64 commands a doorbell; a "frame" row one frame of 64 bytes a turn, with
 /// all that a turn has to do. Built with the feature `wasm` it has rows of sandboxed handlers on both
 /// engines, which hold every command until they complete it. Each sample is the mean of a batch of 1,000 calls.
+///
+/// Then a module of 8 KiB is installed on 64 simulated nodes, by this machine's clock; and, with the feature
+/// `wasm`, handlers that never return are stopped, with what that does to a neighbour's frames.
 #[derive(Debug, Parser)]
 #[command(after_help = "Exit code: 0 it ran; 2 bad input.")]
 struct Arguments {
@@ -64,8 +71,11 @@ struct Run {
 #[derive(Debug, Serialize)]
 struct Document {
     runs: Vec<Run>,
+    installs: Vec<installed::Install>,
     /// How long handlers run that never return, until their fuel is gone.
     runaway: Vec<Runaway>,
+    #[cfg(feature = "wasm")]
+    neighbours: Vec<neighbour::Neighbour>,
 }
 
 #[derive(Debug, Serialize)]
@@ -109,15 +119,20 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    let runs = measure(arguments.batches);
-    #[cfg(feature = "wasm")]
-    let runaway = sandboxed::runaway();
-    #[cfg(not(feature = "wasm"))]
-    let runaway = Vec::new();
+    let document = Document {
+        runs: measure(arguments.batches),
+        installs: installed::all(),
+        #[cfg(feature = "wasm")]
+        runaway: sandboxed::runaway(),
+        #[cfg(not(feature = "wasm"))]
+        runaway: Vec::new(),
+        #[cfg(feature = "wasm")]
+        neighbours: neighbour::all(sandboxed::ENDLESS, sandboxed::FUEL),
+    };
     let text = if arguments.json {
-        serde_json::to_string(&Document { runs, runaway }).expect("plain data") + "\n"
+        serde_json::to_string(&document).expect("plain data") + "\n"
     } else {
-        table(&runs, &runaway)
+        table(&document)
     };
     // A reader that has gone is no error.
     let _ = std::io::stdout().write_all(text.as_bytes());
@@ -210,7 +225,8 @@ fn batches_of(batches: u32, mut batch: impl FnMut()) -> (Vec<f64>, f64) {
     (samples, f64::from(batches) * f64::from(BATCH) / seconds)
 }
 
-fn table(runs: &[Run], runaway: &[Runaway]) -> String {
+fn table(document: &Document) -> String {
+    let Document { runs, installs, runaway, .. } = document;
     let mut text = format!(
         "{:<12} {:<8} {:<13} {:>10} {:>8} {:>12}\n",
         "kind", "event", "asks for", "median", "p99", "calls/s"
@@ -226,5 +242,8 @@ fn table(runs: &[Run], runaway: &[Runaway]) -> String {
             "{kind:<12} a handler without end, {fuel} units of fuel: stopped after {median_us:.1} us, p99 {p99_us:.1} us\n"
         );
     }
+    #[cfg(feature = "wasm")]
+    text.extend(document.neighbours.iter().map(neighbour::Neighbour::line));
+    text.extend(installs.iter().map(installed::Install::line));
     text
 }

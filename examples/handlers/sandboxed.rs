@@ -14,9 +14,9 @@ use crate::void::Void;
 const TEXT: &str = include_str!("empty.wat");
 
 /// A handler that never returns.
-const ENDLESS: &str = include_str!("endless.wat");
+pub(crate) const ENDLESS: &str = include_str!("endless.wat");
 /// What it may use.
-const FUEL: u64 = 100_000;
+pub(crate) const FUEL: u64 = 100_000;
 
 /// A kind, what it asks for, and how its unit is made.
 type Row = (&'static str, &'static str, Box<dyn Fn() -> Unit>);

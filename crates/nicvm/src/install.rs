@@ -16,6 +16,7 @@ mod catch_up;
 mod change;
 mod command;
 mod listed;
+mod module;
 mod recovery;
 mod wire;
 
@@ -32,6 +33,7 @@ use crate::extension::{Epoch, Extension, InitError, PeerEvent, TimeoutId, UnitEv
 use crate::timeout::Service;
 use change::{Change, Phase};
 use command::{ended, refuse};
+use module::LACKS;
 use wire::{Message, Offer};
 
 pub use command::{INSTALL, LIST, Policy, QUARANTINE, ROLL_BACK, Refusal, about, install, list};
@@ -243,7 +245,7 @@ impl Installer {
         let message = Message::parse(message)?;
         match message {
             Message::Offer(offer) => self.on_offer(nic, from, offer),
-            Message::Chunk { id, at, bytes } => self.on_chunk(nic, id, at, bytes),
+            Message::Want { id, at } => self.on_want(nic, from, id, at),
             Message::Ready { id } => {
                 if let Some(change) = self.of(id) {
                     change.waiting.remove(&from);
@@ -335,34 +337,10 @@ impl Installer {
         change.parent = Some(from);
         self.change = Some(change);
         self.spread(nic);
-        if offer.length == 0 {
-            self.prepare(nic);
-        }
-    }
-
-    /// A part of the module: it goes on at once.
-    fn on_chunk(&mut self, nic: &mut Context<'_>, id: ChangeId, at: u32, bytes: &[u8]) {
-        let Some(change) = self.of(id) else { return };
-        let (children, offer) = (change.children.clone(), change.offer);
-        // In order, from one sender: control messages are.
-        if at as usize != change.module.len() || bytes.len() > offer.length as usize - at as usize {
-            return;
-        }
-        change.module.extend_from_slice(bytes);
-        let is_whole = change.module.len() == offer.length as usize;
-        for child in children {
-            self.tell(nic, child, &Message::Chunk { id, at, bytes });
-        }
-        if !is_whole {
-            return;
-        }
-        let module = self.of(id).map(|change| std::mem::take(&mut change.module));
-        let module = module.unwrap_or_default();
-        if hash(&module) == offer.hash {
-            self.modules.insert(offer.hash, module);
+        if offer.length == 0 || self.modules.contains_key(&offer.hash) {
             self.prepare(nic);
         } else {
-            self.reject(nic, nic.node(), Refusal::Module);
+            self.ask_for_module(nic);
         }
     }
 
@@ -425,14 +403,17 @@ impl Extension for Installer {
         }
     }
 
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {
-        self.counters.malformed += 1;
+    fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
+        if self.on_part(nic, from, frame).is_none() {
+            self.counters.malformed += 1;
+        }
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
-        if timeout == WATCH {
-            self.watch(nic);
-            return;
+        match timeout {
+            WATCH => return self.watch(nic),
+            LACKS => return self.ask_for_module(nic),
+            _ => {}
         }
         self.restart(nic, ExtensionId(timeout.0 as u8));
     }

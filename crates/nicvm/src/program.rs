@@ -47,8 +47,11 @@ pub const WAIT: u8 = 5;
 
 /// Most instructions of a program.
 pub const MAX_PROGRAM: usize = 256;
-/// Most instructions that one run takes: then it fails, and nothing of it has happened.
+/// Most instructions that one run takes: then it fails, and nothing of it has happened. A copy counts as
+/// one more for each 256 bytes.
 pub const MAX_STEPS: u32 = 10_000;
+/// Most bytes of the memory that a program works on: each run takes them in.
+pub const MAX_MEMORY: usize = 1 << 20;
 /// Most bytes of the message that a program assembles: as many as a control message has left.
 pub const MESSAGE: usize = MAX_MESSAGE - 3;
 /// How long what a program wrote is remembered: longer than it takes to get into memory. A host that

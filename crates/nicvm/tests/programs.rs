@@ -259,3 +259,29 @@ fn a_program_gives_other_extensions_commands() {
     });
     assert_eq!(received, Some((40, *b"words")));
 }
+
+#[test]
+fn what_a_run_copies_counts_and_what_it_works_on_is_bounded() {
+    use midplane_nicvm::program::{MAX_MEMORY, check};
+    let endless = [
+        Instruction::Copy { from: range(0, MAX_MEMORY as u32), to: 0 },
+        Instruction::Branch { condition: Condition::Always, to: 0 },
+    ];
+    assert_eq!(check(&endless, MAX_MEMORY as u32), Ok(()));
+    assert_eq!(check(&endless, MAX_MEMORY as u32 + 1), Err((0, CheckError::Memory)));
+    let mut world = world(0.0);
+    let host = world.host(NodeId(0));
+    let ended = world.block_on(NodeId(0), async move {
+        let mut side = Side::new(&host);
+        side.memory = side.port.register(MAX_MEMORY).unwrap();
+        let twice = [endless[0], endless[0], Instruction::Count(5)];
+        let program = built(&side.build(&twice).await);
+        let fits = side.end(program::run(&program, 1)).await;
+        let program = built(&side.build(&endless).await);
+        (fits, side.end(program::run(&program, 1)).await.status)
+    });
+    let (fits, stopped) = ended.unwrap();
+    // Three instructions, and 4,096 for each copy of a mebibyte.
+    assert_eq!((fits.status, fits.args[0], fits.args[1]), (Status::Done, 5, 3 + 2 * 4_096));
+    assert_eq!(stopped, Status::Cancelled);
+}

@@ -4,34 +4,10 @@ use midplane_simhw::id::{ExtensionId, NodeId};
 use midplane_simhw::port::{Completion, Status};
 
 use super::change::Phase;
-use super::wire::{self, ChangeId, Hash, Message, Offer};
-use super::{
-    Context, Epoch, Extension, Installer, PATIENCE, Policy, Refusal, Service, Version, WATCH,
-    ended, refuse,
-};
+use super::wire::{ChangeId, Hash, Message, Offer};
+use super::{Context, Epoch, Extension, Installer, Policy, Refusal, Version, ended, refuse};
 
 impl Installer {
-    /// Tells the children of the change, and hands them what is here of its module.
-    pub(super) fn spread(&self, nic: &mut Context<'_>) {
-        let Some(change) = &self.change else { return };
-        for child in &change.children {
-            self.tell(nic, *child, &Message::Offer(change.offer));
-        }
-        if change.offer.length > 0
-            && change.parent.is_none()
-            && let Some(module) = self.modules.get(&change.offer.hash)
-        {
-            for (index, bytes) in module.chunks(wire::CHUNK).enumerate() {
-                let at = (index * wire::CHUNK) as u32;
-                let id = change.offer.id;
-                for child in &change.children {
-                    self.tell(nic, *child, &Message::Chunk { id, at, bytes });
-                }
-            }
-        }
-        nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
-    }
-
     /// The module is whole, or should be here: it is made ready, aside.
     pub(super) fn prepare(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &mut self.change else { return };

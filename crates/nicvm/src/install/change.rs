@@ -31,6 +31,8 @@ pub(super) struct Change {
     /// Whose answer is awaited.
     pub(super) waiting: BTreeSet<NodeId>,
     pub(super) module: Vec<u8>,
+    /// Children that have asked for the module.
+    pub(super) wanting: BTreeSet<NodeId>,
     pub(super) ready: Option<Box<dyn Extension>>,
     pub(super) command: Option<Command>,
     pub(super) any_committed: bool,
@@ -46,6 +48,7 @@ impl Change {
             children: Vec::new(),
             waiting: BTreeSet::new(),
             module: Vec::new(),
+            wanting: BTreeSet::new(),
             ready: None,
             command: None,
             any_committed: false,

@@ -10,8 +10,6 @@ use crate::extension::Epoch;
 
 /// Most members of a cluster.
 pub const MAX_MEMBERS: usize = 256;
-/// Bytes of a module in one message of a change.
-pub(super) const CHUNK: usize = MAX_MESSAGE - 11;
 /// Bytes of a module in one message to who catches up.
 pub(super) const PIECE: usize = MAX_MESSAGE - 37;
 
@@ -61,20 +59,61 @@ pub(super) struct Offer {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Message<'a> {
     Offer(Offer),
-    Chunk { id: ChangeId, at: u32, bytes: &'a [u8] },
-    Ready { id: ChangeId },
-    Refused { id: ChangeId, who: NodeId, why: u8 },
-    Commit { id: ChangeId },
-    Abort { id: ChangeId, who: NodeId, why: u8 },
-    Done { id: ChangeId },
-    Query { id: ChangeId },
-    Known { id: ChangeId, knows: u8 },
+    /// What is here of the module ends there: the rest, please.
+    Want {
+        id: ChangeId,
+        at: u32,
+    },
+    Ready {
+        id: ChangeId,
+    },
+    Refused {
+        id: ChangeId,
+        who: NodeId,
+        why: u8,
+    },
+    Commit {
+        id: ChangeId,
+    },
+    Abort {
+        id: ChangeId,
+        who: NodeId,
+        why: u8,
+    },
+    Done {
+        id: ChangeId,
+    },
+    Query {
+        id: ChangeId,
+    },
+    Known {
+        id: ChangeId,
+        knows: u8,
+    },
     What,
-    Runs { number: ExtensionId, epoch: Epoch, hash: Hash, length: u32, policy: u8 },
-    Fetch { hash: Hash },
-    Piece { hash: Hash, at: u32, bytes: &'a [u8] },
-    Failed { number: ExtensionId, epoch: Epoch },
-    Withdraw { number: ExtensionId, epoch: Epoch },
+    Runs {
+        number: ExtensionId,
+        epoch: Epoch,
+        hash: Hash,
+        length: u32,
+        policy: u8,
+    },
+    Fetch {
+        hash: Hash,
+    },
+    Piece {
+        hash: Hash,
+        at: u32,
+        bytes: &'a [u8],
+    },
+    Failed {
+        number: ExtensionId,
+        epoch: Epoch,
+    },
+    Withdraw {
+        number: ExtensionId,
+        epoch: Epoch,
+    },
 }
 
 /// Reads a message from its front.
@@ -138,10 +177,9 @@ impl<'a> Message<'a> {
                 out.push(offer.policy as u8);
                 out.extend(offer.members);
             }
-            Self::Chunk { id: of, at, bytes } => {
+            Self::Want { id: of, at } => {
                 id(&mut out, 2, of);
                 out.extend(at.to_le_bytes());
-                out.extend(*bytes);
             }
             Self::Ready { id: of } => id(&mut out, 3, of),
             Self::Refused { id: of, who, why } => {
@@ -196,7 +234,7 @@ impl<'a> Message<'a> {
                 policy: Policy::of(read.byte()?.into())?,
                 members: read.take()?,
             }),
-            2 => Self::Chunk { id: read.id()?, at: read.word()?, bytes: read.rest() },
+            2 => Self::Want { id: read.id()?, at: read.word()? },
             3 => Self::Ready { id: read.id()? },
             4 => Self::Refused { id: read.id()?, who: NodeId(read.short()?), why: read.byte()? },
             5 => Self::Commit { id: read.id()? },
@@ -252,7 +290,7 @@ mod tests {
         let bytes = &[5; MAX_MESSAGE][..];
         for message in [
             Message::Offer(Offer { id, number, epoch, hash, length: 9, policy, members }),
-            Message::Chunk { id, at: 1, bytes: &bytes[..CHUNK] },
+            Message::Want { id, at: 1 },
             Message::Piece { hash, at: 1, bytes: &bytes[..PIECE] },
         ] {
             assert!(message.emit().len() <= MAX_MESSAGE);

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{MAX_PROGRAM, MESSAGE};
+use super::{MAX_MEMORY, MAX_PROGRAM, MESSAGE};
 
 /// A part of the program's memory.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -115,6 +115,9 @@ pub enum CheckError {
     /// A word's offset is no multiple of eight.
     #[error("words lie at multiples of eight bytes")]
     Alignment = 6,
+    /// The program's memory has more than [`MAX_MEMORY`] bytes.
+    #[error("a program works on {MAX_MEMORY} bytes at most")]
+    Memory = 7,
 }
 
 /// Bytes of an instruction.
@@ -211,6 +214,9 @@ pub fn check(code: &[Instruction], memory: u32) -> Result<(), (usize, CheckError
     if code.is_empty() || code.len() > MAX_PROGRAM {
         return Err((0, CheckError::Length));
     }
+    if memory as usize > MAX_MEMORY {
+        return Err((0, CheckError::Memory));
+    }
     for (at, instruction) in code.iter().enumerate() {
         check_one(instruction, memory, code.len()).map_err(|error| (at, error))?;
     }
@@ -279,6 +285,8 @@ pub(super) enum Effect {
 
 /// Most effects of one run.
 const MAX_EFFECTS: usize = 64;
+/// Bytes that are copied for the price of a step.
+const BYTES_PER_STEP: u32 = 256;
 
 /// One run of a checked program.
 pub(super) struct Machine {
@@ -308,10 +316,14 @@ impl Machine {
     pub(super) fn run(&mut self, code: &[Instruction], most: u32) -> bool {
         let mut at = 0;
         while let Some(instruction) = code.get(at) {
-            if self.steps == most || self.effects.len() > MAX_EFFECTS {
+            let copied = match instruction {
+                Instruction::Copy { from, .. } => from.length / BYTES_PER_STEP,
+                _ => 0,
+            };
+            if most - self.steps <= copied || self.effects.len() > MAX_EFFECTS {
                 return false;
             }
-            self.steps += 1;
+            self.steps += 1 + copied;
             at = self.step(instruction, at);
         }
         true

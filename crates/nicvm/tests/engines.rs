@@ -1,0 +1,35 @@
+//! Modules made of random bytes do the same on both engines, and no command of theirs is left without an
+//! end.
+
+mod desk;
+mod generator;
+
+use std::collections::BTreeMap;
+
+use desk::Effect;
+use midplane_nicvm::sandbox::Engine;
+use proptest::prelude::*;
+
+/// Holds what has to hold for any module; how many commands ended.
+fn compare(module: &[u8]) -> Option<usize> {
+    let [first, second] = Engine::ALL.map(|engine| generator::trace(engine, module));
+    assert_eq!(first, second, "{}", String::from_utf8_lossy(module));
+    let mut ends = BTreeMap::new();
+    for effect in &first?.0 {
+        if let Effect::Completed(_, done) = effect {
+            *ends.entry(done.cookie).or_insert(0) += 1;
+        }
+    }
+    let once = (0..4).map(|cookie| (cookie, 1)).collect::<BTreeMap<_, _>>();
+    assert_eq!(ends, once, "each command ends once: {}", String::from_utf8_lossy(module));
+    Some(ends.len())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn both_engines_do_the_same(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let text = generator::text(&bytes);
+        prop_assert_eq!(compare(text.as_bytes()), Some(4), "it does not start: {}", text);
+    }
+}
