@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use midplane::gang::nas::Class;
+
+use crate::nas_rank;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -11,6 +14,9 @@ Examples:
 
   # A shell on a terminal of its own, which takes turns with everything else
   gang run --terminal -- bash
+
+  # A NAS kernel on two ranks, under `gangd --fabric shm`: preempted as often as others want their turn
+  gang run --ranks 2 -- gang nas cg S
 
   # What runs, again and again; and the slices of the last seconds, for a browser or for Perfetto
   gang top
@@ -55,6 +61,13 @@ pub(crate) enum What {
         /// How many times; for ever unless given
         #[arg(long, value_name = "COUNT")]
         times: Option<u32>,
+    },
+    /// Be one rank of a NAS kernel, ep, cg or ft, of class S, W or A: for `gang run`
+    Nas {
+        /// Which one
+        kernel: nas_rank::Name,
+        /// How large
+        class: Class,
     },
     /// Draw the last slices: .svg a Gantt chart, .json a trace for Perfetto
     Trace {

@@ -6,6 +6,8 @@ mod command_line;
 #[path = "../common/gantt.rs"]
 mod gantt;
 mod listing;
+#[path = "../common/nas_rank.rs"]
+mod nas_rank;
 #[path = "../common/report.rs"]
 mod report;
 mod run;
@@ -63,6 +65,15 @@ async fn carry_out(arguments: &Arguments) -> Result<u8, Failure> {
             let request = Request::Kill { job: JobId(*job), signal: *signal };
             ask(&socket, &request).await?;
             Ok(0)
+        }
+        What::Nas { kernel, class } => {
+            let failed = |what| Failure(what, report::DID_NOT_HOLD);
+            let said = nas_rank::run(*kernel, *class).await.map_err(failed)?;
+            let holds = said.as_ref().is_none_or(|said| said.verified);
+            if let Some(said) = said {
+                report::print_json(&said);
+            }
+            Ok(if holds { 0 } else { report::DID_NOT_HOLD })
         }
         What::Trace { file } => trace(&socket, file).await,
     }

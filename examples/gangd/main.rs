@@ -13,13 +13,17 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use midplane::gang::agenda::{AgendaConfig, Phases};
-use midplane::gang::live::daemon::{DaemonOptions, default_socket, serve};
+use midplane::gang::channel::geometry::Geometry;
+use midplane::gang::daemon::Mode;
+use midplane::gang::live::channels::ChannelOptions;
+use midplane::gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, default_socket, serve};
 use midplane::gang::live::message::Cluster;
 use midplane::gang::live::stub;
 use midplane::gang::schedule::{Placing, Policy, QueueTree, RoundRobin};
 use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::simhw::launch::Launch;
 use midplane::simhw::seal::Key;
+use midplane::simhw::udp::resolve_peers;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -72,10 +76,20 @@ struct Arguments {
     /// How long daemons below may be silent, for each step of the tree
     #[arg(long, default_value_t = 2_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(100..=600_000))]
     patience_ms: u64,
+    /// Give ranks channels to each other, on a NIC of the daemon's: over shared memory between daemons of
+    /// this host, or over UDP, from the addresses of --peers
+    #[arg(long, value_enum)]
+    fabric: Option<FabricName>,
+    /// How channels are preempted: what is in their FIFOs is copied out and in, or stays and is switched to
+    #[arg(long, value_enum, default_value_t = ModeName::Resident)]
+    mode: ModeName,
     /// The socket for `gang`; in a folder of yours alone unless given
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
+
+/// What fits a datagram of Ethernet.
+const UDP_MESSAGE: u32 = 1_400;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PolicyName {
@@ -83,6 +97,51 @@ enum PolicyName {
     QueueTree,
     /// One job at a time
     RoundRobin,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FabricName {
+    Shm,
+    Udp,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ModeName {
+    Copy,
+    Resident,
+}
+
+/// What joins the daemons' NICs.
+fn fabric(arguments: &Arguments, peers: &[String]) -> Result<Option<FabricOptions>, String> {
+    let Some(name) = arguments.fabric else { return Ok(None) };
+    let mode = match arguments.mode {
+        ModeName::Copy => Mode::Copy,
+        ModeName::Resident => Mode::Resident,
+    };
+    let (fabric, message) = match name {
+        FabricName::Shm => (Fabric::Shm, Geometry::BULK.message),
+        FabricName::Udp => {
+            let addresses = match peers.is_empty() {
+                true => vec![([127, 0, 0, 1], 0).into()],
+                false => resolve_peers(peers).map_err(|error| format!("--peers: {error}"))?,
+            };
+            (Fabric::Udp(addresses), UDP_MESSAGE)
+        }
+    };
+    let socket = arguments.socket.clone().unwrap_or_else(default_socket);
+    // All daemons of a cluster on one host have the same; others of this user's have another.
+    let name = match peers.first() {
+        Some(root) => format!("gangd {root}"),
+        None => format!("gangd {}", hash(socket.as_os_str().as_encoded_bytes())),
+    };
+    let geometry = Geometry { message, ..Geometry::BULK };
+    Ok(Some(FabricOptions { fabric, name, channels: ChannelOptions { mode, geometry } }))
+}
+
+/// Tells the names of sockets apart that are too long for a name (FNV-1a).
+fn hash(bytes: &[u8]) -> u64 {
+    let mix = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3);
+    bytes.iter().fold(0xCBF2_9CE4_8422_2325, mix)
 }
 
 fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
@@ -106,7 +165,9 @@ fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
     if u32::from(slots) * u32::from(hosts) > u16::MAX.into() {
         return Err(format!("--slots {slots}: more than 65535 on {hosts} hosts"));
     }
+    let fabric = fabric(arguments, &peers)?;
     Ok(DaemonOptions {
+        fabric,
         host: arguments.host,
         cluster: Cluster { hosts, slots, arity: arguments.arity },
         peers,

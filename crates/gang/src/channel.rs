@@ -9,21 +9,25 @@ pub(crate) mod command;
 pub(crate) mod endpoint;
 pub(crate) mod frame;
 pub mod geometry;
+pub(crate) mod memory;
+#[cfg(target_os = "linux")]
+mod ticket;
 
 use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use midplane_simhw::host::{Host, OpenError};
 use midplane_simhw::port::{Command, Completion, Port, PortClosed, PortOptions, Status};
-use midplane_simhw::region::{Payload, Region};
+use midplane_simhw::region::Payload;
 use thiserror::Error;
 
 use crate::names::Rank;
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
 use command::{ATTACH, GANG, LOOK, WAIT, WANTS_ROOM};
 use geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
+#[cfg(target_os = "linux")]
+pub use ticket::{Ticket, TicketError};
 
 /// Commands that a process may have under way.
 const DEPTH: usize = 64;
@@ -34,7 +38,7 @@ const DEPTH: usize = 64;
 pub struct Descriptor {
     pub(crate) handle: u64,
     pub(crate) key: u64,
-    pub(crate) memory: Arc<Region>,
+    pub(crate) memory: memory::Memory,
     pub(crate) geometry: Geometry,
     pub(crate) rank: Rank,
     pub(crate) ranks: u16,

@@ -16,6 +16,7 @@ use crate::channel::command::{
     CLOSE, NicState, OPEN, OpenRequest, PeerNumbers, RESTORE, SAVE, START, STOP,
 };
 use crate::channel::geometry::{CONSUMED, Geometry, GeometryError, RECORD_BYTES, Record, SENT};
+use crate::channel::memory::Memory;
 use crate::channel::{Descriptor, gang};
 use crate::context::{ChannelContext, PeerState, ReceivedMessage, SentMessage};
 use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
@@ -80,9 +81,17 @@ pub struct ContextOptions {
     pub places: Vec<Place>,
 }
 
+/// The file that FIFOs lie in, where other processes map them.
+#[cfg(target_os = "linux")]
+type Backing = Option<Arc<std::os::fd::OwnedFd>>;
+#[cfg(not(target_os = "linux"))]
+type Backing = ();
+
 #[derive(Debug)]
 struct Opened {
     descriptor: Descriptor,
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "nobody else maps it there"))]
+    backing: Backing,
 }
 
 /// A daemon's hold on one channel of its NIC.
@@ -94,7 +103,9 @@ pub struct Controller {
     /// What the NIC's part of a context is read from and written to.
     scratch: Region,
     /// FIFOs that all contexts share, one at a time.
-    shared: Option<Arc<Region>>,
+    shared: Option<(Arc<Region>, Backing)>,
+    /// Other processes map the FIFOs.
+    is_mapped: bool,
     contexts: Vec<Option<Opened>>,
     next_key: u64,
 }
@@ -111,15 +122,71 @@ impl Controller {
         geometry: Geometry,
         shared: bool,
     ) -> Result<Self, ControlError> {
+        Self::open_for(host, (channel, geometry), shared, false)
+    }
+
+    /// The same with FIFOs that other processes map, for a NIC in this process: they attach with a
+    /// [`Ticket`](crate::channel::Ticket) and the context's [file](Self::file).
+    ///
+    /// # Errors
+    /// As for [`Controller::open`].
+    #[cfg(target_os = "linux")]
+    pub fn open_mapped(
+        host: &impl Host,
+        channel: ChannelId,
+        geometry: Geometry,
+        shared: bool,
+    ) -> Result<Self, ControlError> {
+        Self::open_for(host, (channel, geometry), shared, true)
+    }
+
+    fn open_for(
+        host: &impl Host,
+        (channel, geometry): (ChannelId, Geometry),
+        shared: bool,
+        is_mapped: bool,
+    ) -> Result<Self, ControlError> {
         geometry.check()?;
         let mut port = host.open_port_with(PortOptions::default().depth(16))?;
         let scratch = port.register(SCRATCH)?;
-        let shared = match shared {
-            true => Some(Arc::new(port.register(geometry.bytes())?)),
-            false => None,
-        };
         let next_key = host.rng("gang keys").next_u64();
-        Ok(Self { port, channel, geometry, scratch, shared, contexts: Vec::new(), next_key })
+        let (shared_fifos, contexts) = (None, Vec::new());
+        let mut controller = Self {
+            port,
+            channel,
+            geometry,
+            scratch,
+            shared: shared_fifos,
+            is_mapped,
+            contexts,
+            next_key,
+        };
+        if shared {
+            controller.shared = Some(controller.fifos()?);
+        }
+        Ok(controller)
+    }
+
+    /// Memory for a pair of FIFOs.
+    fn fifos(&mut self) -> Result<(Arc<Region>, Backing), RegisterError> {
+        let bytes = self.geometry.bytes();
+        #[cfg(target_os = "linux")]
+        if self.is_mapped {
+            let (region, file) = self.port.register_shared(bytes)?;
+            return Ok((Arc::new(region), Some(Arc::new(file))));
+        }
+        Ok((Arc::new(self.port.register(bytes)?), Backing::default()))
+    }
+
+    /// The file that a context's FIFOs lie in, if other processes map them.
+    ///
+    /// # Panics
+    /// If the context was closed.
+    #[cfg(target_os = "linux")]
+    #[must_use]
+    pub fn file(&self, context: ContextId) -> Option<Arc<std::os::fd::OwnedFd>> {
+        let opened = self.contexts[context.0].as_ref();
+        opened.expect("the context is open until it is closed").backing.clone()
     }
 
     async fn ask(
@@ -161,9 +228,10 @@ impl Controller {
         &mut self,
         options: ContextOptions,
     ) -> Result<ContextId, ControlError> {
-        let memory = match &self.shared {
-            Some(shared) => Arc::clone(shared),
-            None => Arc::new(self.port.register(self.geometry.bytes())?),
+        #[cfg_attr(not(target_os = "linux"), expect(clippy::let_unit_value))]
+        let (memory, backing) = match &self.shared {
+            Some((memory, backing)) => (Arc::clone(memory), backing.clone()),
+            None => self.fifos()?,
         };
         self.next_key = self.next_key.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let (key, ranks) = (self.next_key, options.places.len() as u16);
@@ -188,8 +256,9 @@ impl Controller {
             other => other,
         })?;
         let (handle, geometry) = (completion.args[0], self.geometry);
+        let memory = Memory::Own(memory);
         let descriptor = Descriptor { handle, key, memory, geometry, rank, ranks };
-        let opened = Some(Opened { descriptor });
+        let opened = Some(Opened { descriptor, backing });
         let free = self.contexts.iter().position(Option::is_none);
         let at = free.unwrap_or(self.contexts.len());
         match free {
@@ -311,13 +380,13 @@ impl Controller {
     }
 }
 
-fn word(memory: &Region, offset: usize) -> Option<u64> {
+fn word(memory: &Memory, offset: usize) -> Option<u64> {
     let mut bytes = [0; 8];
     memory.read(offset, &mut bytes).ok()?;
     Some(u64::from_le_bytes(bytes))
 }
 
-fn record(memory: &Region, offset: usize) -> Option<Record> {
+fn record(memory: &Memory, offset: usize) -> Option<Record> {
     let mut bytes = [0; RECORD_BYTES];
     memory.read(offset, &mut bytes).ok()?;
     Some(Record::parse(bytes))

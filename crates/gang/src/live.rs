@@ -5,20 +5,22 @@
 //! - [`process`]: a rank's process: started stopped, stopped, resumed, ended
 //! - [`stub`]: what such a process is before it is the job's program; the keeper that ends all of them
 //!   when the daemon is gone
-//! - [`local`]: the jobs' processes on this host
+//! - [`rank`]: a rank's own side: its channel on the daemon's NIC; [`channels`]: the daemon's side
 //! - [`link`], [`message`]: what daemons and front ends say to each other, and how
 //!
 //! Everything that decides is the same that runs in virtual time: [`Agenda`](crate::agenda::Agenda),
 //! [`Relay`](crate::daemon::Relay), the policies. This is what waits for real processes and sockets.
 
+pub mod channels;
 pub mod clock;
 pub mod daemon;
 pub mod front;
-pub mod hub;
+mod hub;
 pub mod link;
-pub mod local;
+mod local;
 pub mod message;
 pub mod process;
-pub mod root;
-pub mod streams;
+pub mod rank;
+mod root;
+mod streams;
 pub mod stub;

@@ -237,6 +237,38 @@ impl Port {
         Ok(Region { memory, whole, options, registrar: Arc::clone(&self.registrar) })
     }
 
+    /// Registers `bytes` of zeroed memory that other processes may map: whoever has the file, as
+    /// [`SharedMemory`](crate::region::SharedMemory). For ports of a NIC in this process.
+    ///
+    /// # Errors
+    /// [`RegisterError`] says which limit was hit; [`RegisterError::NoMemory`] also where the NIC is in
+    /// another process.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub fn register_shared(
+        &mut self,
+        bytes: usize,
+    ) -> Result<(Region, std::os::fd::OwnedFd), RegisterError> {
+        use crate::region::Memory;
+        use crate::segment::{Kind, Segment};
+
+        if bytes == 0 || bytes > MAX_REGION {
+            return Err(RegisterError::Size(bytes));
+        }
+        if self.is_closed() {
+            return Err(RegisterError::Closed);
+        }
+        let none = RegisterError::NoMemory(bytes);
+        let (segment, file) = Segment::shared(Kind::Arena, bytes).map_err(|_| none)?;
+        let memory = Memory::within(Arc::new(segment), 0, bytes).ok_or(none)?;
+        let options = RegionOptions::default();
+        let registered = self.registrar.register_own(memory.clone(), options)?;
+        let (slot, generation) = registered.ok_or(none)?;
+        let length = u32::try_from(bytes).expect("at most MAX_REGION");
+        let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
+        let registrar = Arc::clone(&self.registrar);
+        Ok((Region { memory, whole, options, registrar }, file))
+    }
+
     /// Puts a command into the submission ring; the NIC looks when [`Port::ring`] is called.
     ///
     /// # Errors

@@ -1,30 +1,41 @@
-//! A host's daemon: its sockets, and what they carry to its [`hub`](super::hub).
+//! A host's daemon: its sockets, its NIC, and what they carry to its hub.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::nicd::ServerConfig;
 use midplane_simhw::seal::Key;
+use midplane_simhw::shm::{ShmConfig, ShmNic};
+use midplane_simhw::time::LineRate;
+use midplane_simhw::udp::{UdpConfig, UdpNic};
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
+use super::channels::{self, ChannelOptions};
 use super::clock::now;
 use super::hub::{Event, Hub};
 use super::link::{self, Frame, Receiver, Sender};
-use super::local::Local;
+use super::local::{Local, Network};
 use super::message::{Cluster, Down, Hello, Request, Up};
 use super::root::Root;
 use super::streams;
 use super::stub::Keeper;
 use crate::agenda::AgendaConfig;
+use crate::firmware::Gang;
 use crate::names::JobId;
 use crate::schedule::Policy;
 use crate::tree::Tree;
+use crate::{GANG, GangConfig};
 
 /// How long nobody above is asked again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -46,6 +57,28 @@ pub struct DaemonOptions {
     pub socket: PathBuf,
     /// How long a daemon may take for an order before it is given up, for each step below it.
     pub patience: Duration,
+    /// What ranks talk over, if the daemons have it.
+    pub fabric: Option<FabricOptions>,
+}
+
+/// The NICs of the daemons, and the channels on them.
+#[derive(Clone, Debug)]
+pub struct FabricOptions {
+    /// What joins them.
+    pub fabric: Fabric,
+    /// The name under which the daemons of one cluster, and their ranks, find each other on a host.
+    pub name: String,
+    /// The ranks' channels.
+    pub channels: ChannelOptions,
+}
+
+/// What joins NICs.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Fabric {
+    /// Shared memory: all daemons are on this host.
+    Shm,
+    /// UDP, by the address of each, in the order of hosts.
+    Udp(Vec<SocketAddr>),
 }
 
 /// Why there is no daemon.
@@ -77,6 +110,9 @@ pub enum StartError {
     /// Several daemons, and no key.
     #[error("daemons of several hosts need a key")]
     NoKey,
+    /// The NIC can't be had.
+    #[error("the NIC: {0}")]
+    Nic(String),
     /// The system refuses signals or processes.
     #[error(transparent)]
     System(#[from] io::Error),
@@ -150,7 +186,8 @@ pub async fn serve(
     let steps = tree.depth_below(host).max(1);
     let root =
         (host == 0).then(|| Root::new(policy, agenda, cluster, peers_names(&options), now()));
-    let local = Local::new(host, cluster, keeper);
+    let nic = start_nic(&options, &events).await?;
+    let local = Local::new((host, cluster), keeper, nic.network);
     let dial_root = dial_root(&options);
     let about = (host, cluster, options.patience * steps);
     let mut hub = Hub::new(about, local, root, events.clone(), dial_root);
@@ -183,6 +220,59 @@ pub async fn serve(
     let _ = timeout(LAST_WAIT, ended).await;
     let _ = std::fs::remove_file(&options.socket);
     Ok(())
+}
+
+/// A NIC that runs, and whoever serves its ports; it stops when this is dropped.
+struct Nic {
+    network: Option<Network>,
+    _held: Option<Box<dyn std::any::Any>>,
+}
+
+async fn start_nic(
+    options: &DaemonOptions,
+    events: &mpsc::UnboundedSender<Event>,
+) -> Result<Nic, StartError> {
+    let Some(fabric) = &options.fabric else { return Ok(Nic { network: None, _held: None }) };
+    let text = |error: &dyn std::fmt::Display| StartError::Nic(error.to_string());
+    let (host, cluster) = (options.host, options.cluster);
+    let mut unit = Unit::default();
+    let config = GangConfig { channels: cluster.slots + 1, ..GangConfig::default() };
+    unit.install(GANG, Gang::new(config)).map_err(|error| text(&error))?;
+    let served = ServerConfig::new(&fabric.name);
+    let channels = |nic: &ShmOrUdp| match nic {
+        ShmOrUdp::Shm(nic) => {
+            channels::start(&nic.host(), (host, cluster), fabric.channels, events.clone())
+        }
+        ShmOrUdp::Udp(nic) => {
+            channels::start(&nic.host(), (host, cluster), fabric.channels, events.clone())
+        }
+    };
+    let (nic, server) = match &fabric.fabric {
+        Fabric::Shm => {
+            let nodes = cluster.hosts.max(2);
+            let nic = ShmNic::start(ShmConfig::new(&fabric.name, NodeId(host), nodes), unit);
+            let nic = nic.map_err(|error| text(&error))?;
+            let server = nic.serve_ports(served).map_err(|error| text(&error))?;
+            (ShmOrUdp::Shm(nic), server)
+        }
+        Fabric::Udp(addresses) => {
+            // Nothing is paced but by the channels themselves.
+            let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
+            let config = UdpConfig::new(NodeId(host), addresses.clone()).line(line);
+            let nic = UdpNic::start(config, unit).map_err(|error| text(&error))?;
+            let server = nic.serve_ports(served).map_err(|error| text(&error))?;
+            (ShmOrUdp::Udp(nic), server)
+        }
+    };
+    let tasks = channels(&nic).map_err(|error| text(&error))?;
+    let network = Some(Network { name: fabric.name.clone(), tasks });
+    Ok(Nic { network, _held: Some(Box::new((server, nic))) })
+}
+
+/// One of the live NICs.
+enum ShmOrUdp {
+    Shm(ShmNic),
+    Udp(UdpNic),
 }
 
 fn peers_names(options: &DaemonOptions) -> Vec<String> {

@@ -6,13 +6,14 @@ use std::time::Duration;
 use midplane_simhw::time::Instant;
 use tokio::sync::{mpsc, oneshot};
 
+use super::channels::Told;
 use super::clock::now;
 use super::link::{Frame, Receiver, Sender};
 use super::local::Local;
 use super::message::{Cluster, Down, Reply, Request, Up};
 use super::root::{ClientId, Root, post};
 use super::streams;
-use crate::daemon::{Order, Relay};
+use crate::daemon::{Action, Order, Relay};
 use crate::names::JobId;
 
 use super::message::Program;
@@ -46,6 +47,8 @@ pub(super) enum Event {
     Feeds(JobId, oneshot::Sender<mpsc::Sender<Frame>>),
     /// It is gone.
     ClientGone(ClientId),
+    /// The channels have done something.
+    Channels(Told),
 }
 
 /// A daemon below.
@@ -68,6 +71,8 @@ pub(super) struct Hub {
     relay: Relay<Program>,
     order_began: Instant,
     local: Local,
+    /// A job whose ranks here are being started.
+    launching: Option<JobId>,
     root: Option<Root>,
     above: Option<mpsc::UnboundedSender<Up>>,
     below: BTreeMap<u16, Child>,
@@ -92,6 +97,7 @@ impl Hub {
             relay,
             order_began,
             local,
+            launching: None,
             root,
             above,
             below,
@@ -143,6 +149,7 @@ impl Hub {
                     let _ = to.send(feed);
                 }
             }
+            Event::Channels(told) => self.local.handle_channels(told),
             Event::ClientGone(client) => {
                 if let Some(root) = &mut self.root
                     && let Some(job) = root.job_of(client)
@@ -171,20 +178,17 @@ impl Hub {
                 }
             }
             if let Some((number, action)) = self.relay.poll_action() {
-                let launched = match &action {
-                    crate::daemon::Action::Launch(launch) => {
-                        let host_of = |rank| self.cluster.host_of(launch.first + rank);
-                        let here = (0..launch.ranks).any(|rank| host_of(rank) == self.host);
-                        here.then_some(launch.job)
-                    }
-                    _ => None,
-                };
-                self.local.execute(number, action);
-                if let Some(job) = launched {
-                    self.carry(job);
+                if let Action::Launch(launch) = &action {
+                    let host_of = |rank| self.cluster.host_of(launch.first + rank);
+                    let here = (0..launch.ranks).any(|rank| host_of(rank) == self.host);
+                    self.launching = here.then_some(launch.job);
                 }
+                self.local.execute(number, action);
             }
             if let Some((number, outcome)) = self.local.poll_done() {
+                if let Some(job) = self.launching.take() {
+                    self.carry(job);
+                }
                 self.relay.handle_own(number, outcome);
             }
             if let Some((number, outcome)) = self.relay.poll_done() {

@@ -1,9 +1,9 @@
 //! The jobs' processes on this host, and what orders do to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,9 +13,13 @@ use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
+use tokio::sync::mpsc;
+
+use super::channels::{Pass, Task, Told};
 use super::link::Stream;
 use super::message::{Cluster, Program};
 use super::process::{End, Process};
+use super::rank;
 use super::stub::{self, Keeper};
 use crate::daemon::{Action, Launch, Outcome};
 use crate::names::JobId;
@@ -32,9 +36,18 @@ struct Held {
     told: bool,
 }
 
+/// This host's NIC, to its ranks.
+#[derive(Debug)]
+pub(super) struct Network {
+    /// Under which its ports are found.
+    pub(super) name: String,
+    /// Who does what is to be done with its channels.
+    pub(super) tasks: mpsc::UnboundedSender<Task>,
+}
+
 /// What a rank that was started reads and writes.
 #[derive(Debug)]
-pub struct Opened {
+pub(super) struct Opened {
     /// Its rank.
     pub rank: u16,
     /// Where its input is written, of rank 0.
@@ -50,51 +63,72 @@ struct Waits {
     /// For these to stand still, or else to have ended.
     members: Vec<Member>,
     end: bool,
+    /// For their channels then.
+    then: Option<Task>,
+    /// Those of this job are to be opened.
+    opens: Option<JobId>,
+    /// The channels are at it.
+    told: bool,
+    /// These go on at last.
+    run: Vec<JobId>,
     outcome: Outcome,
 }
 
 /// The jobs' processes on this host.
 #[derive(Debug)]
-pub struct Local {
+pub(super) struct Local {
     host: u16,
     cluster: Cluster,
     members: BTreeMap<Member, Held>,
     keeper: Keeper,
     waits: Option<Waits>,
+    network: Option<Network>,
     opened: Vec<(JobId, Opened)>,
 }
 
 impl Local {
     /// None yet. `keeper` ends them if this process can't.
     #[must_use]
-    pub fn new(host: u16, cluster: Cluster, keeper: Keeper) -> Self {
+    pub(super) fn new(
+        (host, cluster): (u16, Cluster),
+        keeper: Keeper,
+        network: Option<Network>,
+    ) -> Self {
         let (members, opened) = (BTreeMap::new(), Vec::new());
-        Self { host, cluster, members, keeper, waits: None, opened }
+        Self { host, cluster, members, keeper, waits: None, network, opened }
     }
 
     /// Begins what an order says; [`Local::poll_done`] says when it is done.
-    pub fn execute(&mut self, number: u32, action: Action<Program>) {
-        let mut waits =
-            Waits { number, members: Vec::new(), end: false, outcome: Outcome::default() };
+    pub(super) fn execute(&mut self, number: u32, action: Action<Program>) {
+        let (members, run, outcome) = (Vec::new(), Vec::new(), Outcome::default());
+        let (end, then, opens, told) = (false, None, None, false);
+        let mut waits = Waits { number, members, end, then, opens, told, run, outcome };
         match action {
-            Action::Launch(launch) => self.launch(&launch, &mut waits),
+            Action::Launch(launch) if self.network.is_some() => {
+                waits.opens = Some(launch.job);
+                waits.then = Some(Task::Open(launch));
+            }
+            Action::Launch(launch) => self.launch(&launch, Vec::new(), &mut waits),
             Action::Freeze(jobs) => {
                 waits.members = jobs.iter().flat_map(|job| self.of_job(*job)).collect();
                 for member in &waits.members {
                     self.members[member].process.stop();
                 }
+                waits.then = Some(Task::Stop(jobs));
             }
-            Action::Switch { run, .. } | Action::Run(run) => {
-                for (job, _) in run {
-                    for (_, held) in self.members.range_mut((job, 0)..=(job, u16::MAX)) {
-                        held.process.resume();
-                    }
-                }
+            Action::Switch { stop, run } => {
+                waits.run = run.iter().map(|(job, _)| *job).collect();
+                waits.then = Some(Task::Switch { stop, run });
+            }
+            Action::Run(run) => {
+                waits.run = run.iter().map(|(job, _)| *job).collect();
+                waits.then = Some(Task::Switch { stop: Vec::new(), run });
             }
             Action::End(job) => {
                 waits.end = true;
                 waits.members = self.of_job(job);
                 self.kill(job);
+                waits.then = Some(Task::Close(job));
             }
             Action::Save(_) | Action::Restore(_) | Action::Look | Action::Quit => {}
         }
@@ -103,7 +137,7 @@ impl Local {
 
     /// The order that was begun, once it is done.
     #[must_use]
-    pub fn poll_done(&mut self) -> Option<(u32, Outcome)> {
+    pub(super) fn poll_done(&mut self) -> Option<(u32, Outcome)> {
         let waits = self.waits.as_mut()?;
         // Those before the last are looked at once it is through: one look a wake-up, not one each.
         while let Some(member) = waits.members.last() {
@@ -116,17 +150,46 @@ impl Local {
             }
             waits.members.pop();
         }
+        if let (Some(task), Some(network)) = (waits.then.take(), &self.network) {
+            waits.told = network.tasks.send(task).is_ok();
+        }
+        if waits.told {
+            return None;
+        }
+        for job in &waits.run {
+            for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
+                held.process.resume();
+            }
+        }
         self.waits.take().map(|waits| (waits.number, waits.outcome))
+    }
+
+    /// The channels have done what they were asked to.
+    pub(super) fn handle_channels(&mut self, told: Told) {
+        let Some(mut waits) = self.waits.take() else { return };
+        waits.told = false;
+        match told {
+            Told::Opened(launch, passes) => self.launch(&launch, passes, &mut waits),
+            Told::Done => {}
+            Told::Failed(why) => {
+                let why = format!("the network: {why}");
+                let jobs = self.members.keys().map(|(job, _)| *job);
+                let jobs: BTreeSet<JobId> = jobs.chain(waits.opens).collect();
+                // Whose channels it was is not known; none of those here can go on.
+                waits.outcome.failed.extend(jobs.iter().map(|job| (*job, self.host, why.clone())));
+            }
+        }
+        self.waits = Some(waits);
     }
 
     /// What ranks that were started read and write, once.
     #[must_use]
-    pub fn take_opened(&mut self) -> Vec<(JobId, Opened)> {
+    pub(super) fn take_opened(&mut self) -> Vec<(JobId, Opened)> {
         std::mem::take(&mut self.opened)
     }
 
     /// Ranks that have ended, each once.
-    pub fn ended(&mut self) -> Vec<(JobId, u16, End)> {
+    pub(super) fn ended(&mut self) -> Vec<(JobId, u16, End)> {
         let mut ended = Vec::new();
         for ((job, rank), held) in &mut self.members {
             if held.told {
@@ -145,7 +208,7 @@ impl Local {
     }
 
     /// Signals all ranks of a job here.
-    pub fn signal(&self, job: JobId, signal: i32) {
+    pub(super) fn signal(&self, job: JobId, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return };
         for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
             held.process.signal(signal);
@@ -153,7 +216,7 @@ impl Local {
     }
 
     /// A job's terminal, if it is here, has another size.
-    pub fn resize(&self, job: JobId, (rows, columns): (u16, u16)) {
+    pub(super) fn resize(&self, job: JobId, (rows, columns): (u16, u16)) {
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
             if let Some(terminal) = &held.terminal {
@@ -163,7 +226,7 @@ impl Local {
     }
 
     /// Ends all that runs here.
-    pub fn kill_all(&mut self) {
+    pub(super) fn kill_all(&mut self) {
         self.waits = None;
         for held in self.members.values() {
             held.process.signal(Signal::KILL);
@@ -172,7 +235,7 @@ impl Local {
 
     /// Whether nothing runs here.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.members.values().all(|held| held.told)
     }
 
@@ -186,11 +249,12 @@ impl Local {
         self.members.range((job, 0)..=(job, u16::MAX)).map(|(member, _)| *member).collect()
     }
 
-    fn launch(&mut self, launch: &Launch<Program>, waits: &mut Waits) {
+    fn launch(&mut self, launch: &Launch<Program>, passes: Vec<(u16, Pass)>, waits: &mut Waits) {
+        let passes: BTreeMap<u16, Pass> = passes.into_iter().collect();
         let own = |rank: &u16| self.cluster.host_of(launch.first + rank) == self.host;
         let own: Vec<u16> = (0..launch.ranks).filter(own).collect();
         for (local, rank) in own.into_iter().enumerate() {
-            match self.start(launch, rank, local) {
+            match self.start(launch, (rank, local), passes.get(&rank)) {
                 Ok((held, opened)) => {
                     self.keeper.hold(held.process.pid());
                     self.members.insert((launch.job, rank), held);
@@ -208,8 +272,8 @@ impl Local {
     fn start(
         &self,
         launch: &Launch<Program>,
-        rank: u16,
-        local: usize,
+        (rank, local): (u16, usize),
+        pass: Option<&Pass>,
     ) -> Result<(Held, Opened), String> {
         let program = &launch.program;
         let path = find(program)?;
@@ -229,11 +293,22 @@ impl Local {
         ];
         command.envs(numbers.map(|(name, number)| (name, number.to_string())));
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-        match terminal {
+        // Nobody else starts processes here, so that nobody else's gets this copy.
+        let file = match (pass, &self.network) {
+            (Some(pass), Some(network)) => {
+                let file = rustix::io::dup(&pass.file).map_err(|error| failed(error.into()))?;
+                command.env(rank::NIC, &network.name);
+                command.env(rank::CHANNEL, format!("{} {}", file.as_raw_fd(), pass.ticket));
+                Some(file)
+            }
+            _ => None,
+        };
+        let started = match terminal {
             Some(size) => start_with_terminal(&mut command, rank, size),
             None => start_with_pipes(&mut command, rank),
-        }
-        .map_err(failed)
+        };
+        drop(file);
+        started.map_err(failed)
     }
 }
 

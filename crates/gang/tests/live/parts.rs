@@ -49,6 +49,7 @@ fn daemon(socket: &str, host: &str, slots: &str, slice_ms: &str, peers: &str, ke
         key: key.parse().ok(),
         socket: PathBuf::from(socket),
         patience: Duration::from_secs(3),
+        fabric: None,
     };
     let policy = Box::new(QueueTree::new(hosts * slots, Placing::LeastLoaded));
     let slice = Duration::from_millis(slice_ms.parse().unwrap());

@@ -194,6 +194,21 @@ impl Registrar {
         Ok((memory, slot, generation))
     }
 
+    /// The application's: registers memory that there is; `None` where the NIC is in another process.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(super) fn register_own(
+        &self,
+        memory: Memory,
+        options: RegionOptions,
+    ) -> Result<Option<(u16, u32)>, RegisterError> {
+        if self.ground.is_some() {
+            return Ok(None);
+        }
+        let (slot, generation) = self.claim_slot()?;
+        self.push(Registration::Register { slot, generation, memory, options });
+        Ok(Some((slot, generation)))
+    }
+
     /// A slot for a region, and which use of it this is.
     fn claim_slot(&self) -> Result<(u16, u32), RegisterError> {
         let mut changes = self.changes();

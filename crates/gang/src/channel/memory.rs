@@ -1,0 +1,43 @@
+//! The memory of a channel's FIFOs, as its process has it.
+
+use std::sync::Arc;
+
+#[cfg(target_os = "linux")]
+use midplane_simhw::region::SharedMemory;
+use midplane_simhw::region::{Payload, Region, RegionError};
+
+/// The memory of a channel's FIFOs: registered by whoever controls the channel.
+#[derive(Clone, Debug)]
+pub(crate) enum Memory {
+    /// Of a controller in this process.
+    Own(Arc<Region>),
+    /// Of one in another process, mapped here.
+    #[cfg(target_os = "linux")]
+    Mapped(Arc<SharedMemory>),
+}
+
+impl Memory {
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
+        match self {
+            Self::Own(region) => region.write(offset, bytes),
+            #[cfg(target_os = "linux")]
+            Self::Mapped(memory) => memory.write(offset, bytes),
+        }
+    }
+
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RegionError> {
+        match self {
+            Self::Own(region) => region.read(offset, out),
+            #[cfg(target_os = "linux")]
+            Self::Mapped(memory) => memory.read(offset, out),
+        }
+    }
+
+    pub(crate) fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
+        match self {
+            Self::Own(region) => region.view(offset, length),
+            #[cfg(target_os = "linux")]
+            Self::Mapped(memory) => memory.view(offset, length),
+        }
+    }
+}
