@@ -15,7 +15,9 @@ use thiserror::Error;
 use crate::channel::command::{
     CLOSE, NicState, OPEN, OpenRequest, PeerNumbers, RESTORE, SAVE, START, STOP,
 };
-use crate::channel::geometry::{CONSUMED, Geometry, GeometryError, RECORD_BYTES, Record, SENT};
+use crate::channel::geometry::{
+    CONSUMED, Geometry, GeometryError, RECORD_BYTES, Record, SENT, UNFINISHED,
+};
 use crate::channel::memory::Memory;
 use crate::channel::{Descriptor, gang};
 use crate::context::{ChannelContext, PeerState, ReceivedMessage, SentMessage};
@@ -86,6 +88,15 @@ pub struct ContextOptions {
 type Backing = Option<Arc<std::os::fd::OwnedFd>>;
 #[cfg(not(target_os = "linux"))]
 type Backing = ();
+
+/// What a process was putting into its FIFO when it was stopped.
+#[derive(Clone, Debug)]
+pub struct Unfinished {
+    words: [u64; 3],
+    sent: u64,
+    /// Its record and its bytes, as far as they are written; none if it was not at it.
+    message: Option<([u8; RECORD_BYTES], Vec<u8>)>,
+}
 
 #[derive(Debug)]
 struct Opened {
@@ -364,6 +375,50 @@ impl Controller {
             .map_err(|_| ControlError::Saved("it knows too many peers"))?;
         self.put(&bytes)?;
         self.ask("restore a context", RESTORE, [handle, 0, 0], bytes.len()).await.map(|_| ())
+    }
+
+    /// What the process of a parked context was putting into its FIFO when it was stopped. Whoever
+    /// [saves](Self::save) the context of a real process, which may stand anywhere, takes this as well,
+    /// before another context gets the FIFOs.
+    ///
+    /// # Panics
+    /// If the context was closed.
+    #[must_use]
+    pub fn unfinished(&self, context: ContextId) -> Option<Unfinished> {
+        let Descriptor { memory, geometry, .. } = self.opened(context);
+        let [number, position, length] = UNFINISHED.map(|at| word(memory, at).unwrap_or(0));
+        let sent = word(memory, SENT)?;
+        let begins = position % u64::from(geometry.send.bytes);
+        let is_at_it = number == sent.wrapping_add(1)
+            && length <= geometry.message.into()
+            && begins + length <= geometry.send.bytes.into();
+        let message = match is_at_it {
+            true => {
+                let (mut record, mut bytes) = ([0; RECORD_BYTES], vec![0; length as usize]);
+                memory.read(geometry.send_record(sent), &mut record).ok()?;
+                memory.read(geometry.send_byte(position), &mut bytes).ok()?;
+                Some((record, bytes))
+            }
+            false => None,
+        };
+        Some(Unfinished { words: [number, position, length], sent, message })
+    }
+
+    /// Puts it back, after [`Controller::restore`].
+    ///
+    /// # Panics
+    /// If the context was closed.
+    pub fn put_back(&self, context: ContextId, unfinished: &Unfinished) {
+        let Descriptor { memory, geometry, .. } = self.opened(context);
+        let Unfinished { words, sent, message } = unfinished;
+        let write = |at, bytes: &[u8]| memory.write(at, bytes).expect("it was read from there");
+        for (at, word) in UNFINISHED.into_iter().zip(words) {
+            write(at, &word.to_le_bytes());
+        }
+        if let Some((record, bytes)) = message {
+            write(geometry.send_record(*sent), record);
+            write(geometry.send_byte(words[1]), bytes);
+        }
     }
 
     /// Closes a context.

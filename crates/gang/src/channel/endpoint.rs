@@ -244,6 +244,10 @@ impl Endpoint {
 
     /// Takes note of what the process has put in and taken out.
     pub(crate) fn look(&mut self, desk: &mut Desk<'_, '_>) {
+        // Its FIFOs may be another's: a process that was stopped may have rung before.
+        if self.phase == Phase::Empty {
+            return;
+        }
         self.look_consumed(desk.nic);
         self.look_sent(desk.nic);
         self.offer_room(desk);

@@ -8,6 +8,8 @@
 //! |---|---|---|---|
 //! | 0 | 8 | messages ever put into the send FIFO | process |
 //! | 8 | 8 | messages ever taken out of the receive FIFO | process |
+//! | 16 | 16 | what the process waits for | process |
+//! | 32 | 24 | the message that it is putting in: its number and one, position, bytes | process |
 //! | 64 | 16 each | send records | process |
 //! | then | 16 each | receive records | NIC |
 //! | then | | bytes to be sent | process |
@@ -24,6 +26,9 @@ pub const RECORD_BYTES: usize = 16;
 const RECORDS: usize = 64;
 /// Where the count of sent messages lies.
 pub(crate) const SENT: usize = 0;
+/// Where it lies which message the process is putting in, where, and how long it is. It counts for as
+/// long as the message is not counted as sent.
+pub(crate) const UNFINISHED: [usize; 3] = [32, 40, 48];
 /// Where the count of consumed messages lies.
 pub(crate) const CONSUMED: usize = 8;
 

@@ -14,7 +14,7 @@ use super::message::{Cluster, Program};
 use crate::channel::Ticket;
 use crate::channel::geometry::Geometry;
 use crate::context::ChannelContext;
-use crate::controller::{ContextId, ContextOptions, ControlError, Controller};
+use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Unfinished};
 use crate::daemon::{Launch, Mode};
 use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
 use crate::network::together;
@@ -26,6 +26,10 @@ pub(super) enum Task {
     Open(Launch<Program>),
     /// Stop those of these jobs, whose processes stand still; ends when all are steady.
     Stop(Vec<JobId>),
+    /// Save those of these jobs, which are stopped.
+    Save(Vec<JobId>),
+    /// Restore those of these jobs.
+    Restore(Vec<JobId>),
     /// Save those, restore and start these.
     Switch { stop: Vec<JobId>, run: Vec<(JobId, Epoch)> },
     /// Close those of a job, whose processes have ended.
@@ -56,6 +60,8 @@ pub struct Pass {
 struct Held {
     context: ContextId,
     saved: Option<ChannelContext>,
+    /// What its process was about.
+    unfinished: Option<Unfinished>,
 }
 
 /// How channels are kept.
@@ -122,8 +128,12 @@ impl Channels {
                 return Ok(Told::Opened(launch, opened));
             }
             Task::Stop(jobs) => self.stop(&jobs).await?,
+            Task::Save(jobs) => self.save(&jobs).await?,
+            Task::Restore(jobs) => self.restore(&jobs).await?,
             Task::Switch { stop, run } => {
                 self.save(&stop).await?;
+                let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
+                self.restore(&jobs).await?;
                 self.run(&run).await?;
             }
             Task::Close(job) => {
@@ -158,7 +168,7 @@ impl Channels {
                 let ticket = controller.descriptor(context).ticket();
                 opened.push((rank, Pass { ticket, file }));
             }
-            self.held.insert((launch.job, slot), Held { context, saved });
+            self.held.insert((launch.job, slot), Held { context, saved, unfinished: None });
         }
         Ok(opened)
     }
@@ -185,7 +195,20 @@ impl Channels {
         }
         for ((job, slot), held) in &mut self.held {
             if jobs.contains(job) {
+                held.unfinished = self.controllers[*slot].unfinished(held.context);
                 held.saved = Some(self.controllers[*slot].save(held.context, true).await?);
+            }
+        }
+        Ok(())
+    }
+
+    async fn restore(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
+        for ((job, slot), held) in &mut self.held {
+            if let Some(saved) = held.saved.take_if(|_| jobs.contains(job)) {
+                self.controllers[*slot].restore(held.context, &saved).await?;
+                if let Some(unfinished) = held.unfinished.take() {
+                    self.controllers[*slot].put_back(held.context, &unfinished);
+                }
             }
         }
         Ok(())
@@ -194,11 +217,7 @@ impl Channels {
     async fn run(&mut self, jobs: &[(JobId, Epoch)]) -> Result<(), ControlError> {
         for (job, epoch) in jobs {
             for ((_, slot), held) in self.held.range_mut((*job, 0)..=(*job, usize::MAX)) {
-                let controller = &mut self.controllers[*slot];
-                if let Some(saved) = held.saved.take() {
-                    controller.restore(held.context, &saved).await?;
-                }
-                controller.start(held.context, *epoch).await?;
+                self.controllers[*slot].start(held.context, *epoch).await?;
             }
         }
         Ok(())

@@ -130,7 +130,9 @@ impl Local {
                 self.kill(job);
                 waits.then = Some(Task::Close(job));
             }
-            Action::Save(_) | Action::Restore(_) | Action::Look | Action::Quit => {}
+            Action::Save(jobs) => waits.then = Some(Task::Save(jobs)),
+            Action::Restore(jobs) => waits.then = Some(Task::Restore(jobs)),
+            Action::Look | Action::Quit => {}
         }
         self.waits = Some(waits);
     }

@@ -221,10 +221,16 @@ pub struct Line {
 pub struct Slice {
     /// Microseconds since the daemon started.
     pub at_us: f64,
-    /// Until all stood still.
+    /// Until all stood still, and their channels were steady.
     pub freeze_us: f64,
-    /// Until all ran.
+    /// Until all channels were saved, and restored; part of the rest with two barriers a switch.
+    pub save_us: f64,
+    /// Until all channels were restored.
+    pub restore_us: f64,
+    /// The whole switch, until all ran.
     pub switch_us: f64,
+    /// Jobs that were stopped.
+    pub stopped: Vec<JobId>,
     /// Jobs whose slice it was afterwards.
     pub running: Vec<JobId>,
 }

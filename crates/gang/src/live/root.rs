@@ -390,6 +390,9 @@ impl Root {
         let slice = |(switch, running): &(Switch, Vec<JobId>)| Slice {
             at_us: switch.at.nanos_since(self.began) as f64 / 1e3,
             freeze_us: micros(switch.freeze),
+            save_us: micros(switch.save),
+            restore_us: micros(switch.restore),
+            stopped: switch.stopped.clone(),
             switch_us: switch.end().nanos_since(switch.at) as f64 / 1e3,
             running: running.clone(),
         };

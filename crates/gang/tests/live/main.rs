@@ -44,6 +44,7 @@ const TESTS: &[(&str, fn())] = &[
     ("signals_reach_a_job_that_stands_still", scenes::signals),
     ("rank_0_has_a_terminal", scenes::terminal),
     ("jobs_on_the_same_slots_never_run_at_once", scenes::turns),
+    ("messages_survive_being_preempted_once_and_in_order", scenes::messages_survive),
     ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),
     ("who_has_another_key_is_no_part_of_it", scenes::another_key),
 ];

@@ -4,10 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use midplane_gang::agenda::{AgendaConfig, Phases};
+use midplane_gang::channel::geometry::{FifoSize, Geometry};
+use midplane_gang::daemon::Mode;
+use midplane_gang::live::channels::ChannelOptions;
 use midplane_gang::live::clock::now;
-use midplane_gang::live::daemon::{DaemonOptions, serve};
+use midplane_gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, serve};
 use midplane_gang::live::front::{RunOptions, run};
 use midplane_gang::live::message::{Cluster, Program};
+use midplane_gang::live::rank::join;
+use midplane_gang::names::Rank;
 use midplane_gang::schedule::{Placing, QueueTree};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
@@ -16,9 +21,10 @@ pub(crate) fn play() -> bool {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["--daemon", socket, host, slots, slice_ms, peers, key] => {
-            daemon(socket, host, slots, slice_ms, peers, key);
+        ["--daemon", socket, host, slots, slice_ms, peers, key, network] => {
+            daemon(socket, (host, slots), slice_ms, (peers, key), network);
         }
+        ["--talk", count] => runtime().block_on(talk(count.parse().unwrap())),
         ["--front", socket, ranks, terminal, ref command @ ..] => {
             front(socket, ranks, terminal, command);
         }
@@ -37,7 +43,13 @@ fn end_with_test() {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
 
-fn daemon(socket: &str, host: &str, slots: &str, slice_ms: &str, peers: &str, key: &str) {
+fn daemon(
+    socket: &str,
+    (host, slots): (&str, &str),
+    slice_ms: &str,
+    (peers, key): (&str, &str),
+    network: &str,
+) {
     end_with_test();
     let peers: Vec<String> = peers.split_terminator(',').map(str::to_owned).collect();
     let hosts = peers.len().max(1) as u16;
@@ -49,12 +61,68 @@ fn daemon(socket: &str, host: &str, slots: &str, slice_ms: &str, peers: &str, ke
         key: key.parse().ok(),
         socket: PathBuf::from(socket),
         patience: Duration::from_secs(3),
-        fabric: None,
+        fabric: fabric(network, socket),
     };
     let policy = Box::new(QueueTree::new(hosts * slots, Placing::LeastLoaded));
     let slice = Duration::from_millis(slice_ms.parse().unwrap());
     let agenda = AgendaConfig { slice, phases: Phases::Two, with_itself: false };
     runtime().block_on(serve(options, policy, agenda, || println!("ready"))).unwrap();
+}
+
+/// Small FIFOs: they are full most of the time.
+fn fabric(network: &str, socket: &str) -> Option<FabricOptions> {
+    let mode = match network {
+        "copy" => Mode::Copy,
+        "resident" => Mode::Resident,
+        _ => return None,
+    };
+    let geometry = Geometry {
+        send: FifoSize { messages: 7, bytes: 2048 },
+        receive: FifoSize { messages: 5, bytes: 2048 },
+        message: 600,
+    };
+    let folder = PathBuf::from(socket).parent().unwrap().file_name().unwrap().to_owned();
+    let name = folder.into_string().unwrap();
+    Some(FabricOptions { fabric: Fabric::Shm, name, channels: ChannelOptions { mode, geometry } })
+}
+
+/// A message that no other is like.
+fn message(from: u16, to: u16, number: u32) -> Vec<u8> {
+    let seed = u64::from(number) << 32 | u64::from(from) << 16 | u64::from(to);
+    let mixed = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let length = (mixed >> 33) % 590 + 8;
+    (0..length).map(|at| (mixed >> (at % 8 * 8)) as u8).collect()
+}
+
+/// Sends every other rank so many messages, and takes theirs: all of them, once, in order.
+async fn talk(count: u32) {
+    let (_, mut channel) = join().await.unwrap();
+    let (own, ranks) = (channel.rank().0, channel.ranks());
+    let mut sent = vec![0; usize::from(ranks)];
+    let mut taken = vec![0; usize::from(ranks)];
+    (sent[usize::from(own)], taken[usize::from(own)]) = (count, count);
+    loop {
+        let mut moved = false;
+        for to in (0..ranks).filter(|to| *to != own) {
+            let number = sent[usize::from(to)];
+            if number < count && channel.try_send(Rank(to), &message(own, to, number)).is_ok() {
+                sent[usize::from(to)] += 1;
+                moved = true;
+            }
+        }
+        while let Some((from, bytes)) = channel.try_receive() {
+            let number = &mut taken[from.index()];
+            assert_eq!(bytes, message(from.0, own, *number), "message {number} of rank {from}");
+            *number += 1;
+            moved = true;
+        }
+        if sent.iter().chain(&taken).all(|it| *it == count) && channel.is_flushed() {
+            return;
+        }
+        if !moved {
+            channel.room().await.unwrap();
+        }
+    }
 }
 
 fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {

@@ -66,7 +66,7 @@ pub(crate) fn what_cannot_begin() {
     let again = itself()
         .arg("--daemon")
         .arg(stage.socket(0))
-        .args(["0", "2", "20", "", ""])
+        .args(["0", "2", "20", "", "", "none"])
         .stderr(Stdio::piped())
         .output()
         .unwrap();
@@ -177,6 +177,21 @@ pub(crate) fn turns() {
         for (begin, end) in &second {
             assert!(to < begin || end < from, "{from}-{to} beside {begin}-{end}");
         }
+    }
+}
+
+pub(crate) fn messages_survive() {
+    let itself = std::env::current_exe().unwrap();
+    let talk = [itself.to_str().unwrap(), "--talk", "3000"];
+    for (hosts, network) in [(1, "copy"), (1, "resident"), (2, "copy"), (2, "resident")] {
+        let stage = Stage::with_network(hosts, 4 / hosts, 10, network);
+        wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
+        let fronts = [1, 2].map(|_| stage.front(4, &talk).spawn().unwrap());
+        for front in fronts {
+            let (code, _, error) = said(front.wait_with_output().unwrap());
+            assert_eq!((code, error.as_str()), (0, ""), "{hosts} hosts, {network}");
+        }
+        assert!(listing(&stage).switches > 4, "{} switches", listing(&stage).switches);
     }
 }
 

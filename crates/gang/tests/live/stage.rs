@@ -31,6 +31,7 @@ pub(crate) fn itself() -> Command {
 pub(crate) struct Stage {
     pub(crate) folder: TempDir,
     pub(crate) daemons: Vec<Child>,
+    network: &'static str,
 }
 
 impl Stage {
@@ -41,8 +42,18 @@ impl Stage {
 
     /// Daemons that are in reach of each other.
     pub(crate) fn tree(hosts: u16, slots: u16, slice_ms: u32) -> Self {
+        Self::with_network(hosts, slots, slice_ms, "none")
+    }
+
+    /// The same, with NICs that copy contexts, or keep them.
+    pub(crate) fn with_network(
+        hosts: u16,
+        slots: u16,
+        slice_ms: u32,
+        network: &'static str,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut stage = Self { folder, daemons: Vec::new() };
+        let mut stage = Self { folder, daemons: Vec::new(), network };
         let bound: Vec<_> =
             (0..hosts).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let peers: Vec<String> =
@@ -69,7 +80,7 @@ impl Stage {
             .arg("--daemon")
             .arg(self.socket(host))
             .args([host.to_string(), slots.to_string(), slice_ms.to_string()])
-            .args([peers, key])
+            .args([peers, key, self.network])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
