@@ -12,16 +12,20 @@ use midplane::simhw::profile::Machine;
 ///
 /// One job is switched with itself at the end of every slice, as in the paper of SCore-D: all its processes are
 /// stopped, its channels become steady, are saved, restored and started in the next epoch. The slowdown is
-/// (T_gang - T_alone) / T_alone of the job's own run, the time that it stands still included. Times are virtual: the
-/// cluster and its arithmetic take what the machine's profile says, whatever computer this runs on; results are
-/// computed, and checked against the official ones.
+/// (T_gang - T_alone) / T_alone of the job's own run, the time that it stands still included. In `sim` times are
+/// virtual: the cluster and its arithmetic take what the machine's profile says, whatever computer this runs on. On
+/// the other fabrics ranks are processes, stopped by signals, and times are real. Results are computed, and checked
+/// against the official ones.
 #[derive(Clone, Debug, Parser)]
 #[command(
     after_help = "Try:\n  preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \
     preempt --kernel cg --slice-ms 50,100,200   the slowdown halves as the slice doubles\n  \
     preempt --mode resident --machine today     contexts that stay on the NIC\n  \
     preempt --paper                             Table 3, and what Figures 5 and 6 say in words\n  \
-    preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n\n\
+    preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n  \
+    preempt --fabric shm --ranks 2 --class W    real processes on this host, real time\n  \
+    preempt --fabric shm --freeze               freezing 64 of them, blocked and spinning\n  \
+    preempt --channel                           saving and restoring a real channel\n\n\
     Exit code: 0 all results are the official ones, and the same bits with and without; 1 some are not; 2 bad input."
 )]
 pub(crate) struct Arguments {
@@ -49,24 +53,49 @@ pub(crate) struct Arguments {
     /// Runs of each, from different seeds, for the confidence interval.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100), default_value = "3")]
     pub(crate) repeat: u32,
-    /// Where it runs: only virtual time for now.
-    #[arg(long, value_parser = ["sim"], default_value = "sim")]
-    pub(crate) fabric: String,
+    /// Where it runs: in virtual time, or as processes of this host under a daemon whose NIC joins them by shared
+    /// memory or UDP.
+    #[arg(long, value_enum, default_value = "sim")]
+    pub(crate) fabric: FabricName,
+    /// Real processes: run until they were preempted so often, if that takes more than --repeat runs.
+    #[arg(long, value_name = "COUNT", default_value = "0")]
+    pub(crate) preemptions: usize,
     /// The first seed.
     #[arg(long, default_value = "1")]
     pub(crate) seed: u64,
     /// Print the paper's numbers and ours.
     #[arg(long, conflicts_with = "freeze")]
     pub(crate) paper: bool,
-    /// Measure how long a freeze takes over numbers of nodes and arities of the tree.
+    /// Measure how long a freeze takes over numbers of nodes and arities of the tree; with another fabric, that of
+    /// 64 processes here.
     #[arg(long)]
     pub(crate) freeze: bool,
+    /// Measure what saving and restoring one real channel takes, both of its FIFOs full.
+    #[arg(long, conflicts_with_all = ["freeze", "paper"])]
+    pub(crate) channel: bool,
     /// Draw the slices of two jobs that share the cluster: SVG, or a trace for Perfetto if the name ends in .json.
     #[arg(long, value_name = "FILE")]
     pub(crate) gantt: Option<PathBuf>,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum FabricName {
+    Sim,
+    Shm,
+    Udp,
+}
+
+impl FabricName {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Sim => "sim",
+            Self::Shm => "shm",
+            Self::Udp => "udp",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]

@@ -1,11 +1,16 @@
 //! What being preempted costs a parallel job.
 
 mod arguments;
+mod channel;
 mod cluster;
 #[path = "../common/command_line.rs"]
 mod command_line;
+mod freezes;
 #[path = "../common/gantt.rs"]
 mod gantt;
+mod live;
+#[path = "../common/nas_rank.rs"]
+mod nas_rank;
 mod paper;
 #[path = "../common/report.rs"]
 mod report;
@@ -15,9 +20,12 @@ mod trees;
 
 use std::process::ExitCode;
 
-use arguments::Arguments;
+use arguments::{Arguments, FabricName};
 
 fn main() -> ExitCode {
+    if live::play_part() {
+        return ExitCode::SUCCESS;
+    }
     let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(code) => return code,
@@ -27,7 +35,15 @@ fn main() -> ExitCode {
     {
         return report::fail(&format!("--gantt {}: {error}", file.display()), report::BAD_INPUT);
     }
-    let holds = if arguments.paper {
+    if arguments.channel {
+        return match channel::run(arguments.json) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => report::fail(&error, report::DID_NOT_HOLD),
+        };
+    }
+    let holds = if arguments.freeze && arguments.fabric != FabricName::Sim {
+        freezes::run(&arguments)
+    } else if arguments.paper {
         paper::run(&arguments)
     } else if arguments.freeze {
         trees::run(&arguments)

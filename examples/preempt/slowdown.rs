@@ -9,8 +9,9 @@ use midplane::gang::scheduler::Switch;
 use midplane::gang::tree::DEFAULT_ARITY;
 use serde::Serialize;
 
-use crate::arguments::{Arguments, KernelName, ModeName};
+use crate::arguments::{Arguments, FabricName, KernelName, ModeName};
 use crate::cluster::{self, Outcome, Program, Setting};
+use crate::live;
 use crate::report;
 
 /// One row.
@@ -24,6 +25,8 @@ pub(crate) struct Run {
     pub(crate) slowdown: f64,
     /// Bounds of 95 %.
     pub(crate) slowdown_ci: [f64; 2],
+    /// The same where the time that it stood still is not counted; real processes only.
+    pub(crate) slowdown_less_still: Option<f64>,
     pub(crate) preemptions: usize,
     /// Means over all switches.
     pub(crate) freeze_us: f64,
@@ -76,7 +79,7 @@ fn once(arguments: &Arguments, case: &Case, slice: Duration, seed: u64) -> Outco
 /// 97.5 % quantiles of Student's distribution by degrees of freedom, from 1.
 const STUDENT: [f64; 10] = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
 
-fn interval(values: &[f64]) -> (f64, [f64; 2]) {
+pub(crate) fn interval(values: &[f64]) -> (f64, [f64; 2]) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
     if values.len() < 2 {
@@ -121,6 +124,7 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Run {
         mode: case.mode.name(),
         slowdown,
         slowdown_ci,
+        slowdown_less_still: None,
         preemptions: switches.len(),
         freeze_us: mean_us(&switches, |switch| switch.freeze),
         save_us: mean_us(&switches, |switch| switch.save),
@@ -167,7 +171,17 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
     let mut runs = Vec::new();
     for case in &cases {
         bar.set_message(format!("{} {} on {}", case.kernel.name(), case.class, case.ranks));
-        runs.push(measure(arguments, case));
+        runs.push(match arguments.fabric {
+            FabricName::Sim => measure(arguments, case),
+            FabricName::Shm | FabricName::Udp => match live::measure(arguments, case) {
+                Ok(run) => run,
+                Err(error) => {
+                    bar.finish_and_clear();
+                    report::fail(&error, report::DID_NOT_HOLD);
+                    return false;
+                }
+            },
+        });
         bar.inc(1);
     }
     bar.finish_and_clear();

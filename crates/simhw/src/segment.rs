@@ -302,7 +302,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
 unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-    if length == 8 && from.addr() % 8 == 0 && to.addr() % 8 == 0 {
+    if length == 8 && from.addr().is_multiple_of(8) && to.addr().is_multiple_of(8) {
         // A word is moved whole: whoever is stopped has written all of it, or none.
         // SAFETY: the caller vouches for both ranges; they are aligned.
         let (from, to) = unsafe { (&*from.cast::<AtomicU64>(), &*to.cast::<AtomicU64>()) };

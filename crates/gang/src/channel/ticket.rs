@@ -72,7 +72,7 @@ impl FromStr for Ticket {
     type Err = TicketError;
 
     fn from_str(text: &str) -> Result<Self, TicketError> {
-        if !text.is_ascii() || text.len() % 2 != 0 {
+        if !text.is_ascii() || !text.len().is_multiple_of(2) {
             return Err(TicketError::Text);
         }
         let pair = |at| u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| TicketError::Text);
