@@ -9,6 +9,7 @@ mod discard;
 mod faults;
 mod harness;
 mod hops;
+mod host_faults;
 mod hosts;
 mod line;
 mod observe;
