@@ -64,6 +64,20 @@ pub(crate) enum Layer {
     Message,
 }
 
+/// How long messages come into registered memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Registration {
+    /// In parts, through an area that is registered for all of them.
+    #[value(alias = "copy")]
+    Copied,
+    /// In one piece, into memory that is registered when it is needed, and kept.
+    #[value(alias = "on-the-fly")]
+    Cached,
+    /// In one piece, into memory that is registered from the start.
+    #[value(alias = "ahead")]
+    Registered,
+}
+
 /// How a process waits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum Wait {
@@ -95,19 +109,20 @@ macro_rules! display {
         })*
     };
 }
-display!(Fabric, Layer, Wait, Kernel);
+display!(Fabric, Layer, Registration, Wait, Kernel);
 
 /// One contestant.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Contest {
-    Ours(Fabric, Layer, Wait),
+    Ours(Fabric, Layer, Wait, Registration),
     Kernel(Kernel),
     Simulated(Simulated),
 }
 
 impl Contest {
     pub(crate) fn name(&self) -> String {
-        format!("{} {} {}", self.fabric(), self.layer(), self.wait())
+        let registration = self.registration().map_or(String::new(), |how| format!(" {how}"));
+        format!("{} {}{registration} {}", self.fabric(), self.layer(), self.wait())
     }
 
     pub(crate) fn fabric(&self) -> String {
@@ -120,15 +135,23 @@ impl Contest {
 
     pub(crate) fn layer(&self) -> String {
         match self {
-            Self::Ours(_, layer, _) => layer.to_string(),
+            Self::Ours(_, layer, ..) => layer.to_string(),
             Self::Kernel(_) => "kernel".into(),
             Self::Simulated(column) => column.name().into(),
         }
     }
 
+    /// What there is to choose for messages alone.
+    pub(crate) fn registration(&self) -> Option<Registration> {
+        match self {
+            Self::Ours(_, Layer::Message, _, how) => Some(*how),
+            _ => None,
+        }
+    }
+
     pub(crate) const fn wait(&self) -> Wait {
         match self {
-            Self::Ours(.., wait) => *wait,
+            Self::Ours(_, _, wait, _) => *wait,
             Self::Kernel(_) | Self::Simulated(_) => Wait::Await,
         }
     }
@@ -145,6 +168,10 @@ pub(crate) struct Arguments {
     /// What carries the messages; all of them, if not given
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) layer: Vec<Layer>,
+
+    /// How messages above 8 KiB come into registered memory
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "cached")]
+    pub(crate) registration: Vec<Registration>,
 
     /// How the processes wait
     #[arg(long, value_enum, value_delimiter = ',', default_value = "poll,await")]
@@ -219,7 +246,10 @@ impl Arguments {
             }
             for wait in &self.wait {
                 for layer in layers {
-                    contests.push(Contest::Ours(*fabric, *layer, *wait));
+                    let all = &self.registration[..];
+                    let hows = if *layer == Layer::Message { all } else { &all[..1] };
+                    let ours = |how: &Registration| Contest::Ours(*fabric, *layer, *wait, *how);
+                    contests.extend(hows.iter().map(ours));
                 }
             }
         }
@@ -236,8 +266,9 @@ impl Arguments {
             format!("--milliseconds={}", self.milliseconds),
         ];
         match contest {
-            Contest::Ours(fabric, layer, wait) => words.extend([
+            Contest::Ours(fabric, layer, wait, how) => words.extend([
                 format!("--fabric={fabric}"),
+                format!("--registration={how}"),
                 format!("--layer={layer}"),
                 format!("--wait={wait}"),
                 "--peer=tcp".into(),

@@ -15,7 +15,7 @@ use midplane::via::VIA;
 use midplane::via::firmware::{Via, ViaConfig};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::arguments::{Arguments, Contest, Fabric, Layer, Simulated, Wait};
+use crate::arguments::{Arguments, Contest, Fabric, Layer, Registration, Simulated, Wait};
 use crate::baseline::{self, Game};
 use crate::layers::{Interface, Messages, Raw};
 use crate::measure::{self, Figures, Side};
@@ -62,7 +62,7 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
             let tell = |place: String| start(&format!("kernel={place}"));
             baseline::wait(*kernel, tell, Asks(arguments)).await
         }),
-        Contest::Ours(fabric, layer, wait) => {
+        Contest::Ours(fabric, layer, wait, how) => {
             let place = match fabric {
                 Fabric::Shm => format!("midplane-pingpong-{}", std::process::id()),
                 Fabric::Udp => {
@@ -73,7 +73,7 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
             };
             let mut child = start(&place)?;
             let (game, most) = (Asks(arguments), most(arguments));
-            let part = ours((*fabric, *layer, *wait), &place, 0, most, game);
+            let part = ours((*fabric, *layer, *wait, *how), &place, 0, most, game);
             runtime(*wait)?.block_on(child.beside(part))
         }
     }
@@ -91,8 +91,8 @@ pub(crate) fn answer(arguments: &Arguments, place: &str) -> Result<(), String> {
         return runtime(Wait::Await)?.block_on(baseline::go(kernel, place, Answers(arguments)));
     }
     let (fabric, layer, wait) = (arguments.fabric[0], arguments.layer[0], arguments.wait[0]);
-    let game = Answers(arguments);
-    runtime(wait)?.block_on(ours((fabric, layer, wait), place, 1, most(arguments), game))
+    let (how, game) = (arguments.registration[0], Answers(arguments));
+    runtime(wait)?.block_on(ours((fabric, layer, wait, how), place, 1, most(arguments), game))
 }
 
 fn most(arguments: &Arguments) -> usize {
@@ -107,7 +107,7 @@ fn unit() -> Result<Unit, String> {
 }
 
 async fn ours<G: Game>(
-    (fabric, layer, wait): (Fabric, Layer, Wait),
+    (fabric, layer, wait, how): (Fabric, Layer, Wait, Registration),
     place: &str,
     node: u16,
     most: usize,
@@ -119,7 +119,7 @@ async fn ours<G: Game>(
             let nic = ShmNic::start(config, unit()?).map_err(|error| error.to_string())?;
             let met = tokio::time::timeout(Duration::from_secs(10), nic.meet()).await;
             met.map_err(|_| "the other process did not come up in 10 s")?;
-            let result = play(&nic.host(), NodeId(1 - node), layer, wait, most, game).await;
+            let result = play(&nic.host(), NodeId(1 - node), (layer, wait, how), most, game).await;
             nic.shutdown().await;
             result
         }
@@ -130,7 +130,7 @@ async fn ours<G: Game>(
             let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
             let config = UdpConfig::new(NodeId(node), addresses).line(line);
             let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
-            play(&nic.host(), NodeId(1 - node), layer, wait, most, game).await
+            play(&nic.host(), NodeId(1 - node), (layer, wait, how), most, game).await
         }
         Fabric::Sim => unreachable!("its columns are contests of their own"),
     }
@@ -139,8 +139,7 @@ async fn ours<G: Game>(
 async fn play<G: Game>(
     host: &impl Host,
     peer: NodeId,
-    layer: Layer,
-    wait: Wait,
+    (layer, wait, how): (Layer, Wait, Registration),
     most: usize,
     game: G,
 ) -> Result<G::Result, String> {
@@ -152,6 +151,6 @@ async fn play<G: Game>(
             game.play(&mut side).await
         }
         Layer::Vi => game.play(&mut Interface::new(host, peer, most, wait).await?).await,
-        Layer::Message => game.play(&mut Messages::new(host, peer, most, wait).await?).await,
+        Layer::Message => game.play(&mut Messages::new(host, peer, most, (wait, how)).await?).await,
     }
 }

@@ -19,9 +19,9 @@ use midplane::via::message::process::Process;
 use midplane::via::message::progression::{Progression as _, Wait as Advance};
 use midplane::via::message::request::{Load, Mode, Request, State};
 use midplane::via::nic::{Nic, ViId, WorkQueue};
-use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
+use midplane::via::rdma::{self, RdmaCarrier, RdmaConfig};
 
-use crate::arguments::{MAX_BYTES, Wait};
+use crate::arguments::{MAX_BYTES, Registration, Wait};
 use crate::measure::{Side, WINDOW};
 
 /// Receives that are kept posted.
@@ -293,10 +293,14 @@ impl Messages {
         host: &impl Host,
         node: NodeId,
         most: usize,
-        wait: Wait,
+        (wait, how): (Wait, Registration),
     ) -> Result<Self, String> {
         let own = Peer(host.node().0.into());
-        let config = RdmaConfig::default();
+        let config = RdmaConfig::default().registration(match how {
+            Registration::Copied => rdma::Registration::Copied,
+            Registration::Cached => rdma::Registration::Cached,
+            Registration::Registered => rdma::Registration::Registered,
+        });
         let carrier = RdmaCarrier::open(host, own, &[NodeId(0), NodeId(1)], config).await;
         let engine = Engine::new(carrier.map_err(failed)?, Config::default());
         let (process, scope) = Process::new(engine, 2).map_err(failed)?;

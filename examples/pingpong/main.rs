@@ -34,6 +34,9 @@ use measure::Figures;
 struct Run {
     fabric: String,
     layer: String,
+    /// Of messages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    registration: Option<String>,
     wait: String,
     bytes: usize,
     median_us: f64,
@@ -99,6 +102,7 @@ fn rows_of(arguments: &Arguments, contest: &Contest, rounds: &[Vec<Figures>]) ->
         Run {
             fabric: contest.fabric(),
             layer: contest.layer(),
+            registration: contest.registration().map(|how| how.to_string()),
             wait: contest.wait().to_string(),
             bytes: *bytes,
             median_us: median(|figures| figures.median_us),
@@ -129,7 +133,8 @@ fn finish(arguments: &Arguments, runs: Vec<Run>) -> ExitCode {
         let lines = |pick: fn(&Run) -> f64| {
             let mut lines: Vec<plot::Line> = Vec::new();
             for run in &runs {
-                let label = format!("{} {} {}", run.fabric, run.layer, run.wait);
+                let memory = run.registration.as_deref().unwrap_or("");
+                let label = format!("{} {} {} {}", run.fabric, run.layer, memory, run.wait);
                 let point = ((run.bytes.max(1) as f64).log2(), pick(run).log10());
                 match lines.iter_mut().find(|line| line.label == label) {
                     Some(line) => line.points.push(point),
@@ -158,8 +163,8 @@ fn table(runs: &[Run]) -> String {
     let compares = runs.iter().any(|run| run.published_us.is_some());
     let more = if compares { "    paper us  deviation" } else { "" };
     let mut text = format!(
-        "{:<8}{:<9}{:<7}{:>9}{:>12}{:>12}{:>10}{more}\n",
-        "fabric", "layer", "wait", "bytes", "one way us", "p99 us", "GB/s"
+        "{:<8}{:<9}{:<11}{:<7}{:>9}{:>12}{:>12}{:>10}{more}\n",
+        "fabric", "layer", "memory", "wait", "bytes", "one way us", "p99 us", "GB/s"
     );
     for run in runs {
         let more = run
@@ -167,8 +172,15 @@ fn table(runs: &[Run]) -> String {
             .zip(run.deviation())
             .map_or(String::new(), |(paper, far)| format!("{paper:>12.0}{:>10.1}%", 100.0 * far));
         text += &format!(
-            "{:<8}{:<9}{:<7}{:>9}{:>12.3}{:>12.3}{:>10.3}{more}\n",
-            run.fabric, run.layer, run.wait, run.bytes, run.median_us, run.p99_us, run.gb_per_s
+            "{:<8}{:<9}{:<11}{:<7}{:>9}{:>12.3}{:>12.3}{:>10.3}{more}\n",
+            run.fabric,
+            run.layer,
+            run.registration.as_deref().unwrap_or(""),
+            run.wait,
+            run.bytes,
+            run.median_us,
+            run.p99_us,
+            run.gb_per_s
         );
     }
     text

@@ -167,4 +167,16 @@ impl RemoteMemory {
     pub(crate) const fn words(&self) -> [u64; 2] {
         self.words
     }
+
+    pub(crate) fn to_bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.words[0].to_le_bytes());
+        bytes[8..].copy_from_slice(&self.words[1].to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: [u8; 16]) -> Self {
+        let (words, _) = bytes.as_chunks::<8>();
+        Self { words: [u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])] }
+    }
 }

@@ -14,6 +14,7 @@
 
 mod credit;
 mod link;
+mod places;
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
@@ -31,6 +32,9 @@ use crate::message::progression::InitError;
 use crate::nic::{CqId, Nic, NicError, ViId, WorkQueue};
 use crate::outcome::AsyncError;
 use link::{Arrival, Link};
+use places::LONGEST_PLACED;
+
+pub use places::Registration;
 
 /// How a process's share of the memory is laid out.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -39,6 +43,7 @@ pub struct RdmaConfig {
     descriptors: u16,
     job: u32,
     reliability: Reliability,
+    registration: Registration,
 }
 
 impl Default for RdmaConfig {
@@ -48,6 +53,7 @@ impl Default for RdmaConfig {
             descriptors: 64,
             job: 0,
             reliability: Reliability::ReliableReception,
+            registration: Registration::default(),
         }
     }
 }
@@ -75,6 +81,15 @@ impl RdmaConfig {
     #[must_use]
     pub const fn job(mut self, number: u32) -> Self {
         self.job = number;
+        self
+    }
+
+    /// How messages that are too long to leave whole come into registered memory; for what comes
+    /// here, and what leaves. Default: [`Registration::Cached`]; without reliability,
+    /// [`Registration::Copied`].
+    #[must_use]
+    pub const fn registration(mut self, how: Registration) -> Self {
+        self.registration = how;
         self
     }
 
@@ -123,7 +138,7 @@ impl RdmaCarrier {
         config: RdmaConfig,
     ) -> Result<Self, NicError> {
         assert!((own.0 as usize) < nodes.len(), "a process is one of its job");
-        let each = 3 * usize::from(config.descriptors) + 8;
+        let each = 3 * usize::from(config.descriptors) + 24;
         let depth = (nodes.len() * each + 64).min(midplane_simhw::port::MAX_DEPTH);
         let mut nic = Nic::open(host, PortOptions::default().depth(depth)).await?;
         let arrivals = nic.create_cq();
@@ -155,7 +170,7 @@ impl RdmaCarrier {
             reliability: self.config.reliability,
             rdma_write: true,
             tag,
-            max_transfer: self.config.area as u32,
+            max_transfer: self.config.area.max(LONGEST_PLACED) as u32,
             ..ViAttributes::default()
         };
         let vi = self.nic.create_vi_with(attributes, None, Some(self.arrivals)).await?;
@@ -241,6 +256,13 @@ impl Carrier for RdmaCarrier {
 
     fn room(&self) -> usize {
         self.config.area / 4 - LONGEST
+    }
+
+    fn part(&self, to: Peer, receive: u64) -> usize {
+        match self.links.get(to.0 as usize) {
+            Some(Some(link)) if link.is_named(receive) => LONGEST_PLACED,
+            _ => self.room(),
+        }
     }
 
     fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {

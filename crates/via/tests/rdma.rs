@@ -10,9 +10,11 @@ use std::time::Duration;
 use job::{join, join_at, run};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::id::NodeId;
+use midplane_via::message::communicator::wait_all;
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
-use midplane_via::rdma::RdmaConfig;
+use midplane_via::message::request::Mode;
+use midplane_via::rdma::{RdmaConfig, Registration};
 use pair::{Setting, pattern, pause, world};
 use proptest::prelude::*;
 
@@ -44,6 +46,37 @@ fn echo(setting: Setting, config: RdmaConfig, lengths: Vec<usize>) {
 fn messages_of_all_sizes_come_back_as_they_were() {
     let lengths = vec![0, 1, 8, 64, 1000, 4096, 16_384, 65_536, 300_000, 1 << 20];
     echo(setting(2), RdmaConfig::default(), lengths);
+}
+
+#[test]
+fn every_registration_carries_messages_of_all_sizes() {
+    for how in [Registration::Copied, Registration::Cached, Registration::Registered] {
+        let lengths =
+            vec![9_000, 8_193, 65_536, 1, 300_000, 1 << 20, (1 << 20) + 1, 5 << 20, 70_000];
+        echo(setting(2), RdmaConfig::default().registration(how), lengths);
+    }
+}
+
+/// More at once than there is registered memory for, both ways.
+#[test]
+fn long_messages_wait_for_registered_memory() {
+    for how in [Registration::Cached, Registration::Registered] {
+        run(setting(2), RdmaConfig::default().registration(how), move |all, _| async move {
+            let other = Rank(1 - all.rank().0);
+            let message = |number: u32| pattern(number, 100_000 + 10_000 * number as usize);
+            let came: Vec<_> =
+                (0..24).map(|number| all.ireceive(other, Tag(number)).unwrap()).collect();
+            let sent: Vec<_> = (0..24)
+                .map(|number| {
+                    all.isend(Mode::Standard, other, Tag(number), message(number)).unwrap()
+                })
+                .collect();
+            for (number, came) in wait_all(came).await.into_iter().enumerate() {
+                assert!(came.unwrap().bytes == message(number as u32), "message {number}");
+            }
+            assert!(wait_all(sent).await.iter().all(Result::is_ok));
+        });
+    }
 }
 
 #[test]

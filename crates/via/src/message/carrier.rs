@@ -49,6 +49,11 @@ pub trait Carrier: Send {
     /// Most bytes of a packet's payload.
     fn room(&self) -> usize;
 
+    /// Most bytes of the payload of a part of a message that `to` has cleared for its `receive`.
+    fn part(&self, _to: Peer, _receive: u64) -> usize {
+        self.room()
+    }
+
     /// Takes a packet for `to`; the payload is copied before it returns.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! One other process: its connection, its area here, and the copy of ours there.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use midplane_simhw::id::NodeId;
@@ -9,11 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use super::RdmaConfig;
 use super::credit::{Credit, Reader};
+use super::places::{NAME_BYTES, Places, Registration};
 use crate::attributes::{Address, Discriminator};
 use crate::descriptor::{Completed, Descriptor, Transfer};
 use crate::memory::{Memory, MemoryOptions, RemoteMemory};
 use crate::message::carrier::Refusal;
-use crate::message::envelope::{Envelope, LONGEST, Peer};
+use crate::message::envelope::{Envelope, Kind, LONGEST, Peer};
 use crate::nic::{Nic, NicError, Ticket, ViId, WorkQueue};
 use crate::outcome::Operation;
 
@@ -41,6 +43,8 @@ pub(super) struct Arrival {
     offset: usize,
     length: usize,
     frees: u64,
+    /// Its bytes lie where the other side has written them for a receive.
+    placed: bool,
 }
 
 /// The link is of no use any more: not connected, broken, or the other side does not follow the
@@ -80,8 +84,12 @@ pub(super) struct Link {
     replied: u64,
     /// A packet was refused: whoever posted it wants to know of room.
     refused: bool,
+    /// It was for want of registered memory, while so many were under way.
+    starved: Option<usize>,
     spare: Vec<Descriptor>,
-    sending: usize,
+    /// What is under way, in order: memory that is free once it has left.
+    sending: VecDeque<Option<Memory>>,
+    places: Places,
 }
 
 impl Link {
@@ -97,6 +105,12 @@ impl Link {
         let control = nic.register(CONTROL_BYTES + HELLO_BYTES, options)?;
         let staging = nic.register(config.area, own)?;
         let published = nic.register(CONTROL_BYTES + HELLO_BYTES, own)?;
+        // What is written past the area is not missed where it is lost.
+        let registration = match config.reliability.is_reliable() {
+            true => config.registration,
+            false => Registration::Copied,
+        };
+        let places = Places::new(nic, options, registration);
         // The first message comes into memory, all others are written past their descriptor.
         let hello = control.segment(CONTROL_BYTES, HELLO_BYTES).expect("its second half");
         post(nic.post_receive(vi, Descriptor::of(hello)))?;
@@ -122,9 +136,16 @@ impl Link {
             heard: 0,
             replied: 0,
             refused: false,
+            starved: None,
             spare: Vec::new(),
-            sending: 0,
+            sending: VecDeque::new(),
+            places,
         })
+    }
+
+    /// Whether the other side has named memory for a message to this receive of its.
+    pub(super) fn is_named(&self, receive: u64) -> bool {
+        self.places.is_named(receive)
     }
 
     pub(super) const fn is_new(&self) -> bool {
@@ -162,15 +183,20 @@ impl Link {
         let bytes = wire::encode(&hello).expect("it is small");
         self.published.write(CONTROL_BYTES, &bytes).expect("its second half");
         let segment = self.published.segment(CONTROL_BYTES, bytes.len()).expect("its second half");
-        self.send(nic, Descriptor::of(segment))?;
+        self.send(nic, Descriptor::of(segment), None)?;
         self.greeted = true;
         Ok(true)
     }
 
-    fn send(&mut self, nic: &mut Nic, descriptor: Descriptor) -> Result<(), NicError> {
+    fn send(
+        &mut self,
+        nic: &mut Nic,
+        descriptor: Descriptor,
+        memory: Option<Memory>,
+    ) -> Result<(), NicError> {
         match nic.post_send(self.vi, descriptor) {
             Ok(()) => {
-                self.sending += 1;
+                self.sending.push_back(memory);
                 Ok(())
             }
             Err(failed) => {
@@ -182,6 +208,65 @@ impl Link {
 
     /// A packet for the other process.
     pub(super) fn post(
+        &mut self,
+        nic: &mut Nic,
+        envelope: &Envelope,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        match envelope.kind {
+            Kind::Clear => {
+                let opened = self.places.open(nic, envelope.from, envelope.length as usize);
+                let name = opened.as_ref().map_or(&[][..], |name| &name[..]);
+                self.post_packet(nic, envelope, name)
+                    .inspect_err(|_| self.places.close(envelope.from))
+            }
+            Kind::Chunk if self.places.is_named(envelope.to) => {
+                self.post_placed(nic, envelope, payload)
+            }
+            _ => self.post_packet(nic, envelope, payload),
+        }
+    }
+
+    /// Writes a message where its receiver has named memory for it, and a packet behind it.
+    fn post_placed(
+        &mut self,
+        nic: &mut Nic,
+        envelope: &Envelope,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        self.reap(nic);
+        if !self.has_credit(envelope.size()) {
+            self.ask(nic);
+            return self.refuse();
+        }
+        let Some((memory, to)) = self.places.load(nic, envelope.to, payload) else {
+            // Memory comes back with what has left; without any under way, in no way.
+            if self.sending.is_empty() {
+                return Err(Refusal::Lost);
+            }
+            self.starved = Some(self.sending.len());
+            return self.refuse();
+        };
+        let mut descriptor = self.spare.pop().unwrap_or_default();
+        descriptor.segments.clear();
+        descriptor.segments.push(memory.segment(0, payload.len()).expect("it is as long"));
+        descriptor.transfer = Transfer::RdmaWrite(to);
+        descriptor.immediate = None;
+        self.send(nic, descriptor, Some(memory)).map_err(|_| Refusal::Lost)?;
+        self.places.on_written(envelope.to);
+        self.post_packet(nic, envelope, &[])
+    }
+
+    /// Whether a packet of so many bytes could leave now.
+    fn has_credit(&mut self, bytes: usize) -> bool {
+        let fits = |mut credit: Credit| credit.take(bytes).is_some();
+        if !fits(self.credit) {
+            self.read_published();
+        }
+        fits(self.credit)
+    }
+
+    fn post_packet(
         &mut self,
         nic: &mut Nic,
         envelope: &Envelope,
@@ -215,7 +300,7 @@ impl Link {
         descriptor.segments.push(segment);
         descriptor.transfer = Transfer::RdmaWrite(to);
         descriptor.immediate = Some(place.immediate.cast_unsigned());
-        match self.send(nic, descriptor) {
+        match self.send(nic, descriptor, None) {
             Ok(()) if written => Ok(()),
             // The port is as deep as all credits together.
             _ => Err(Refusal::Lost),
@@ -229,9 +314,11 @@ impl Link {
 
     /// Takes back what was sent.
     fn reap(&mut self, nic: &mut Nic) {
-        while self.sending > 0 {
+        while !self.sending.is_empty() {
             let Ok(Some(done)) = nic.taken(self.vi, WorkQueue::Send) else { return };
-            self.sending -= 1;
+            if let Some(memory) = self.sending.pop_front().flatten() {
+                self.places.unload(memory);
+            }
             self.spare.push(done.descriptor);
         }
     }
@@ -239,7 +326,7 @@ impl Link {
     /// Whether all that was sent is there, or never will be.
     pub(super) fn is_flushed(&mut self, nic: &mut Nic) -> bool {
         self.reap(nic);
-        self.lost || self.sending == 0
+        self.lost || self.sending.is_empty()
     }
 
     /// Reads what the other side has published.
@@ -275,7 +362,7 @@ impl Link {
         descriptor.segments.push(segment);
         descriptor.transfer = Transfer::RdmaWrite(remote.control);
         descriptor.immediate = wakes.then_some(0);
-        let left = self.send(nic, descriptor).is_ok();
+        let left = self.send(nic, descriptor, None).is_ok();
         if left {
             self.reader.on_told();
             if wakes {
@@ -312,6 +399,7 @@ impl Link {
     /// Before this side parks: whoever has asked is answered. Who has not, and runs out, asks then,
     /// and that wakes this side.
     pub(super) fn answer(&mut self, nic: &mut Nic) {
+        self.reap(nic);
         self.read_published();
         self.tell(nic, true);
     }
@@ -325,9 +413,11 @@ impl Link {
         let room = self.config.area / 4;
         let mut credit = self.credit;
         let up = self.greeted && self.remote.is_some();
-        let again = self.lost || (up && credit.take(room).is_some());
+        let starves = self.starved.is_some_and(|then| self.sending.len() >= then);
+        let again = self.lost || (up && !starves && credit.take(room).is_some());
         if again {
             self.refused = false;
+            self.starved = None;
         }
         again
     }
@@ -356,7 +446,33 @@ impl Link {
         let envelope = Envelope::parse(&head[..size]).map_err(|_| Broken)?;
         let size = envelope.size();
         let length = length.checked_sub(size).ok_or(Broken)?;
-        Ok(Some(Arrival { envelope, offset: offset + size, length, frees }))
+        let mut arrival = Arrival { envelope, offset: offset + size, length, frees, placed: false };
+        self.place(&mut arrival)?;
+        Ok(Some(arrival))
+    }
+
+    /// Names of memory for our messages are taken from the packets that they came with, and what was
+    /// written into ours is put in the place of what the packet would have carried.
+    fn place(&mut self, arrival: &mut Arrival) -> Result<(), Broken> {
+        let Envelope { kind, length, from, to, .. } = arrival.envelope;
+        match kind {
+            Kind::Clear if arrival.length == NAME_BYTES => {
+                let mut name = [0; NAME_BYTES];
+                self.area.read(arrival.offset, &mut name).map_err(|_| Broken)?;
+                self.places.on_named(from, name, length as usize);
+                arrival.length = 0;
+            }
+            Kind::Chunk if arrival.length == 0 => {
+                let memory = self.places.written(to).ok_or(Broken)?;
+                arrival.placed = true;
+                (arrival.offset, arrival.length) = (0, length as usize);
+                memory.view(0, arrival.length).ok_or(Broken)?;
+            }
+            // It goes in parts after all.
+            Kind::Chunk => self.places.close(to),
+            _ => {}
+        }
+        Ok(())
     }
 
     fn on_hello(&mut self, length: usize) -> Result<(), Broken> {
@@ -373,11 +489,18 @@ impl Link {
 
     /// A packet's bytes, where they lie.
     pub(super) fn payload(&self, arrival: &Arrival) -> Option<Payload<'_>> {
-        self.area.view(arrival.offset, arrival.length)
+        let memory = match arrival.placed {
+            true => self.places.written(arrival.envelope.to)?,
+            false => &self.area,
+        };
+        memory.view(arrival.offset, arrival.length)
     }
 
     /// A packet was read: its room is free.
     pub(super) fn free(&mut self, nic: &mut Nic, arrival: &Arrival) {
+        if arrival.placed {
+            self.places.close(arrival.envelope.to);
+        }
         self.reader.freed += arrival.frees;
         self.tell(nic, false);
     }

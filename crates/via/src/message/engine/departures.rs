@@ -308,7 +308,7 @@ impl Desk {
         let Some((bytes, status)) = record.map(|r| (r.bytes.clone(), r.status)) else {
             return true;
         };
-        let end = stream.wanted.min(stream.sent + carrier.room());
+        let end = stream.wanted.min(stream.sent + carrier.part(peer, stream.receive));
         let part = &bytes[stream.sent..end];
         let envelope = Envelope {
             length: part.len() as u32,
