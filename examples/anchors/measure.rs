@@ -8,7 +8,7 @@ use midplane::simhw::profile::{HostProfile, Machine, Notice};
 use midplane::simhw::sim::{SimHost, World};
 use serde::Serialize;
 
-use crate::raw::{self, PING, RECEIVE, SEND, command};
+use super::raw::{self, PING, RECEIVE, SEND, command};
 
 /// How far a result may be from the published one, as a fraction.
 pub(crate) const TOLERANCE: f64 = 0.1;
@@ -175,7 +175,7 @@ pub(crate) fn applications_us(machine: &Machine, bytes: usize) -> f64 {
 }
 
 /// The same over the kernel's TCP.
-fn tcp_us(machine: &Machine, bytes: usize) -> f64 {
+pub(crate) fn tcp_us(machine: &Machine, bytes: usize) -> f64 {
     let kernel = |_, _| KernelTcp::new(TcpCosts::LINUX_2_2);
     let mut world = World::new(&machine.topology(2), machine.nic, 1, kernel);
     world.set_hosts(machine.host);

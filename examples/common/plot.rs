@@ -89,7 +89,7 @@ fn draw_panel<'a>(
         .y_desc(y_label)
         .x_labels(6)
         .x_label_formatter(&|x| format!("{x:.0}"))
-        .y_label_formatter(&|y| format!("{y:.0}"))
+        .y_label_formatter(&|y| if y_most < 10.0 { format!("{y:.1}") } else { format!("{y:.0}") })
         .light_line_style(TRANSPARENT)
         .draw()?;
     for (line, color) in panel.lines.iter().zip(COLORS.iter().cycle()) {

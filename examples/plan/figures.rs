@@ -7,7 +7,7 @@ use midplane::pipeline::hierarchical::{Base, linear_model};
 use midplane::pipeline::{Pipeline, Request, Stage, fixed};
 use plotters::prelude::*;
 
-use crate::paper::{GAM, algorithms, chain, disk_chain};
+use super::paper::{GAM, algorithms, chain, disk_chain};
 
 type Curve = (String, Vec<(f64, f64)>);
 type Fault = Box<dyn std::error::Error>;

@@ -5,7 +5,7 @@ use midplane::pipeline::fixed::Signature;
 use midplane::pipeline::hierarchical::{Base, LinearModel, linear_model, with_bases};
 use midplane::pipeline::{Grouping, Pipeline, Request, Stage, fixed};
 
-use crate::report::{Line, Report};
+use super::report::{Line, Report};
 
 /// Myrinet GAM (Table 1): overhead in us, us per KB of 1000 bytes.
 pub(crate) const GAM: [(f64, f64); 4] = [(7.2, 7.2), (5.2, 24.9), (7.5, 24.9), (7.4, 7.9)];

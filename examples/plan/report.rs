@@ -41,6 +41,14 @@ impl Line {
         Self { name: name.into(), value, unit, aim: Aim::Near { paper, tolerance } }
     }
 
+    /// What it is, its unit, what the paper says, and what came of it; `None` where it says nothing.
+    pub(crate) fn beside_paper(&self) -> Option<(&str, &'static str, f64, f64)> {
+        match self.aim {
+            Aim::Near { paper, .. } => Some((&self.name, self.unit, paper, self.value)),
+            Aim::None | Aim::AtMost(_) => None,
+        }
+    }
+
     fn holds(&self) -> bool {
         match self.aim {
             Aim::None => true,
@@ -74,6 +82,11 @@ impl Report {
     /// An empty report.
     pub(crate) const fn new(title: &'static str) -> Self {
         Self { title, lines: Vec::new() }
+    }
+
+    /// All numbers.
+    pub(crate) fn lines(&self) -> &[Line] {
+        &self.lines
     }
 
     /// Adds a number.

@@ -26,7 +26,7 @@ use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::process::Process;
 
-use crate::arguments::{KernelName, MachineName};
+use super::arguments::{KernelName, MachineName};
 
 /// A cluster and how it is scheduled.
 #[derive(Clone, Copy, Debug)]

@@ -16,19 +16,19 @@ use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::{SimHost, World};
 use serde::Serialize;
 
-use crate::arguments::{Arguments, KernelName, MachineName, ModeName};
-use crate::report;
-use crate::slowdown::{self, Case, Run};
+use super::arguments::{Arguments, KernelName, MachineName, ModeName};
+use super::report;
+use super::slowdown::{self, Case, Run};
 
 /// What may be missed by.
 const TOLERANCE: f64 = 0.10;
 
 #[derive(Serialize)]
-struct Row {
-    what: String,
-    published: f64,
-    measured: f64,
-    unit: &'static str,
+pub(crate) struct Row {
+    pub(crate) what: String,
+    pub(crate) published: f64,
+    pub(crate) measured: f64,
+    pub(crate) unit: &'static str,
     holds: bool,
 }
 
@@ -160,14 +160,20 @@ fn row(what: String, published: f64, measured: f64, unit: &'static str) -> Row {
     Row { what, published, measured, unit, holds }
 }
 
-pub(crate) fn run(arguments: &Arguments) -> bool {
-    let arguments = Arguments { machine: MachineName::Pm, ..arguments.clone() };
+/// Tables 2 and 3.
+pub(crate) fn tables() -> Vec<Row> {
     let (latency, bandwidth) = transfer().expect("all messages arrive");
     let mut rows = vec![
         row("Table 2, least latency through a channel".to_owned(), 7.5, latency, "us"),
         row("Table 2, most bandwidth through a channel".to_owned(), 117.6, bandwidth, "MB/s"),
     ];
     rows.extend(table_3(&Costs::paper(&Machine::PM_MYRINET.host)));
+    rows
+}
+
+/// What Figures 5 and 6 are drawn from: by kernel, ranks and slice.
+pub(crate) fn figures(arguments: &Arguments) -> Vec<Run> {
+    let arguments = Arguments { machine: MachineName::Pm, ..arguments.clone() };
     let mut cases = Vec::new();
     for kernel in [KernelName::Ep, KernelName::Ft, KernelName::Cg] {
         for ranks in [8, 16, 32] {
@@ -184,6 +190,12 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    runs
+}
+
+pub(crate) fn run(arguments: &Arguments) -> bool {
+    let rows = tables();
+    let runs = figures(arguments);
     let below = |kernel: &str, most: f64| {
         runs.iter().filter(|r| r.kernel == kernel && r.slice_ms == 100.0).all(|r| r.slowdown < most)
     };

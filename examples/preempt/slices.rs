@@ -8,9 +8,9 @@ use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::pipeline::timing::Row;
 use midplane::simhw::time::Instant;
 
-use crate::arguments::Arguments;
-use crate::cluster::{self, Program, Setting};
-use crate::gantt;
+use super::arguments::Arguments;
+use super::cluster::{self, Program, Setting};
+use super::gantt;
 
 /// Slices that are drawn.
 const SHOWN: usize = 24;

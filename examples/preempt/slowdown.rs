@@ -9,10 +9,10 @@ use midplane::gang::scheduler::Switch;
 use midplane::gang::tree::DEFAULT_ARITY;
 use serde::Serialize;
 
-use crate::arguments::{Arguments, FabricName, KernelName, ModeName};
-use crate::cluster::{self, Outcome, Program, Setting};
-use crate::live;
-use crate::report;
+use super::arguments::{Arguments, FabricName, KernelName, ModeName};
+use super::cluster::{self, Outcome, Program, Setting};
+use super::live;
+use super::report;
 
 /// One row.
 #[derive(Clone, Debug, Serialize)]

@@ -7,9 +7,9 @@ use midplane::gang::scheduler::Phases;
 use midplane::gang::tree::Tree;
 use serde::Serialize;
 
-use crate::arguments::Arguments;
-use crate::cluster::{self, Program, Setting};
-use crate::{report, slowdown};
+use super::arguments::Arguments;
+use super::cluster::{self, Program, Setting};
+use super::{report, slowdown};
 
 #[derive(Serialize)]
 struct Row {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-use crate::ranks::Ranks;
-use crate::setting::{Control, Fabric, Hosts, Load, Medium, OnLoss, Setting, Transport};
+use super::ranks::Ranks;
+use super::setting::{Control, Fabric, Hosts, Load, Medium, OnLoss, Setting, Transport};
 
 /// Buffer sizes of Figure 1.
 pub(crate) const BUFFERS: [u16; 6] = [1, 4, 8, 16, 32, 128];
@@ -225,7 +225,7 @@ impl Arguments {
         let base = self.setting(ranks, unknowns, system);
         if self.study {
             let load = self.background.map(|share| Load { share, period: self.background_period });
-            return crate::study::settings(&base, load);
+            return super::study::settings(&base, load);
         }
         let all = Control::value_variants();
         let controls = self.control.map_or_else(|| all.to_vec(), |control| vec![control]);

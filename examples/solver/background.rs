@@ -7,8 +7,8 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::time::Instant;
 
-use crate::failure::Failure;
-use crate::setting::{Load, RATE};
+use super::failure::Failure;
+use super::setting::{Load, RATE};
 
 /// Bytes of a message, and of the headers around it.
 const BYTES: usize = 1_000;

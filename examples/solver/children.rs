@@ -3,12 +3,12 @@
 
 use std::net::SocketAddr;
 
-use crate::arguments::Arguments;
-use crate::fabrics::{Place, take_part};
-use crate::failure::Failure;
-use crate::processes::{Peer, free_addresses};
-use crate::rank::{Job, Outcome};
-use crate::setting::Fabric;
+use super::arguments::Arguments;
+use super::fabrics::{Place, take_part};
+use super::failure::Failure;
+use super::processes::{Peer, free_addresses};
+use super::rank::{Job, Outcome};
+use super::setting::Fabric;
 
 /// Carries out a run with processes of this host.
 pub(crate) fn run(arguments: &Arguments, job: &Job) -> Result<Outcome, Failure> {

@@ -13,10 +13,10 @@ use midplane::simhw::udp::{UdpConfig, UdpNic};
 use midplane::warp::firmware::{WARP, Warp};
 use midplane::warp::gate::Gate;
 
-use crate::background::disturb;
-use crate::failure::Failure;
-use crate::rank::{COORDINATOR, Job, Outcome, Rank};
-use crate::setting::{Hosts, Setting};
+use super::background::disturb;
+use super::failure::Failure;
+use super::rank::{COORDINATOR, Job, Outcome, Rank};
+use super::setting::{Hosts, Setting};
 
 type Gates = BTreeMap<NodeId, Gate>;
 

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::arguments::PAPER_BUFFER;
-use crate::plot::{self, Line, Panel};
-use crate::run::{Run, word};
-use crate::setting::Control;
+use super::arguments::PAPER_BUFFER;
+use super::plot::{self, Line, Panel};
+use super::run::{Run, word};
+use super::setting::Control;
 
 /// Warps above this are drawn at it.
 const MOST_WARP: f64 = 20.0;

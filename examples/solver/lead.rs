@@ -6,11 +6,11 @@ use std::ops::Range;
 use midplane::simhw::id::NodeId;
 use midplane::warp::iterate::termination::{Coordinator, Order, Report};
 
-use crate::failure::Failure;
-use crate::message::{Note, Tally};
-use crate::pace::Pace;
-use crate::rank::{COORDINATOR, Rank};
-use crate::setting::{OnLoss, Setting};
+use super::failure::Failure;
+use super::message::{Note, Tally};
+use super::pace::Pace;
+use super::rank::{COORDINATOR, Rank};
+use super::setting::{OnLoss, Setting};
 
 /// What rank 0 knows of the others.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use midplane::warp::firmware::{self, PAID};
 use midplane::warp::gate::Gate;
 use midplane::warp::law::FlushBuffer;
 
-use crate::message::{self, MESSAGE_BYTES, MOST_UPDATES, NOTE_BYTES, PORT, UPDATES};
-use crate::setting::{Control, Setting};
+use super::message::{self, MESSAGE_BYTES, MOST_UPDATES, NOTE_BYTES, PORT, UPDATES};
+use super::setting::{Control, Setting};
 
 /// Bytes of headers around a message on the network.
 const HEADERS: u32 = 48 + 28 + 38;

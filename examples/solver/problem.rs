@@ -4,7 +4,7 @@ use midplane::warp::iterate::FixedPoint as _;
 use midplane::warp::iterate::matrix::{self, Linear};
 use nalgebra::{DMatrix, DVector};
 
-use crate::arguments::Arguments;
+use super::arguments::Arguments;
 
 /// The paper's system is of so many unknowns.
 const UNKNOWNS: usize = 1_000;

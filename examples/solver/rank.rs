@@ -18,13 +18,13 @@ use midplane::warp::iterate::matrix::Linear;
 use midplane::warp::iterate::termination::{Order, Participant, Report};
 use midplane::warp::iterate::{self, Part, partition};
 
-use crate::failure::Failure;
-use crate::lead::Lead;
-use crate::message::{self, NOTE_BYTES, Note, PORT, REPORT_VALUES, Tally, UPDATES};
-use crate::outbox::Outbox;
-use crate::pace::Pace;
-use crate::setting::{OnLoss, Setting};
-use crate::traces::Traces;
+use super::failure::Failure;
+use super::lead::Lead;
+use super::message::{self, NOTE_BYTES, Note, PORT, REPORT_VALUES, Tally, UPDATES};
+use super::outbox::Outbox;
+use super::pace::Pace;
+use super::setting::{OnLoss, Setting};
+use super::traces::Traces;
 
 /// The rank that finds the end.
 pub(crate) const COORDINATOR: NodeId = NodeId(0);

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use midplane::warp::iterate::matrix::Linear;
 use serde::Serialize;
 
-use crate::rank::Outcome;
-use crate::setting::Setting;
-use crate::traces::Traces;
+use super::rank::Outcome;
+use super::setting::Setting;
+use super::traces::Traces;
 
 /// What came of a run.
 #[derive(Clone, Debug, Serialize)]

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::arguments::{BUFFERS, PAPER_BUFFER};
-use crate::run::{Run, word};
-use crate::setting::{Control, Load, Setting};
+use super::arguments::{BUFFERS, PAPER_BUFFER};
+use super::run::{Run, word};
+use super::setting::{Control, Load, Setting};
 
 /// Shares of the network that others ask for.
 const LOADS: [f64; 5] = [0.0, 0.2, 0.4, 0.6, 0.8];

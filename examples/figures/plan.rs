@@ -1,0 +1,9 @@
+//! The example that computes the numbers of the pipelines paper.
+
+#[path = "../plan/figures.rs"]
+pub(crate) mod figures;
+#[path = "../plan/paper.rs"]
+pub(crate) mod paper;
+#[path = "../plan/report.rs"]
+#[expect(dead_code, reason = "the example beside it uses the rest")]
+pub(crate) mod report;

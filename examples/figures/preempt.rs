@@ -1,0 +1,15 @@
+//! The example that measures what being preempted costs.
+
+use crate::report;
+
+#[path = "../preempt/arguments.rs"]
+pub(crate) mod arguments;
+#[path = "../preempt/cluster.rs"]
+#[expect(dead_code, reason = "the example beside it uses the rest")]
+pub(crate) mod cluster;
+#[path = "../preempt/paper.rs"]
+#[expect(dead_code, reason = "the example beside it uses the rest")]
+pub(crate) mod paper;
+#[path = "../preempt/slowdown.rs"]
+#[expect(dead_code, reason = "the example beside it uses the rest")]
+pub(crate) mod slowdown;

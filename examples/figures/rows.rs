@@ -1,0 +1,104 @@
+//! One table of all papers.
+
+use serde::Serialize;
+
+/// A number of a paper beside ours, or what can't be reproduced.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Row {
+    paper: &'static str,
+    /// Which table or figure, and what of it.
+    what: String,
+    unit: &'static str,
+    published: Option<f64>,
+    ours: Option<f64>,
+    /// Ours over the published one, less 1.
+    deviation: Option<f64>,
+    /// Why there is nothing, or what else is to be said.
+    note: String,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Document {
+    pub(crate) rows: Vec<Row>,
+}
+
+impl Row {
+    /// A number beside the paper's.
+    pub(crate) fn new(
+        paper: &'static str,
+        what: impl Into<String>,
+        unit: &'static str,
+        published: f64,
+        ours: f64,
+    ) -> Self {
+        let deviation = (published != 0.0).then(|| ours / published - 1.0);
+        let (published, ours) = (Some(published), Some(ours));
+        Self { paper, what: what.into(), unit, published, ours, deviation, note: String::new() }
+    }
+
+    /// A number of which the paper says something in words, or nothing.
+    pub(crate) fn ours(
+        paper: &'static str,
+        what: impl Into<String>,
+        unit: &'static str,
+        ours: f64,
+        note: impl Into<String>,
+    ) -> Self {
+        let (what, note) = (what.into(), note.into());
+        Self { paper, what, unit, published: None, ours: Some(ours), deviation: None, note }
+    }
+
+    /// What is missing, and why.
+    pub(crate) fn missing(
+        paper: &'static str,
+        what: impl Into<String>,
+        why: impl Into<String>,
+    ) -> Self {
+        let (what, note) = (what.into(), why.into());
+        Self { paper, what, unit: "", published: None, ours: None, deviation: None, note }
+    }
+
+    /// The same, with something to be said.
+    pub(crate) fn note(mut self, note: &str) -> Self {
+        self.note = note.into();
+        self
+    }
+
+    fn cells(&self) -> [String; 4] {
+        let number = |value: f64| {
+            if value.abs() < 10.0 { format!("{value:.2}") } else { format!("{value:.1}") }
+        };
+        let optional = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), number);
+        let off = self.deviation.map_or_else(String::new, |part| format!("{:+.1} %", part * 100.0));
+        [optional(self.published), optional(self.ours), self.unit.to_owned(), off]
+    }
+}
+
+/// The table for a terminal.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<10}{:<58}{:>10}{:>10} {:<10}{:>10}\n",
+        "paper", "what", "paper's", "ours", "", "off"
+    );
+    for row in rows {
+        let [published, ours, unit, off] = row.cells();
+        let (paper, what, note) = (row.paper, &row.what, &row.note);
+        text += &format!(
+            "{paper:<10}{what:<58}{published:>10}{ours:>10} {unit:<10}{off:>10}  {note}\n"
+        );
+    }
+    text
+}
+
+/// The table for a document.
+pub(crate) fn markdown(rows: &[Row]) -> String {
+    let mut text = String::from(
+        "| paper | what | paper's | ours | unit | off | |\n|---|---|---|---|---|---|---|\n",
+    );
+    for row in rows {
+        let [published, ours, unit, off] = row.cells();
+        let (paper, what, note) = (row.paper, &row.what, &row.note);
+        text += &format!("| {paper} | {what} | {published} | {ours} | {unit} | {off} | {note} |\n");
+    }
+    text
+}
