@@ -1,6 +1,6 @@
 //! A background job that has to make room, and ends elsewhere without having lost a message.
 //!
-//! In virtual time: daemons that preempt real processes are not there yet.
+//! In virtual time: the daemons that run real processes take no checkpoints of them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
