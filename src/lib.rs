@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+pub mod guide;
 pub mod prelude;
 
 pub use midplane_gang as gang;
