@@ -7,6 +7,11 @@ pub(crate) mod arguments;
 #[path = "../preempt/cluster.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod cluster;
+#[path = "../preempt/live.rs"]
+#[expect(dead_code, reason = "the example beside it uses the rest")]
+pub(crate) mod live;
+#[path = "../common/nas_rank.rs"]
+pub(crate) mod nas_rank;
 #[path = "../preempt/paper.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod paper;

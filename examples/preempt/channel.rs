@@ -152,7 +152,7 @@ pub(crate) fn run(json: bool) -> Result<(), String> {
     let channels = [true, false].map(|copies| runtime.block_on(measure(copies, 2_000)));
     let channels = channels.into_iter().collect::<Result<Vec<_>, _>>()?;
     if json {
-        crate::report::print_json(&Document { channels });
+        super::report::print_json(&Document { channels });
         return Ok(());
     }
     let mut text = format!(
@@ -172,6 +172,6 @@ pub(crate) fn run(json: bool) -> Result<(), String> {
             row.p99_start_us,
         );
     }
-    crate::report::say(&text);
+    super::report::say(&text);
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::arguments::Arguments;
-use crate::{live, report};
+use super::arguments::Arguments;
+use super::{live, report};
 
 const PROCESSES: u16 = 64;
 /// Seconds of processor time that each takes or waits for.

@@ -15,9 +15,9 @@ use midplane::gang::live::stub;
 use midplane::gang::schedule::RoundRobin;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use crate::arguments::{Arguments, ModeName};
-use crate::nas_rank::{self, Said};
-use crate::slowdown::{Case, Run, interval};
+use super::arguments::{Arguments, ModeName};
+use super::nas_rank::{self, Said};
+use super::slowdown::{Case, Run, interval};
 
 /// What fits a datagram of Ethernet.
 const UDP_MESSAGE: u32 = 1_400;

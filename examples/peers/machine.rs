@@ -1,0 +1,79 @@
+//! Where and when it was measured, and with what.
+
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Machine {
+    date: String,
+    processor: String,
+    processors: usize,
+    load: String,
+    system: String,
+    rustc: String,
+    version: &'static str,
+}
+
+impl Machine {
+    pub(crate) fn markdown(&self) -> String {
+        let Self { date, processor, processors, load, system, rustc, version } = self;
+        format!(
+            "Measured on {date} on {processors} x {processor}, {system}, load {load}, with {rustc} and Midplane \
+             {version}.\n"
+        )
+    }
+}
+
+/// This machine, now.
+pub(crate) fn describe() -> Machine {
+    Machine {
+        date: date(),
+        processor: processor().unwrap_or_else(|| std::env::consts::ARCH.into()),
+        processors: std::thread::available_parallelism().map_or(1, usize::from),
+        load: first_word("/proc/loadavg").unwrap_or_else(|| "unknown".into()),
+        system: said("uname", &["-sr"]),
+        rustc: said("rustc", &["--version"]),
+        version: env!("CARGO_PKG_VERSION"),
+    }
+}
+
+fn processor() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    line.split_once(": ").map(|(_, name)| name.to_owned())
+}
+
+fn first_word(path: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    text.split_whitespace().next().map(str::to_owned)
+}
+
+fn said(program: &str, words: &[&str]) -> String {
+    let said = Command::new(program).args(words).output();
+    let text = said.ok().and_then(|done| String::from_utf8(done.stdout).ok());
+    text.map_or_else(|| format!("no {program}"), |text| text.trim().to_owned())
+}
+
+/// The day, in universal time.
+#[expect(clippy::disallowed_methods, reason = "the table says when it was made")]
+fn date() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let (mut year, mut day) = (1970, seconds / 86_400);
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    while day >= 365 + u64::from(leap(year)) {
+        day -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let months = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while day >= months[month] {
+        day -= months[month];
+        month += 1;
+    }
+    format!("{year}-{:02}-{:02}", month + 1, day + 1)
+}
