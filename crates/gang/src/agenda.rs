@@ -316,3 +316,121 @@ impl<P: Clone> Agenda<P> {
         (Step::Run, action)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{Placing, QueueTree};
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        Submit(u16, u8),
+        End(usize),
+        /// Time passes, in milliseconds, and orders are carried out.
+        Pass(u64),
+        /// The order under way is carried out, and ranks of a job have ended.
+        Ended(usize),
+    }
+
+    fn any_op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            2 => (1_u16..9, 1_u8..3).prop_map(|(nodes, weight)| Op::Submit(nodes, weight)),
+            1 => (0_usize..9).prop_map(Op::End),
+            5 => (0_u64..30).prop_map(Op::Pass),
+            1 => (0_usize..9).prop_map(Op::Ended),
+        ]
+    }
+
+    /// Nodes that carry orders out, and notice what must never be ordered.
+    #[derive(Default)]
+    struct Nodes {
+        launched: BTreeMap<JobId, std::ops::Range<u16>>,
+        running: BTreeSet<JobId>,
+        epochs: BTreeMap<JobId, Epoch>,
+    }
+
+    impl Nodes {
+        fn carry_out(&mut self, action: &Action<()>) {
+            match action {
+                Action::Launch(launch) => {
+                    let nodes = launch.first..launch.first + launch.nodes;
+                    assert!(self.launched.insert(launch.job, nodes).is_none(), "launched twice");
+                }
+                Action::Freeze(jobs) => self.running.retain(|job| !jobs.contains(job)),
+                Action::Switch { run, .. } | Action::Run(run) => {
+                    run.iter().for_each(|(job, epoch)| self.start(*job, *epoch));
+                }
+                Action::End(job) => {
+                    self.running.remove(job);
+                    assert!(self.launched.remove(job).is_some(), "ended, and never launched");
+                }
+                Action::Save(_) | Action::Restore(_) | Action::Look | Action::Quit => {}
+            }
+        }
+
+        fn start(&mut self, job: JobId, epoch: Epoch) {
+            let nodes = &self.launched[&job];
+            for other in &self.running {
+                let theirs = &self.launched[other];
+                let apart = nodes.end <= theirs.start || theirs.end <= nodes.start;
+                assert!(apart, "{job} and {other} run on one node at once");
+            }
+            assert!(self.epochs.insert(job, epoch).is_none_or(|old| epoch.is_newer_than(old)));
+            assert!(self.running.insert(job), "started while it runs");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_node_runs_two_jobs_and_all_of_them_go(
+            four: bool, with_itself: bool, ops in proptest::collection::vec(any_op(), 1..80),
+        ) {
+            let phases = if four { Phases::Four } else { Phases::Two };
+            let config = AgendaConfig { slice: Duration::from_millis(10), phases, with_itself };
+            let policy = Box::new(QueueTree::new(8, Placing::LeastLoaded));
+            let (mut agenda, mut nodes) = (Agenda::<()>::new(policy, config), Nodes::default());
+            let (mut now, mut taken, mut gone) = (Instant::ZERO, BTreeSet::new(), BTreeSet::new());
+            let mut step = |agenda: &mut Agenda<()>, now, ended: Option<JobId>| {
+                while let Some(action) = agenda.poll_order(now) {
+                    nodes.carry_out(&action);
+                    let ended = ended.into_iter().map(|job| (job, u16::MAX)).collect();
+                    agenda.handle_outcome(now, &Outcome { ended, ..Outcome::default() });
+                }
+                while let Some(event) = agenda.poll_event() {
+                    if let Event::Gone(job) = event {
+                        assert!(gone.insert(job), "gone twice");
+                    }
+                }
+                gone.len()
+            };
+            for op in ops {
+                let nth = |taken: &BTreeSet<JobId>, at| taken.iter().nth(at).copied();
+                match op {
+                    Op::Submit(count, weight) => {
+                        let request = Request { nodes: count, weight };
+                        taken.extend(agenda.submit(request, count, ()));
+                    }
+                    Op::End(at) => {
+                        if let Some(job) = nth(&taken, at) {
+                            agenda.end(now, job);
+                        }
+                    }
+                    Op::Pass(time) => {
+                        now += Duration::from_millis(time);
+                        step(&mut agenda, now, None);
+                    }
+                    Op::Ended(at) => {
+                        step(&mut agenda, now, nth(&taken, at));
+                    }
+                }
+            }
+            for job in taken.clone() {
+                agenda.end(now, job);
+            }
+            prop_assert_eq!(step(&mut agenda, now, None), taken.len());
+            prop_assert!(agenda.is_idle() && agenda.running().is_empty());
+        }
+    }
+}
