@@ -18,7 +18,7 @@ use midplane::simhw::udp::{UdpConfig, UdpNic};
 use tokio::sync::Barrier;
 
 use crate::arguments::Fabric;
-use crate::member::{Log, Plan, play};
+use crate::member::{Log, Plan, Times, play};
 use crate::processes;
 
 /// Longer than any run on an overloaded machine takes when nothing is lost.
@@ -28,11 +28,7 @@ const LOST: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// One line that says what failed.
-pub(crate) fn run(
-    fabric: Fabric,
-    plan: Plan,
-    seed: u64,
-) -> Result<Vec<Vec<(Instant, Instant)>>, String> {
+pub(crate) fn run(fabric: Fabric, plan: Plan, seed: u64) -> Result<Vec<Vec<Times>>, String> {
     let log: Log = Arc::new(Mutex::new(vec![Vec::new(); plan.rounds as usize]));
     match fabric {
         Fabric::Sim => simulate(plan, seed, &log)?,
@@ -49,7 +45,8 @@ pub(crate) fn run(
     Ok(log)
 }
 
-fn unit(nodes: u16) -> Unit {
+/// A member's NIC.
+pub(crate) fn unit(nodes: u16) -> Unit {
     let mut unit = Unit::default();
     let members = (0..nodes).map(NodeId).collect();
     unit.install(MESSAGES, Messages::new()).expect("the number is free");

@@ -4,12 +4,19 @@ mod arguments;
 #[path = "../common/command_line.rs"]
 mod command_line;
 mod fabrics;
+#[path = "../common/fleet.rs"]
+#[expect(dead_code, reason = "members meet as those of services do, and are measured otherwise")]
+mod fleet;
+mod hosts;
 mod member;
 #[path = "../common/plot.rs"]
 mod plot;
-#[expect(dead_code, reason = "all members are tasks of one process")]
+#[expect(dead_code, reason = "members that are processes are started by hand")]
 #[path = "../common/processes.rs"]
 mod processes;
+#[path = "../common/ranks.rs"]
+#[expect(dead_code, reason = "other examples use the rest")]
+mod ranks;
 #[path = "../common/report.rs"]
 mod report;
 
@@ -17,11 +24,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use midplane::simhw::launch::Place;
 use midplane::simhw::time::Instant;
 use serde::Serialize;
 
 use arguments::{Arguments, Fabric, Operation, Where};
-use member::Plan;
+use member::{Plan, Times};
 
 /// How far a barrier may be from the model, as a fraction.
 const TOLERANCE: f64 = 0.1;
@@ -43,10 +51,14 @@ struct Run {
     p99_us: f64,
     /// What a member's host spends in a round, on the average.
     host_time_us: f64,
+    /// What of that hosts wait for the root of a broadcast that is late: no design saves that.
+    for_root_us: Option<f64>,
     /// How many times as long it takes by hosts; 1 for those.
     ratio: f64,
     /// How many times as long hosts are busy by hosts.
     host_time_ratio: f64,
+    /// The same of what hosts do not wait for the root.
+    own_time_ratio: Option<f64>,
     /// What the model says, for simulated barriers.
     model_us: Option<f64>,
 }
@@ -62,10 +74,21 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    if let Err(what) = check(&arguments) {
+    let place = match check(&arguments).and_then(|()| arguments.ranks.place()) {
+        Ok(place) => place,
+        Err(what) => return report::fail(&what, report::BAD_INPUT),
+    };
+    if let Some(place) = &place
+        && let Err(what) = check_place(&arguments, place)
+    {
         return report::fail(&what, report::BAD_INPUT);
     }
-    let runs = match measure(&arguments) {
+    let measured = match &place {
+        Some(place) => measure_across(&arguments, place),
+        None => measure(&arguments),
+    };
+    let runs = match measured {
+        Ok(_) if place.as_ref().is_some_and(|place| place.rank > 0) => return ExitCode::SUCCESS,
         Ok(runs) => runs,
         Err(error) => return report::fail(&error, report::DID_NOT_HOLD),
     };
@@ -101,37 +124,79 @@ fn check(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
+fn check_place(arguments: &Arguments, place: &Place) -> Result<(), String> {
+    if arguments.fabric != Fabric::Udp {
+        return Err("--rank: hosts are joined by --fabric udp".into());
+    }
+    if !(2..=256).contains(&place.size()) {
+        return Err(format!("--peers: from 2 to 256 take part, not {}", place.size()));
+    }
+    Ok(())
+}
+
+fn operations(arguments: &Arguments) -> Vec<Operation> {
     use Operation::{AllGather, AllReduce, Barrier, Broadcast, Reduce};
-    let operations = if arguments.operation.is_empty() {
-        vec![Barrier, Broadcast, Reduce, AllReduce, AllGather]
-    } else {
-        arguments.operation.clone()
-    };
+    if arguments.operation.is_empty() {
+        return vec![Barrier, Broadcast, Reduce, AllReduce, AllGather];
+    }
+    arguments.operation.clone()
+}
+
+fn plan(arguments: &Arguments, operation: Operation, place: Where, nodes: u16) -> Plan {
+    Plan {
+        operation,
+        place,
+        nodes,
+        rounds: arguments.rounds,
+        bytes: arguments.bytes as usize,
+        skew: Duration::from_micros(arguments.skew_us),
+        port: None,
+    }
+}
+
+/// This process's part of a group of processes; every member has the runs.
+fn measure_across(arguments: &Arguments, place: &Place) -> Result<Vec<Run>, String> {
+    let of = |operation| [Where::Host, Where::Nic].map(|by| (operation, by));
+    let plans = operations(arguments).into_iter().flat_map(of);
+    let plans: Vec<Plan> =
+        plans.map(|(what, by)| plan(arguments, what, by, place.size() as u16)).collect();
+    let rounds = hosts::take_part(place, &plans, arguments.seed)?;
+    let runs = plans.iter().zip(rounds);
+    let mut runs: Vec<Run> = runs.map(|(plan, rounds)| summary(arguments, *plan, rounds)).collect();
+    for pair in runs.chunks_exact_mut(2) {
+        compare(pair);
+    }
+    Ok(runs)
+}
+
+/// How much longer the first, by hosts, takes than the second, by NICs.
+fn compare(pair: &mut [Run]) {
+    if let [host, nic] = pair {
+        nic.ratio = host.median_us / nic.median_us;
+        nic.host_time_ratio = host.host_time_us / nic.host_time_us;
+        let own = |run: &Run| run.for_root_us.map(|waited| run.host_time_us - waited);
+        nic.own_time_ratio = own(host).zip(own(nic)).map(|(host, nic)| host / nic);
+    }
+}
+
+fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
+    let operations = operations(arguments);
     let bar = ProgressBar::new((operations.len() * arguments.nodes.len()) as u64);
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {eta}").expect("a constant"));
     let mut runs = Vec::new();
     for operation in operations {
         for nodes in arguments.nodes.iter().copied() {
-            if operation == AllGather && nodes > 256 {
+            if operation == Operation::AllGather && nodes > 256 {
                 continue;
             }
             let of = |place| {
-                let plan = Plan {
-                    operation,
-                    place,
-                    nodes,
-                    rounds: arguments.rounds,
-                    bytes: arguments.bytes as usize,
-                    skew: Duration::from_micros(arguments.skew_us),
-                };
+                let plan = plan(arguments, operation, place, nodes);
                 let log = fabrics::run(arguments.fabric, plan, arguments.seed)?;
-                Ok::<_, String>(summary(arguments, plan, &log))
+                Ok::<_, String>(summary(arguments, plan, rounds(&plan, &log)))
             };
-            let (host, mut nic) = (of(Where::Host)?, of(Where::Nic)?);
-            nic.ratio = host.median_us / nic.median_us;
-            nic.host_time_ratio = host.host_time_us / nic.host_time_us;
-            runs.extend([host, nic]);
+            let mut pair = [of(Where::Host)?, of(Where::Nic)?];
+            compare(&mut pair);
+            runs.extend(pair);
             bar.inc(1);
         }
     }
@@ -139,24 +204,45 @@ fn measure(arguments: &Arguments) -> Result<Vec<Run>, String> {
     Ok(runs)
 }
 
-fn summary(arguments: &Arguments, plan: Plan, log: &[Vec<(Instant, Instant)>]) -> Run {
+/// What a plan's rounds took, in microseconds.
+struct Rounds {
+    /// Each: from when its first member began until its last one ended, or, by many clocks, its slowest.
+    times: Vec<f64>,
+    /// What a round took a member on the average.
+    spent: f64,
+    /// What of that members waited for a root that had not begun: nobody saves them that.
+    for_root: Option<f64>,
+}
+
+fn rounds(plan: &Plan, log: &[Vec<Times>]) -> Rounds {
     let us = |from: Instant, to: Instant| to.nanos_since(from) as f64 / 1e3;
-    let whole = |round: &Vec<(Instant, Instant)>| {
-        let begun = round.iter().map(|times| times.0).min().expect("a group has members");
-        let ended = round.iter().map(|times| times.1).max().expect("a group has members");
+    let whole = |round: &Vec<Times>| {
+        let begun = round.iter().map(|times| times.1).min().expect("a group has members");
+        let ended = round.iter().map(|times| times.2).max().expect("a group has members");
         us(begun, ended)
     };
-    let mut times: Vec<f64> = log.iter().map(whole).collect();
+    let waited = |round: &Vec<Times>| {
+        let root = round.iter().find(|times| times.0 == 0).expect("the root is a member");
+        round.iter().map(|times| us(times.1, root.1)).sum::<f64>()
+    };
+    let spent: f64 = log.iter().flatten().map(|(_, begun, ended)| us(*begun, *ended)).sum();
+    let each = f64::from(plan.nodes) * f64::from(plan.rounds);
+    let skewed = plan.operation == Operation::Broadcast && !plan.skew.is_zero();
+    let for_root = skewed.then(|| log.iter().map(waited).sum::<f64>() / each);
+    Rounds { times: log.iter().map(whole).collect(), spent: spent / each, for_root }
+}
+
+fn summary(arguments: &Arguments, plan: Plan, rounds: Rounds) -> Run {
+    let Rounds { mut times, spent, for_root } = rounds;
     times.sort_by(f64::total_cmp);
     let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
-    let spent: f64 = log.iter().flatten().map(|(begun, ended)| us(*begun, *ended)).sum();
-    let rounds = f64::from(plan.nodes).log2().ceil();
+    let levels = f64::from(plan.nodes).log2().ceil();
     let modelled = plan.operation == Operation::Barrier
         && arguments.fabric == Fabric::Sim
         && plan.skew.is_zero();
     let model = match plan.place {
-        Where::Host => rounds * HOSTS_US,
-        Where::Nic => HOSTS_US - NICS_US + rounds * NICS_US,
+        Where::Host => levels * HOSTS_US,
+        Where::Nic => HOSTS_US - NICS_US + levels * NICS_US,
     };
     Run {
         operation: plan.operation,
@@ -168,23 +254,37 @@ fn summary(arguments: &Arguments, plan: Plan, log: &[Vec<(Instant, Instant)>]) -
         rounds: plan.rounds,
         median_us: at(0.5),
         p99_us: at(0.99),
-        host_time_us: spent / (f64::from(plan.nodes) * f64::from(plan.rounds)),
+        host_time_us: spent,
+        for_root_us: for_root,
         ratio: 1.0,
         host_time_ratio: 1.0,
+        own_time_ratio: for_root.map(|_| 1.0),
         model_us: modelled.then_some(model),
     }
 }
 
 fn table(runs: &[Run]) -> String {
     let mut text = format!(
-        "{:<11}{:>6}{:>6}{:>12}{:>12}{:>8}{:>12}{:>8}{:>10}\n",
-        "operation", "nodes", "", "median us", "p99 us", "ratio", "host us", "ratio", "model us"
+        "{:<11}{:>6}{:>6}{:>12}{:>12}{:>8}{:>12}{:>8}{:>10}{:>13}{:>8}\n",
+        "operation",
+        "nodes",
+        "",
+        "median us",
+        "p99 us",
+        "ratio",
+        "host us",
+        "ratio",
+        "model us",
+        "for root us",
+        "rest"
     );
     for run in runs {
         let place = if run.place == Where::Nic { "nic" } else { "host" };
         let model = run.model_us.map_or(String::new(), |model| format!("{model:.0}"));
+        let waited = run.for_root_us.map_or(String::new(), |waited| format!("{waited:.1}"));
+        let own = run.own_time_ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
         text += &format!(
-            "{:<11}{:>6}{place:>6}{:>12.1}{:>12.1}{:>8.2}{:>12.1}{:>8.2}{model:>10}\n",
+            "{:<11}{:>6}{place:>6}{:>12.1}{:>12.1}{:>8.2}{:>12.1}{:>8.2}{model:>10}{waited:>13}{own:>8}\n",
             run.operation.to_string(),
             run.nodes,
             run.median_us,

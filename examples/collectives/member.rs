@@ -6,8 +6,8 @@ use std::time::Duration;
 use midplane::nicvm::collective::host::HostGroup;
 use midplane::nicvm::collective::{self, Operation as Combine};
 use midplane::simhw::host::Host;
-use midplane::simhw::id::NodeId;
-use midplane::simhw::port::{Command, Port, Status};
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::port::{Command, Port, PortOptions, Status};
 use midplane::simhw::region::Region;
 use midplane::simhw::time::Instant;
 
@@ -24,10 +24,15 @@ pub(crate) struct Plan {
     pub(crate) bytes: usize,
     /// Each member is late by up to this.
     pub(crate) skew: Duration,
+    /// The number of the members' ports, where they may differ otherwise.
+    pub(crate) port: Option<PortId>,
 }
 
-/// When a member began and ended each round.
-pub(crate) type Log = Arc<Mutex<Vec<Vec<(Instant, Instant)>>>>;
+/// One member's rank, and when it began and ended a round.
+pub(crate) type Times = (u16, Instant, Instant);
+
+/// All members' times of each round.
+pub(crate) type Log = Arc<Mutex<Vec<Vec<Times>>>>;
 
 /// Rounds before those that count.
 pub(crate) const WARM_UP: u32 = 3;
@@ -45,7 +50,9 @@ pub(crate) async fn play<H: Host>(
     let members: Vec<NodeId> = (0..plan.nodes).map(NodeId).collect();
     let mut side = match plan.place {
         Where::Host => {
-            let group = HostGroup::new(&host, members, plan.bytes.max(8));
+            let options = PortOptions::default();
+            let options = plan.port.map_or(options, |number| options.number(number));
+            let group = HostGroup::with(&host, options, members, plan.bytes.max(8));
             Side::Host(Box::new(group.map_err(|error| error.to_string())?))
         }
         Where::Nic => {
@@ -72,7 +79,7 @@ pub(crate) async fn play<H: Host>(
         side.run(plan.operation, &plan, &host).await?;
         if round >= WARM_UP {
             let mut log = log.lock().expect("nobody panics with it");
-            log[(round - WARM_UP) as usize].push((begun, host.now()));
+            log[(round - WARM_UP) as usize].push((host.node().0, begun, host.now()));
         }
     }
     match side {

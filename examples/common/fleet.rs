@@ -262,17 +262,20 @@ async fn take_part<P: Part>(host: impl Host, nodes: u16, part: P) -> Result<P::O
 pub(crate) struct Meeting {
     port: Port,
     words: Region,
+    /// Kept, so that the numbers of later ports are the same at all nodes.
+    _door: Option<Port>,
 }
 
 impl Meeting {
     /// Waits until all nodes are up.
-    async fn new(host: &impl Host, nodes: u16) -> Result<Self, String> {
+    pub(crate) async fn new(host: &impl Host, nodes: u16) -> Result<Self, String> {
         let mut door =
             host.open_port_with(PortOptions::default().number(PortId(0))).map_err(text)?;
         let mut port = host.open_port().map_err(text)?;
         let words = port.register(collective::SMALL).map_err(text)?;
-        if host.node() == NodeId(0) {
+        let door = if host.node() == NodeId(0) {
             greet(host, door, nodes).await?;
+            None
         } else {
             let memory = door.register(16).map_err(text)?;
             let (hello, lent) = (memory.range(0, 8), memory.range(8, 8));
@@ -291,8 +294,9 @@ impl Meeting {
             if host.now() >= until {
                 return Err(format!("rank 0 did not come up in {COME_UP:?}"));
             }
-        }
-        let mut meeting = Self { port, words };
+            Some(door)
+        };
+        let mut meeting = Self { port, words, _door: door };
         meeting.barrier().await?;
         Ok(meeting)
     }
@@ -311,10 +315,22 @@ impl Meeting {
     /// # Errors
     /// One line, if one is lost.
     pub(crate) async fn sum(&mut self, words: &mut [u64]) -> Result<(), String> {
+        self.combine(Operation::Sum, words).await
+    }
+
+    /// The same by another operation.
+    ///
+    /// # Errors
+    /// One line, if one is lost.
+    pub(crate) async fn combine(
+        &mut self,
+        operation: Operation,
+        words: &mut [u64],
+    ) -> Result<(), String> {
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.words.write(0, &bytes).map_err(text)?;
         let region = self.words.range(0, bytes.len()).expect("no more than eleven words");
-        self.port.submit(&collective::all_reduce(Operation::Sum, region, 0)).map_err(text)?;
+        self.port.submit(&collective::all_reduce(operation, region, 0)).map_err(text)?;
         self.ended().await?;
         self.words.read(0, &mut bytes).map_err(text)?;
         for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {

@@ -27,6 +27,7 @@ struct Step {
 #[derive(Debug, Serialize)]
 struct Document {
     nodes: u16,
+    sandboxed: bool,
     steps: Vec<Step>,
     holds: bool,
 }
@@ -49,13 +50,16 @@ struct Cluster {
     steps: Vec<Step>,
 }
 
-/// Runs the demonstration.
-pub(crate) fn run(json: bool) -> ExitCode {
-    match play() {
+/// The counter as a module of WebAssembly: STEP stands for what it adds.
+const COUNTER: &str = include_str!("counter.wat");
+
+/// Runs the demonstration, with modules that are sandboxed or built into the nodes.
+pub(crate) fn run(json: bool, sandboxed: bool) -> ExitCode {
+    match play(sandboxed) {
         Ok(steps) => {
             let holds = steps.iter().all(|step| step.holds);
             if json {
-                report::print_json(&Document { nodes: NODES, steps, holds });
+                report::print_json(&Document { nodes: NODES, sandboxed, steps, holds });
             } else {
                 for step in &steps {
                     let mark = if step.holds { "" } else { "  DOES NOT HOLD" };
@@ -78,7 +82,7 @@ pub(crate) fn run(json: bool) -> ExitCode {
     }
 }
 
-fn play() -> Result<Vec<Step>, String> {
+fn play(sandboxed: bool) -> Result<Vec<Step>, String> {
     let program =
         std::env::current_exe().map_err(|error| error.to_string())?.with_file_name("node");
     if !program.exists() {
@@ -91,7 +95,10 @@ fn play() -> Result<Vec<Step>, String> {
         cluster.start(rank)?;
     }
     cluster.wait_for_all()?;
-    let counter = |step: u8| format!("native: counter {step}");
+    let counter = |step: u8| match sandboxed {
+        true => COUNTER.replace("STEP", &step.to_string()),
+        false => format!("native: counter {step}"),
+    };
     cluster.step(
         "counter by 1, by way of node 0",
         0,
@@ -137,7 +144,7 @@ fn play() -> Result<Vec<Step>, String> {
     cluster.step(
         "a module that is none is refused",
         2,
-        &install("native: nonsense"),
+        &install(if sandboxed { "(module)" } else { "native: nonsense" }),
         |a| a.status == "refused",
         &[Some(3); 6],
     )?;

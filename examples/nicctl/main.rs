@@ -26,6 +26,9 @@ Examples:
   # All of it, on six nodes that it starts and ends itself
   nicctl
 
+  # The same with WebAssembly: examples `node` and `nicctl` are built with --features wasm for it
+  nicctl --sandboxed
+
   # A module under number 16, everywhere at once
   nicctl --node 127.0.0.1:24700 install 16 limiter.wat --policy roll-back
 
@@ -46,6 +49,9 @@ struct Arguments {
     /// Print one JSON document
     #[arg(long, global = true)]
     json: bool,
+    /// Without an order: the modules of the demonstration are WebAssembly
+    #[arg(long)]
+    sandboxed: bool,
     #[command(subcommand)]
     what: Option<What>,
 }
@@ -98,7 +104,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let Some(what) = &arguments.what else {
-        return demo::run(arguments.json);
+        return demo::run(arguments.json, arguments.sandboxed);
     };
     let Some(node) = &arguments.node else {
         return report::fail("--node: say which node takes the order", report::BAD_INPUT);

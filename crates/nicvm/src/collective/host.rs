@@ -71,8 +71,24 @@ impl HostGroup {
     /// # Panics
     /// If this node is not a member.
     pub fn new(host: &impl Host, members: Vec<NodeId>, bytes: usize) -> Result<Self, GroupError> {
+        Self::with(host, PortOptions::default(), members, bytes)
+    }
+
+    /// The same, by a port with these options: one with a number, where members have opened others.
+    ///
+    /// # Errors
+    /// [`GroupError`].
+    ///
+    /// # Panics
+    /// If this node is not a member.
+    pub fn with(
+        host: &impl Host,
+        options: PortOptions,
+        members: Vec<NodeId>,
+        bytes: usize,
+    ) -> Result<Self, GroupError> {
         let rank = members.iter().position(|member| *member == host.node()).expect("a member");
-        let mut port = host.open_port_with(PortOptions::default())?;
+        let mut port = host.open_port_with(options)?;
         let bytes = bytes.max(8);
         let memory = port.register((BUFFERS + 1) * bytes)?;
         let mut group = Self {
