@@ -10,12 +10,14 @@ Examples:
   pingpong                                     every layer over shared memory, beside the kernel
   pingpong --layer message --wait poll         messages alone, both processes spinning
   pingpong --fabric udp --peer tcp --sizes 64,4096,65536
+  pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric   beside what others have
   pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
   pingpong --json --plot pingpong.svg
 
 One way is half a round trip: the median over batches of round trips, and over the rounds; the receiver
 reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, message MPI's
 point-to-point with tags. With --wait poll both processes look without pause and want a core each.
+Other libraries are measured by programs that their packages install; one that is missing is skipped.
 In sim the layers are the columns of the paper's Table 1 between two hosts, and the last two columns
 of the report what the paper has and how far that is. Its columns on one host are not there: frames of
 a simulated NIC to its own node go through the switch.
@@ -98,6 +100,19 @@ pub(crate) enum Kernel {
     Unix,
     /// tokio's UDP over loopback.
     Udp,
+    /// UCX over shared memory, by its `ucx_perftest`.
+    Ucx,
+    /// libfabric over shared memory, by its `fi_pingpong`.
+    Libfabric,
+    /// Open MPI over shared memory, a program for its `mpicc` and `mpirun`.
+    Openmpi,
+}
+
+impl Kernel {
+    /// Whether a program of others measures it.
+    pub(crate) const fn is_library(self) -> bool {
+        matches!(self, Self::Ucx | Self::Libfabric | Self::Openmpi)
+    }
 }
 
 macro_rules! display {
@@ -136,6 +151,7 @@ impl Contest {
     pub(crate) fn layer(&self) -> String {
         match self {
             Self::Ours(_, layer, ..) => layer.to_string(),
+            Self::Kernel(kernel) if kernel.is_library() => "library".into(),
             Self::Kernel(_) => "kernel".into(),
             Self::Simulated(column) => column.name().into(),
         }
@@ -152,6 +168,7 @@ impl Contest {
     pub(crate) const fn wait(&self) -> Wait {
         match self {
             Self::Ours(_, _, wait, _) => *wait,
+            Self::Kernel(kernel) if kernel.is_library() => Wait::Poll,
             Self::Kernel(_) | Self::Simulated(_) => Wait::Await,
         }
     }

@@ -11,6 +11,9 @@ use crate::processes::Peer;
 /// Bytes of a datagram; longer messages are several.
 const DATAGRAM: usize = 32 << 10;
 
+/// For who starts a second process with it by hand.
+const NOT_THE_KERNEL: &str = "--peer: other libraries have processes of their own";
+
 fn failed(error: std::io::Error) -> String {
     format!("a socket failed: {error}")
 }
@@ -104,6 +107,7 @@ pub(crate) async fn wait<G: Game>(
             };
             child.beside(part).await
         }
+        Kernel::Ucx | Kernel::Libfabric | Kernel::Openmpi => Err(NOT_THE_KERNEL.into()),
     }
 }
 
@@ -125,5 +129,6 @@ pub(crate) async fn go<G: Game>(kernel: Kernel, place: &str, game: G) -> Result<
             socket.send(&[0]).await.map_err(failed)?;
             game.play(&mut Datagrams { socket, buffer: buffer() }).await
         }
+        Kernel::Ucx | Kernel::Libfabric | Kernel::Openmpi => Err(NOT_THE_KERNEL.into()),
     }
 }

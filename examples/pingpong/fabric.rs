@@ -18,6 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::arguments::{Arguments, Contest, Fabric, Layer, Registration, Simulated, Wait};
 use crate::baseline::{self, Game};
 use crate::layers::{Interface, Messages, Raw};
+use crate::libraries;
 use crate::measure::{self, Figures, Side};
 use crate::processes::{self, Peer};
 use crate::simulated;
@@ -57,6 +58,9 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
     match contest {
         Contest::Simulated(column) => {
             arguments.sizes.iter().map(|bytes| simulated(*column, *bytes)).collect()
+        }
+        Contest::Kernel(library) if library.is_library() => {
+            libraries::ask(*library, &arguments.sizes, arguments.milliseconds)
         }
         Contest::Kernel(kernel) => runtime(Wait::Await)?.block_on(async {
             let tell = |place: String| start(&format!("kernel={place}"));

@@ -8,6 +8,7 @@ mod arguments;
 mod baseline;
 mod fabric;
 mod layers;
+mod libraries;
 mod measure;
 mod simulated;
 
@@ -40,6 +41,7 @@ struct Run {
     wait: String,
     bytes: usize,
     median_us: f64,
+    /// As the next, null where a library does not say it of itself.
     p99_us: f64,
     gb_per_s: f64,
     /// What was published for it.
@@ -49,6 +51,8 @@ struct Run {
 
 #[derive(Debug, Serialize)]
 struct Document {
+    /// Peers that are not installed here.
+    skipped: Vec<String>,
     runs: Vec<Run>,
 }
 
@@ -68,8 +72,17 @@ fn main() -> ExitCode {
             Err(what) => report::fail(&what, report::DID_NOT_HOLD),
         };
     }
+    let mut skipped = Vec::new();
+    arguments.peer.retain(|peer| match libraries::missing(*peer) {
+        Some(what) => {
+            eprintln!("skipped: {what}");
+            skipped.push(peer.to_string());
+            false
+        }
+        None => true,
+    });
     match contest(&arguments) {
-        Ok(runs) => finish(&arguments, runs),
+        Ok(runs) => finish(&arguments, skipped, runs),
         Err(what) => report::fail(&what, report::DID_NOT_HOLD),
     }
 }
@@ -127,7 +140,7 @@ impl Run {
     }
 }
 
-fn finish(arguments: &Arguments, runs: Vec<Run>) -> ExitCode {
+fn finish(arguments: &Arguments, skipped: Vec<String>, runs: Vec<Run>) -> ExitCode {
     let holds = runs.iter().all(|run| run.deviation().is_none_or(|far| far.abs() <= TOLERANCE));
     if let Some(path) = &arguments.plot {
         let lines = |pick: fn(&Run) -> f64| {
@@ -152,18 +165,23 @@ fn finish(arguments: &Arguments, runs: Vec<Run>) -> ExitCode {
         }
     }
     if arguments.json {
-        report::print_json(&Document { runs });
+        report::print_json(&Document { skipped, runs });
     } else {
         report::say(&table(&runs));
     }
     if holds { ExitCode::SUCCESS } else { ExitCode::from(report::DID_NOT_HOLD) }
 }
 
+/// What not every library says of itself.
+fn known(figure: f64) -> String {
+    if figure.is_nan() { "-".into() } else { format!("{figure:.3}") }
+}
+
 fn table(runs: &[Run]) -> String {
     let compares = runs.iter().any(|run| run.published_us.is_some());
     let more = if compares { "    paper us  deviation" } else { "" };
     let mut text = format!(
-        "{:<8}{:<9}{:<11}{:<7}{:>9}{:>12}{:>12}{:>10}{more}\n",
+        "{:<10}{:<9}{:<11}{:<7}{:>9}{:>12}{:>12}{:>10}{more}\n",
         "fabric", "layer", "memory", "wait", "bytes", "one way us", "p99 us", "GB/s"
     );
     for run in runs {
@@ -172,15 +190,15 @@ fn table(runs: &[Run]) -> String {
             .zip(run.deviation())
             .map_or(String::new(), |(paper, far)| format!("{paper:>12.0}{:>10.1}%", 100.0 * far));
         text += &format!(
-            "{:<8}{:<9}{:<11}{:<7}{:>9}{:>12.3}{:>12.3}{:>10.3}{more}\n",
+            "{:<10}{:<9}{:<11}{:<7}{:>9}{:>12.3}{:>12.3}{:>10.3}{more}\n",
             run.fabric,
             run.layer,
             run.registration.as_deref().unwrap_or(""),
             run.wait,
             run.bytes,
             run.median_us,
-            run.p99_us,
-            run.gb_per_s
+            known(run.p99_us),
+            known(run.gb_per_s)
         );
     }
     text

@@ -41,12 +41,12 @@ pub(crate) fn median(mut sorted: Vec<f64>) -> f64 {
 }
 
 /// Round trips of one batch: enough to time, few enough to have many batches.
-fn batch_of(bytes: usize) -> usize {
+pub(crate) fn batch_of(bytes: usize) -> usize {
     (200_000 / (bytes + 2_000)).clamp(4, 100)
 }
 
 /// Batches that both sides play at one size, so that neither need tell the other.
-fn batches(milliseconds: u32, bytes: usize) -> usize {
+pub(crate) fn batches(milliseconds: u32, bytes: usize) -> usize {
     // About 2 us a message and 1 ns a byte, to begin with.
     let nanos = 2 * (2_000 + bytes as u64) * batch_of(bytes) as u64;
     let wanted = u64::from(milliseconds) * 1_000_000 / nanos;
