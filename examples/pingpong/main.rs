@@ -145,7 +145,7 @@ fn finish(arguments: &Arguments, skipped: Vec<String>, runs: Vec<Run>) -> ExitCo
     if let Some(path) = &arguments.plot {
         let lines = |pick: fn(&Run) -> f64| {
             let mut lines: Vec<plot::Line> = Vec::new();
-            for run in &runs {
+            for run in runs.iter().filter(|run| !pick(run).is_nan()) {
                 let memory = run.registration.as_deref().unwrap_or("");
                 let label = format!("{} {} {} {}", run.fabric, run.layer, memory, run.wait);
                 let point = ((run.bytes.max(1) as f64).log2(), pick(run).log10());
