@@ -113,7 +113,7 @@ fn front(socket: &str, ranks: &str, command: &[&str]) -> Result<(), String> {
     if let Some(why) = over.why {
         return Err(why);
     }
-    println!("{} {}", over.seconds - over.run_seconds, over.preemptions);
+    println!("{}", over.preemptions);
     std::process::exit(
         over.ranks.iter().filter_map(|(_, end)| end.map(|it| it.code())).max().unwrap_or(1),
     )
@@ -208,15 +208,14 @@ impl Drop for Stage {
     }
 }
 
-/// One run of a kernel: what it said, for how long it stood still, and how often it was stopped.
-fn once(stage: &Stage, case: &Case) -> Result<(Said, f64, usize), String> {
+/// One run of a kernel: what it said, and how often it was stopped.
+fn once(stage: &Stage, case: &Case) -> Result<(Said, usize), String> {
     let class = case.class.to_string();
     let lines = stage.run(case.ranks, &["--be-rank", case.kernel.name(), &class])?;
     let wrong = || "a job did not say what it found".to_owned();
     let [said, about] = &lines[..] else { return Err(wrong()) };
     let said = serde_json::from_str(said).map_err(|_| wrong())?;
-    let (still, times) = about.split_once(' ').ok_or_else(wrong)?;
-    Ok((said, number(still)?, number(times)?))
+    Ok((said, number(about)?))
 }
 
 fn mean(slices: &[Slice], of: impl Fn(&Slice) -> f64) -> f64 {
@@ -231,13 +230,16 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
     let fabric = arguments.fabric.name();
     let alone = Stage::start(case.ranks, FOR_EVER, fabric, case.mode.name())?;
     let preempted = Stage::start(case.ranks, case.slice_ms, fabric, case.mode.name())?;
-    let (first, ..) = once(&alone, case)?;
+    let (first, _) = once(&alone, case)?;
     let (mut slowdowns, mut less_still, mut times) = (Vec::new(), Vec::new(), 0);
     let (mut same_bits, mut verified, mut alone_s) = (true, first.verified, Vec::new());
     let mut runs = 0;
     while runs < arguments.repeat || times < arguments.preemptions {
         let said = once(&alone, case)?.0;
-        let (gang, still, count) = once(&preempted, case)?;
+        let (gang, count) = once(&preempted, case)?;
+        let slices = preempted.slices()?;
+        let last = &slices[slices.len().saturating_sub(count)..];
+        let still = last.iter().map(|slice| slice.switch_us).sum::<f64>() / 1e6;
         slowdowns.push(gang.seconds / said.seconds - 1.0);
         less_still.push((gang.seconds - still) / said.seconds - 1.0);
         alone_s.push(said.seconds);

@@ -6,6 +6,7 @@
 
 pub mod ack;
 pub(crate) mod command;
+pub(crate) mod config;
 pub(crate) mod endpoint;
 pub(crate) mod frame;
 pub mod geometry;

@@ -15,7 +15,8 @@ use crate::channel::command::{
     ATTACH, CLOSE, LOOK, NicState, OPEN, OpenRequest, RESTORE, RESUME_PORT, SAVE, START, STOP,
     STOP_PORT, WAIT,
 };
-use crate::channel::endpoint::{Desk, Endpoint, GangConfig, GangCounters, Phase};
+use crate::channel::config::{GangConfig, GangCounters};
+use crate::channel::endpoint::{Desk, Endpoint, Phase};
 use crate::channel::frame::PmFrame;
 use crate::names::{ChannelId, Epoch, JobId, Rank};
 

@@ -1,7 +1,8 @@
 //! The NIC's side of a context: one rank's FIFOs, and what it and its peers owe each other.
 
+mod keeping;
+
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
 
 use midplane_nicvm::context::Context;
 use midplane_nicvm::transmit::{Lane, Packet};
@@ -11,77 +12,15 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
-use super::ack::{Answer, Inbound, Outbound, Patience, Reception, Transmission};
-use super::command::{NicState, OpenRequest, PeerNumbers, WANTS_ROOM};
+use super::ack::{Answer, Inbound, Outbound, Reception, Transmission};
+use super::command::{OpenRequest, WANTS_ROOM};
+use super::config::{GangConfig, GangCounters};
 use super::frame::{Body, Fields, PmFrame};
 use super::geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
 use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
 
 /// Instructions that a message, or an answer, takes beside the unit's own.
 const MESSAGE_INSTRUCTIONS: u64 = 30;
-
-/// How a NIC's channels behave.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct GangConfig {
-    pub(crate) patience: Patience,
-    pub(crate) window: u32,
-    pub(crate) merge: u32,
-    pub(crate) merge_for: Duration,
-    pub(crate) channels: u16,
-    pub(crate) warden: Option<PortId>,
-}
-
-impl Default for GangConfig {
-    fn default() -> Self {
-        Self {
-            patience: Patience::default(),
-            window: 32,
-            merge: 4,
-            merge_for: Duration::from_micros(5),
-            channels: 4,
-            warden: None,
-        }
-    }
-}
-
-impl GangConfig {
-    /// How long answers and refused messages are waited for. Default: [`Patience::default`].
-    #[must_use]
-    pub const fn patience(mut self, patience: Patience) -> Self {
-        self.patience = patience;
-        self
-    }
-
-    /// Messages to one peer that may be unanswered, at least 1. Default: 32.
-    #[must_use]
-    pub const fn window(mut self, messages: u32) -> Self {
-        self.window = if messages == 0 { 1 } else { messages };
-        self
-    }
-
-    /// Messages that one answer may stand for, and how long it may wait for them. Default: 4, 5 us.
-    #[must_use]
-    pub const fn merge(mut self, messages: u32, within: Duration) -> Self {
-        self.merge = messages;
-        self.merge_for = within;
-        self
-    }
-
-    /// The port whose commands stop and resume all others: the daemon's, opened by that number before
-    /// anybody else can ask for it. Default: nobody's.
-    #[must_use]
-    pub const fn warden(mut self, port: PortId) -> Self {
-        self.warden = Some(port);
-        self
-    }
-
-    /// Channels of a NIC; each has one active context. Default: 4, as PM.
-    #[must_use]
-    pub const fn channels(mut self, count: u16) -> Self {
-        self.channels = count;
-        self
-    }
-}
 
 /// What a context does.
 ///
@@ -96,29 +35,6 @@ pub(crate) enum Phase {
     Running,
     /// Transmits nothing new and takes nothing, and waits for answers.
     Stopping,
-}
-
-/// What a NIC's channels have seen.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub struct GangCounters {
-    /// Messages transmitted, each time counted.
-    pub transmitted: u64,
-    /// Messages taken.
-    pub taken: u64,
-    /// Messages refused: no room, stopped, or not the next.
-    pub refused: u64,
-    /// Answers sent: each may stand for several messages.
-    pub answers: u64,
-    /// Fences sent.
-    pub fences: u64,
-    /// Frames of another epoch, of a round that is over, or for no context.
-    pub stale: u64,
-    /// Frames that no peer of ours sends there: from a node that may not talk on the channel, or
-    /// contradicting what was said before.
-    pub foreign: u64,
-    /// Answers that were missed.
-    pub missed: u64,
 }
 
 #[derive(Debug, Default)]
@@ -598,91 +514,6 @@ impl Endpoint {
             peer.answer_at = None;
         }
         true
-    }
-
-    /// What the NIC knows beside the FIFOs.
-    pub(crate) fn save(&self) -> NicState {
-        let peers = self.peers.iter().map(|(rank, peer)| PeerNumbers {
-            rank: *rank,
-            acked: peer.out.acked(),
-            expected: peer.into.expected(),
-            refusals: peer.out.refusals(),
-            waiting: peer.out.waiting().collect(),
-        });
-        NicState {
-            rank: self.rank,
-            sent: self.sending.tail,
-            freed: self.sending.freed,
-            received: self.receiving.tail,
-            receive_tail: self.receiving.ring.tail,
-            peers: peers.collect(),
-        }
-    }
-
-    /// The NIC forgets it.
-    pub(crate) fn forget(&mut self) {
-        self.phase = Phase::Empty;
-        self.sending = Sending { tail: 0, freed: 0, records: VecDeque::new() };
-        self.receiving = Receiving::default();
-        self.peers.clear();
-    }
-
-    /// Takes up what was saved; the FIFOs' memory is in place. `false` if the two contradict each
-    /// other.
-    pub(crate) fn restore(&mut self, nic: &Context<'_>, state: &NicState) -> bool {
-        if !matches!(self.phase, Phase::Empty | Phase::Parked) || state.rank != self.rank {
-            return false;
-        }
-        let restored = self.read_fifos(nic, state);
-        let Some((sending, receiving, peers)) = restored else { return false };
-        (self.sending, self.receiving, self.peers) = (sending, receiving, peers);
-        self.is_broken = false;
-        self.phase = Phase::Parked;
-        true
-    }
-
-    fn read_fifos(
-        &self,
-        nic: &Context<'_>,
-        state: &NicState,
-    ) -> Option<(Sending, Receiving, BTreeMap<Rank, Peer>)> {
-        let (send, receive) = (self.geometry.send, self.geometry.receive);
-        let head = self.word(nic, CONSUMED)?;
-        let held = state.received.checked_sub(head)?;
-        let unsent = state.sent.checked_sub(state.freed)?;
-        if held > receive.messages.into() || unsent > send.messages.into() {
-            return None;
-        }
-        let mut sending =
-            Sending { tail: state.sent, freed: state.freed, records: VecDeque::new() };
-        for number in state.freed..state.sent {
-            let record = self.record(nic, self.geometry.send_record(number))?;
-            if !self.is_sendable(&record) {
-                return None;
-            }
-            sending.records.push_back((record, true));
-        }
-        let mut peers = BTreeMap::new();
-        for peer in &state.peers {
-            for &number in &peer.waiting {
-                let at = usize::try_from(number.checked_sub(state.freed)?).ok()?;
-                let (record, taken) = sending.records.get_mut(at)?;
-                if record.peer != peer.rank || !std::mem::replace(taken, false) {
-                    return None;
-                }
-            }
-            let out = Outbound::resumed(peer.acked, peer.waiting.iter().copied().collect());
-            let into = Inbound::resumed(peer.expected);
-            peers.insert(peer.rank, Peer { out, into, answer_at: None });
-        }
-        let mut receiving = Receiving { tail: state.received, head, ..Receiving::default() };
-        for number in head..state.received {
-            let record = self.record(nic, self.geometry.receive_record(number))?;
-            receiving.positions.push_back(record.position);
-        }
-        receiving.ring.tail = state.receive_tail;
-        receiving.ring.release(receiving.positions.front().copied());
-        Some((sending, receiving, peers))
     }
 
     /// Instants have come.

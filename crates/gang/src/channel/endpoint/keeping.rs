@@ -1,0 +1,98 @@
+//! A context's NIC's part, kept elsewhere and taken up again.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use midplane_nicvm::context::Context;
+
+use super::super::ack::{Inbound, Outbound};
+use super::super::command::{NicState, PeerNumbers};
+use super::super::geometry::CONSUMED;
+use super::{Endpoint, Peer, Phase, Receiving, Sending};
+use crate::names::Rank;
+
+impl Endpoint {
+    /// What the NIC knows beside the FIFOs.
+    pub(crate) fn save(&self) -> NicState {
+        let peers = self.peers.iter().map(|(rank, peer)| PeerNumbers {
+            rank: *rank,
+            acked: peer.out.acked(),
+            expected: peer.into.expected(),
+            refusals: peer.out.refusals(),
+            waiting: peer.out.waiting().collect(),
+        });
+        NicState {
+            rank: self.rank,
+            sent: self.sending.tail,
+            freed: self.sending.freed,
+            received: self.receiving.tail,
+            receive_tail: self.receiving.ring.tail,
+            peers: peers.collect(),
+        }
+    }
+
+    /// The NIC forgets it.
+    pub(crate) fn forget(&mut self) {
+        self.phase = Phase::Empty;
+        self.sending = Sending { tail: 0, freed: 0, records: VecDeque::new() };
+        self.receiving = Receiving::default();
+        self.peers.clear();
+    }
+
+    /// Takes up what was saved; the FIFOs' memory is in place. `false` if the two contradict each
+    /// other.
+    pub(crate) fn restore(&mut self, nic: &Context<'_>, state: &NicState) -> bool {
+        if !matches!(self.phase, Phase::Empty | Phase::Parked) || state.rank != self.rank {
+            return false;
+        }
+        let restored = self.read_fifos(nic, state);
+        let Some((sending, receiving, peers)) = restored else { return false };
+        (self.sending, self.receiving, self.peers) = (sending, receiving, peers);
+        self.is_broken = false;
+        self.phase = Phase::Parked;
+        true
+    }
+
+    fn read_fifos(
+        &self,
+        nic: &Context<'_>,
+        state: &NicState,
+    ) -> Option<(Sending, Receiving, BTreeMap<Rank, Peer>)> {
+        let (send, receive) = (self.geometry.send, self.geometry.receive);
+        let head = self.word(nic, CONSUMED)?;
+        let held = state.received.checked_sub(head)?;
+        let unsent = state.sent.checked_sub(state.freed)?;
+        if held > receive.messages.into() || unsent > send.messages.into() {
+            return None;
+        }
+        let mut sending =
+            Sending { tail: state.sent, freed: state.freed, records: VecDeque::new() };
+        for number in state.freed..state.sent {
+            let record = self.record(nic, self.geometry.send_record(number))?;
+            if !self.is_sendable(&record) {
+                return None;
+            }
+            sending.records.push_back((record, true));
+        }
+        let mut peers = BTreeMap::new();
+        for peer in &state.peers {
+            for &number in &peer.waiting {
+                let at = usize::try_from(number.checked_sub(state.freed)?).ok()?;
+                let (record, taken) = sending.records.get_mut(at)?;
+                if record.peer != peer.rank || !std::mem::replace(taken, false) {
+                    return None;
+                }
+            }
+            let out = Outbound::resumed(peer.acked, peer.waiting.iter().copied().collect());
+            let into = Inbound::resumed(peer.expected);
+            peers.insert(peer.rank, Peer { out, into, answer_at: None });
+        }
+        let mut receiving = Receiving { tail: state.received, head, ..Receiving::default() };
+        for number in head..state.received {
+            let record = self.record(nic, self.geometry.receive_record(number))?;
+            receiving.positions.push_back(record.position);
+        }
+        receiving.ring.tail = state.receive_tail;
+        receiving.ring.release(receiving.positions.front().copied());
+        Some((sending, receiving, peers))
+    }
+}
