@@ -152,7 +152,7 @@ fn service(comparison: &Comparison, document: &Value) -> Vec<Row> {
 fn pingpong(comparison: &Comparison, document: &Value) -> Vec<Row> {
     let runs: Vec<&Value> = list(document, "runs").collect();
     let (peers, ours): (Vec<&Value>, Vec<&Value>) =
-        runs.into_iter().partition(|run| run["layer"] == "tcp" || run["layer"] == "unix");
+        runs.into_iter().partition(|run| run["layer"] == "kernel");
     let mut rows = Vec::new();
     for run in ours {
         for peer in peers.iter().filter(|peer| peer["bytes"] == run["bytes"]) {
@@ -163,7 +163,7 @@ fn pingpong(comparison: &Comparison, document: &Value) -> Vec<Row> {
                 what: format!("{layer}, {wait}, {} B one way", text(run, "bytes")),
                 unit: "us".into(),
                 ours,
-                peer: text(peer, "layer"),
+                peer: format!("tokio, {}", text(peer, "fabric")),
                 theirs,
                 ratio: ours.zip(theirs).map(|(ours, theirs)| theirs / ours),
             });
