@@ -33,3 +33,21 @@ proptest! {
         prop_assert_eq!(compare(text.as_bytes()), Some(4), "it does not start: {}", text);
     }
 }
+
+/// Found by a run that never ended: a timeout of no time, set again by its own handler.
+#[test]
+fn a_module_whose_timeout_comes_at_once_for_ever_ends_its_commands() {
+    let text = generator::text(&[]).replace(
+        "(func (export \"on_timeout\") (param i32)",
+        "(func (export \"on_timeout\") (param $number i32)
+          (drop (call $set_timeout (local.get $number) (i32.const 0) (i64.const 0))))
+        (func (export \"nothing\") (param i32)",
+    );
+    let text = text.replace(
+        "(func (export \"on_command\") (param i32 i32 i32 i32 i32 i32)",
+        "(func (export \"on_command\") (param i32 i32 i32 i32 i32 i32)
+          (drop (call $set_timeout (i32.const 1) (i32.const 0) (i64.const 0))))
+        (func (export \"nothing more\") (param i32 i32 i32 i32 i32 i32)",
+    );
+    assert_eq!(compare(text.as_bytes()), Some(4));
+}

@@ -158,7 +158,10 @@ impl Cluster {
     }
 
     pub(crate) fn run(&self, load: Load) -> Outcome {
-        let mut world = self.world();
+        self.run_in(self.world(), load)
+    }
+
+    pub(crate) fn run_in(&self, mut world: World<Unit>, load: Load) -> Outcome {
         world.set_faults(self.faults);
         let senders = usize::from(self.senders);
         let outcome = Arc::new(Mutex::new(Outcome {
