@@ -25,8 +25,8 @@ Examples:
 
 Ranks find their number in GANG_RANK, how many there are in GANG_SIZE, and the job's in GANG_JOB. Input
 goes to rank 0. Ctrl-C goes to all ranks; twice within a second ends the job.
-Exit code: the highest of the ranks', 128 and the signal for those that were killed; 1 a daemon, or
-what was asked for, is gone; 2 bad input.";
+Exit code: the highest that a rank has ended with, or else 128 and the signal that killed one; 1 a
+daemon, or what was asked for, is gone; 2 bad input.";
 
 /// Runs parallel jobs that take turns on a cluster, and says what runs.
 #[derive(Debug, Parser)]

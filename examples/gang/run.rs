@@ -72,10 +72,13 @@ pub(crate) async fn run(socket: &Path, options: &Run, json: bool) -> Result<u8, 
     Ok(code(&over))
 }
 
-/// The highest code of all ranks'; bad input if none has begun.
+/// The highest code that a rank has ended with; where none but those that were killed have failed, the
+/// highest of theirs; bad input if none has begun.
 fn code(over: &Over) -> u8 {
-    let codes = over.ranks.iter().filter_map(|(_, end)| end.map(End::code));
-    let highest = codes.max().unwrap_or(0);
+    let ends = || over.ranks.iter().filter_map(|(_, end)| *end);
+    // One that fails has the others killed: what it said is what is asked for.
+    let said = ends().filter(|end| matches!(end, End::Exited(code) if *code != 0));
+    let highest = said.map(End::code).max().or_else(|| ends().map(End::code).max()).unwrap_or(0);
     let began_nothing = over.ranks.iter().all(|(_, end)| end.is_none());
     match (highest, &over.why) {
         _ if began_nothing => report::BAD_INPUT,
