@@ -258,11 +258,7 @@ impl Installer {
                     self.reject(nic, who, refusal);
                 }
             }
-            Message::Commit { id } => {
-                if self.of(id).is_some() {
-                    self.commit(nic);
-                }
-            }
+            Message::Commit { id } => self.on_commit(nic, from, id),
             Message::Abort { id, who, why } => {
                 let refusal = Refusal::of(why)?;
                 if self.of(id).is_some_and(|change| change.phase != Phase::Committed) {

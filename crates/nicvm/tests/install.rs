@@ -418,55 +418,84 @@ fn eight_kibibytes_are_on_64_nodes_within_five_milliseconds() {
     }
 }
 
+/// The coordinator of a change dies while it is under way: all who live run the same in the end, and
+/// nobody waits.
+fn survive_a_dead_coordinator(
+    nodes: u16,
+    coordinator: u16,
+    dies_after: u64,
+    loss: u32,
+    seed: u64,
+) -> Result<(), TestCaseError> {
+    let mut cluster = Cluster::new(nodes, seed, false);
+    let coordinator = coordinator % nodes;
+    prop_assert_eq!(cluster.install(0, b"A", Policy::Deactivate).status, Status::Done);
+    cluster.pass(Duration::from_millis(50));
+    let mut faults = Faults::NONE;
+    faults.loss = f64::from(loss) / 100.0;
+    cluster.world.set_faults(faults);
+    let host = cluster.world.host(NodeId(coordinator));
+    cluster.world.spawn(NodeId(coordinator), async move {
+        let mut port = host.open_port().unwrap();
+        let region = port.register(2_000).unwrap();
+        region.write(0, &[b'B'; 2_000]).unwrap();
+        port.submit(&install::install(TALLY, Policy::Deactivate, region.whole(), 1)).unwrap();
+        std::future::pending::<()>().await;
+    });
+    cluster.pass(Duration::from_micros(dies_after));
+    cluster.world.crash(NodeId(coordinator));
+    cluster.pass(Duration::from_secs(6));
+    let versions = cluster.versions();
+    prop_assert!(versions.iter().all(|version| *version == versions[0]), "{:?}", versions);
+    for node in (0..nodes).filter(|node| *node != coordinator).map(NodeId) {
+        let unit = cluster.world.firmware(node);
+        prop_assert!(!unit.extension::<Installer>(INSTALLER).unwrap().is_changing());
+    }
+    // It goes on without the dead one, and with it when it is back.
+    let next = (coordinator + 1) % nodes;
+    // If nobody had anything to tell the dead one, the first change finds out that it is.
+    let mut done = cluster.install(next, b"C", Policy::Deactivate);
+    if done.status == Status::Refused {
+        prop_assert_eq!((done.args[0], done.args[1]), (coordinator.into(), Refusal::Lost as u64));
+        done = cluster.install(next, b"C", Policy::Deactivate);
+    }
+    prop_assert_eq!(done.status, Status::Done);
+    cluster.world.restart(NodeId(coordinator));
+    cluster.pass(Duration::from_secs(3));
+    let versions = cluster.versions();
+    prop_assert_eq!(versions.len(), usize::from(nodes));
+    prop_assert!(versions.iter().all(|version| *version == versions[0]), "{:?}", versions);
+    Ok(())
+}
+
+#[test]
+fn who_had_done_it_all_answers_who_finds_out_how_it_ends() {
+    survive_a_dead_coordinator(6, 4, 84, 1, 4_015_381_075_622_377_067).unwrap();
+    survive_a_dead_coordinator(5, 0, 99, 1, 2_380_369_190_438_835_559).unwrap();
+}
+
+#[test]
+fn who_answers_for_a_dead_coordinator_is_not_taken_for_dead() {
+    survive_a_dead_coordinator(5, 3, 1, 1, 14_052_490_146_454_952_751).unwrap();
+}
+
+#[test]
+fn who_finds_out_how_it_ends_may_be_below_whom_it_waits_for() {
+    survive_a_dead_coordinator(8, 4, 105, 3, 6_755_428_864_084_272_578).unwrap();
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// The coordinator may die at any point: all who live run the same in the end, and nobody waits.
+    /// It may die at any point.
     #[test]
     fn a_dead_coordinator_leaves_no_two_versions(
         nodes in 3..9_u16,
         coordinator in 0..9_u16,
-        dies_after in 1..4_000_u64,
+        dies_after in prop_oneof![1..4_000_u64, 1..200_u64],
         loss in 0..4_u32,
         seed: u64,
     ) {
-        let mut cluster = Cluster::new(nodes, seed, false);
-        let coordinator = coordinator % nodes;
-        prop_assert_eq!(cluster.install(0, b"A", Policy::Deactivate).status, Status::Done);
-        cluster.pass(Duration::from_millis(50));
-        let mut faults = Faults::NONE;
-        faults.loss = f64::from(loss) / 100.0;
-        cluster.world.set_faults(faults);
-        let host = cluster.world.host(NodeId(coordinator));
-        cluster.world.spawn(NodeId(coordinator), async move {
-            let mut port = host.open_port().unwrap();
-            let region = port.register(2_000).unwrap();
-            region.write(0, &[b'B'; 2_000]).unwrap();
-            port.submit(&install::install(TALLY, Policy::Deactivate, region.whole(), 1)).unwrap();
-            std::future::pending::<()>().await;
-        });
-        cluster.pass(Duration::from_micros(dies_after));
-        cluster.world.crash(NodeId(coordinator));
-        cluster.pass(Duration::from_secs(6));
-        let versions = cluster.versions();
-        prop_assert!(versions.iter().all(|version| *version == versions[0]), "{:?}", versions);
-        for node in (0..nodes).filter(|node| *node != coordinator).map(NodeId) {
-            let unit = cluster.world.firmware(node);
-            prop_assert!(!unit.extension::<Installer>(INSTALLER).unwrap().is_changing());
-        }
-        // It goes on without the dead one, and with it when it is back.
-        let next = (coordinator + 1) % nodes;
-        // If nobody had anything to tell the dead one, the first change finds out that it is.
-        let mut done = cluster.install(next, b"C", Policy::Deactivate);
-        if done.status == Status::Refused {
-            prop_assert_eq!((done.args[0], done.args[1]), (coordinator.into(), Refusal::Lost as u64));
-            done = cluster.install(next, b"C", Policy::Deactivate);
-        }
-        prop_assert_eq!(done.status, Status::Done);
-        cluster.world.restart(NodeId(coordinator));
-        cluster.pass(Duration::from_secs(3));
-        let versions = cluster.versions();
-        prop_assert_eq!(versions.len(), usize::from(nodes));
-        prop_assert!(versions.iter().all(|version| *version == versions[0]), "{:?}", versions);
+        survive_a_dead_coordinator(nodes, coordinator, dies_after, loss, seed)?;
     }
 }

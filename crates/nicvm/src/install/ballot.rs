@@ -57,6 +57,25 @@ impl Installer {
         }
     }
 
+    /// The parent, or who finds out how the change of a dead coordinator ends, says that it is committed.
+    pub(super) fn on_commit(&mut self, nic: &mut Context<'_>, from: NodeId, id: ChangeId) {
+        let Some(change) = self.of(id) else {
+            // Done here, and who asks has not heard of it.
+            if self.ended.get(&id) == Some(&true) {
+                self.tell(nic, from, &Message::Done { id });
+            }
+            return;
+        };
+        if change.parent != Some(from) {
+            // It tells everybody itself; whoever is below here may wait for it, as it does for us.
+            change.leader = Some(from);
+            change.children.clear();
+            change.waiting.clear();
+        }
+        self.commit(nic);
+        self.report_done(nic);
+    }
+
     /// It runs here from now on, and below.
     pub(super) fn commit(&mut self, nic: &mut Context<'_>) {
         let Some(change) = &mut self.change else { return };
@@ -103,10 +122,11 @@ impl Installer {
             return;
         }
         let id = change.offer.id;
-        let (parent, command, offer) = (change.parent, change.command.take(), change.offer);
+        let whom = [change.parent, change.leader];
+        let (command, offer) = (change.command.take(), change.offer);
         self.change = None;
-        if let Some(parent) = parent {
-            self.tell(nic, parent, &Message::Done { id });
+        for node in whom.into_iter().flatten() {
+            self.tell(nic, node, &Message::Done { id });
         }
         if let Some(command) = command {
             let members: u32 = offer.members.iter().map(|byte| byte.count_ones()).sum();

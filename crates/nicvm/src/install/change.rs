@@ -27,6 +27,8 @@ pub(super) struct Change {
     pub(super) offer: Offer,
     pub(super) phase: Phase,
     pub(super) parent: Option<NodeId>,
+    /// Who finds out how it ends, its coordinator being gone.
+    pub(super) leader: Option<NodeId>,
     pub(super) children: Vec<NodeId>,
     /// Whose answer is awaited.
     pub(super) waiting: BTreeSet<NodeId>,
@@ -45,6 +47,7 @@ impl Change {
             offer,
             phase: Phase::Preparing,
             parent: None,
+            leader: None,
             children: Vec::new(),
             waiting: BTreeSet::new(),
             module: Vec::new(),

@@ -121,7 +121,10 @@ impl Installer {
             match knows {
                 wire::COMMITTED => self.commit(nic),
                 wire::ABORTED if change.phase != Phase::Committed => {
-                    self.abort(nic, from, Refusal::Lost);
+                    // Who answers is not gone; nor is the coordinator, if that is who answers.
+                    let coordinator = id.coordinator;
+                    let why = if from == coordinator { Refusal::Late } else { Refusal::Lost };
+                    self.abort(nic, coordinator, why);
                 }
                 _ => {}
             }
