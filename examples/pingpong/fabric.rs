@@ -10,7 +10,7 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::simhw::time::LineRate;
-use midplane::simhw::udp::{UdpConfig, UdpNic};
+use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 use midplane::via::VIA;
 use midplane::via::firmware::{Via, ViaConfig};
 use tokio::runtime::{Builder, Runtime};
@@ -132,7 +132,13 @@ async fn ours<G: Game>(
             let addresses = addresses.map_err(|error| format!("--child {place}: {error}"))?;
             // Faster than any loopback: nothing is paced.
             let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
+            // Who polls by hand gives the runtime's tasks no turn.
+            let coprocessor = match wait {
+                Wait::Poll => Coprocessor::Thread,
+                Wait::Await | Wait::Block => Coprocessor::Task,
+            };
             let config = UdpConfig::new(NodeId(node), addresses).line(line);
+            let config = config.coprocessor(coprocessor);
             let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
             play(&nic.host(), NodeId(1 - node), (layer, wait, how), most, game).await
         }

@@ -5,7 +5,7 @@ use midplane::simhw::link::LinkProfile;
 #[cfg(target_os = "linux")]
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::simhw::time::LineRate;
-use midplane::simhw::udp::{UdpConfig, UdpNic};
+use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 
 use crate::arguments::Fabric;
 use crate::contest::Site;
@@ -28,7 +28,9 @@ pub(crate) async fn over<T>(
         Fabric::Udp => {
             // Faster than any loopback: nothing is paced.
             let line = LinkProfile::plain(LineRate::mbps(400_000), std::time::Duration::ZERO);
+            // One thread for everything, as the kernel's side has it: nothing is handed over.
             let config = UdpConfig::new(own, site.peers.clone()).line(line);
+            let config = config.coprocessor(Coprocessor::Task);
             let nic =
                 UdpNic::start(config, unit()?).map_err(|error| format!("--peers: {error}"))?;
             let result = messages::over(&nic.host(), (site.rank, 2), number as u32, work).await;
