@@ -117,8 +117,8 @@ impl Client {
         let (Answer::Here, _) = ask(&dial(&config)?, Request::Greet)? else {
             return Err(ConnectError::System(io::ErrorKind::InvalidData));
         };
-        let tasks = Arc::new(Tasks::new(config.node, config.seed, runtime.clone()));
-        Ok(Self { host: ClientHost { tasks, config: Arc::new(config), runtime } })
+        let tasks = Arc::new(Tasks::new(config.node, config.seed, runtime));
+        Ok(Self { host: ClientHost { tasks, config: Arc::new(config) } })
     }
 
     /// Finds the daemon as soon as it is there, for as long as `patience`.
@@ -154,7 +154,6 @@ impl Client {
 pub struct ClientHost {
     tasks: Arc<Tasks>,
     config: Arc<ClientConfig>,
-    runtime: Handle,
 }
 
 impl ClientHost {
@@ -182,9 +181,9 @@ impl ClientHost {
         };
         let admits = |user| self.config.admits(user);
         let (port, registrar) = borrowed_port(loan, admits).map_err(|_| invalid())?;
-        let _inside = self.runtime.enter();
+        let _inside = self.tasks.runtime().enter();
         let watch = Watch::new(wakes, watched, registrar).map_err(system)?;
-        self.runtime.spawn(watch.run());
+        self.tasks.spawn(watch.run());
         Ok(port)
     }
 }

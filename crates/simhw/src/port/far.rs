@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -54,36 +54,45 @@ impl Layout {
 
 /// The segments that a port's regions lie in, in the NIC's process.
 #[derive(Debug, Default)]
-pub(crate) struct Arenas(Mutex<Vec<Option<Arc<Segment>>>>);
+pub(crate) struct Arenas(Mutex<Vec<Lent>>);
+
+/// A segment that was lent. It takes memory for as long as a region is registered in it, whatever the
+/// application says of it.
+#[derive(Debug, Default)]
+struct Lent {
+    arena: Option<Arc<Segment>>,
+    alive: Weak<Segment>,
+}
 
 impl Arenas {
-    fn lock(&self) -> MutexGuard<'_, Vec<Option<Arc<Segment>>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Lent>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of all of them.
     pub(crate) fn bytes(&self) -> usize {
-        self.lock().iter().flatten().map(|arena| arena.len()).sum()
+        self.lock().iter().filter_map(|lent| lent.alive.upgrade()).map(|arena| arena.len()).sum()
     }
 
     /// Adds one; its number.
     pub(crate) fn add(&self, arena: Arc<Segment>) -> usize {
-        let mut arenas = self.lock();
-        let number = arenas.iter().position(Option::is_none).unwrap_or(arenas.len());
-        if number == arenas.len() {
-            arenas.push(None);
+        let mut lent = self.lock();
+        let is_free = |lent: &Lent| lent.alive.strong_count() == 0;
+        let number = lent.iter().position(is_free).unwrap_or(lent.len());
+        if number == lent.len() {
+            lent.push(Lent::default());
         }
-        arenas[number] = Some(arena);
+        lent[number] = Lent { alive: Arc::downgrade(&arena), arena: Some(arena) };
         number
     }
 
     fn get(&self, number: usize) -> Option<Arc<Segment>> {
-        self.lock().get(number)?.clone()
+        self.lock().get(number)?.arena.clone()
     }
 
     fn release(&self, number: usize) {
-        if let Some(arena) = self.lock().get_mut(number) {
-            *arena = None;
+        if let Some(lent) = self.lock().get_mut(number) {
+            lent.arena = None;
         }
     }
 }
@@ -298,7 +307,32 @@ impl FarEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::PortId;
     use proptest::prelude::*;
+
+    #[test]
+    fn memory_with_a_region_in_it_counts_whatever_the_application_says() {
+        let (mut nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();
+        let (_, _, mut registrations, _) = open(&grant.file, 4, |_| true).unwrap();
+        let bytes = 1 << 16;
+        let (arena, _) = Segment::shared(Kind::Arena, bytes).unwrap();
+        let arena = grant.arenas.add(Arc::new(arena)) as u32;
+        let at = Place { arena, offset: 0, is_alone: true };
+        let options = RegionOptions::default();
+        let changes = [
+            Change::Register { slot: 1, generation: 1, options, at, bytes },
+            // There is no such region: the memory is given back in words alone.
+            Change::Deregister { slot: 9, generation: 1, at },
+        ];
+        for change in changes {
+            registrations.push(&change.emit()).unwrap();
+        }
+        nic.sync();
+        assert_eq!(grant.arenas.bytes(), bytes);
+        registrations.push(&Change::Deregister { slot: 1, generation: 1, at }.emit()).unwrap();
+        nic.sync();
+        assert_eq!(grant.arenas.bytes(), 0);
+    }
 
     proptest! {
         #[test]
