@@ -25,6 +25,7 @@ mod lane;
 pub mod measure;
 mod nic;
 mod rendezvous;
+mod retry;
 
 use std::sync::Arc;
 

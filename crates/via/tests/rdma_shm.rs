@@ -14,6 +14,7 @@ use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
 use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 type World = Communicator<Engine<RdmaCarrier>>;
 
@@ -64,6 +65,65 @@ where
             nic.shutdown().await;
         }
     });
+}
+
+/// What one of two processes has sent, in bytes of payload; both have one core between them, and four
+/// messages of 1 MiB under way each.
+async fn call_beside_the_other(name: String, own: u16, calls: u32) -> u64 {
+    let mut unit = Unit::default();
+    unit.install(VIA, Via::new(ViaConfig::default())).unwrap();
+    let nic = ShmNic::start(ShmConfig::new(&name, NodeId(own), 2), unit).unwrap();
+    nic.meet().await;
+    let world = join(nic.host(), RdmaConfig::default()).await;
+    let callers = (0..4).map(|caller| {
+        let (world, other) = (world.clone(), Rank(1 - u32::from(own)));
+        tokio::spawn(async move {
+            let (there, back) = (Tag(2 * caller), Tag(2 * caller + 1));
+            for _ in 0..calls {
+                if own == 0 {
+                    let answer = world.ireceive(other, back).unwrap();
+                    world.send(other, there, vec![7; 1 << 20]).await.unwrap();
+                    assert_eq!(answer.await.unwrap().bytes.len(), 1 << 20);
+                } else {
+                    let came = world.receive(other, there).await.unwrap();
+                    world.send(other, back, came.bytes).await.unwrap();
+                }
+            }
+        })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        caller.await.unwrap();
+    }
+    world.barrier().await.unwrap();
+    world.finalize().await;
+    let sent = nic.counters().bytes_sent;
+    nic.shutdown().await;
+    sent
+}
+
+/// Each of them is silent for whole time slices. That is no loss: next to nothing is sent twice.
+#[test]
+fn processes_that_share_a_core_are_not_taken_for_silent() {
+    const CALLS: u32 = 10;
+    let name = format!("midplane-rdma-core-{}", std::process::id());
+    let mut core = CpuSet::new();
+    let all = sched_getaffinity(None).unwrap();
+    core.set((0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap());
+    let processes: Vec<_> = (0..2)
+        .map(|own| {
+            let name = name.clone();
+            std::thread::spawn(move || {
+                sched_setaffinity(None, &core).unwrap();
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                runtime.unwrap().block_on(call_beside_the_other(name, own, CALLS))
+            })
+        })
+        .collect();
+    let needed = u64::from(4 * CALLS) << 20;
+    for process in processes {
+        let sent = process.join().unwrap();
+        assert!(sent < needed * 5 / 4, "{sent} bytes for {needed}");
+    }
 }
 
 fn text(number: usize, length: usize) -> Vec<u8> {

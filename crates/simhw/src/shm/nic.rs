@@ -13,6 +13,7 @@ use super::ShmCounters;
 use super::config::ShmConfig;
 use super::lane::{Arrived, Sender};
 use super::rendezvous::Link;
+use super::retry::Retry;
 use crate::drops::DropCause;
 use crate::frame::{HEADER_BYTES, Header};
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
@@ -26,8 +27,6 @@ use crate::time::{Instant, LineRate};
 
 /// Frames to itself that a NIC holds; beyond them it is busy.
 const LOOP_DEPTH: usize = 256;
-/// When to try again where a peer's slots are full: nobody tells when one comes back.
-const RETRY_NANOS: u64 = 2_000;
 
 /// The sending side of a peer.
 #[derive(Debug)]
@@ -39,6 +38,8 @@ struct Peer {
     event: OwnedFd,
     /// Something is staged for it, or published and it was not woken for that.
     is_touched: bool,
+    /// Its slots were full.
+    retry: Retry,
 }
 
 /// The NIC, less the receiving ends of its links.
@@ -126,7 +127,8 @@ impl Nic {
     /// Takes in the sending end of a link. Returns the receiving end.
     pub(super) fn join(&mut self, link: Link) -> super::lane::Receiver {
         let segment = Arc::clone(link.receiver.segment());
-        let peer = Peer { sender: link.sender, segment, event: link.event, is_touched: false };
+        let (sender, event) = (link.sender, link.event);
+        let peer = Peer { sender, segment, event, is_touched: false, retry: Retry::default() };
         self.peers[link.node.index()] = Some(peer);
         self.touched.retain(|node| *node != link.node);
         link.receiver
@@ -243,8 +245,9 @@ impl Nic {
             }
         };
         if peer.sender.stage(header, payload.view()).is_err() {
-            return Err(TransmitRefused::Busy { until: now.plus_nanos(RETRY_NANOS) });
+            return Err(TransmitRefused::Busy { until: peer.retry.on_full(*now) });
         }
+        peer.retry.on_room();
         staged.frames += 1;
         staged.frame_bytes += header.frame_bytes() as u64;
         if !std::mem::replace(&mut peer.is_touched, true) {

@@ -1,7 +1,8 @@
 //! Frames that were sent and may have to be sent again: go back to the first that is missing.
 //!
 //! A connection's frames are numbered; the receiver takes them in order only, names the next that it
-//! expects in every frame of its own, and says at once when one is missing.
+//! expects in every frame of its own, and says at once when one is missing. Silence may as well mean
+//! that the receiver is slow: then one frame goes again, and what is heard of it decides on the rest.
 
 use std::collections::VecDeque;
 
@@ -53,6 +54,8 @@ pub(super) struct SendWindow {
     resent_at: Instant,
     /// Times that it has gone back for want of an answer, since it last went on.
     pub(super) silent: u32,
+    /// Only the first frame goes again, and nothing new, until anything is heard.
+    on_trial: bool,
 }
 
 impl SendWindow {
@@ -65,11 +68,12 @@ impl SendWindow {
             progress_at: now,
             resent_at: Instant::ZERO,
             silent: 0,
+            on_trial: false,
         }
     }
 
     pub(super) fn has_room(&self) -> bool {
-        self.flights.len() < FRAMES && self.bytes < BYTES
+        !self.on_trial && self.flights.len() < FRAMES && self.bytes < BYTES
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -95,6 +99,9 @@ impl SendWindow {
 
     /// The next frame to be sent again, with its number.
     pub(super) fn next_resend(&mut self) -> Option<(u32, Flight)> {
+        if self.on_trial && self.resend > 0 {
+            return None;
+        }
         let flight = *self.flights.get(self.resend)?;
         let sequence = self.base.wrapping_add(self.resend as u32);
         self.resend += 1;
@@ -114,8 +121,11 @@ impl SendWindow {
             arrived.ended += usize::from(flight.ends);
         }
         self.base = next;
-        self.resend = self.resend.saturating_sub(frames);
+        // More than what went again: they were only late, and so are those behind them.
+        let late = self.on_trial && frames > self.resend;
+        self.resend = if late { self.flights.len() } else { self.resend.saturating_sub(frames) };
         if frames > 0 {
+            self.on_trial = false;
             self.progress_at = now;
             self.silent = 0;
         }
@@ -129,10 +139,11 @@ impl SendWindow {
         }
     }
 
-    /// No answer for too long.
+    /// No answer for too long: the first of them is sent again.
     pub(super) const fn on_silence(&mut self, now: Instant) {
         self.silent += 1;
         self.go_back(now);
+        self.on_trial = true;
     }
 
     /// Nothing was sent or heard for a while, on purpose: all is sent again.
@@ -145,6 +156,7 @@ impl SendWindow {
     const fn go_back(&mut self, now: Instant) {
         self.resend = 0;
         self.resent_at = now;
+        self.on_trial = false;
     }
 
     /// When it last sent everything again, or went on.
@@ -312,6 +324,43 @@ mod tests {
             prop_assert_eq!(taken, total);
             prop_assert!(sender.is_empty());
             prop_assert_eq!(ended as u32, total.div_ceil(3));
+        }
+
+        /// However often a slow receiver is taken for a silent one: one frame goes again each time.
+        #[test]
+        fn a_receiver_that_is_slow_is_not_sent_everything_again(
+            total in 2_usize..FRAMES, silences in 1_usize..6, acknowledged in 2_usize..FRAMES,
+        ) {
+            let now = Instant::from_nanos(1);
+            let mut window = SendWindow::new(now);
+            for _ in 0..total {
+                window.push(now, flight(true));
+            }
+            let mut again = 0;
+            for _ in 0..silences {
+                window.on_silence(now);
+                again += std::iter::from_fn(|| window.next_resend()).count();
+                prop_assert!(!window.has_room());
+            }
+            prop_assert_eq!(again, silences);
+            let acknowledged = acknowledged.min(total) as u32;
+            window.on_acknowledgement(now, acknowledged);
+            prop_assert!(window.next_resend().is_none());
+            prop_assert!(window.has_room());
+        }
+
+        /// Where all were lost, all go again once the first has arrived.
+        #[test]
+        fn what_was_lost_behind_the_first_goes_again(total in 1_usize..FRAMES) {
+            let now = Instant::from_nanos(1);
+            let mut window = SendWindow::new(now);
+            for _ in 0..total {
+                window.push(now, flight(true));
+            }
+            window.on_silence(now);
+            prop_assert_eq!(std::iter::from_fn(|| window.next_resend()).count(), 1);
+            window.on_acknowledgement(now, 1);
+            prop_assert_eq!(std::iter::from_fn(|| window.next_resend()).count(), total - 1);
         }
 
         #[test]

@@ -1,0 +1,59 @@
+//! When a peer whose slots are full is looked at again: nobody tells when one comes back.
+
+use crate::time::Instant;
+
+/// The first time.
+const FIRST_NANOS: u64 = 2_000;
+/// Each time in vain, twice as long, up to this: whoever is to empty the slots may need the core that
+/// the looks take.
+const LONGEST_NANOS: u64 = 64_000;
+
+/// The looks at one peer.
+#[derive(Debug)]
+pub(super) struct Retry {
+    at: Instant,
+    nanos: u64,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { at: Instant::ZERO, nanos: FIRST_NANOS }
+    }
+}
+
+impl Retry {
+    /// The slots are full: when to look again.
+    pub(super) fn on_full(&mut self, now: Instant) -> Instant {
+        if now >= self.at {
+            self.at = now.plus_nanos(self.nanos);
+            self.nanos = (2 * self.nanos).min(LONGEST_NANOS);
+        }
+        self.at
+    }
+
+    /// There was room.
+    pub(super) const fn on_room(&mut self) {
+        self.nanos = FIRST_NANOS;
+    }
+}
+
+#[cfg(all(test, not(midplane_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_stands_still_is_looked_at_some_20_times_in_a_millisecond() {
+        let (mut retry, mut now, mut looks) = (Retry::default(), Instant::from_nanos(5), 0);
+        let until = now.plus_nanos(1_000_000);
+        while now < until {
+            // Several frames find it full at once.
+            let at = retry.on_full(now);
+            assert_eq!((retry.on_full(now), at > now), (at, true));
+            now = at;
+            looks += 1;
+        }
+        assert!((15..25).contains(&looks), "{looks}");
+        retry.on_room();
+        assert_eq!(retry.on_full(now), now.plus_nanos(FIRST_NANOS));
+    }
+}
