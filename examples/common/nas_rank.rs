@@ -5,10 +5,12 @@ use std::str::FromStr;
 use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::live::clock::now;
 use midplane::gang::live::rank::join;
-use midplane::gang::nas::{self, Cg, Class, Ep, Ft, Kernel, RealTime, Verdict};
+use midplane::gang::live::snapshot::Snapshots;
+use midplane::gang::nas::{Cg, Class, Ep, Ft, Kernel, RealTime, Verdict};
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::process::Process;
+use midplane::via::message::progression::Progression;
 use serde::{Deserialize, Serialize};
 
 /// What rank 0 says in the end.
@@ -49,18 +51,25 @@ impl FromStr for Name {
 /// Runs this process's rank; what is to be said, on rank 0.
 pub(crate) async fn run(name: Name, class: Class) -> Result<Option<Said>, String> {
     let (_, channel) = join().await.map_err(|error| error.to_string())?;
+    let mut snapshots = Snapshots::join().map_err(|error| error.to_string())?;
+    let saved = snapshots.take_restored();
     let (rank, ranks) = (channel.rank(), u32::from(channel.ranks()));
-    let engine = Engine::new(ChannelCarrier::new(channel), Config::default());
+    // Between two steps a kernel has had all that it waits for: what was on its way is of the message
+    // layer alone, which begins anew.
+    let carrier = match saved {
+        Some(_) => ChannelCarrier::anew(channel),
+        None => ChannelCarrier::new(channel),
+    };
+    let engine = Engine::new(carrier, Config::default());
     let (process, scope) = Process::new(engine, ranks).map_err(|error| error.to_string())?;
     let world = Communicator::world(process, scope);
     world.barrier().await.map_err(|error| error.to_string())?;
     let began = now();
     let verdict = match name {
-        Name::Ep => kernel::<Ep, _>(class, &world).await,
-        Name::Cg => kernel::<Cg, _>(class, &world).await,
-        Name::Ft => kernel::<Ft, _>(class, &world).await,
-    };
-    let verdict = verdict.map_err(|error| error.to_string())?;
+        Name::Ep => kernel::<Ep, _>(class, &world, saved, &mut snapshots).await,
+        Name::Cg => kernel::<Cg, _>(class, &world, saved, &mut snapshots).await,
+        Name::Ft => kernel::<Ft, _>(class, &world, saved, &mut snapshots).await,
+    }?;
     let seconds = now().nanos_since(began) as f64 / 1e9;
     world.finalize().await;
     Ok((rank.0 == 0).then(|| Said {
@@ -73,12 +82,29 @@ pub(crate) async fn run(name: Name, class: Class) -> Result<Option<Said>, String
     }))
 }
 
-async fn kernel<K: Kernel, P: midplane::via::message::progression::Progression>(
+/// Runs a kernel from its beginning, or from what was saved; is saved between two steps when it is asked
+/// to, all ranks between the same two.
+async fn kernel<K: Kernel, P: Progression>(
     class: Class,
     world: &Communicator<P>,
-) -> Result<Verdict, nas::KernelError>
+    saved: Option<Vec<u8>>,
+    snapshots: &mut Snapshots,
+) -> Result<Verdict, String>
 where
     Communicator<P>: Send + Sync,
 {
-    nas::run::<K, _>(class, world, &RealTime).await
+    let (rank, ranks) = (world.rank().0, world.size());
+    let kernel = match saved {
+        Some(saved) => K::restore(class, rank, ranks, &saved),
+        None => K::begin(class, rank, ranks),
+    };
+    let mut kernel = kernel.map_err(|error| error.to_string())?;
+    while !kernel.step(world, &RealTime).await.map_err(|error| error.to_string())? {
+        let asked = [u32::from(snapshots.is_asked())];
+        let all = world.all_reduce_slice(&asked, |sum, more| *sum += *more).await;
+        if all.map_err(|error| error.to_string())?[0] > 0 {
+            snapshots.save(&kernel.save()).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(kernel.verdict())
 }

@@ -18,6 +18,10 @@ Examples:
   # A NAS kernel on two ranks, under `gangd --fabric shm`: preempted as often as others want their turn
   gang run --ranks 2 -- gang nas cg S
 
+  # Save job 1 between two steps and end it; go on with it elsewhere, under daemons with other hosts and slots
+  gang checkpoint 1 saved --end
+  gang --socket other.socket restore saved
+
   # What runs, again and again; and the slices of the last seconds, for a browser or for Perfetto
   gang top
   gang trace slices.svg
@@ -46,6 +50,18 @@ pub(crate) struct Arguments {
 pub(crate) enum What {
     /// Run a job, and stay with it until it ends
     Run(Run),
+    /// Save a job whose program can be saved (the NAS kernels here can), at its next step
+    Checkpoint {
+        /// The job's number
+        job: u32,
+        /// A folder for the checkpoint, on the host of the daemon; it is made
+        folder: PathBuf,
+        /// End the job once it is saved
+        #[arg(long)]
+        end: bool,
+    },
+    /// Go on with a job that was saved, and stay with it until it ends
+    Restore(Restore),
     /// What runs
     List,
     /// End a job, or signal it
@@ -74,6 +90,18 @@ pub(crate) enum What {
         /// The file
         file: PathBuf,
     },
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Restore {
+    /// The checkpoint's folder, on the host of the daemon
+    pub(crate) checkpoint: PathBuf,
+    /// Slices in a row at its turn: its priority
+    #[arg(long, default_value_t = 1, value_name = "SLICES", value_parser = clap::value_parser!(u8).range(1..))]
+    pub(crate) priority: u8,
+    /// Each line of output says which rank has written it
+    #[arg(long)]
+    pub(crate) label: bool,
 }
 
 #[derive(Args, Clone, Debug)]

@@ -59,6 +59,10 @@ async fn carry_out(arguments: &Arguments) -> Result<u8, Failure> {
     let socket = arguments.socket.clone().unwrap_or_else(default_socket);
     match &arguments.what {
         What::Run(options) => run::run(&socket, options, arguments.json).await,
+        What::Checkpoint { job, folder, end } => {
+            run::checkpoint(&socket, (*job, folder, *end), arguments.json).await
+        }
+        What::Restore(options) => run::restore(&socket, options, arguments.json).await,
         What::List => listing::once(&socket, arguments.json).await,
         What::Top { times } => listing::top(&socket, *times, arguments.json).await,
         What::Kill { job, signal } => {

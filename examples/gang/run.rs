@@ -3,12 +3,14 @@
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use midplane::gang::live::front::{self, RunOptions, terminal_size};
+use midplane::gang::live::clock::now;
+use midplane::gang::live::front::{self, Output, RunOptions, terminal_size};
 use midplane::gang::live::message::{Over, Program};
 use midplane::gang::live::process::End;
+use midplane::gang::names::JobId;
 use serde::Serialize;
 
-use crate::arguments::Run;
+use crate::arguments::{Restore, Run};
 use crate::{Failure, report};
 
 /// Rows and columns of a terminal that nobody looks at.
@@ -60,16 +62,68 @@ pub(crate) async fn run(socket: &Path, options: &Run, json: bool) -> Result<u8, 
         ranks: options.ranks,
         weight: options.priority,
         program: program(options)?,
-        label: options.label,
-        output_to_error: json,
+        output: Output { label: options.label, to_error: json },
     };
     let over = front::run(socket, request, |_| {}).await?;
+    Ok(say(&over, json))
+}
+
+pub(crate) async fn restore(socket: &Path, options: &Restore, json: bool) -> Result<u8, Failure> {
+    let output = Output { label: options.label, to_error: json };
+    let over =
+        front::restore(socket, &options.checkpoint, options.priority, output, |_| {}).await?;
+    Ok(say(&over, json))
+}
+
+#[derive(Serialize)]
+struct SavedDocument<'a> {
+    job: u32,
+    ranks: u16,
+    checkpoint: &'a Path,
+    state_bytes: u64,
+    messages: u64,
+    seconds: f64,
+    ended: bool,
+}
+
+pub(crate) async fn checkpoint(
+    socket: &Path,
+    (job, folder, end): (u32, &Path, bool),
+    json: bool,
+) -> Result<u8, Failure> {
+    let began = now();
+    let saved = front::checkpoint(socket, JobId(job), folder, end).await?;
+    let seconds = now().nanos_since(began) as f64 / 1e9;
     if json {
-        report::print_json(&document(&over));
-    } else if let Some(line) = complaint(&over) {
+        report::print_json(&SavedDocument {
+            job,
+            ranks: saved.ranks,
+            checkpoint: folder,
+            state_bytes: saved.state_bytes,
+            messages: saved.messages,
+            seconds,
+            ended: end,
+        });
+    } else {
+        report::say(&format!(
+            "job {job}: {} ranks with {} bytes, {} messages on their way, saved in {} after {seconds:.2} s\n",
+            saved.ranks,
+            saved.state_bytes,
+            saved.messages,
+            folder.display()
+        ));
+    }
+    Ok(0)
+}
+
+/// Says how a job went; its exit code.
+fn say(over: &Over, json: bool) -> u8 {
+    if json {
+        report::print_json(&document(over));
+    } else if let Some(line) = complaint(over) {
         report::fail(&line, 0);
     }
-    Ok(code(&over))
+    code(over)
 }
 
 /// The highest code that a rank has ended with; where none but those that were killed have failed, the

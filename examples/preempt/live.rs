@@ -9,7 +9,7 @@ use midplane::gang::agenda::{AgendaConfig, Phases};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::live::channels::ChannelOptions;
 use midplane::gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, serve};
-use midplane::gang::live::front::{RunOptions, ask, run as run_job};
+use midplane::gang::live::front::{Output, RunOptions, ask, run as run_job};
 use midplane::gang::live::message::{Cluster, Program, Reply, Request, Slice};
 use midplane::gang::live::stub;
 use midplane::gang::schedule::RoundRobin;
@@ -104,8 +104,8 @@ fn front(socket: &str, ranks: &str, command: &[&str]) -> Result<(), String> {
         terminal: None,
         keep_going: false,
     };
-    let (ranks, label, output_to_error) = (number(ranks)?, false, false);
-    let options = RunOptions { ranks, weight: 1, program, label, output_to_error };
+    let (ranks, output) = (number(ranks)?, Output::default());
+    let options = RunOptions { ranks, weight: 1, program, output };
     let runtime = runtime()?;
     let over = runtime.block_on(run_job(Path::new(socket), options, |_| {}));
     runtime.shutdown_background();

@@ -79,6 +79,8 @@ pub enum Event {
     Switched(Switch),
     /// Nothing is left of a job, on no node.
     Gone(JobId),
+    /// A job stood still, and what its channels held then is known.
+    Cut(JobId, Epoch),
 }
 
 /// What the daemons were ordered last.
@@ -90,6 +92,11 @@ enum Step {
     Save,
     Restore,
     Run,
+    /// To be cut.
+    Hold(JobId),
+    Cut(JobId),
+    /// After it was cut.
+    GoOn,
 }
 
 /// Which order comes next, and when.
@@ -102,6 +109,10 @@ pub struct Agenda<P> {
     fresh: VecDeque<JobId>,
     /// To be cleared away.
     ended: VecDeque<JobId>,
+    /// To be cut.
+    cuts: VecDeque<JobId>,
+    /// Stands still for its cut, in its own slice.
+    held: Option<JobId>,
     running: Vec<JobId>,
     /// When the slice ends.
     until: Option<Instant>,
@@ -131,6 +142,8 @@ impl<P: Clone> Agenda<P> {
             next_job: 1,
             fresh: VecDeque::new(),
             ended: VecDeque::new(),
+            cuts: VecDeque::new(),
+            held: None,
             running: Vec::new(),
             until: None,
             switch: None,
@@ -177,6 +190,12 @@ impl<P: Clone> Agenda<P> {
         }
     }
 
+    /// Has a job stand still, so that what its channels hold is known: [`Event::Cut`] follows, unless it
+    /// ends before. It goes on in its slice.
+    pub fn cut(&mut self, job: JobId) {
+        self.cuts.push_back(job);
+    }
+
     /// Forgets a job that is gone.
     pub fn forget(&mut self, job: JobId) {
         self.jobs.remove(&job);
@@ -190,6 +209,10 @@ impl<P: Clone> Agenda<P> {
         }
         match (self.phase, &mut self.switch) {
             (Step::End(job), _) => self.events.push_back(Event::Gone(job)),
+            (Step::Cut(job), _) => {
+                let epoch = self.jobs.get(&job).map(|record| record.epoch);
+                self.events.extend(epoch.map(|epoch| Event::Cut(job, epoch)));
+            }
             (Step::Freeze, Some(switch)) => switch.freeze = took,
             (Step::Save, Some(switch)) => switch.save = took,
             (Step::Restore, Some(switch)) => switch.restore = took,
@@ -215,7 +238,10 @@ impl<P: Clone> Agenda<P> {
         }
         let (step, action) = match self.switch.is_some() {
             true => self.next_phase(),
-            false => self.between(now)?,
+            false => match self.next_of_cut() {
+                Some(next) => next,
+                None => self.between(now)?,
+            },
         };
         (self.phase, self.phase_began, self.under_way) = (step, now, true);
         Some(action)
@@ -260,6 +286,18 @@ impl<P: Clone> Agenda<P> {
         if let Some(job) = self.ended.pop_front() {
             return Some((Step::End(job), Action::End(job)));
         }
+        while let Some(job) = self.cuts.pop_front() {
+            // One that is not launched holds nothing.
+            let is_there = self.jobs.get(&job).is_some_and(|record| record.ended.is_none());
+            if !is_there || self.fresh.contains(&job) {
+                continue;
+            }
+            if !self.running.contains(&job) {
+                return Some((Step::Cut(job), Action::Cut(job)));
+            }
+            self.held = Some(job);
+            return Some((Step::Hold(job), Action::Freeze(vec![job])));
+        }
         if !self.running.is_empty() && self.until.is_some_and(|until| now < until) {
             return None;
         }
@@ -270,6 +308,21 @@ impl<P: Clone> Agenda<P> {
             }
         }
         self.turn(now)
+    }
+
+    /// What comes after a job was stopped for its cut: the cut, then the rest of its slice.
+    fn next_of_cut(&mut self) -> Option<(Step, Action<P>)> {
+        let job = self.held?;
+        let Some(record) = self.jobs.get_mut(&job).filter(|record| record.ended.is_none()) else {
+            self.held = None;
+            return None;
+        };
+        if self.phase == Step::Hold(job) {
+            return Some((Step::Cut(job), Action::Cut(job)));
+        }
+        self.held = None;
+        record.epoch = record.epoch.next();
+        Some((Step::GoOn, Action::Run(vec![(job, record.epoch)])))
     }
 
     /// The end of a slice: who runs in the next one.
@@ -328,6 +381,7 @@ mod tests {
     enum Op {
         Submit(u16, u8),
         End(usize),
+        Cut(usize),
         /// Time passes, in milliseconds, and orders are carried out.
         Pass(u64),
         /// The order under way is carried out, and ranks of a job have ended.
@@ -338,6 +392,7 @@ mod tests {
         prop_oneof![
             2 => (1_u16..9, 1_u8..3).prop_map(|(nodes, weight)| Op::Submit(nodes, weight)),
             1 => (0_usize..9).prop_map(Op::End),
+            1 => (0_usize..9).prop_map(Op::Cut),
             5 => (0_u64..30).prop_map(Op::Pass),
             1 => (0_usize..9).prop_map(Op::Ended),
         ]
@@ -359,6 +414,10 @@ mod tests {
                     assert!(self.launched.insert(launch.job, nodes).is_none(), "launched twice");
                 }
                 Action::Freeze(jobs) => self.running.retain(|job| !jobs.contains(job)),
+                Action::Cut(job) => {
+                    assert!(self.launched.contains_key(job), "cut, and never launched");
+                    assert!(!self.running.contains(job), "cut while it runs");
+                }
                 Action::Switch { run, .. } | Action::Run(run) => {
                     run.iter().for_each(|(job, epoch)| self.start(*job, *epoch));
                 }
@@ -403,6 +462,8 @@ mod tests {
                         assert!(gone.insert(job), "gone twice");
                     }
                 }
+                let due = agenda.running().iter().copied().collect();
+                assert_eq!(nodes.running, due, "what runs is not whose slice it is");
                 gone.len()
             };
             for op in ops {
@@ -415,6 +476,11 @@ mod tests {
                     Op::End(at) => {
                         if let Some(job) = nth(&taken, at) {
                             agenda.end(now, job);
+                        }
+                    }
+                    Op::Cut(at) => {
+                        if let Some(job) = nth(&taken, at) {
+                            agenda.cut(job);
                         }
                     }
                     Op::Pass(time) => {

@@ -1,9 +1,9 @@
 //! A lower layer under `midplane-via`'s messages: packets over a channel, as MPI ran on PM.
 //!
 //! A packet is one message of the channel: its envelope, then its payload. A message without bytes
-//! says that its sender takes part no longer.
+//! says that its sender takes part no longer; one of a byte, that what it sent before is of the past.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::task::{Context, Poll, Waker};
 
 use midplane_simhw::region::Payload;
@@ -13,6 +13,9 @@ use midplane_via::message::progression::InitError;
 
 use crate::channel::{Channel, SendError};
 use crate::names::Rank;
+
+/// No packet is as short.
+const END_OF_PAST: &[u8] = b"!";
 
 /// Carries packets over a channel: process numbers are ranks.
 #[derive(Debug)]
@@ -25,6 +28,10 @@ pub struct ChannelCarrier {
     connected: Vec<Peer>,
     lost: VecDeque<Peer>,
     is_closed: bool,
+    /// What comes from these is of the past still.
+    stale: BTreeSet<Rank>,
+    /// These were not told yet where our own past ends.
+    untold: BTreeSet<Rank>,
 }
 
 impl ChannelCarrier {
@@ -38,7 +45,40 @@ impl ChannelCarrier {
             connected: Vec::new(),
             lost: VecDeque::new(),
             is_closed: false,
+            stale: BTreeSet::new(),
+            untold: BTreeSet::new(),
         }
+    }
+
+    /// Carries packets over a channel that was restored, when all ranks begin anew above it: packets that
+    /// are on their way since before are dropped.
+    #[must_use]
+    pub fn anew(channel: Channel) -> Self {
+        let others: BTreeSet<Rank> =
+            (0..channel.ranks()).map(Rank).filter(|rank| *rank != channel.rank()).collect();
+        Self { stale: others.clone(), untold: others, ..Self::new(channel) }
+    }
+
+    fn send(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<(), SendError> {
+        if self.untold.contains(&to) {
+            self.channel.try_send(to, END_OF_PAST)?;
+            self.untold.remove(&to);
+        }
+        self.channel.try_send_parts(to, parts)
+    }
+
+    /// Drops a message if it is of the past.
+    fn drop_stale(&mut self, from: Rank) -> bool {
+        let is_stale = self.stale.contains(&from);
+        if is_stale {
+            let is_end =
+                self.channel.peek().is_some_and(|(_, bytes)| bytes.to_vec() == END_OF_PAST);
+            self.channel.consume();
+            if is_end {
+                self.stale.remove(&from);
+            }
+        }
+        is_stale
     }
 
     fn take_back(&mut self) {
@@ -83,7 +123,7 @@ impl Carrier for ChannelCarrier {
         let Some(to) = rank(to).filter(|_| !self.is_closed) else { return Err(Refusal::Lost) };
         let mut head = [0; LONGEST];
         let length = envelope.emit(&mut head);
-        match self.channel.try_send_parts(to, [&head[..length], payload]) {
+        match self.send(to, [&head[..length], payload]) {
             Ok(()) => Ok(()),
             Err(SendError::Full) => {
                 self.wants_room = true;
@@ -100,6 +140,9 @@ impl Carrier for ChannelCarrier {
                 return Some(Event::Lost(peer));
             }
             let (from, length) = self.channel.peek().map(|(from, bytes)| (from, bytes.len()))?;
+            if self.drop_stale(from) {
+                continue;
+            }
             let peer = Peer(from.0.into());
             let mut head = [0; LONGEST];
             let (_, bytes) = self.channel.peek()?;
@@ -157,7 +200,7 @@ impl Carrier for ChannelCarrier {
         for peer in std::mem::take(&mut self.connected) {
             if let Some(to) = rank(peer) {
                 // Without room, the others learn of it from whoever ends the job.
-                let _ = self.channel.try_send(to, &[]);
+                let _ = self.send(to, [&[], &[]]);
             }
         }
     }

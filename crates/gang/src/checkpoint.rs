@@ -119,9 +119,13 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
     move |error| CheckpointError::File { path: path.to_owned(), error }
 }
 
-/// Writes a file and waits until it is on the disk.
+/// Writes a file for its owner alone, and waits until it is on the disk.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
-    let mut file = File::create(path).map_err(at(path))?;
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(path).map_err(at(path))?;
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(at(path))
 }
 
@@ -130,6 +134,12 @@ fn process_name(rank: usize) -> String {
 }
 
 impl Checkpoint {
+    /// Whether a folder holds a checkpoint, whole or damaged.
+    #[must_use]
+    pub fn is_at(folder: &Path) -> bool {
+        folder.join(MANIFEST).exists()
+    }
+
     /// Writes the checkpoint to a folder, which is made, and must not hold one already.
     ///
     /// # Errors

@@ -278,7 +278,7 @@ impl<H: Host> Daemon<H> {
                 self.run(run).await?;
             }
             Action::End(job) => self.end(*job).await?,
-            Action::Look | Action::Quit => {}
+            Action::Cut(_) | Action::Look | Action::Quit => {}
         }
         let mut ended = BTreeMap::new();
         for local in self.locals.iter().filter(|local| local.reins.has_ended()) {

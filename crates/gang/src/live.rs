@@ -6,6 +6,7 @@
 //! - [`stub`]: what such a process is before it is the job's program; the keeper that ends all of them
 //!   when the daemon is gone
 //! - [`rank`]: a rank's own side: its channel on the daemon's NIC; [`channels`]: the daemon's side
+//! - [`snapshot`]: a rank's part in checkpoints
 //! - [`link`], [`message`]: what daemons and front ends say to each other, and how
 //!
 //! Everything that decides is the same that runs in virtual time: [`Agenda`](crate::agenda::Agenda),
@@ -19,8 +20,10 @@ mod hub;
 pub mod link;
 mod local;
 pub mod message;
+pub mod parcel;
 pub mod process;
 pub mod rank;
 mod root;
+pub mod snapshot;
 mod streams;
 pub mod stub;

@@ -56,6 +56,9 @@ pub enum Action<P = u32> {
     },
     /// End a job: what runs of it is killed.
     End(JobId),
+    /// Tell the root what the channels of a frozen job hold, and keep it. Daemons of real processes only:
+    /// others report at once.
+    Cut(JobId),
     /// Only report.
     Look,
     /// Report and end.

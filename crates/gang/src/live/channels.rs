@@ -22,8 +22,8 @@ use crate::network::together;
 /// What is to be done with channels.
 #[derive(Debug)]
 pub(super) enum Task {
-    /// Open those of a job's ranks here.
-    Open(Launch<Program>),
+    /// Open those of a job's ranks here; with what they held, by rank, if they were saved.
+    Open(Launch<Program>, BTreeMap<u16, ChannelContext>),
     /// Stop those of these jobs, whose processes stand still; ends when all are steady.
     Stop(Vec<JobId>),
     /// Save those of these jobs, which are stopped.
@@ -32,6 +32,8 @@ pub(super) enum Task {
     Restore(Vec<JobId>),
     /// Save those, restore and start these.
     Switch { stop: Vec<JobId>, run: Vec<(JobId, Epoch)> },
+    /// Say what those of a job hold, which are stopped.
+    Cut(JobId),
     /// Close those of a job, whose processes have ended.
     Close(JobId),
 }
@@ -41,6 +43,8 @@ pub(super) enum Task {
 pub(super) enum Told {
     /// Ranks and what their processes attach with.
     Opened(Launch<Program>, Vec<(u16, Pass)>),
+    /// What the channels of ranks hold.
+    Cut(JobId, Vec<ChannelContext>),
     /// It is done.
     Done,
     /// It could not be done.
@@ -123,8 +127,8 @@ pub(super) fn start(
 impl Channels {
     async fn carry_out(&mut self, task: Task) -> Result<Told, ControlError> {
         match task {
-            Task::Open(launch) => {
-                let opened = self.open(&launch).await?;
+            Task::Open(launch, saved) => {
+                let opened = self.open(&launch, saved).await?;
                 return Ok(Told::Opened(launch, opened));
             }
             Task::Stop(jobs) => self.stop(&jobs).await?,
@@ -136,6 +140,7 @@ impl Channels {
                 self.restore(&jobs).await?;
                 self.run(&run).await?;
             }
+            Task::Cut(job) => return Ok(Told::Cut(job, self.cut(job).await?)),
             Task::Close(job) => {
                 for (slot, held) in self.take(job) {
                     self.controllers[slot].close_context(held.context).await?;
@@ -150,7 +155,23 @@ impl Channels {
         keys.into_iter().filter_map(|key| Some((key.1, self.held.remove(&key)?))).collect()
     }
 
-    async fn open(&mut self, launch: &Launch<Program>) -> Result<Vec<(u16, Pass)>, ControlError> {
+    /// What the channels of a job's ranks hold; they keep it.
+    async fn cut(&mut self, job: JobId) -> Result<Vec<ChannelContext>, ControlError> {
+        let mut contexts = Vec::new();
+        for ((_, slot), held) in self.held.range((job, 0)..=(job, usize::MAX)) {
+            contexts.push(match &held.saved {
+                Some(saved) => saved.clone(),
+                None => self.controllers[*slot].save(held.context, false).await?,
+            });
+        }
+        Ok(contexts)
+    }
+
+    async fn open(
+        &mut self,
+        launch: &Launch<Program>,
+        mut contexts: BTreeMap<u16, ChannelContext>,
+    ) -> Result<Vec<(u16, Pass)>, ControlError> {
         let places = places(self.cluster, launch);
         let mut opened = Vec::new();
         for (rank, place) in (0_u16..).zip(&places) {
@@ -162,8 +183,16 @@ impl Channels {
             let options = ContextOptions { job: launch.job, rank: Rank(rank), places };
             let controller = &mut self.controllers[slot];
             let context = controller.open_context(options).await?;
-            let fresh = ChannelContext::fresh(Rank(rank), self.options.geometry);
-            let saved = (self.options.mode == Mode::Copy).then_some(fresh);
+            let fresh = || ChannelContext::fresh(Rank(rank), self.options.geometry);
+            let saved = match (self.options.mode, contexts.remove(&rank)) {
+                (Mode::Copy, before) => Some(before.unwrap_or_else(fresh)),
+                (Mode::Resident, before) => {
+                    if let Some(before) = &before {
+                        controller.restore(context, before).await?;
+                    }
+                    None
+                }
+            };
             if let Some(file) = controller.file(context) {
                 let ticket = controller.descriptor(context).ticket();
                 opened.push((rank, Pass { ticket, file }));

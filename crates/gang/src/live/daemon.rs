@@ -184,10 +184,11 @@ pub async fn serve(
     let options = Rc::new(options);
     let tree = Tree::new(cluster.hosts, cluster.arity);
     let steps = tree.depth_below(host).max(1);
-    let root =
-        (host == 0).then(|| Root::new(policy, agenda, cluster, peers_names(&options), now()));
+    let geometry = options.fabric.as_ref().map(|fabric| fabric.channels.geometry);
+    let about = (cluster, geometry);
+    let root = (host == 0).then(|| Root::new(policy, agenda, about, peers_names(&options), now()));
     let nic = start_nic(&options, &events).await?;
-    let local = Local::new((host, cluster), keeper, nic.network);
+    let local = Local::new((host, cluster), keeper, nic.network, events.clone());
     let dial_root = dial_root(&options);
     let about = (host, cluster, options.patience * steps);
     let mut hub = Hub::new(about, local, root, events.clone(), dial_root);

@@ -1,6 +1,7 @@
 //! A front end: asks this host's daemon, and stands between a job and whoever has started it.
 
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::clock::now;
 use super::link::{self, Frame, Receiver, Sender, Stream};
-use super::message::{Over, Program, Reply, Request};
+use super::message::{Over, Program, Reply, Request, Saved};
 use crate::names::JobId;
 
 /// Two Ctrl-C within that time end a job.
@@ -55,10 +56,17 @@ pub struct RunOptions {
     pub weight: u8,
     /// What they run.
     pub program: Program,
+    /// What becomes of what they write.
+    pub output: Output,
+}
+
+/// What becomes of what a job's ranks write.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Output {
     /// Each line says which rank has written it.
     pub label: bool,
-    /// What ranks write on their standard output goes to standard error.
-    pub output_to_error: bool,
+    /// What goes to their standard output goes to standard error.
+    pub to_error: bool,
 }
 
 async fn connect(socket: &Path) -> Result<(Sender, Receiver), FrontError> {
@@ -118,10 +126,54 @@ pub async fn run(
     options: RunOptions,
     taken: impl FnOnce(JobId),
 ) -> Result<Over, FrontError> {
-    let RunOptions { ranks, weight, program, label, output_to_error } = options;
+    let RunOptions { ranks, weight, program, output } = options;
     let terminal = program.terminal.is_some();
+    attend(socket, Request::Run { ranks, weight, program }, terminal, output, taken).await
+}
+
+/// Runs a job that was saved in a folder on the daemon's host, as [`run`] does; `weight` as there. It has
+/// no terminal.
+///
+/// # Errors
+/// [`FrontError`]; `Refused` says what is wrong with the checkpoint, and where.
+pub async fn restore(
+    socket: &Path,
+    folder: &Path,
+    weight: u8,
+    output: Output,
+    taken: impl FnOnce(JobId),
+) -> Result<Over, FrontError> {
+    let folder = std::path::absolute(folder)?.into_os_string().into_vec();
+    attend(socket, Request::Restore { folder, weight }, false, output, taken).await
+}
+
+/// Has a job saved in a folder on the daemon's host, which must not hold a checkpoint; with `end`, it
+/// ends then. Waits until all ranks have come to a point where they can be saved, and it is on the disk.
+///
+/// # Errors
+/// [`FrontError`]; `Refused` says why it was not saved: it goes on then.
+pub async fn checkpoint(
+    socket: &Path,
+    job: JobId,
+    folder: &Path,
+    end: bool,
+) -> Result<Saved, FrontError> {
+    let folder = std::path::absolute(folder)?.into_os_string().into_vec();
+    match ask(socket, &Request::Checkpoint { job, folder, end }).await? {
+        Reply::Saved(saved) => Ok(saved),
+        _ => Err(FrontError::Gone),
+    }
+}
+
+/// Stands in for a job until it is over.
+async fn attend(
+    socket: &Path,
+    request: Request,
+    terminal: bool,
+    output: Output,
+    taken: impl FnOnce(JobId),
+) -> Result<Over, FrontError> {
     let (mut sender, mut receiver) = connect(socket).await?;
-    let request = Request::Run { ranks, weight, program };
     sender.send(&Frame::message(&request)).await.map_err(|_| FrontError::Gone)?;
     let job = match receiver.message().await {
         Ok(Some(Reply::Accepted(job))) => job,
@@ -133,7 +185,7 @@ pub async fn run(
     let feeding = tokio::spawn(feed(socket.to_owned(), job));
     let (over, mut ended) = mpsc::channel(1);
     let writing = tokio::spawn(async move {
-        let _ = over.send(write_out(receiver, label, output_to_error).await).await;
+        let _ = over.send(write_out(receiver, output).await).await;
     });
     let result = forward(&mut sender, job, &mut ended).await;
     feeding.abort();
@@ -198,15 +250,16 @@ async fn feed(socket: PathBuf, job: JobId) -> Option<()> {
 }
 
 /// Writes what ranks write, until the job is over; `None` if the daemon is gone before that.
-async fn write_out(mut receiver: Receiver, label: bool, output_to_error: bool) -> Option<Over> {
+async fn write_out(mut receiver: Receiver, how: Output) -> Option<Over> {
     let (mut output, mut error) = (tokio::io::stdout(), tokio::io::stderr());
     let mut labels = Labels::default();
     loop {
         match receiver.receive().await.ok()?? {
             Frame::Data { rank, stream, bytes } => {
-                let labelled = if label { labels.add(rank, stream, &bytes) } else { bytes.into() };
+                let labelled =
+                    if how.label { labels.add(rank, stream, &bytes) } else { bytes.into() };
                 // Who does not listen to the job may still want its end.
-                if stream == Stream::Error || output_to_error {
+                if stream == Stream::Error || how.to_error {
                     let _ = error.write_all(&labelled).await;
                     let _ = error.flush().await;
                 } else {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
+use midplane_simhw::wire;
 use tokio::sync::{mpsc, oneshot};
 
 use super::channels::Told;
@@ -11,7 +12,9 @@ use super::clock::now;
 use super::link::{Frame, Receiver, Sender};
 use super::local::Local;
 use super::message::{Cluster, Down, Reply, Request, Up};
-use super::root::{ClientId, Root, post};
+use super::parcel::{self, Part, What};
+use super::root::{ClientId, Read, Root, Write, post};
+use super::snapshot::{Said, Word};
 use super::streams;
 use crate::daemon::{Action, Order, Relay};
 use crate::names::JobId;
@@ -49,6 +52,12 @@ pub(super) enum Event {
     ClientGone(ClientId),
     /// The channels have done something.
     Channels(Told),
+    /// A rank here says something about checkpoints.
+    Said(JobId, u16, Said),
+    /// A job's checkpoint is written, or why not.
+    Written(JobId, Result<(), String>),
+    /// A checkpoint was read for a front end, or why not.
+    Read(Box<Read>),
 }
 
 /// A daemon below.
@@ -111,6 +120,9 @@ impl Hub {
             Event::Above(Down::Order(order)) => self.begin(order),
             Event::Above(Down::Signal { job, signal }) => self.signal(job, signal),
             Event::Above(Down::Resize { job, size }) => self.resize(job, size),
+            Event::Above(Down::Ask(job)) => self.say(job, Word::Ask),
+            Event::Above(Down::Go(job)) => self.say(job, Word::Go),
+            Event::Above(Down::Part { host, job, rank, part }) => self.part(host, job, rank, part),
             Event::Above(Down::Cut) | Event::Cut => self.cut(),
             Event::Below(above) => {
                 let _ = above.send(Up::Here(self.hosts()));
@@ -150,11 +162,19 @@ impl Hub {
                 }
             }
             Event::Channels(told) => self.local.handle_channels(told),
+            Event::Said(job, rank, Said::Able) => self.up(Up::Able { job, rank }),
+            Event::Said(job, rank, Said::Part(part)) => self.up(Up::Part { job, rank, part }),
+            Event::Written(job, written) => {
+                let go = self.root.as_mut().is_some_and(|root| root.written(now(), job, written));
+                self.say_if(go, job);
+            }
+            Event::Read(read) => self.restore(*read),
             Event::ClientGone(client) => {
-                if let Some(root) = &mut self.root
-                    && let Some(job) = root.job_of(client)
-                {
-                    root.end(now(), job, Some("its front end is gone".into()));
+                if let Some(root) = &mut self.root {
+                    root.give_up_saving(client);
+                    if let Some(job) = root.job_of(client) {
+                        root.end(now(), job, Some("its front end is gone".into()));
+                    }
                 }
             }
         }
@@ -189,6 +209,7 @@ impl Hub {
                 if let Some(job) = self.launching.take() {
                     self.carry(job);
                 }
+                self.tell_cut();
                 self.relay.handle_own(number, outcome);
             }
             if let Some((number, outcome)) = self.relay.poll_done() {
@@ -200,8 +221,10 @@ impl Hub {
             }
             idle &= !self.lose_silent();
         }
-        let lingering = self.root.as_mut().map_or_else(Vec::new, |root| root.drain(now()));
-        for job in lingering {
+        let news = self.root.as_mut().map(|root| root.drain(now())).unwrap_or_default();
+        news.go.into_iter().for_each(|job| self.say(job, Word::Go));
+        news.writes.into_iter().for_each(|write| self.write(write));
+        for job in news.lingering {
             let events = self.events.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(LINGER).await;
@@ -240,6 +263,11 @@ impl Hub {
                 Up::Ended { job, rank, end } => root.rank_ended(now(), job, rank, end),
                 Up::Here(hosts) => root.hosts_here(&hosts),
                 Up::Gone(hosts) => root.hosts_gone(now(), &hosts),
+                Up::Able { job, rank } => root.able(job, rank),
+                Up::Part { job, rank, part } => {
+                    let go = root.hear_part(now(), job, rank, &part);
+                    self.say_if(go, job);
+                }
                 Up::Report { .. } => {}
             },
             (None, Some(above)) => drop(above.send(up)),
@@ -257,7 +285,7 @@ impl Hub {
             }
             Up::Here(hosts) => child.hosts.extend(hosts),
             Up::Gone(hosts) => child.hosts.retain(|host| !hosts.contains(host)),
-            Up::Ended { .. } => {}
+            Up::Ended { .. } | Up::Able { .. } | Up::Part { .. } => {}
         }
         self.up(up);
     }
@@ -298,6 +326,62 @@ impl Hub {
     fn signal(&self, job: JobId, signal: i32) {
         self.local.signal(job, signal);
         self.tell_below(&Down::Signal { job, signal });
+    }
+
+    /// Says something to all ranks of a job.
+    fn say(&self, job: JobId, word: Word) {
+        self.local.say(job, word);
+        self.tell_below(&match word {
+            Word::Ask => Down::Ask(job),
+            Word::Go => Down::Go(job),
+        });
+    }
+
+    fn say_if(&self, go: bool, job: JobId) {
+        if go {
+            self.say(job, Word::Go);
+        }
+    }
+
+    /// Hands a part of what a rank goes on from to where that will be.
+    fn part(&mut self, host: u16, job: JobId, rank: u16, part: Part) {
+        if host == self.host {
+            self.local.take_part(job, rank, &part);
+        } else if let Some(child) = self.below.values().find(|child| child.hosts.contains(&host)) {
+            let _ = child.to.send(Down::Part { host, job, rank, part });
+        }
+    }
+
+    /// Tells the root what channels here were found to hold.
+    fn tell_cut(&mut self) {
+        for (job, context) in self.local.take_cut() {
+            let rank = context.rank.0;
+            // Without it the root says which rank's is missing.
+            let Ok(bytes) = wire::encode_long(&context) else { continue };
+            for part in parcel::cut(What::Context, bytes.into()) {
+                self.up(Up::Part { job, rank, part });
+            }
+        }
+    }
+
+    /// Writes a checkpoint, and goes on meanwhile.
+    fn write(&self, write: Write) {
+        let Write { job, checkpoint, folder, go } = write;
+        self.say_if(go, job);
+        let events = self.events.clone();
+        tokio::task::spawn_blocking(move || {
+            let written = checkpoint.write_to(&folder).map_err(|error| error.to_string());
+            let _ = events.send(Event::Written(job, written));
+        });
+    }
+
+    /// A checkpoint was read: its job is taken, or refused.
+    fn restore(&mut self, read: Read) {
+        let Some(root) = &mut self.root else { return };
+        let Some((job, parts)) = root.restore(now(), read) else { return };
+        for (host, rank, part) in parts {
+            self.part(host, job, rank, part);
+        }
     }
 
     fn resize(&self, job: JobId, size: (u16, u16)) {
@@ -366,6 +450,20 @@ impl Hub {
             }
             Request::List => {
                 post(&reply, Frame::message(&Reply::Listing(root.listing(now()))));
+            }
+            Request::Checkpoint { job, folder, end } => {
+                match root.save(job, (client, reply.clone()), (folder, end)) {
+                    Ok(true) => self.say(job, Word::Ask),
+                    Ok(false) => {}
+                    Err(why) => refuse(why),
+                }
+            }
+            Request::Restore { folder, weight } => {
+                let events = self.events.clone();
+                tokio::task::spawn_blocking(move || {
+                    let read = Read::from_folder((client, reply), folder, weight);
+                    let _ = events.send(Event::Read(Box::new(read)));
+                });
             }
             Request::Slices => post(&reply, Frame::message(&Reply::Slices(root.slices()))),
             Request::Kill { job, .. } if !root.has(job) => refuse(format!("there is no job {job}")),

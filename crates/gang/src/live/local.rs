@@ -5,9 +5,11 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use midplane_simhw::wire;
 use rustix::fs::{Access, OFlags, access};
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -16,11 +18,15 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use tokio::sync::mpsc;
 
 use super::channels::{Pass, Task, Told};
+use super::hub::Event;
 use super::link::Stream;
 use super::message::{Cluster, Program};
+use super::parcel::{Parcel, Part};
 use super::process::{End, Process};
 use super::rank;
+use super::snapshot::{self, Word};
 use super::stub::{self, Keeper};
+use crate::context::ChannelContext;
 use crate::daemon::{Action, Launch, Outcome};
 use crate::names::JobId;
 
@@ -32,6 +38,8 @@ struct Held {
     process: Process,
     /// The daemon's side of its terminal.
     terminal: Option<OwnedFd>,
+    /// Says something to it.
+    words: mpsc::UnboundedSender<Word>,
     /// Its end was told.
     told: bool,
 }
@@ -84,6 +92,11 @@ pub(super) struct Local {
     waits: Option<Waits>,
     network: Option<Network>,
     opened: Vec<(JobId, Opened)>,
+    events: mpsc::UnboundedSender<Event>,
+    /// What ranks of jobs that are to be launched go on from.
+    parcels: BTreeMap<Member, Parcel>,
+    /// What channels hold, to be told.
+    cut: Vec<(JobId, ChannelContext)>,
 }
 
 impl Local {
@@ -93,9 +106,20 @@ impl Local {
         (host, cluster): (u16, Cluster),
         keeper: Keeper,
         network: Option<Network>,
+        events: mpsc::UnboundedSender<Event>,
     ) -> Self {
-        let (members, opened) = (BTreeMap::new(), Vec::new());
-        Self { host, cluster, members, keeper, waits: None, network, opened }
+        Self {
+            host,
+            cluster,
+            members: BTreeMap::new(),
+            keeper,
+            waits: None,
+            network,
+            opened: Vec::new(),
+            events,
+            parcels: BTreeMap::new(),
+            cut: Vec::new(),
+        }
     }
 
     /// Begins what an order says; [`Local::poll_done`] says when it is done.
@@ -106,7 +130,8 @@ impl Local {
         match action {
             Action::Launch(launch) if self.network.is_some() => {
                 waits.opens = Some(launch.job);
-                waits.then = Some(Task::Open(launch));
+                let contexts = self.saved_contexts(launch.job);
+                waits.then = Some(Task::Open(launch, contexts));
             }
             Action::Launch(launch) => self.launch(&launch, Vec::new(), &mut waits),
             Action::Freeze(jobs) => {
@@ -132,6 +157,7 @@ impl Local {
             }
             Action::Save(jobs) => waits.then = Some(Task::Save(jobs)),
             Action::Restore(jobs) => waits.then = Some(Task::Restore(jobs)),
+            Action::Cut(job) => waits.then = Some(Task::Cut(job)),
             Action::Look | Action::Quit => {}
         }
         self.waits = Some(waits);
@@ -172,6 +198,9 @@ impl Local {
         waits.told = false;
         match told {
             Told::Opened(launch, passes) => self.launch(&launch, passes, &mut waits),
+            Told::Cut(job, contexts) => {
+                self.cut.extend(contexts.into_iter().map(|context| (job, context)));
+            }
             Told::Done => {}
             Told::Failed(why) => {
                 let why = format!("the network: {why}");
@@ -182,6 +211,30 @@ impl Local {
             }
         }
         self.waits = Some(waits);
+    }
+
+    /// A part of what a rank goes on from, which will be launched here.
+    pub(super) fn take_part(&mut self, job: JobId, rank: u16, part: &Part) {
+        self.parcels.entry((job, rank)).or_default().add(part);
+    }
+
+    fn saved_contexts(&self, job: JobId) -> BTreeMap<u16, ChannelContext> {
+        let parcels = self.parcels.range((job, 0)..=(job, u16::MAX));
+        let context = |parcel: &Parcel| wire::decode_long(parcel.context()?).ok();
+        parcels.filter_map(|((_, rank), parcel)| Some((*rank, context(parcel)?))).collect()
+    }
+
+    /// Says something to all ranks of a job here.
+    pub(super) fn say(&self, job: JobId, word: Word) {
+        for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
+            let _ = held.words.send(word);
+        }
+    }
+
+    /// What channels were found to hold, once.
+    #[must_use]
+    pub(super) fn take_cut(&mut self) -> Vec<(JobId, ChannelContext)> {
+        std::mem::take(&mut self.cut)
     }
 
     /// What ranks that were started read and write, once.
@@ -268,11 +321,13 @@ impl Local {
                 }
             }
         }
+        // Jobs are launched in order: one before it that has parcels has ended before it was.
+        self.parcels.retain(|(job, _), _| *job > launch.job);
         waits.members = self.of_job(launch.job);
     }
 
     fn start(
-        &self,
+        &mut self,
         launch: &Launch<Program>,
         (rank, local): (u16, usize),
         pass: Option<&Pass>,
@@ -305,16 +360,34 @@ impl Local {
             }
             _ => None,
         };
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let theirs = rustix::io::dup(theirs).map_err(|error| failed(error.into()))?;
+        command.env(snapshot::SNAPSHOTS, theirs.as_raw_fd().to_string());
         let started = match terminal {
             Some(size) => start_with_terminal(&mut command, rank, size),
             None => start_with_pipes(&mut command, rank),
         };
-        drop(file);
-        started.map_err(failed)
+        drop((file, theirs));
+        let (process, terminal, opened) = started.map_err(failed)?;
+        let words = self.listen((launch.job, rank), ours.into());
+        Ok((Held { process, terminal, words, told: false }, opened))
+    }
+
+    /// Hears what a rank says about checkpoints.
+    fn listen(&mut self, member: Member, end: OwnedFd) -> mpsc::UnboundedSender<Word> {
+        let state = self.parcels.get_mut(&member).and_then(Parcel::take_state);
+        let (words, to_rank) = mpsc::unbounded_channel();
+        let (events, (job, rank)) = (self.events.clone(), member);
+        let said = move |said| drop(events.send(Event::Said(job, rank, said)));
+        tokio::spawn(snapshot::serve(end, state, to_rank, said));
+        words
     }
 }
 
-fn start_with_pipes(command: &mut Command, rank: u16) -> std::io::Result<(Held, Opened)> {
+/// A process, the daemon's side of its terminal, and its streams.
+type Started = (Process, Option<OwnedFd>, Opened);
+
+fn start_with_pipes(command: &mut Command, rank: u16) -> std::io::Result<Started> {
     command.stdin(if rank == 0 { Stdio::piped() } else { Stdio::null() });
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let (process, mut child) = Process::start(command)?;
@@ -322,14 +395,14 @@ fn start_with_pipes(command: &mut Command, rank: u16) -> std::io::Result<(Held, 
     let output = child.stdout.take().map(|it| (Stream::Output, OwnedFd::from(it)));
     let error = child.stderr.take().map(|it| (Stream::Error, OwnedFd::from(it)));
     let outputs = output.into_iter().chain(error).collect();
-    Ok((Held { process, terminal: None, told: false }, Opened { rank, input, outputs }))
+    Ok((process, None, Opened { rank, input, outputs }))
 }
 
 fn start_with_terminal(
     command: &mut Command,
     rank: u16,
     (rows, columns): (u16, u16),
-) -> std::io::Result<(Held, Opened)> {
+) -> std::io::Result<Started> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     grantpt(&ours)?;
     unlockpt(&ours)?;
@@ -341,7 +414,7 @@ fn start_with_terminal(
     let (process, _) = Process::start(command)?;
     let input = Some(ours.try_clone()?);
     let outputs = vec![(Stream::Output, ours.try_clone()?)];
-    Ok((Held { process, terminal: Some(ours), told: false }, Opened { rank, input, outputs }))
+    Ok((process, Some(ours), Opened { rank, input, outputs }))
 }
 
 /// The file of a program, as its environment and folder have it.

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::daemon::{Order, Outcome};
 use crate::names::JobId;
 
+use super::parcel::Part;
 use super::process::End;
 
 /// What every rank of a job runs.
@@ -20,6 +21,53 @@ pub struct Program {
     pub terminal: Option<(u16, u16)>,
     /// The job goes on when a rank fails.
     pub keep_going: bool,
+}
+
+/// A program in a checkpoint, to be read by people as well.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Recorded {
+    command: Vec<String>,
+    environment: Vec<String>,
+    folder: String,
+    terminal: Option<(u16, u16)>,
+    keep_going: bool,
+}
+
+impl Program {
+    /// Its command, to read.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        let words = self.command.iter().map(|word| String::from_utf8_lossy(word).into_owned());
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    /// As JSON; `None` if some of it is no text.
+    #[must_use]
+    pub fn to_json(&self) -> Option<String> {
+        let text = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).ok();
+        let texts = |all: &[Vec<u8>]| all.iter().map(text).collect::<Option<Vec<_>>>();
+        let recorded = Recorded {
+            command: texts(&self.command)?,
+            environment: texts(&self.environment)?,
+            folder: text(&self.folder)?,
+            terminal: self.terminal,
+            keep_going: self.keep_going,
+        };
+        serde_json::to_string(&recorded).ok()
+    }
+
+    /// Reads it again.
+    ///
+    /// # Errors
+    /// What is wrong, and where.
+    pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
+        let Recorded { command, environment, folder, terminal, keep_going } =
+            serde_json::from_str(json)?;
+        let bytes = |texts: Vec<String>| texts.into_iter().map(String::into_bytes).collect();
+        let (command, environment) = (bytes(command), bytes(environment));
+        Ok(Self { command, environment, folder: folder.into_bytes(), terminal, keep_going })
+    }
 }
 
 /// What is said about a cluster, alike on all of its daemons.
@@ -79,6 +127,21 @@ pub enum Down {
         /// Rows and columns.
         size: (u16, u16),
     },
+    /// What a rank of a job that is to be launched goes on from.
+    Part {
+        /// Where that rank will be.
+        host: u16,
+        /// The job.
+        job: JobId,
+        /// The rank.
+        rank: u16,
+        /// A part of it.
+        part: Part,
+    },
+    /// Ranks of a job are asked for their states.
+    Ask(JobId),
+    /// They may go on.
+    Go(JobId),
     /// The way to the root is gone: whatever runs is ended.
     Cut,
 }
@@ -101,6 +164,22 @@ pub enum Up {
         rank: u16,
         /// How.
         end: End,
+    },
+    /// A rank can be saved.
+    Able {
+        /// Its job.
+        job: JobId,
+        /// Which of the job's ranks.
+        rank: u16,
+    },
+    /// What a rank's state is, or what its channel held.
+    Part {
+        /// Its job.
+        job: JobId,
+        /// Which of the job's ranks.
+        rank: u16,
+        /// A part of it.
+        part: Part,
     },
     /// These hosts can be reached now.
     Here(Vec<u16>),
@@ -135,6 +214,22 @@ pub enum Request {
         /// The signal.
         signal: Option<i32>,
     },
+    /// Save a job.
+    Checkpoint {
+        /// The job.
+        job: JobId,
+        /// Where to, on the host of the daemon that is asked: an absolute path.
+        folder: Vec<u8>,
+        /// It ends then.
+        end: bool,
+    },
+    /// Run a job that was saved, as [`Request::Run`] does.
+    Restore {
+        /// Where it is, on the host of the daemon that is asked: an absolute path.
+        folder: Vec<u8>,
+        /// Slices in a row.
+        weight: u8,
+    },
     /// The last switches.
     Slices,
 }
@@ -152,8 +247,23 @@ pub enum Reply {
     Over(Over),
     /// What there is.
     Listing(Listing),
+    /// The job is saved.
+    Saved(Saved),
     /// The last switches.
     Slices(Vec<Slice>),
+}
+
+/// What was saved of a job.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Saved {
+    /// The job.
+    pub job: JobId,
+    /// Its ranks.
+    pub ranks: u16,
+    /// Bytes of their states.
+    pub state_bytes: u64,
+    /// Messages that were sent and not received.
+    pub messages: u64,
 }
 
 /// How a job went.

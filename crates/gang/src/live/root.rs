@@ -1,5 +1,7 @@
 //! The root's own part: jobs and their front ends.
 
+mod saving;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -10,9 +12,12 @@ use super::link::Frame;
 use super::message::{Cluster, Line, Listing, Over, Program, Reply, Slice};
 use super::process::End;
 use crate::agenda::{Agenda, AgendaConfig, Event, Switch};
+use crate::channel::geometry::Geometry;
 use crate::daemon::{Action, Order, Outcome};
 use crate::names::JobId;
 use crate::schedule::{AdmitError, Policy, Request};
+use saving::Saves;
+pub(super) use saving::{Read, Write};
 
 /// Switches that are remembered.
 const REMEMBERED: usize = 4096;
@@ -31,8 +36,7 @@ struct Job {
     input: Option<mpsc::Receiver<Frame>>,
     slots: (u16, u16),
     weight: u8,
-    command: String,
-    keep_going: bool,
+    program: Program,
     hosts: Vec<u16>,
     ends: Vec<Option<End>>,
     /// Hosts whose ranks may have something to say still.
@@ -46,6 +50,18 @@ struct Job {
     ran: Duration,
     runs_since: Option<Instant>,
     preemptions: u32,
+    saves: Saves,
+}
+
+/// What the agenda has to say.
+#[derive(Debug, Default)]
+pub(super) struct News {
+    /// Jobs that are gone, and whose streams are not.
+    pub(super) lingering: Vec<JobId>,
+    /// Checkpoints to be written.
+    pub(super) writes: Vec<Write>,
+    /// Jobs whose ranks may go on after all.
+    pub(super) go: Vec<JobId>,
 }
 
 impl Job {
@@ -65,6 +81,8 @@ impl Job {
 pub(super) struct Root {
     pub(super) agenda: Agenda<Program>,
     cluster: Cluster,
+    /// The FIFOs of ranks' channels, if they have any.
+    geometry: Option<Geometry>,
     slice: Duration,
     hosts: BTreeSet<u16>,
     /// What each host is called.
@@ -97,13 +115,14 @@ impl Root {
     pub(super) fn new(
         policy: Box<dyn Policy>,
         config: AgendaConfig,
-        cluster: Cluster,
+        (cluster, geometry): (Cluster, Option<Geometry>),
         names: Vec<String>,
         now: Instant,
     ) -> Self {
         Self {
             agenda: Agenda::new(policy, config),
             cluster,
+            geometry,
             slice: config.slice,
             hosts: BTreeSet::from([0]),
             names,
@@ -119,24 +138,26 @@ impl Root {
         self.names.get(usize::from(host)).map_or("?", |name| name)
     }
 
-    /// Takes a job, or says why not.
+    /// Takes a job, or says why not; the front end is told.
     pub(super) fn submit(
         &mut self,
         now: Instant,
         (client, reply): (ClientId, mpsc::Sender<Frame>),
         (ranks, weight): (u16, u8),
         program: Program,
-    ) {
-        let keep_going = program.keep_going;
-        let shown = program.command.iter().map(|word| String::from_utf8_lossy(word).into_owned());
-        let command = shown.collect::<Vec<_>>().join(" ");
+    ) -> Option<JobId> {
         let refuse = |why: String| post(&reply, Frame::message(&Reply::Refused(why)));
-        let job = match self.agenda.submit(Request { nodes: ranks, weight }, ranks, program) {
+        let request = Request { nodes: ranks, weight };
+        let job = match self.agenda.submit(request, ranks, program.clone()) {
             Ok(job) => job,
             Err(AdmitError::TooLarge { there, .. }) => {
-                return refuse(format!("--ranks {ranks}: there are {there} slots"));
+                refuse(format!("--ranks {ranks}: there are {there} slots"));
+                return None;
             }
-            Err(error) => return refuse(format!("--ranks {ranks}: {error}")),
+            Err(error) => {
+                refuse(format!("--ranks {ranks}: {error}"));
+                return None;
+            }
         };
         let first = self.agenda.jobs()[&job].launch.first;
         let hosts: Vec<u16> = (0..ranks).map(|rank| self.cluster.host_of(first + rank)).collect();
@@ -144,7 +165,7 @@ impl Root {
             let why = format!("host {host} ({}) can't be reached", self.name(*host));
             self.agenda.end(now, job);
             refuse(why);
-            return;
+            return None;
         }
         let (feed, input) = mpsc::channel(super::streams::QUEUE);
         post(&reply, Frame::message(&Reply::Accepted(job)));
@@ -155,8 +176,7 @@ impl Root {
             input: Some(input),
             slots: (first, first + ranks),
             weight,
-            command,
-            keep_going,
+            program,
             open: hosts.iter().copied().collect(),
             hosts,
             ends: vec![None; ranks.into()],
@@ -167,8 +187,10 @@ impl Root {
             ran: Duration::ZERO,
             runs_since: None,
             preemptions: 0,
+            saves: Saves::default(),
         };
         self.jobs.insert(job, job_record);
+        Some(job)
     }
 
     /// Ends a job, if it has not ended already; and why.
@@ -222,7 +244,7 @@ impl Root {
         let Some(slot) = it.ends.get_mut(usize::from(rank)) else { return };
         slot.get_or_insert(end);
         let all = it.ends.iter().all(Option::is_some);
-        let failed = end != End::Exited(0) && !it.keep_going && it.ends.len() > 1;
+        let failed = end != End::Exited(0) && !it.program.keep_going && it.ends.len() > 1;
         if all || failed {
             let host = it.hosts[usize::from(rank)];
             let what = match end {
@@ -293,9 +315,9 @@ impl Root {
         }
     }
 
-    /// What the agenda has to say; jobs that are gone, and whose streams are not.
-    pub(super) fn drain(&mut self, now: Instant) -> Vec<JobId> {
-        let mut lingering = Vec::new();
+    /// What the agenda has to say.
+    pub(super) fn drain(&mut self, now: Instant) -> News {
+        let mut news = News::default();
         while let Some(event) = self.agenda.poll_event() {
             match event {
                 Event::Switched(switch) => self.switched(switch),
@@ -305,11 +327,15 @@ impl Root {
                         it.gone = true;
                     }
                     self.finish(now, job);
-                    lingering.extend(self.jobs.contains_key(&job).then_some(job));
+                    news.lingering.extend(self.jobs.contains_key(&job).then_some(job));
                 }
+                Event::Cut(job, epoch) => match self.cut(job, epoch) {
+                    Some(write) => news.writes.push(write),
+                    None => news.go.push(job),
+                },
             }
         }
-        lingering
+        news
     }
 
     fn switched(&mut self, switch: Switch) {
@@ -338,7 +364,8 @@ impl Root {
         if !self.jobs.get(&job).is_some_and(through) {
             return;
         }
-        let Some(it) = self.jobs.remove(&job) else { return };
+        let Some(mut it) = self.jobs.remove(&job) else { return };
+        it.saves.job_ended(job);
         let over = Over {
             job,
             ranks: it.hosts.iter().copied().zip(it.ends).collect(),
@@ -370,7 +397,7 @@ impl Root {
             preemptions: it.preemptions,
             seconds: seconds(Duration::from_nanos(now.nanos_since(it.taken))),
             run_seconds: seconds(it.ran(now)),
-            command: it.command.clone(),
+            command: it.program.shown(),
         };
         Listing {
             hosts: (0..self.cluster.hosts).map(|host| self.hosts.contains(&host)).collect(),

@@ -4,6 +4,8 @@
 #[cfg(target_os = "linux")]
 mod parts;
 #[cfg(target_os = "linux")]
+mod saved;
+#[cfg(target_os = "linux")]
 mod stage;
 
 /// All of it takes some seconds.
@@ -45,6 +47,9 @@ const TESTS: &[(&str, fn())] = &[
     ("rank_0_has_a_terminal", scenes::terminal),
     ("jobs_on_the_same_slots_never_run_at_once", scenes::turns),
     ("messages_survive_being_preempted_once_and_in_order", scenes::messages_survive),
+    ("a_job_that_was_saved_ends_elsewhere_with_every_message", saved::ends_elsewhere),
+    ("a_job_goes_on_after_it_was_saved", saved::goes_on),
+    ("what_can_t_be_saved_or_restored_is_refused_with_what_and_where", saved::refusals),
     ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),
     ("who_has_another_key_is_no_part_of_it", scenes::another_key),
 ];

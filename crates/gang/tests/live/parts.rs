@@ -9,9 +9,10 @@ use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
 use midplane_gang::live::clock::now;
 use midplane_gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, serve};
-use midplane_gang::live::front::{RunOptions, run};
-use midplane_gang::live::message::{Cluster, Program};
+use midplane_gang::live::front::{self, FrontError, Output, RunOptions, run};
+use midplane_gang::live::message::{Cluster, Over, Program};
 use midplane_gang::live::rank::join;
+use midplane_gang::live::snapshot::Snapshots;
 use midplane_gang::names::Rank;
 use midplane_gang::schedule::{Placing, QueueTree};
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -25,6 +26,7 @@ pub(crate) fn play() -> bool {
             daemon(socket, (host, slots), slice_ms, (peers, key), network);
         }
         ["--talk", count] => runtime().block_on(talk(count.parse().unwrap())),
+        ["--restore", socket, folder] => restore(socket, folder),
         ["--front", socket, ranks, terminal, ref command @ ..] => {
             front(socket, ranks, terminal, command);
         }
@@ -94,13 +96,28 @@ fn message(from: u16, to: u16, number: u32) -> Vec<u8> {
     (0..length).map(|at| (mixed >> (at % 8 * 8)) as u8).collect()
 }
 
-/// Sends every other rank so many messages, and takes theirs: all of them, once, in order.
+/// What a talking rank goes on from: messages sent to each rank, and taken from each.
+fn counts(saved: Option<Vec<u8>>, own: u16, ranks: u16, count: u32) -> [Vec<u32>; 2] {
+    let words: Vec<u32> = match saved {
+        Some(saved) => {
+            saved.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect()
+        }
+        None => {
+            let fresh = |rank| if rank == own { count } else { 0 };
+            (0..ranks).chain(0..ranks).map(fresh).collect()
+        }
+    };
+    let (sent, taken) = words.split_at(ranks.into());
+    [sent.to_vec(), taken.to_vec()]
+}
+
+/// Sends every other rank so many messages, and takes theirs: all of them, once, in order. Is saved
+/// between any two of them, each rank where it happens to be.
 async fn talk(count: u32) {
     let (_, mut channel) = join().await.unwrap();
+    let mut snapshots = Snapshots::join().unwrap();
     let (own, ranks) = (channel.rank().0, channel.ranks());
-    let mut sent = vec![0; usize::from(ranks)];
-    let mut taken = vec![0; usize::from(ranks)];
-    (sent[usize::from(own)], taken[usize::from(own)]) = (count, count);
+    let [mut sent, mut taken] = counts(snapshots.take_restored(), own, ranks, count);
     loop {
         let mut moved = false;
         for to in (0..ranks).filter(|to| *to != own) {
@@ -110,6 +127,10 @@ async fn talk(count: u32) {
                 moved = true;
             }
         }
+        if snapshots.is_asked() {
+            let state = sent.iter().chain(&taken).flat_map(|it| it.to_le_bytes());
+            snapshots.save(&state.collect::<Vec<_>>()).unwrap();
+        }
         while let Some((from, bytes)) = channel.try_receive() {
             let number = &mut taken[from.index()];
             assert_eq!(bytes, message(from.0, own, *number), "message {number} of rank {from}");
@@ -117,10 +138,13 @@ async fn talk(count: u32) {
             moved = true;
         }
         if sent.iter().chain(&taken).all(|it| *it == count) && channel.is_flushed() {
+            println!("{own} has all");
             return;
         }
         if !moved {
-            channel.room().await.unwrap();
+            let news = channel.room();
+            // Whoever is asked has others who wait for it.
+            let _ = tokio::time::timeout(Duration::from_millis(1), news).await;
         }
     }
 }
@@ -135,12 +159,26 @@ fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
         terminal: (terminal == "terminal").then_some((24, 80)),
         keep_going: false,
     };
-    let (ranks, label, output_to_error) = (ranks.parse().unwrap(), false, false);
-    let options = RunOptions { ranks, weight: 1, program, label, output_to_error };
+    let (ranks, output) = (ranks.parse().unwrap(), Output::default());
+    let options = RunOptions { ranks, weight: 1, program, output };
     let runtime = runtime();
     let over = runtime.block_on(run(socket.as_ref(), options, |_| {}));
     runtime.shutdown_background();
-    let code = match over {
+    std::process::exit(code(over))
+}
+
+/// A front end of a job that was saved.
+fn restore(socket: &str, folder: &str) -> ! {
+    end_with_test();
+    let runtime = runtime();
+    let restored = front::restore(socket.as_ref(), folder.as_ref(), 1, Output::default(), |_| {});
+    let over = runtime.block_on(restored);
+    runtime.shutdown_background();
+    std::process::exit(code(over))
+}
+
+fn code(over: Result<Over, FrontError>) -> i32 {
+    match over {
         Ok(over) => {
             if let Some(why) = over.why {
                 eprintln!("why: {why}");
@@ -151,8 +189,7 @@ fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
             eprintln!("error: {error}");
             2
         }
-    };
-    std::process::exit(code)
+    }
 }
 
 /// Writes when it ran: spans of time in which it never stood still for a millisecond.

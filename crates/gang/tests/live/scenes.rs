@@ -10,12 +10,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::stage::{Stage, itself, lives, said, wait_until};
 
-fn ask_for(stage: &Stage, request: &Request) -> Reply {
+pub(crate) fn ask_for(stage: &Stage, request: &Request) -> Reply {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(ask(&stage.socket(0), request)).unwrap()
 }
 
-fn listing(stage: &Stage) -> Listing {
+pub(crate) fn listing(stage: &Stage) -> Listing {
     match ask_for(stage, &Request::List) {
         Reply::Listing(listing) => listing,
         other => panic!("{other:?}"),

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 /// Waits until something holds; what it waits for takes milliseconds unless the machine is busy.
 #[track_caller]
-pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let give_up = now() + Duration::from_secs(20);
     while !holds() {
         assert!(now() < give_up, "not within 20 s: {what}");

@@ -1,0 +1,221 @@
+//! Checkpoints, as a rank sees them: it is asked for its state, hands it over at a point of its choice,
+//! and stands still until all of the job is saved; and it may find the state that it is to go on from.
+//!
+//! What a rank sent before it handed its state over, and its receiver has not taken, is saved with the
+//! channels: a rank may do so between any two messages. Between rank and daemon is a stream:
+//!
+//! | from | byte | then |
+//! |---|---|---|
+//! | daemon, first | `F`, or `R` | nothing; the length of the state (8 bytes, little-endian), and the state |
+//! | rank | `A` | nothing: it can be saved |
+//! | daemon | `?` | nothing: it is asked to |
+//! | rank | `S` | the length of its state, and the state |
+//! | daemon | `G` | nothing: it may go on |
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use thiserror::Error;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+use super::parcel::{self, LONGEST, PART, Part, What};
+
+/// The variable with the number of a rank's end of the stream.
+pub const SNAPSHOTS: &str = "GANG_SNAPSHOTS";
+
+const FRESH: u8 = b'F';
+const RESTORED: u8 = b'R';
+const ABLE: u8 = b'A';
+const ASK: u8 = b'?';
+const STATE: u8 = b'S';
+const GO: u8 = b'G';
+
+/// Why a rank takes no part in checkpoints.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// Not started by a daemon.
+    #[error("{SNAPSHOTS} is not set: start this by `gang run`")]
+    NoJob,
+    /// The variable does not say what it should.
+    #[error("{SNAPSHOTS} is damaged")]
+    Variable,
+    /// A state has at most a gigabyte.
+    #[error("a state has at most {LONGEST} bytes, not {length}")]
+    TooLong {
+        /// This one's.
+        length: usize,
+    },
+    /// The daemon is gone.
+    #[error("the daemon is gone: {0}")]
+    Gone(#[from] io::Error),
+}
+
+/// A rank's part in checkpoints of its job.
+#[derive(Debug)]
+pub struct Snapshots {
+    stream: UnixStream,
+    restored: Option<Vec<u8>>,
+    is_asked: bool,
+}
+
+impl Snapshots {
+    /// Says to the daemon that this rank can be saved; finds what it is to go on from. Blocks until the
+    /// daemon has said that.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub fn join() -> Result<Self, SnapshotError> {
+        let variable = std::env::var(SNAPSHOTS).map_err(|_| SnapshotError::NoJob)?;
+        let number: u32 = variable.parse().map_err(|_| SnapshotError::Variable)?;
+        let end = rustix::process::pidfd_open(
+            rustix::process::getpid(),
+            rustix::process::PidfdFlags::empty(),
+        )
+        .and_then(|own| {
+            rustix::process::pidfd_getfd(
+                own,
+                number as i32,
+                rustix::process::PidfdGetfdFlags::empty(),
+            )
+        })
+        .map_err(|_| SnapshotError::Variable)?;
+        Ok(Self::open(UnixStream::from(end))?)
+    }
+
+    fn open(mut stream: UnixStream) -> io::Result<Self> {
+        let mut first = [0];
+        stream.read_exact(&mut first)?;
+        let restored = match first[0] {
+            FRESH => None,
+            RESTORED => Some(read_state(&mut stream)?),
+            _ => return Err(ErrorKind::InvalidData.into()),
+        };
+        stream.write_all(&[ABLE])?;
+        Ok(Self { stream, restored, is_asked: false })
+    }
+
+    /// The state that it is to go on from, once.
+    pub fn take_restored(&mut self) -> Option<Vec<u8>> {
+        self.restored.take()
+    }
+
+    /// Whether the daemon asks for its state. Does not block; a system call.
+    pub fn is_asked(&mut self) -> bool {
+        let mut byte = [0];
+        if !self.is_asked && self.stream.set_nonblocking(true).is_ok() {
+            self.is_asked = matches!(self.stream.read(&mut byte), Ok(1)) && byte[0] == ASK;
+        }
+        self.is_asked
+    }
+
+    /// Hands its state over, and blocks until all ranks have and the job's channels are saved. What it
+    /// sends afterwards is not part of the checkpoint. Asked or not: its job is not saved before all of
+    /// its ranks have handed theirs over.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub fn save(&mut self, state: &[u8]) -> Result<(), SnapshotError> {
+        if state.len() > LONGEST {
+            return Err(SnapshotError::TooLong { length: state.len() });
+        }
+        self.stream.set_nonblocking(false)?;
+        self.stream.write_all(&[STATE])?;
+        self.stream.write_all(&(state.len() as u64).to_le_bytes())?;
+        self.stream.write_all(state)?;
+        let mut byte = [0];
+        while byte[0] != GO {
+            self.stream.read_exact(&mut byte)?;
+        }
+        self.is_asked = false;
+        Ok(())
+    }
+}
+
+fn read_state(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut length = [0; 8];
+    stream.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    let mut state = Vec::new();
+    let read = stream.take(length).read_to_end(&mut state)?;
+    if read as u64 == length { Ok(state) } else { Err(ErrorKind::UnexpectedEof.into()) }
+}
+
+/// What a daemon says to a rank.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Word {
+    Ask,
+    Go,
+}
+
+/// What a rank has said.
+#[derive(Debug)]
+pub(super) enum Said {
+    /// It can be saved.
+    Able,
+    /// A part of its state.
+    Part(Part),
+}
+
+/// The daemon's side of a rank's stream, from beginning to end. A rank that says what makes no sense is
+/// not heard any longer.
+pub(super) async fn serve(
+    end: OwnedFd,
+    state: Option<Vec<u8>>,
+    mut words: mpsc::UnboundedReceiver<Word>,
+    said: impl Fn(Said) + Send + 'static,
+) -> io::Result<()> {
+    let stream = UnixStream::from(end);
+    stream.set_nonblocking(true)?;
+    let (mut receiver, mut sender) = tokio::net::UnixStream::from_std(stream)?.into_split();
+    let speaking = tokio::spawn(async move {
+        match &state {
+            None => sender.write_all(&[FRESH]).await?,
+            Some(state) => {
+                sender.write_all(&[RESTORED]).await?;
+                sender.write_all(&(state.len() as u64).to_le_bytes()).await?;
+                sender.write_all(state).await?;
+            }
+        }
+        drop(state);
+        while let Some(word) = words.recv().await {
+            let byte = if word == Word::Ask { ASK } else { GO };
+            sender.write_all(&[byte]).await?;
+        }
+        io::Result::Ok(())
+    });
+    let heard = hear(&mut receiver, &said).await;
+    speaking.abort();
+    heard
+}
+
+async fn hear(
+    receiver: &mut tokio::net::unix::OwnedReadHalf,
+    said: &impl Fn(Said),
+) -> io::Result<()> {
+    loop {
+        match receiver.read_u8().await? {
+            ABLE => said(Said::Able),
+            STATE => {
+                let mut left = receiver.read_u64_le().await?;
+                if left > LONGEST as u64 {
+                    return Err(ErrorKind::InvalidData.into());
+                }
+                if left == 0 {
+                    parcel::cut(What::State, bytes::Bytes::new())
+                        .for_each(|it| said(Said::Part(it)));
+                }
+                while left > 0 {
+                    let mut bytes = vec![0; left.min(PART as u64) as usize];
+                    receiver.read_exact(&mut bytes).await?;
+                    left -= bytes.len() as u64;
+                    let (what, is_last) = (What::State, left == 0);
+                    said(Said::Part(Part { what, bytes: bytes.into(), is_last }));
+                }
+            }
+            _ => return Err(ErrorKind::InvalidData.into()),
+        }
+    }
+}
