@@ -23,6 +23,7 @@ use midplane::simhw::profile::Machine;
     preempt --mode resident --machine today     contexts that stay on the NIC\n  \
     preempt --paper                             Table 3, and what Figures 5 and 6 say in words\n  \
     preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n  \
+    preempt --soak 1000000                      messages over a million preemptions of random clusters\n  \
     preempt --fabric shm --ranks 2 --class W    real processes on this host, real time\n  \
     preempt --fabric shm --freeze               freezing 64 of them, blocked and spinning\n  \
     preempt --channel                           saving and restoring a real channel\n\n\
@@ -73,6 +74,17 @@ pub(crate) struct Arguments {
     /// Measure what saving and restoring one real channel takes, both of its FIFOs full.
     #[arg(long, conflicts_with_all = ["freeze", "paper"])]
     pub(crate) channel: bool,
+    /// Preempt jobs in random clusters so often, in virtual time, and count what of their messages is lost, doubled or
+    /// reordered: without a number 20,000 times.
+    #[arg(
+        long,
+        value_name = "COUNT",
+        num_args = 0..=1,
+        default_missing_value = "20000",
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000_000),
+        conflicts_with_all = ["freeze", "paper", "channel"]
+    )]
+    pub(crate) soak: Option<u64>,
     /// Draw the slices of two jobs that share the cluster: SVG, or a trace for Perfetto if the name ends in .json.
     #[arg(long, value_name = "FILE")]
     pub(crate) gantt: Option<PathBuf>,

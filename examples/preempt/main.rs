@@ -16,6 +16,7 @@ mod paper;
 mod report;
 mod slices;
 mod slowdown;
+mod soak;
 mod trees;
 
 use std::process::ExitCode;
@@ -41,7 +42,9 @@ fn main() -> ExitCode {
             Err(error) => report::fail(&error, report::DID_NOT_HOLD),
         };
     }
-    let holds = if arguments.freeze && arguments.fabric != FabricName::Sim {
+    let holds = if let Some(preemptions) = arguments.soak {
+        soak::run(arguments.seed, preemptions, arguments.json)
+    } else if arguments.freeze && arguments.fabric != FabricName::Sim {
         freezes::run(&arguments)
     } else if arguments.paper {
         paper::run(&arguments)

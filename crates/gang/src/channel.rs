@@ -246,7 +246,7 @@ impl Channel {
         self.ring_bell()
     }
 
-    /// Where a message could be put, after a look at what is freed.
+    /// Where a message could be put, after a look at what is freed; where it could not be, the NIC is asked to tell.
     fn place(&mut self, length: u32) -> Option<u64> {
         let place = |channel: &Self| {
             let size = channel.descriptor.geometry.send;
@@ -254,7 +254,7 @@ impl Channel {
             channel.send_ring.place(size.bytes, length).filter(|_| !full)
         };
         place(self).or_else(|| {
-            self.poll();
+            let _ = self.arm(true);
             place(self)
         })
     }
@@ -301,6 +301,10 @@ impl Channel {
     pub fn peek(&mut self) -> Option<(Rank, Payload<'_>)> {
         if self.received == self.consumed {
             self.poll();
+        }
+        if self.received == self.consumed {
+            // Who only looks, now and then, is told as well; of a closed channel there is nothing to tell.
+            let _ = self.arm(false);
         }
         if self.received == self.consumed {
             return None;

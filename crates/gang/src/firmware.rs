@@ -204,7 +204,7 @@ impl Gang {
         };
         complete(nic, &command, done);
         if command.opcode == START {
-            self.touch(nic, at, Endpoint::look);
+            self.touch(nic, at, Endpoint::begin);
         }
     }
 

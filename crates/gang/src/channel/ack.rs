@@ -18,7 +18,7 @@ use midplane_simhw::time::Instant;
 /// What the protocol waits for, and how long.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Patience {
-    /// Shortest time until an answer is missed.
+    /// Shortest time until an answer is missed; ten times that while no round trip is known.
     pub shortest: Duration,
     /// Longest time until an answer is missed, after it was missed again and again.
     pub longest: Duration,
@@ -38,6 +38,18 @@ impl Default for Patience {
             refused_most: Duration::from_millis(1),
         }
     }
+}
+
+/// How many times as long as at least an answer is waited for while no round trip is known: many may send
+/// to one receiver at once, and what is taken for lost too early is sent again for nothing.
+const UNKNOWN: u32 = 10;
+
+/// How long answers take.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct RoundTrip {
+    mean: u64,
+    /// Mean deviation.
+    spread: u64,
 }
 
 /// Whether `a` comes before `b`, modulo 2^32.
@@ -60,6 +72,24 @@ pub struct Answer {
     pub seen: u32,
     /// The rest of the round is refused.
     pub refused: bool,
+}
+
+/// What a message to a sender takes along for it: all that came of a round is taken.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Taken {
+    /// The sender's round.
+    pub round: u16,
+    /// All messages before this one are taken.
+    pub expected: u32,
+}
+
+impl Taken {
+    /// The answer that it is.
+    #[must_use]
+    pub const fn answer(self) -> Answer {
+        let Self { round, expected } = self;
+        Answer { round, expected: Some(expected), seen: expected, refused: false }
+    }
 }
 
 /// What is to be sent to a peer next.
@@ -111,8 +141,7 @@ pub struct Outbound {
     refusals: u32,
     /// One transmission whose answer is timed.
     sample: Option<(u32, Instant)>,
-    /// Smoothed round trip and its deviation, in nanoseconds.
-    round_trip: Option<(u64, u64)>,
+    round_trip: Option<RoundTrip>,
 }
 
 impl Outbound {
@@ -120,6 +149,11 @@ impl Outbound {
     #[must_use]
     pub fn resumed(acked: u32, waiting: VecDeque<u64>) -> Self {
         Self { waiting, acked, cursor: acked, answered: acked, high: acked, ..Self::default() }
+    }
+
+    /// Takes up what was known of round trips to the same receiver before.
+    pub(crate) const fn recall(&mut self, round_trip: Option<RoundTrip>) {
+        self.round_trip = round_trip;
     }
 
     /// A message is put into the buffer.
@@ -144,11 +178,7 @@ impl Outbound {
                 Transmission::Fence { round: self.round, sequence: self.acked }
             });
         }
-        let ahead = self.cursor.wrapping_sub(self.acked);
-        let slot = *self.waiting.get(ahead as usize)?;
-        if now < self.resend_at || self.cursor.wrapping_sub(self.answered) >= window {
-            return None;
-        }
+        let slot = self.due(now, window)?;
         self.resend_at = Instant::ZERO;
         let sequence = self.cursor;
         self.cursor = sequence.wrapping_add(1);
@@ -160,6 +190,15 @@ impl Outbound {
             self.deadline = Some(now + self.patience_now(patience));
         }
         Some(Transmission::Message { round: self.round, sequence, slot })
+    }
+
+    /// The message that may be sent now, by its number in the send buffer.
+    #[must_use]
+    pub fn due(&self, now: Instant, window: u32) -> Option<u64> {
+        let ahead = self.cursor.wrapping_sub(self.acked);
+        let slot = *self.waiting.get(ahead as usize)?;
+        let is_open = self.cursor.wrapping_sub(self.answered) < window;
+        (now >= self.resend_at && is_open).then_some(slot)
     }
 
     /// The receiver has answered. Puts the numbers of messages that are taken, and whose room in the
@@ -270,6 +309,11 @@ impl Outbound {
         self.refusals
     }
 
+    /// What is known of round trips.
+    pub(crate) const fn round_trip(&self) -> Option<RoundTrip> {
+        self.round_trip
+    }
+
     /// Nothing of this round counts any more.
     fn begin_round(&mut self) {
         self.round = self.round.wrapping_add(1);
@@ -286,14 +330,21 @@ impl Outbound {
         self.sample = None;
         let took = now.nanos_since(sent);
         self.round_trip = Some(match self.round_trip {
-            None => (took, took / 2),
-            Some((mean, spread)) => ((mean * 7 + took) / 8, (spread * 3 + took.abs_diff(mean)) / 4),
+            None => RoundTrip { mean: took, spread: took / 2 },
+            Some(RoundTrip { mean, spread }) => RoundTrip {
+                mean: (mean * 7 + took) / 8,
+                spread: (spread * 3 + took.abs_diff(mean)) / 4,
+            },
         });
     }
 
     fn patience_now(&self, patience: &Patience) -> Duration {
-        let (mean, spread) = self.round_trip.unwrap_or((0, 0));
-        let usual = Duration::from_nanos(mean + 4 * spread).max(patience.shortest);
+        let usual = match self.round_trip {
+            None => patience.shortest * UNKNOWN,
+            Some(RoundTrip { mean, spread }) => {
+                Duration::from_nanos(mean + 4 * spread).max(patience.shortest)
+            }
+        };
         usual.saturating_mul(1 << self.missed.min(10)).min(patience.longest)
     }
 }
@@ -367,6 +418,19 @@ impl Inbound {
         self.unanswered = 0;
         let Self { expected, seen, refused, .. } = *self;
         Some(Answer { round: self.round?, expected: Some(expected), seen, refused })
+    }
+
+    /// The answer that is due, if it is no more than that all is taken; it counts as given.
+    pub fn take_along(&mut self) -> Option<Taken> {
+        let Self { expected, seen, refused, unanswered, .. } = *self;
+        let round = self.round.filter(|_| unanswered > 0 && !refused && seen == expected)?;
+        self.unanswered = 0;
+        Some(Taken { round, expected })
+    }
+
+    /// A sender was turned away in a round, before this side had begun: it may begin again.
+    pub fn on_greeting(&mut self, round: u16) {
+        self.enter(round, self.expected);
     }
 
     /// Transmissions since the last answer.

@@ -1,23 +1,27 @@
 //! The NIC's side of a context: one rank's FIFOs, and what it and its peers owe each other.
 
+mod desk;
 mod keeping;
+mod receiving;
+mod sending;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use midplane_nicvm::context::Context;
-use midplane_nicvm::transmit::{Lane, Packet};
-use midplane_simhw::hardware::Source;
-use midplane_simhw::id::PortId;
-use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::port::{Command, Status};
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
-use super::ack::{Answer, Inbound, Outbound, Reception, Transmission};
+use super::ack::{Inbound, Outbound, RoundTrip};
 use super::command::{OpenRequest, WANTS_ROOM};
-use super::config::{GangConfig, GangCounters};
-use super::frame::{Body, Fields, PmFrame};
-use super::geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
+use super::frame::{Body, PmFrame};
+use super::geometry::{Geometry, RECORD_BYTES, Record};
 use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
+
+pub(crate) use desk::{Desk, Local};
+use receiving::Receiving;
+use sending::Sending;
 
 /// Instructions that a message, or an answer, takes beside the unit's own.
 const MESSAGE_INSTRUCTIONS: u64 = 30;
@@ -46,39 +50,6 @@ struct Peer {
 }
 
 #[derive(Debug)]
-struct Sending {
-    /// Messages ever put in by the process, as far as was looked.
-    tail: u64,
-    /// The first whose room is not free.
-    freed: u64,
-    /// From `freed` on, and whether each is taken.
-    records: VecDeque<(Record, bool)>,
-}
-
-#[derive(Debug, Default)]
-struct Receiving {
-    tail: u64,
-    /// Messages ever consumed by the process, as far as was looked.
-    head: u64,
-    ring: ByteRing,
-    positions: VecDeque<u64>,
-}
-
-/// A frame to a rank of the same node, which never sees the wire.
-pub(crate) struct Local {
-    pub(crate) frame: PmFrame,
-    pub(crate) bytes: Vec<u8>,
-}
-
-/// What handlers of an endpoint are lent beside it.
-pub(crate) struct Desk<'a, 'b> {
-    pub(crate) nic: &'a mut Context<'b>,
-    pub(crate) config: &'a GangConfig,
-    pub(crate) counters: &'a mut GangCounters,
-    pub(crate) local: &'a mut VecDeque<Local>,
-}
-
-#[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) controller: PortId,
     pub(crate) user: Option<PortId>,
@@ -94,6 +65,16 @@ pub(crate) struct Endpoint {
     sending: Sending,
     receiving: Receiving,
     peers: BTreeMap<Rank, Peer>,
+    /// Whom something was sent to last.
+    last_served: Rank,
+    /// What was given to the line has left it then.
+    line_until: Instant,
+    /// The line has room for more then.
+    pump_at: Option<Instant>,
+    /// How long answers took before the context was last saved.
+    round_trips: BTreeMap<Rank, RoundTrip>,
+    /// Who was turned away for this context had not begun yet, in which epoch and round.
+    early: BTreeMap<Rank, (Epoch, u16)>,
     /// The process waits for news.
     waiter: Option<Command>,
     /// The controller waits for steadiness.
@@ -123,9 +104,14 @@ impl Endpoint {
             places,
             geometry,
             memory,
-            sending: Sending { tail: 0, freed: 0, records: VecDeque::new() },
+            sending: Sending::default(),
             receiving: Receiving::default(),
             peers: BTreeMap::new(),
+            last_served: Rank(0),
+            line_until: Instant::ZERO,
+            pump_at: None,
+            round_trips: BTreeMap::new(),
+            early: BTreeMap::new(),
             waiter: None,
             stopper: None,
             is_broken: false,
@@ -169,144 +155,6 @@ impl Endpoint {
         self.offer_room(desk);
     }
 
-    fn look_sent(&mut self, nic: &Context<'_>) {
-        let Some(sent) = self.word(nic, SENT).filter(|_| !self.is_broken) else { return };
-        let room = u64::from(self.geometry.send.messages);
-        if sent.wrapping_sub(self.sending.freed) > room || sent < self.sending.tail {
-            self.is_broken = true;
-            return;
-        }
-        while self.sending.tail < sent {
-            let number = self.sending.tail;
-            let record = self.record(nic, self.geometry.send_record(number));
-            let Some(record) = record.filter(|record| self.is_sendable(record)) else {
-                self.is_broken = true;
-                return;
-            };
-            self.sending.records.push_back((record, false));
-            self.sending.tail += 1;
-            self.peers.entry(record.peer).or_default().out.push(number);
-        }
-    }
-
-    fn is_sendable(&self, record: &Record) -> bool {
-        let size = u64::from(self.geometry.send.bytes);
-        record.length <= self.geometry.message
-            && record.position % size + u64::from(record.length) <= size
-            && record.peer.index() < self.places.len()
-    }
-
-    fn look_consumed(&mut self, nic: &Context<'_>) {
-        let Some(consumed) = self.word(nic, CONSUMED) else { return };
-        let receiving = &mut self.receiving;
-        if consumed < receiving.head || consumed > receiving.tail {
-            self.is_broken = true;
-            return;
-        }
-        receiving.positions.drain(..(consumed - receiving.head) as usize);
-        receiving.head = consumed;
-        receiving.ring.release(receiving.positions.front().copied());
-    }
-
-    /// Where a message of `length` bytes would be received.
-    fn room(&self, length: u32) -> Option<u64> {
-        let size = self.geometry.receive;
-        let held = self.receiving.tail - self.receiving.head;
-        let place = self.receiving.ring.place(size.bytes, length);
-        place.filter(|_| held < u64::from(size.messages))
-    }
-
-    /// Tells those who were refused that there is room.
-    fn offer_room(&mut self, desk: &mut Desk<'_, '_>) {
-        if self.phase != Phase::Running || self.room(self.geometry.message.min(64)).is_none() {
-            return;
-        }
-        let mut wanting = Vec::new();
-        for (rank, peer) in &mut self.peers {
-            if peer.into.take_room_wanted() {
-                wanting.push(*rank);
-            }
-        }
-        for rank in wanting {
-            self.answer(desk, rank);
-        }
-    }
-
-    /// Transmits what may be.
-    pub(crate) fn pump(&mut self, desk: &mut Desk<'_, '_>) {
-        let stopped = match self.phase {
-            Phase::Running => false,
-            Phase::Stopping => true,
-            Phase::Parked | Phase::Empty => return,
-        };
-        let now = desk.nic.now();
-        let mut ranks: VecDeque<Rank> = self.peers.keys().copied().collect();
-        while let Some(rank) = ranks.pop_front() {
-            let Some(peer) = self.peers.get_mut(&rank) else { continue };
-            let (patience, window) = (&desk.config.patience, desk.config.window);
-            let Some(next) = peer.out.poll_transmit(now, patience, window, stopped) else {
-                continue;
-            };
-            self.transmit(desk, rank, next);
-            ranks.push_back(rank);
-        }
-        self.settle(desk);
-    }
-
-    fn transmit(&self, desk: &mut Desk<'_, '_>, to: Rank, next: Transmission) {
-        match next {
-            Transmission::Message { round, sequence, slot } => {
-                desk.counters.transmitted += 1;
-                let at = (slot - self.sending.freed) as usize;
-                let record = self.sending.records.get(at).map(|(record, _)| *record);
-                let record = record.expect("what waits is in the buffer");
-                let offset = self.geometry.send_byte(record.position) as u32;
-                let part = self.memory.part(offset, record.length);
-                self.send(desk, to, Body::Message { round, sequence }, part);
-            }
-            Transmission::Fence { round, sequence } => {
-                desk.counters.fences += 1;
-                self.send(desk, to, Body::Fence { round, sequence }, None);
-            }
-        }
-    }
-
-    fn send(&self, desk: &mut Desk<'_, '_>, to: Rank, body: Body, bytes: Option<RegionRef>) {
-        desk.nic.charge(MESSAGE_INSTRUCTIONS);
-        let Some(place) = self.places.get(to.index()) else { return };
-        let Self { job, epoch, .. } = *self;
-        let frame = PmFrame { channel: place.channel, job, epoch, from: self.rank, to, body };
-        if place.node == desk.nic.node() {
-            let read = bytes.and_then(|bytes| desk.nic.read(bytes).ok());
-            let bytes = read.map(|payload| payload.to_vec()).unwrap_or_default();
-            desk.local.push_back(Local { frame, bytes });
-            return;
-        }
-        let Fields { flags, sequence, acknowledgement, words } = frame.fields();
-        let source = bytes.map_or(Source::Bytes(Payload::EMPTY), Source::Region);
-        let packet = Packet {
-            lane: Lane(self.channel.0),
-            port: PortId(place.channel.0),
-            flags,
-            sequence,
-            acknowledgement,
-            words,
-            source,
-            ..Packet::to(place.node)
-        };
-        // Memory that is gone loses its message: the controller has closed it under its process.
-        let _ = desk.nic.send_packet(&packet);
-    }
-
-    fn answer(&mut self, desk: &mut Desk<'_, '_>, to: Rank) {
-        let Some(peer) = self.peers.get_mut(&to) else { return };
-        peer.answer_at = None;
-        if let Some(answer) = peer.into.answer() {
-            desk.counters.answers += 1;
-            self.send(desk, to, Body::Answer(answer), None);
-        }
-    }
-
     /// A frame has come from the node that its rank is on.
     pub(crate) fn on_frame(
         &mut self,
@@ -323,7 +171,10 @@ impl Endpoint {
             return;
         }
         match frame.body {
-            Body::Message { round, sequence } => {
+            Body::Message { round, sequence, taken } => {
+                if let Some(taken) = taken {
+                    self.on_answer(desk, frame.from, taken.answer());
+                }
                 self.on_message(desk, frame.from, (round, sequence), payload);
             }
             Body::Fence { round, sequence } => {
@@ -333,114 +184,6 @@ impl Endpoint {
                 }
             }
             Body::Answer(answer) => self.on_answer(desk, frame.from, answer),
-        }
-    }
-
-    /// Tells the sender that this rank has not begun, or not begun again.
-    fn turn_away(&self, desk: &mut Desk<'_, '_>, frame: &PmFrame) {
-        let (round, seen) = match frame.body {
-            Body::Message { round, sequence } => (round, sequence.wrapping_add(1)),
-            Body::Fence { round, sequence } => (round, sequence),
-            Body::Answer(_) => return,
-        };
-        desk.counters.refused += 1;
-        let answer = Answer { round, expected: None, seen, refused: true };
-        let away = Self::absent(frame, answer);
-        desk.local_or_send(&self.places, self.channel, &away);
-    }
-
-    /// The answer to a frame whose context is not there.
-    fn absent(frame: &PmFrame, answer: Answer) -> PmFrame {
-        PmFrame { from: frame.to, to: frame.from, body: Body::Answer(answer), ..*frame }
-    }
-
-    fn on_message(
-        &mut self,
-        desk: &mut Desk<'_, '_>,
-        from: Rank,
-        (round, sequence): (u16, u32),
-        payload: Payload<'_>,
-    ) {
-        desk.nic.charge(MESSAGE_INSTRUCTIONS);
-        let length = payload.len() as u32;
-        let mut place = self.room(length);
-        if place.is_none() {
-            self.look_consumed(desk.nic);
-            place = self.room(length);
-        }
-        let place = place.filter(|_| self.phase == Phase::Running);
-        let now = desk.nic.now();
-        let peer = self.peers.entry(from).or_default();
-        match peer.into.on_message(round, sequence, place.is_some()) {
-            Reception::Drop => {
-                desk.counters.stale += 1;
-                return;
-            }
-            Reception::Answer => {
-                desk.counters.refused += 1;
-                self.answer(desk, from);
-                return;
-            }
-            Reception::Take => {}
-        }
-        if peer.into.unanswered() >= desk.config.merge {
-            self.answer(desk, from);
-        } else {
-            let at = now + desk.config.merge_for;
-            peer.answer_at.get_or_insert(at);
-        }
-        let position = place.expect("only what has room is taken");
-        desk.counters.taken += 1;
-        self.store(desk, Record { peer: from, length, position }, payload);
-        self.tell(desk);
-    }
-
-    fn store(&mut self, desk: &mut Desk<'_, '_>, record: Record, payload: Payload<'_>) {
-        let receiving = &mut self.receiving;
-        receiving.ring.take(record.position, record.length);
-        receiving.positions.push_back(record.position);
-        let number = receiving.tail;
-        receiving.tail += 1;
-        let emitted = record.emit();
-        let writes = [
-            (self.geometry.receive_byte(record.position), payload),
-            (self.geometry.receive_record(number), Payload::from(&emitted[..])),
-        ];
-        for (offset, bytes) in writes {
-            if let Some(part) = self.memory.part(offset as u32, bytes.len() as u32) {
-                // Memory that is gone: nobody will look at it.
-                let _ = desk.nic.write(part, bytes);
-            }
-        }
-    }
-
-    fn on_answer(&mut self, desk: &mut Desk<'_, '_>, from: Rank, answer: Answer) {
-        let now = desk.nic.now();
-        let Some(peer) = self.peers.get_mut(&from) else {
-            desk.counters.foreign += 1;
-            return;
-        };
-        let mut freed = Vec::new();
-        if !peer.out.on_answer(now, &desk.config.patience, answer, &mut freed) {
-            desk.counters.foreign += 1;
-            return;
-        }
-        if !answer.refused {
-            peer.out.on_room();
-        }
-        let sending = &mut self.sending;
-        for number in freed {
-            if let Some((_, taken)) = sending.records.get_mut((number - sending.freed) as usize) {
-                *taken = true;
-            }
-        }
-        let before = sending.freed;
-        while sending.records.front().is_some_and(|(_, taken)| *taken) {
-            sending.records.pop_front();
-            sending.freed += 1;
-        }
-        if sending.freed != before {
-            self.tell(desk);
         }
     }
 
@@ -508,12 +251,25 @@ impl Endpoint {
         }
         self.epoch = epoch;
         self.phase = Phase::Running;
-        for peer in self.peers.values_mut() {
+        for (rank, peer) in &mut self.peers {
+            let known = peer.out.round_trip().or_else(|| self.round_trips.get(rank).copied());
             peer.out = Outbound::resumed(peer.out.acked(), peer.out.waiting().collect());
+            peer.out.recall(known);
             peer.into = Inbound::resumed(peer.into.expected());
             peer.answer_at = None;
         }
         true
+    }
+
+    /// After its start: takes note of what the process has put in, and calls those who came too early.
+    pub(crate) fn begin(&mut self, desk: &mut Desk<'_, '_>) {
+        self.look(desk);
+        for (rank, (epoch, round)) in std::mem::take(&mut self.early) {
+            if epoch == self.epoch {
+                self.peers.entry(rank).or_default().into.on_greeting(round);
+                self.answer(desk, rank);
+            }
+        }
     }
 
     /// Instants have come.
@@ -543,12 +299,13 @@ impl Endpoint {
             return None;
         }
         let stopped = self.phase == Phase::Stopping;
-        let instants = self.peers.values();
-        instants.flat_map(|peer| [peer.out.next_timeout(stopped), peer.answer_at]).flatten().min()
+        let peers = self.peers.values();
+        let instants = peers.flat_map(|peer| [peer.out.next_timeout(stopped), peer.answer_at]);
+        instants.chain([self.pump_at]).flatten().min()
     }
 
     /// Whether frames of a rank may come from a node.
-    pub(crate) fn admits(&self, rank: Rank, node: midplane_simhw::id::NodeId) -> bool {
+    pub(crate) fn admits(&self, rank: Rank, node: NodeId) -> bool {
         self.places.get(rank.index()).is_some_and(|place| place.node == node)
     }
 
@@ -563,43 +320,5 @@ impl Endpoint {
     pub(crate) fn on_port_closed(&mut self, port: PortId) {
         self.waiter.take_if(|command| command.region.port == port);
         self.user.take_if(|user| *user == port);
-    }
-}
-
-impl Desk<'_, '_> {
-    pub(crate) fn complete(&mut self, command: &Command, status: Status, args: [u64; 4]) {
-        let completion = Completion {
-            status,
-            opcode: command.opcode,
-            flags: command.flags,
-            node: command.node,
-            port: command.port,
-            cookie: command.cookie,
-            length: 0,
-            args,
-        };
-        self.nic.complete(command.region.port, &completion);
-    }
-
-    /// Sends a frame without bytes to where its rank is.
-    fn local_or_send(&mut self, places: &[Place], lane: ChannelId, frame: &PmFrame) {
-        let Some(place) = places.get(frame.to.index()) else { return };
-        let frame = PmFrame { channel: place.channel, ..*frame };
-        if place.node == self.nic.node() {
-            self.local.push_back(Local { frame, bytes: Vec::new() });
-            return;
-        }
-        let Fields { flags, sequence, acknowledgement, words } = frame.fields();
-        let packet = Packet {
-            lane: Lane(lane.0),
-            port: PortId(place.channel.0),
-            flags,
-            sequence,
-            acknowledgement,
-            words,
-            ..Packet::to(place.node)
-        };
-        // A frame without bytes is always taken.
-        let _ = self.nic.send_packet(&packet);
     }
 }

@@ -3,28 +3,29 @@
 //! | field | message | answer | fence |
 //! |---|---|---|---|
 //! | port | channel of the receiver of this frame | the same | the same |
-//! | flags | 0 | 1, with 4 if the rest of the round is refused, 8 if the context is not there | 2 |
+//! | flags | 0, or 16 with an answer | 1, with 4 if the rest of the round is refused, 8 if the context is not there | 2 |
 //! | sequence | the message's | all before are answered | first that is not taken |
-//! | acknowledgement | 0 | all before are taken | 0 |
+//! | acknowledgement | all before are taken, with 16 | all before are taken | 0 |
 //! | word 0 | job, epoch | the same | the same |
-//! | word 1 | round, sending rank, receiving rank | the same, the round that it answers | the same |
+//! | word 1 | round, sending rank, receiving rank, with 16 the round that it answers | the same, the round that it answers | the same, without |
 
 use midplane_simhw::frame::Header;
 
-use super::ack::Answer;
+use super::ack::{Answer, Taken};
 use crate::names::{ChannelId, Epoch, JobId, Rank};
 
 const ANSWER: u8 = 1;
 const FENCE: u8 = 2;
 const REFUSED: u8 = 4;
 const ABSENT: u8 = 8;
-/// Bits that say something.
+const CARRIES: u8 = 16;
+/// Bits that say something of an answer.
 const KNOWN: u8 = 15;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Body {
-    Message { round: u16, sequence: u32 },
+    Message { round: u16, sequence: u32, taken: Option<Taken> },
     Fence { round: u16, sequence: u32 },
     Answer(Answer),
 }
@@ -51,24 +52,26 @@ pub(crate) struct Fields {
 
 impl PmFrame {
     pub(crate) fn fields(&self) -> Fields {
-        let (flags, sequence, acknowledgement, round) = match self.body {
-            Body::Message { round, sequence } => (0, sequence, 0, round),
-            Body::Fence { round, sequence } => (FENCE, sequence, 0, round),
-            Body::Answer(Answer { round, expected, seen, refused }) => {
-                let absent = if expected.is_none() { ABSENT } else { 0 };
-                let refused = if refused { REFUSED } else { 0 };
-                (ANSWER | refused | absent, seen, expected.unwrap_or(0), round)
-            }
-        };
         let ranks = u64::from(self.from.0) << 16 | u64::from(self.to.0) << 32;
-        Fields {
+        let names = u64::from(self.job.0) | u64::from(self.epoch.0) << 32;
+        let fields = |flags, sequence, acknowledgement, rounds: u64| Fields {
             flags,
             sequence,
             acknowledgement,
-            words: [
-                u64::from(self.job.0) | u64::from(self.epoch.0) << 32,
-                u64::from(round) | ranks,
-            ],
+            words: [names, rounds | ranks],
+        };
+        match self.body {
+            Body::Message { round, sequence, taken: None } => fields(0, sequence, 0, round.into()),
+            Body::Message { round, sequence, taken: Some(taken) } => {
+                let rounds = u64::from(round) | u64::from(taken.round) << 48;
+                fields(CARRIES, sequence, taken.expected, rounds)
+            }
+            Body::Fence { round, sequence } => fields(FENCE, sequence, 0, round.into()),
+            Body::Answer(Answer { round, expected, seen, refused }) => {
+                let absent = if expected.is_none() { ABSENT } else { 0 };
+                let refused = if refused { REFUSED } else { 0 };
+                fields(ANSWER | refused | absent, seen, expected.unwrap_or(0), round.into())
+            }
         }
     }
 
@@ -76,20 +79,27 @@ impl PmFrame {
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(crate) fn parse(header: &Header) -> Option<Self> {
         let [names, ranks] = header.words;
-        let (round, sequence) = (ranks as u16, header.sequence);
-        let flags = header.flags;
-        let body = match flags & (ANSWER | FENCE) {
-            0 if flags == 0 => Body::Message { round, sequence },
-            FENCE if flags == FENCE && header.length == 0 => Body::Fence { round, sequence },
-            ANSWER if flags & !KNOWN == 0 && header.length == 0 => Body::Answer(Answer {
-                round,
-                expected: (flags & ABSENT == 0).then_some(header.acknowledgement),
-                seen: sequence,
-                refused: flags & REFUSED != 0,
-            }),
+        let (round, answered) = (ranks as u16, (ranks >> 48) as u16);
+        let (sequence, expected, flags) = (header.sequence, header.acknowledgement, header.flags);
+        let is_empty = header.length == 0 && answered == 0;
+        let body = match flags {
+            0 if answered == 0 => Body::Message { round, sequence, taken: None },
+            CARRIES => {
+                let taken = Some(Taken { round: answered, expected });
+                Body::Message { round, sequence, taken }
+            }
+            FENCE if is_empty => Body::Fence { round, sequence },
+            _ if flags & (ANSWER | FENCE) == ANSWER && flags & !KNOWN == 0 && is_empty => {
+                Body::Answer(Answer {
+                    round,
+                    expected: (flags & ABSENT == 0).then_some(expected),
+                    seen: sequence,
+                    refused: flags & REFUSED != 0,
+                })
+            }
             _ => return None,
         };
-        (ranks >> 48 == 0).then_some(Self {
+        Some(Self {
             channel: ChannelId(header.port.0),
             job: JobId(names as u32),
             epoch: Epoch((names >> 32) as u32),
@@ -108,7 +118,10 @@ mod tests {
 
     fn any_body() -> impl Strategy<Value = Body> {
         prop_oneof![
-            any::<(u16, u32)>().prop_map(|(round, sequence)| Body::Message { round, sequence }),
+            any::<(u16, u32, Option<(u16, u32)>)>().prop_map(|(round, sequence, taken)| {
+                let taken = taken.map(|(round, expected)| Taken { round, expected });
+                Body::Message { round, sequence, taken }
+            }),
             any::<(u16, u32)>().prop_map(|(round, sequence)| Body::Fence { round, sequence }),
             any::<(u16, Option<u32>, u32, bool)>().prop_map(|(round, expected, seen, refused)| {
                 Body::Answer(Answer { round, expected, seen, refused })

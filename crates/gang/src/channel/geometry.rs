@@ -192,11 +192,16 @@ impl ByteRing {
         }
         let to_end = size - self.tail % size;
         let position = if length > to_end { self.tail + to_end } else { self.tail };
-        if position + length <= self.head + size { Some(position) } else { None }
+        // Nothing is taken: what lies before the end is given up.
+        let head = if self.head == self.tail { position } else { self.head };
+        if position + length <= head + size { Some(position) } else { None }
     }
 
     /// Takes the bytes that [`ByteRing::place`] found.
     pub(crate) const fn take(&mut self, position: u64, length: u32) {
+        if self.head == self.tail {
+            self.head = position;
+        }
         self.tail = position + ((length as u64 + 7) & !7);
     }
 
@@ -228,6 +233,18 @@ mod tests {
                 count += 1;
             }
             assert_eq!((count, size.messages), (messages, messages));
+        }
+    }
+
+    #[test]
+    fn an_empty_ring_holds_the_longest_message_wherever_it_begins() {
+        for size in [64, 72, 128] {
+            let mut ring = ByteRing::default();
+            for length in [8, 64, 40, 64, 0, 64, 24, 48, 64] {
+                let position = ring.place(size, length).expect("nothing is in it");
+                ring.take(position, length);
+                ring.release(None);
+            }
         }
     }
 

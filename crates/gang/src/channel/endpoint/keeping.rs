@@ -1,6 +1,6 @@
 //! A context's NIC's part, kept elsewhere and taken up again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use midplane_nicvm::context::Context;
 
@@ -33,8 +33,13 @@ impl Endpoint {
     /// The NIC forgets it.
     pub(crate) fn forget(&mut self) {
         self.phase = Phase::Empty;
-        self.sending = Sending { tail: 0, freed: 0, records: VecDeque::new() };
+        self.sending = Sending::default();
         self.receiving = Receiving::default();
+        for (rank, peer) in &self.peers {
+            if let Some(round_trip) = peer.out.round_trip() {
+                self.round_trips.insert(*rank, round_trip);
+            }
+        }
         self.peers.clear();
     }
 
@@ -64,8 +69,7 @@ impl Endpoint {
         if held > receive.messages.into() || unsent > send.messages.into() {
             return None;
         }
-        let mut sending =
-            Sending { tail: state.sent, freed: state.freed, records: VecDeque::new() };
+        let mut sending = Sending { tail: state.sent, freed: state.freed, ..Sending::default() };
         for number in state.freed..state.sent {
             let record = self.record(nic, self.geometry.send_record(number))?;
             if !self.is_sendable(&record) {
