@@ -1,0 +1,62 @@
+//! The scenarios of MPICH's point-to-point tests over Virtual Interfaces on the live fabrics: shared
+//! memory, and sockets between which datagrams are lost, doubled and reordered.
+
+#[path = "scenarios/list.rs"]
+mod list;
+mod live;
+mod scenarios;
+
+use midplane_simhw::fault::Faults;
+use midplane_via::rdma::RdmaConfig;
+
+/// Areas are small, so that they wrap and credit runs out.
+fn narrow() -> RdmaConfig {
+    RdmaConfig::default().area(16_384).descriptors(12)
+}
+
+/// One test a scenario: its name, where it is told, how many ranks run it.
+#[cfg(target_os = "linux")]
+mod shm {
+    use super::{list, live, narrow, scenarios};
+
+    macro_rules! run {
+        ($($group:ident: $($name:ident $ranks:literal),+;)+) => {
+            $($(
+                #[test]
+                fn $name() {
+                    live::shm($ranks, narrow(), &|world| Box::pin(scenarios::$group::$name(world)));
+                }
+            )+)+
+        };
+    }
+
+    list::each!(run);
+}
+
+/// The same.
+mod udp {
+    use super::{Faults, list, live, narrow, scenarios};
+
+    /// Otherwise the others would prove little.
+    #[test]
+    fn there_are_faults() {
+        let faulty =
+            live::udp(4, narrow(), FAULTS, &|world| Box::pin(scenarios::volume::sendflood(world)));
+        assert!(faulty > 20, "only {faulty}");
+    }
+
+    const FAULTS: Faults = Faults { loss: 0.02, duplicate: 0.02, reorder: 0.03, ..Faults::NONE };
+
+    macro_rules! run {
+        ($($group:ident: $($name:ident $ranks:literal),+;)+) => {
+            $($(
+                #[test]
+                fn $name() {
+                    live::udp($ranks, narrow(), FAULTS, &|world| Box::pin(scenarios::$group::$name(world)));
+                }
+            )+)+
+        };
+    }
+
+    list::each!(run);
+}
