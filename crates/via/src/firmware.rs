@@ -307,6 +307,14 @@ impl Via {
         }
     }
 
+    /// This NIC itself stood still, as one does whose process or machine was stopped: what it did not
+    /// hear meanwhile is nobody's silence.
+    fn on_stood_still(&mut self, now: Instant, nanos: u64) {
+        for link in self.vis.iter_mut().flatten().filter_map(|endpoint| endpoint.link.as_mut()) {
+            link.heard_at = link.heard_at.plus_nanos(nanos).min(now);
+        }
+    }
+
     fn on_link_lost(&mut self, nic: &mut Context<'_>, node: NodeId) {
         self.forget_node(nic, node);
         for at in 0..self.vis.len() {
@@ -390,7 +398,10 @@ impl Extension for Via {
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
         let now = nic.now();
-        self.alarm = None;
+        let late = self.alarm.take().map_or(0, |alarm| now.nanos_since(alarm));
+        if late >= self.config.dead_after_ns / 8 {
+            self.on_stood_still(now, late);
+        }
         self.expire(nic, now);
         let deadlines = self.pending.iter().map(|pending| pending.deadline);
         let mut next = deadlines.min().unwrap_or(Instant::FAR_FUTURE);

@@ -4,6 +4,7 @@ mod pair;
 
 use std::time::Duration;
 
+use midplane_simhw::fault::{Fault, Incident};
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::port::PortOptions;
@@ -286,6 +287,37 @@ fn the_death_of_the_other_node_completes_all_that_is_posted() {
     let end = world.block_on(CLIENT, async move { pause(&host, Duration::from_secs(3)).await });
     assert!(end.is_some());
     assert_eq!(world.firmware(CLIENT).counters().traps, 0);
+}
+
+/// As where a machine sleeps, or all of it is moved: nobody could have answered.
+#[test]
+fn nics_that_stood_still_themselves_take_nobody_for_dead() {
+    let mut world = world(Setting::default());
+    let (client, server) = (world.host(CLIENT), world.host(SERVER));
+    for node in [CLIENT, SERVER] {
+        let fault = Fault::Overrun { node, by: Duration::from_secs(2) };
+        let (at, lasts) = (pair::at(100_000_000), Duration::from_secs(3));
+        world.schedule(Incident { at, lasts, fault });
+    }
+    world.spawn(SERVER, async move {
+        let mut end = End::new(server, reliable(), 4096).await;
+        end.serve().await;
+        end.nic.post_receive(end.vi, Descriptor::of(end.memory.whole())).unwrap();
+        let came = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+        assert_eq!((came.outcome, came.length), (Ok(()), 100));
+        std::future::pending::<()>().await;
+    });
+    let told = world.block_on(CLIENT, async move {
+        let mut end = End::new(client, reliable(), 4096).await;
+        end.connect().await;
+        end.nic.post_receive(end.vi, Descriptor::of(end.memory.whole())).unwrap();
+        pause(&end.host, Duration::from_secs(4)).await;
+        let segment = end.memory.segment(0, 100).unwrap();
+        end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
+        let sent = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+        (sent.outcome, end.nic.query_vi(end.vi).await.unwrap().0)
+    });
+    assert_eq!(told, Some((Ok(()), ViState::Connected)));
 }
 
 /// Runs one program on the client of a cluster where nobody serves.

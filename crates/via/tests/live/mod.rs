@@ -1,4 +1,5 @@
 //! Processes on NICs of their own over a live fabric, all of them in this process.
+#![allow(dead_code, reason = "each test uses its own part")]
 
 mod relay;
 
@@ -14,8 +15,10 @@ use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
+#[cfg(target_os = "linux")]
+use midplane_simhw::shm::ShmHost;
 use midplane_simhw::time::LineRate;
-use midplane_simhw::udp::{StartError, UdpConfig, UdpNic};
+use midplane_simhw::udp::{StartError, UdpConfig, UdpHost, UdpNic};
 use midplane_via::VIA;
 use midplane_via::firmware::{Via, ViaConfig};
 use midplane_via::message::communicator::Communicator;
@@ -39,7 +42,9 @@ const MTU: usize = 1_400;
 
 fn unit() -> Unit {
     let mut unit = Unit::default();
-    unit.install(VIA, Via::new(ViaConfig::default())).unwrap();
+    // Longer than a busy machine lets a process stand still.
+    let config = ViaConfig::default().dead_after(Duration::from_secs(30));
+    unit.install(VIA, Via::new(config)).unwrap();
     unit
 }
 
@@ -88,9 +93,20 @@ fn live<T>(run: impl Future<Output = T>) -> T {
     runtime.worker_threads(2).enable_all().build().unwrap().block_on(run)
 }
 
-/// Over shared memory.
+/// Messages over shared memory.
 #[cfg(target_os = "linux")]
 pub(crate) fn shm(ranks: u16, config: RdmaConfig, program: &Program) {
+    over_shm(ranks, async |hosts| play(hosts, config, program).await);
+}
+
+/// Messages over sockets, through a relay with these faults; how many datagrams met one.
+pub(crate) fn udp(ranks: u16, config: RdmaConfig, faults: Faults, program: &Program) -> u64 {
+    over_udp(ranks, faults, async |hosts| play(hosts, config, program).await)
+}
+
+/// Hosts whose NICs are joined by shared memory.
+#[cfg(target_os = "linux")]
+pub(crate) fn over_shm(ranks: u16, work: impl AsyncFnOnce(Vec<ShmHost>)) {
     use midplane_simhw::shm::{ShmConfig, ShmNic};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -104,18 +120,18 @@ pub(crate) fn shm(ranks: u16, config: RdmaConfig, program: &Program) {
         for nic in &nics {
             nic.meet().await;
         }
-        play(nics.iter().map(ShmNic::host).collect(), config, program).await;
+        work(nics.iter().map(ShmNic::host).collect()).await;
         for nic in nics {
             nic.shutdown().await;
         }
     });
 }
 
-/// Over sockets, through a relay with these faults; how many datagrams met one.
-pub(crate) fn udp(ranks: u16, config: RdmaConfig, faults: Faults, program: &Program) -> u64 {
+/// Hosts whose NICs are joined by a relay with these faults; how many datagrams met one.
+pub(crate) fn over_udp(ranks: u16, faults: Faults, work: impl AsyncFnOnce(Vec<UdpHost>)) -> u64 {
     live(async {
         let (nics, relay) = start_nics(ranks, faults);
-        play(nics.iter().map(UdpNic::host).collect(), config, program).await;
+        work(nics.iter().map(UdpNic::host).collect()).await;
         for nic in nics {
             nic.shutdown().await;
         }

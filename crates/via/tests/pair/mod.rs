@@ -69,21 +69,21 @@ pub(crate) fn address(node: NodeId, text: &str) -> Address {
     Address::new(node, text.as_bytes()).unwrap()
 }
 
-pub(crate) async fn pause(host: &SimHost, time: Duration) {
+pub(crate) async fn pause(host: &impl Host, time: Duration) {
     host.sleep_until(host.now() + time).await;
 }
 
 /// One end of a connection, with memory of its own.
-pub(crate) struct End {
-    pub(crate) host: SimHost,
+pub(crate) struct End<H = SimHost> {
+    pub(crate) host: H,
     pub(crate) nic: Nic,
     pub(crate) vi: ViId,
     pub(crate) memory: Memory,
 }
 
-impl End {
+impl<H: Host> End<H> {
     /// An idle interface with `bytes` of memory that the other end may touch.
-    pub(crate) async fn new(host: SimHost, attributes: ViAttributes, bytes: usize) -> Self {
+    pub(crate) async fn new(host: H, attributes: ViAttributes, bytes: usize) -> Self {
         let mut nic = Nic::open(&host, PortOptions::default()).await.unwrap();
         let options = MemoryOptions { tag: attributes.tag, rdma_write: true, rdma_read: true };
         let memory = nic.register(bytes, options).unwrap();
