@@ -1,4 +1,4 @@
-//! What a message costs where nothing crosses between cores: two NICs on one thread.
+//! What a message costs on each layer where nothing crosses between cores: two NICs on one thread.
 
 use std::time::Duration;
 
@@ -6,46 +6,207 @@ use midplane::nicvm::messages::{MESSAGES, Messages, receive, send};
 use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
+use midplane::simhw::port::PortOptions;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
+use midplane::via::VIA;
+use midplane::via::attributes::{Address, Reliability, ViAttributes};
+use midplane::via::descriptor::{Completed, Descriptor};
+use midplane::via::firmware::{Via, ViaConfig};
+use midplane::via::memory::{Memory, MemoryOptions};
+use midplane::via::message::engine::{Config, Engine};
+use midplane::via::message::envelope::{Peer, Tag};
+use midplane::via::message::group::{Rank, Scope};
+use midplane::via::message::process::Process;
+use midplane::via::message::progression::{Progression as _, Wait};
+use midplane::via::message::request::{Load, Mode, Request, State};
+use midplane::via::nic::{Nic, ViId, WorkQueue};
+use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
+use tokio::runtime::{Builder, Runtime};
 
 use crate::side::{ROUNDS, Side, median, nanos_of};
 
 /// Messages of one round.
 const MESSAGES_A_ROUND: usize = 200;
+const BYTES: usize = 64;
 
 pub(crate) fn run(side: &mut Side) {
     let name = side.next_name();
     if !side.is_first {
         return;
     }
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let nics: Vec<ShmNic> = runtime.block_on(async {
-        let start = |node| {
-            let mut unit = Unit::default();
-            unit.install(MESSAGES, Messages::new()).expect("the unit is empty");
-            let config = ShmConfig::new(&name, NodeId(node), 2).spin(Duration::ZERO);
-            ShmNic::start(config, unit).expect("the fabric is new")
-        };
-        let nics: Vec<_> = (0..2).map(start).collect();
-        for nic in &nics {
-            nic.meet().await;
-        }
-        nics
-    });
-    let mut ports: Vec<_> = nics.iter().map(|nic| nic.host().open_port().expect("runs")).collect();
-    let buffers: Vec<_> = ports.iter_mut().map(|port| port.register(64).expect("room")).collect();
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let nics = runtime.block_on(nics(&name));
+    let rows = [
+        ("unit", units(&nics)),
+        ("Virtual Interface", interfaces(&runtime, &nics)),
+        ("message layer", messages(&runtime, &nics)),
+    ];
+    for (layer, ns) in rows {
+        side.say(&format!("one thread, one way, {BYTES} bytes, {layer}: {ns:.0} ns"));
+    }
+}
+
+async fn nics(name: &str) -> Vec<ShmNic> {
+    let start = |node| {
+        let mut unit = Unit::default();
+        unit.install(MESSAGES, Messages::new()).expect("the unit is empty");
+        unit.install(VIA, Via::new(ViaConfig::default())).expect("a second one");
+        let config = ShmConfig::new(name, NodeId(node), 2).spin(Duration::ZERO);
+        ShmNic::start(config, unit).expect("the fabric is new")
+    };
+    let nics: Vec<_> = (0..2).map(start).collect();
+    for nic in &nics {
+        nic.meet().await;
+    }
+    nics
+}
+
+/// Nanoseconds of one of the messages that `message` sends to and fro.
+fn nanos_of_one_way(mut there_and_back: impl FnMut()) -> f64 {
     let rounds = (0..ROUNDS).map(|_| {
-        nanos_of(|| {
-            let to = ports[1].id();
-            for _ in 0..MESSAGES_A_ROUND {
-                ports[1].submit(&receive(buffers[1].whole(), 1)).expect("room");
-                ports[0].submit(&send(NodeId(1), to, buffers[0].whole(), 2)).expect("room");
-                while ports[1].poll().is_none() {}
-                while ports[0].poll().is_none() {}
-            }
-        }) / MESSAGES_A_ROUND as f64
+        let all = nanos_of(|| (0..MESSAGES_A_ROUND / 2).for_each(|_| there_and_back()));
+        all / MESSAGES_A_ROUND as f64
     });
-    let ns = median(rounds.collect());
-    side.say(&format!("one thread, a message of 64 bytes from port to port: {ns:.0} ns"));
+    median(rounds.collect())
+}
+
+fn units(nics: &[ShmNic]) -> f64 {
+    let mut ports: Vec<_> = nics.iter().map(|nic| nic.host().open_port().expect("runs")).collect();
+    let buffers: Vec<_> =
+        ports.iter_mut().map(|port| port.register(BYTES).expect("room")).collect();
+    nanos_of_one_way(|| {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let name = (NodeId(to as u16), ports[to].id());
+            ports[to].submit(&receive(buffers[to].whole(), 1)).expect("room");
+            ports[from].submit(&send(name.0, name.1, buffers[from].whole(), 2)).expect("room");
+            while ports[to].poll().is_none() {}
+            while ports[from].poll().is_none() {}
+        }
+    })
+}
+
+/// An interface with its memory, and the descriptors that go round.
+struct Interface {
+    nic: Nic,
+    vi: ViId,
+    sends: Memory,
+    spare: Vec<Descriptor>,
+}
+
+impl Interface {
+    async fn connect(nic: &ShmNic) -> Self {
+        let mut nic = Nic::open(&nic.host(), PortOptions::default()).await.expect("it runs");
+        let reliability = Reliability::ReliableDelivery;
+        let attributes = ViAttributes { reliability, ..ViAttributes::default() };
+        let vi = nic.create_vi(attributes).await.expect("the first");
+        let receives = nic.register(BYTES, MemoryOptions::default()).expect("room");
+        for _ in 0..8 {
+            let segment = receives.segment(0, BYTES).expect("all of it");
+            nic.post_receive(vi, Descriptor::of(segment)).expect("room");
+        }
+        let own = nic.node();
+        let other = Address::new(NodeId(1 - own.0), b"bench").expect("five bytes");
+        let name = Address::new(own, b"bench").expect("five bytes").discriminator;
+        let ticket = nic.connect_peer(vi, other, name, None).expect("it is idle");
+        nic.finish(&ticket).await.expect("both connect");
+        let sends = nic.register(BYTES, MemoryOptions::default()).expect("room");
+        Self { nic, vi, sends, spare: Vec::new() }
+    }
+
+    fn send(&mut self) {
+        while let Some(Completed { descriptor, .. }) =
+            self.nic.taken(self.vi, WorkQueue::Send).expect("connected")
+        {
+            self.spare.push(descriptor);
+        }
+        let mut descriptor = self.spare.pop().unwrap_or_default();
+        descriptor.segments.clear();
+        descriptor.segments.push(self.sends.segment(0, BYTES).expect("all of it"));
+        self.nic.post_send(self.vi, descriptor).expect("room");
+    }
+
+    fn receive(&mut self) {
+        let done = loop {
+            if let Some(done) = self.nic.receive_done(self.vi).expect("connected") {
+                break done;
+            }
+        };
+        self.nic.post_receive(self.vi, done.descriptor).expect("room");
+    }
+}
+
+fn interfaces(runtime: &Runtime, nics: &[ShmNic]) -> f64 {
+    let both = async { tokio::join!(Interface::connect(&nics[0]), Interface::connect(&nics[1])) };
+    let (mut a, mut b) = runtime.block_on(both);
+    nanos_of_one_way(|| {
+        a.send();
+        b.receive();
+        b.send();
+        a.receive();
+    })
+}
+
+/// One process of the message layer.
+struct Talker {
+    process: Process<Engine<RdmaCarrier>>,
+    scope: Scope,
+    peer: Rank,
+    storage: Vec<u8>,
+}
+
+impl Talker {
+    async fn open(nic: &ShmNic) -> Self {
+        let node = nic.host().node();
+        let nodes = [NodeId(0), NodeId(1)];
+        let own = Peer(node.0.into());
+        let carrier = RdmaCarrier::open(&nic.host(), own, &nodes, RdmaConfig::default()).await;
+        let engine = Engine::new(carrier.expect("it runs"), Config::default());
+        let (process, scope) = Process::new(engine, 2).expect("two of them");
+        Self { process, scope, peer: Rank(1 - u32::from(node.0)), storage: vec![0; BYTES] }
+    }
+
+    fn send(&mut self) -> Request {
+        let Self { process, scope, peer, .. } = self;
+        let load = Load::Copy(&[1; BYTES]);
+        process.isend(scope, Mode::Standard, *peer, Tag(1), load).expect("two of them")
+    }
+
+    fn receive(&mut self) -> Request {
+        let Self { process, scope, peer, storage } = self;
+        let load = Load::Room { room: BYTES, storage: std::mem::take(storage) };
+        process.ireceive(scope, Some(*peer), Some(Tag(1)), load).expect("two of them")
+    }
+
+    /// Whether a request is done; if so, it is no more.
+    fn has_ended(&mut self, request: Request) -> bool {
+        let lower = self.process.lower_mut();
+        if lower.requests().state(request) != Some(State::Done) {
+            lower.advance(Wait::Not);
+            return false;
+        }
+        let outcome = lower.requests().take(request).expect("it is done");
+        self.process.free(request);
+        outcome.result.expect("connected");
+        if !outcome.bytes.is_empty() {
+            self.storage = outcome.bytes;
+        }
+        true
+    }
+}
+
+fn messages(runtime: &Runtime, nics: &[ShmNic]) -> f64 {
+    let both = async { tokio::join!(Talker::open(&nics[0]), Talker::open(&nics[1])) };
+    let (mut a, mut b) = runtime.block_on(both);
+    let pass = |from: &mut Talker, to: &mut Talker| {
+        let (received, sent) = (to.receive(), from.send());
+        let (mut is_received, mut is_sent) = (false, false);
+        while !(is_received && is_sent) {
+            is_sent = is_sent || from.has_ended(sent);
+            is_received = is_received || to.has_ended(received);
+        }
+    };
+    nanos_of_one_way(|| {
+        pass(&mut a, &mut b);
+        pass(&mut b, &mut a);
+    })
 }

@@ -24,6 +24,7 @@ mod nic;
 mod observe;
 mod path;
 mod soft_switch;
+mod watched;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

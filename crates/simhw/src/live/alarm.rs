@@ -109,7 +109,9 @@ impl Alarm {
             return Poll::Pending;
         }
         loop {
-            if self.armed != Some(at) {
+            // Setting the system's timer costs more than a wake-up before its time now and then: an
+            // earlier one is left as it is, and set anew when it has gone off.
+            if self.armed.is_none_or(|armed| armed > at) {
                 let left = at.nanos_since(Clock::now());
                 if left == 0 || self.timer.arm(left).is_err() {
                     return Poll::Ready(());

@@ -5,11 +5,10 @@ use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
-use tokio::io::Interest;
-use tokio::net::UdpSocket;
 
 use super::clock::{Clock, Stamps};
 use super::kernel;
+use super::watched::Watched;
 use crate::time::Instant;
 
 /// Bytes of one receive buffer: the largest datagram, and the most that the system joins.
@@ -20,6 +19,10 @@ const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
 const SEGMENT_BYTES: usize = 1_452;
 /// Most bytes of datagrams sent in one call, headers excluded.
 const SEND_BYTES: usize = 65_000;
+
+/// When the system took nothing, it is asked again this much later: what it holds then, at most a
+/// send buffer full, leaves within the time of a few frames.
+pub(super) const RETRY_NANOS: u64 = 100_000;
 
 /// A bound socket, not yet on a runtime.
 pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<std::net::UdpSocket> {
@@ -34,7 +37,7 @@ pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<std::
 /// A socket on a runtime.
 #[derive(Debug)]
 pub(super) struct Socket {
-    io: UdpSocket,
+    io: Watched,
     state: UdpSocketState,
     /// Datagrams sent together, one after another.
     joined: Vec<u8>,
@@ -59,20 +62,16 @@ impl Socket {
     pub(super) fn new(socket: std::net::UdpSocket) -> io::Result<Self> {
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         allow_fragments(&socket);
-        Ok(Self { io: UdpSocket::from_std(socket)?, state, joined: Vec::new() })
+        Ok(Self { io: Watched::new(socket)?, state, joined: Vec::new() })
     }
 
     pub(super) fn poll_readable(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.io.poll_recv_ready(context).map(drop)
-    }
-
-    pub(super) fn poll_writable(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.io.poll_send_ready(context).map(drop)
+        self.io.poll_readable(context)
     }
 
     /// Datagrams that the system had no room for, as far as it tells.
     pub(super) fn dropped(&self) -> u64 {
-        self.io.local_addr().map_or(0, kernel::dropped)
+        self.io.socket().local_addr().map_or(0, kernel::dropped)
     }
 
     /// Sends one or more from the front of `frames`, which is not empty: as many as go to one
@@ -131,9 +130,7 @@ impl Socket {
         segment_size: Option<usize>,
     ) -> io::Result<()> {
         let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
-        self.io.try_io(Interest::WRITABLE, || {
-            self.state.try_send(UdpSockRef::from(&self.io), &transmit)
-        })
+        self.state.try_send(UdpSockRef::from(self.io.socket()), &transmit)
     }
 
     /// Fills `inbox` with what has arrived; `false` if that is nothing.
@@ -146,8 +143,8 @@ impl Socket {
         *filled = 0;
         *emptied = true;
         // What the system reports here is about datagrams sent before, or transient.
-        let _ = self.io.try_io(Interest::READABLE, || {
-            *filled = self.state.recv(UdpSockRef::from(&self.io), &mut buffers, &mut meta[..])?;
+        let _ = self.io.try_read(|io| {
+            *filled = self.state.recv(UdpSockRef::from(io), &mut buffers, &mut meta[..])?;
             // Fewer than there is room for are all that there are: to say so saves the call that
             // would find nothing. What comes from here on makes the socket readable anew.
             *emptied = cfg!(target_os = "linux") && *filled < BUFFERS;

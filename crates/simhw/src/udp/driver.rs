@@ -2,10 +2,10 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 use super::alarm::Alarm;
-use super::batch::{Datagram, Inbox, Sent, Socket};
+use super::batch::{Datagram, Inbox, RETRY_NANOS, Sent, Socket};
 use super::clock::Clock;
 use super::desk::{Desk, Ending};
 use super::nic::Nic;
@@ -182,27 +182,38 @@ impl<F: Firmware> Driver<F> {
     }
 
     async fn wait(&mut self) {
-        let line = if self.wire.blocked { Instant::FAR_FUTURE } else { self.nic.line.next_due() };
-        let until = self.nic.next_alarm().min(line);
+        let until = self.nic.next_alarm().min(self.next_send());
         let Self { wire, desk, nic, .. } = self;
         desk.report(&nic.counters);
+        // Whoever was told of something answers first, if it is a task of this runtime: an alarm for
+        // what the answer makes needless is not set.
+        tokio::task::yield_now().await;
         poll_fn(|context| {
             if desk.is_waiting(context.waker()) || wire.socket.poll_readable(context).is_ready() {
                 return Poll::Ready(());
             }
-            wire.poll(context, until)
+            wire.alarm.poll(context, until)
         })
         .await;
     }
 
+    /// When frames are handed to the system next.
+    fn next_send(&self) -> Instant {
+        if self.wire.blocked {
+            Clock::now().plus_nanos(RETRY_NANOS)
+        } else {
+            self.nic.line.next_due()
+        }
+    }
+
     /// While the NIC ends, and frames wait for keys or for answers: no longer than it asks for them.
     async fn wait_for_peers(&mut self) {
-        let until = self.nic.next_alarm().min(self.nic.line.next_due());
+        let until = self.nic.next_alarm().min(self.next_send());
         let until = self.stopping.map_or(until, |last| last.min(until));
         let wire = &mut self.wire;
         poll_fn(|context| match wire.socket.poll_readable(context) {
             Poll::Ready(()) => Poll::Ready(()),
-            Poll::Pending => wire.poll(context, until),
+            Poll::Pending => wire.alarm.poll(context, until),
         })
         .await;
     }
@@ -222,20 +233,9 @@ impl<F: Firmware> Driver<F> {
             } else if now > last {
                 return;
             }
-            let until = if self.wire.blocked { last } else { due };
-            let wire = &mut self.wire;
-            poll_fn(|context| wire.poll(context, until)).await;
+            let until = self.next_send();
+            poll_fn(|context| self.wire.alarm.poll(context, until)).await;
         }
-    }
-}
-
-impl Wire {
-    /// Ready at `until`, or when the system takes datagrams again.
-    fn poll(&mut self, context: &mut Context<'_>, until: Instant) -> Poll<()> {
-        if self.blocked && self.socket.poll_writable(context).is_ready() {
-            return Poll::Ready(());
-        }
-        self.alarm.poll(context, until)
     }
 }
 

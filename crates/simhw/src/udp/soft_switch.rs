@@ -12,7 +12,7 @@ use atomic_waker::AtomicWaker;
 use tokio::sync::oneshot;
 
 use super::alarm::Alarm;
-use super::batch::{self, Datagram, Inbox, Sent, Socket, plain};
+use super::batch::{self, Datagram, Inbox, RETRY_NANOS, Sent, Socket, plain};
 use super::config::{DEFAULT_SOCKET_BUFFER, StartError, check_family, check_peers, socket_setters};
 use super::{kernel, run_on_thread};
 use crate::drops::{DropCause, Drops};
@@ -394,13 +394,11 @@ impl Forwarder {
             self.report();
         }
         let until = next.max(now.plus_nanos(GRAIN_NANOS));
-        let Self { socket, alarm, shared, blocked, .. } = self;
+        let until = if self.blocked { until.min(now.plus_nanos(RETRY_NANOS)) } else { until };
+        let Self { socket, alarm, shared, .. } = self;
         poll_fn(|context| {
             shared.waker.register(context.waker());
-            if shared.notes().stop
-                || socket.poll_readable(context).is_ready()
-                || (*blocked && socket.poll_writable(context).is_ready())
-            {
+            if shared.notes().stop || socket.poll_readable(context).is_ready() {
                 return Poll::Ready(());
             }
             alarm.poll(context, until)
