@@ -132,13 +132,9 @@ async fn ours<G: Game>(
             let addresses = addresses.map_err(|error| format!("--child {place}: {error}"))?;
             // Faster than any loopback: nothing is paced.
             let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
-            // Who polls by hand gives the runtime's tasks no turn.
-            let coprocessor = match wait {
-                Wait::Poll => Coprocessor::Thread,
-                Wait::Await | Wait::Block => Coprocessor::Task,
-            };
+            // As over shared memory, who rings and who looks runs the NIC.
             let config = UdpConfig::new(NodeId(node), addresses).line(line);
-            let config = config.coprocessor(coprocessor);
+            let config = config.coprocessor(Coprocessor::Task);
             let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
             play(&nic.host(), NodeId(1 - node), (layer, wait, how), most, game).await
         }
@@ -156,8 +152,8 @@ async fn play<G: Game>(
     match layer {
         Layer::Raw => {
             let mut side = Raw::new(host, peer, most, wait)?;
-            // Buffers must be lent before anybody sends.
-            host.sleep_until(host.now() + Duration::from_millis(50)).await;
+            // Buffers must be lent before anybody sends: the other process is coming up.
+            host.sleep_until(host.now() + Duration::from_millis(300)).await;
             game.play(&mut side).await
         }
         Layer::Vi => game.play(&mut Interface::new(host, peer, most, wait).await?).await,

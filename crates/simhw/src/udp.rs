@@ -17,6 +17,7 @@ mod batch;
 mod config;
 mod desk;
 mod driver;
+mod engine;
 mod host;
 mod kernel;
 mod line;
@@ -114,6 +115,7 @@ impl UdpNic {
             Coprocessor::Task => {
                 let driver =
                     Driver::new(socket, nic, firmware, Arc::clone(&desk)).map_err(failed)?;
+                driver.serve_inline();
                 runtime.spawn(async move {
                     driver.run().await;
                     let _ = end.send(());

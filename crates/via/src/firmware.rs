@@ -40,6 +40,9 @@ use receive::Fault;
 const INSTRUCTIONS: u64 = 60;
 /// Looks at all connections: late acknowledgements, silent peers, requests without an answer.
 const SWEEP: TimeoutId = TimeoutId(0);
+/// What is not acknowledged is sent again no earlier.
+const MIN_PATIENCE_NS: u64 = 1_000_000;
+const _: () = assert!(window::CONVERSATION_NS < MIN_PATIENCE_NS);
 /// Most asynchronous errors that are kept for a port which does not ask.
 const MAX_ERRORS: usize = 256;
 
@@ -65,7 +68,8 @@ impl ViaConfig {
         self
     }
 
-    /// How long an acknowledgement waits for a frame to travel with. Default: 50 us.
+    /// How long an acknowledgement waits for a frame to travel with; where answers follow questions, half a
+    /// millisecond at least. Default: 50 us.
     #[must_use]
     pub fn acknowledgement_delay(mut self, time: Duration) -> Self {
         self.acknowledgement_delay_ns = nanos(time);
@@ -247,7 +251,7 @@ impl Via {
         let Some(link) = &endpoint.link else { return u64::MAX };
         let trip = nic.round_trip(link.node);
         let usual = trip.map_or(10_000_000, |trip| nanos(trip.smoothed * 2 + trip.variation * 4));
-        let first = usual.max(1_000_000) + 2 * self.config.acknowledgement_delay_ns;
+        let first = usual.max(MIN_PATIENCE_NS) + 2 * self.config.acknowledgement_delay_ns;
         (first << link.sending.silent.min(10)).min(self.config.dead_after_ns / 8)
     }
 
@@ -284,10 +288,10 @@ impl Via {
             next = next.min(link.heard_at.plus_nanos(dead_after / 4));
         }
         if let Some(link) = &endpoint.link {
-            if link.receiving.is_due(now, delay) {
-                endpoint.acknowledge(nic, false);
-            } else if let Some(since) = link.receiving.owed_since() {
-                next = next.min(since.plus_nanos(delay));
+            match link.receiving.due(delay) {
+                Some(due) if due > now && !link.receiving.is_urgent() => next = next.min(due),
+                None if !link.receiving.is_urgent() => {}
+                _ => endpoint.acknowledge(nic, false),
             }
         }
         next
@@ -300,11 +304,13 @@ impl Via {
         let Some(Some(endpoint)) = self.vis.get_mut(vi.index()) else { return };
         let Some(link) = endpoint.link.as_ref().filter(|_| !endpoint.is_stopped) else { return };
         let reliable = endpoint.is_reliable();
-        if reliable && link.receiving.is_due(now, u64::MAX) {
-            endpoint.acknowledge(nic, false);
-        } else if !link.sending.is_empty() || link.receiving.owed_since().is_some() {
-            self.arm_sweep(nic);
+        if reliable && link.receiving.is_urgent() {
+            return endpoint.acknowledge(nic, false);
         }
+        let owed = link.receiving.due(self.config.acknowledgement_delay_ns);
+        let resent = (!link.sending.is_empty()).then(|| now.plus_nanos(MIN_PATIENCE_NS));
+        let first = owed.into_iter().chain(resent).min();
+        self.arm(nic, first.unwrap_or(Instant::FAR_FUTURE));
     }
 
     /// This NIC itself stood still, as one does whose process or machine was stopped: what it did not

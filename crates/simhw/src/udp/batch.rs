@@ -2,6 +2,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
@@ -37,7 +38,7 @@ pub(super) fn bind(address: SocketAddr, buffer_bytes: usize) -> io::Result<std::
 /// A socket on a runtime.
 #[derive(Debug)]
 pub(super) struct Socket {
-    io: Watched,
+    io: Arc<Watched>,
     state: UdpSocketState,
     /// Datagrams sent together, one after another.
     joined: Vec<u8>,
@@ -62,7 +63,12 @@ impl Socket {
     pub(super) fn new(socket: std::net::UdpSocket) -> io::Result<Self> {
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
         allow_fragments(&socket);
-        Ok(Self { io: Watched::new(socket)?, state, joined: Vec::new() })
+        Ok(Self { io: Arc::new(Watched::new(socket)?), state, joined: Vec::new() })
+    }
+
+    /// The socket, to who waits for it.
+    pub(super) fn watched(&self) -> Arc<Watched> {
+        Arc::clone(&self.io)
     }
 
     pub(super) fn poll_readable(&self, context: &mut Context<'_>) -> Poll<()> {
@@ -133,25 +139,22 @@ impl Socket {
         self.state.try_send(UdpSockRef::from(self.io.socket()), &transmit)
     }
 
-    /// Fills `inbox` with what has arrived; `false` if that is nothing.
+    /// Fills `inbox` with what has arrived, as the runtime has told; `false` if that is nothing.
     pub(super) fn receive(&self, inbox: &mut Inbox) -> bool {
-        let Inbox { memory, meta, filled, stamps, emptied } = inbox;
-        let mut chunks = memory.chunks_exact_mut(BUFFER_BYTES);
-        let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
-            IoSliceMut::new(chunks.next().expect("memory for every buffer"))
-        });
-        *filled = 0;
-        *emptied = true;
+        inbox.clear();
         // What the system reports here is about datagrams sent before, or transient.
         let _ = self.io.try_read(|io| {
-            *filled = self.state.recv(UdpSockRef::from(io), &mut buffers, &mut meta[..])?;
-            // Fewer than there is room for are all that there are: to say so saves the call that
-            // would find nothing. What comes from here on makes the socket readable anew.
-            *emptied = cfg!(target_os = "linux") && *filled < BUFFERS;
-            if *emptied { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            inbox.fill(&self.state, io)?;
+            if inbox.emptied { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
         });
-        *stamps = if *filled > 0 { Clock::stamps() } else { Clock::stamps_of_none() };
-        *filled > 0
+        inbox.stamp()
+    }
+
+    /// The same, and asks the system: for who gives the runtime no turn to tell.
+    pub(super) fn receive_unasked(&self, inbox: &mut Inbox) -> bool {
+        inbox.clear();
+        let _ = inbox.fill(&self.state, self.io.socket());
+        inbox.stamp()
     }
 }
 
@@ -201,6 +204,34 @@ impl Inbox {
             emptied: true,
             stamps: Clock::stamps(),
         }
+    }
+
+    fn clear(&mut self) {
+        self.filled = 0;
+        self.emptied = true;
+    }
+
+    fn fill(&mut self, state: &UdpSocketState, socket: &std::net::UdpSocket) -> io::Result<()> {
+        let mut chunks = self.memory.chunks_exact_mut(BUFFER_BYTES);
+        let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
+            IoSliceMut::new(chunks.next().expect("memory for every buffer"))
+        });
+        self.filled = state.recv(UdpSockRef::from(socket), &mut buffers, &mut self.meta[..])?;
+        // Fewer than there is room for are all that there are: to say so saves the call that
+        // would find nothing. What comes from here on makes the socket readable anew.
+        self.emptied = cfg!(target_os = "linux") && self.filled < BUFFERS;
+        Ok(())
+    }
+
+    fn stamp(&mut self) -> bool {
+        let any = self.filled > 0;
+        self.stamps = if any { Clock::stamps() } else { Clock::stamps_of_none() };
+        any
+    }
+
+    /// Whether nothing had arrived then.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.filled == 0
     }
 
     /// Whether the last batch was all that there was.

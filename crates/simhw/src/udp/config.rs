@@ -35,8 +35,9 @@ pub enum Coprocessor {
     /// A thread of its own: the application's load delays the NIC only through the scheduler.
     #[default]
     Thread,
-    /// A task of the caller's runtime: no thread more, and no hand-over between cores; the NIC
-    /// waits while the runtime's other tasks compute.
+    /// A task of the caller's runtime, and whoever rings or looks for completions: no thread more, and
+    /// no hand-over between cores or tasks on the way of a message. The least latency where
+    /// applications wait; what arrives waits while the runtime's tasks compute.
     Task,
 }
 

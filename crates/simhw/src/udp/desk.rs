@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::Waker;
 
 use atomic_waker::AtomicWaker;
 
+use super::driver::Inline;
 use super::{UdpCounters, kernel, observe};
 use crate::drops::DropCause;
 use crate::host::OpenError;
@@ -30,6 +31,8 @@ pub(super) struct Desk {
     bells: Bells,
     notes: Mutex<Notes>,
     waker: AtomicWaker,
+    /// The NIC, if applications run it.
+    inline: OnceLock<Weak<dyn Inline>>,
     node: NodeId,
     /// Where a port's options do not say how deep it is.
     port_depth: usize,
@@ -58,6 +61,7 @@ impl Desk {
             bells: Bells::new(1 << 16),
             notes: Mutex::default(),
             waker: AtomicWaker::new(),
+            inline: OnceLock::new(),
             node,
             port_depth,
         })
@@ -82,11 +86,29 @@ impl Desk {
         Ok(port)
     }
 
+    /// Before any port is opened: applications run the NIC themselves.
+    pub(super) fn set_inline(&self, nic: Weak<dyn Inline>) {
+        let set = self.inline.set(nic);
+        set.expect("a desk has one NIC");
+    }
+
+    /// The NIC, if applications run it.
+    fn inline(&self) -> Option<Arc<dyn Inline>> {
+        self.inline.get()?.upgrade()
+    }
+
     /// A port was rung.
     fn ring(&self, port: PortId) {
-        if self.bells.ring(port) {
+        let tells = self.bells.ring(port);
+        let is_answered = self.inline().is_some_and(|nic| nic.ring());
+        if tells && !is_answered {
             self.waker.wake();
         }
+    }
+
+    /// Wakes the driver.
+    pub(super) fn wake(&self) {
+        self.waker.wake();
     }
 
     pub(super) fn end(&self, ending: Ending) {
@@ -157,6 +179,18 @@ struct PortBell(Arc<Desk>);
 impl Bell for PortBell {
     fn ring(&self, port: PortId) {
         self.0.ring(port);
+    }
+
+    fn progress(&self) {
+        if let Some(nic) = self.0.inline() {
+            nic.progress();
+        }
+    }
+
+    fn rest(&self) {
+        if let Some(nic) = self.0.inline() {
+            nic.rest();
+        }
     }
 }
 

@@ -1,51 +1,151 @@
-//! The loop around a NIC: datagrams, bells and alarms go to the firmware, frames to the socket.
+//! Who runs a NIC: a task, which is woken by datagrams, bells and alarms; and, where that is a task of
+//! the application's runtime, applications themselves. What they ring for is carried out where they
+//! are, so that no switch of tasks lies between them and the system.
 
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Poll;
 
 use super::alarm::Alarm;
-use super::batch::{Datagram, Inbox, RETRY_NANOS, Sent, Socket};
+use super::batch::Socket;
 use super::clock::Clock;
 use super::desk::{Desk, Ending};
+use super::engine::Engine;
 use super::nic::Nic;
-use crate::drops::DropCause;
-use crate::frame::{Frame, Header};
-use crate::hardware::{Firmware, Hardware, STOP_PATIENCE, TIMERS};
-use crate::region::Payload;
-use crate::seal::{Envelope, EnvelopeError, Opened};
+use super::watched::Watched;
+use crate::hardware::Firmware;
 use crate::time::Instant;
 
-/// Frames to itself, ends of transfers and alarms that one turn of the loop handles: what arrives
-/// from elsewhere waits no longer than they take.
-const WORK_PER_TURN: usize = 32;
-/// Bytes of the largest datagram.
-const MAX_DATAGRAM: usize = 65_536;
 /// How long an ending NIC waits for the system to take its last frames.
 const FLUSH_NANOS: u64 = 1_000_000_000;
+/// Looks in vain after which who looks for completions gives the NIC its turns: each asks the system.
+const LOOKS_OF_A_POLLER: u32 = 8;
 
-/// What a running NIC consists of.
-pub(super) struct Driver<F> {
-    wire: Wire,
-    nic: Nic,
-    firmware: F,
-    inbox: Inbox,
-    /// Where sealed frames are opened.
-    plain: Vec<u8>,
+/// A NIC that applications run.
+pub(super) trait Inline: Send + Sync {
+    /// Carries out what was rung for; `false` if somebody else runs the NIC, and is to be told.
+    fn ring(&self) -> bool;
+
+    /// An application looks, and finds nothing.
+    fn progress(&self);
+
+    /// It has looked for the last time before it waits.
+    fn rest(&self);
+}
+
+/// A NIC, to all who run it. The engine is gone once the NIC has stopped.
+struct Core<F> {
+    engine: Mutex<Option<Engine<F>>>,
     desk: Arc<Desk>,
-    /// The firmware has given back what others wait for; until when they are waited for.
-    stopping: Option<Instant>,
+    /// When the driver wakes by itself, in nanoseconds.
+    wakes: AtomicU64,
+    /// The driver is to look at the engine anew.
+    is_called: AtomicBool,
+    /// Looks in vain since an application last waited.
+    vain: AtomicU32,
 }
 
-/// What the driver waits on.
-struct Wire {
-    socket: Socket,
+/// What the driver is to do next.
+enum Next {
+    /// Another turn.
+    Again,
+    /// Wait for something to do, or until then.
+    Wait(Instant),
+    /// The same without new errands: the NIC ends.
+    Linger(Instant),
+    /// Send what is left, and end.
+    Flush,
+    /// End at once.
+    End,
+}
+
+impl<F: Firmware> Core<F> {
+    /// The engine. One whose firmware has panicked is thrown away: its ports close.
+    fn engine(&self) -> MutexGuard<'_, Option<Engine<F>>> {
+        self.engine.lock().unwrap_or_else(thrown_away)
+    }
+
+    /// The same, unless somebody has it.
+    fn free_engine(&self) -> Option<MutexGuard<'_, Option<Engine<F>>>> {
+        match self.engine.try_lock() {
+            Ok(engine) => Some(engine),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(poisoned)) => Some(thrown_away(poisoned)),
+        }
+    }
+
+    fn turn(&self) -> Next {
+        let mut guard = self.engine();
+        let Some(engine) = &mut *guard else { return Next::End };
+        match engine.turn(false) {
+            Ending::Running => {}
+            Ending::Flush => return engine.lingers().map_or(Next::Flush, Next::Linger),
+            Ending::Now => return Next::End,
+        }
+        engine.report();
+        if engine.has_more() {
+            return Next::Again;
+        }
+        let until = engine.next_due();
+        self.wakes.store(until.as_nanos(), Ordering::Relaxed);
+        Next::Wait(until)
+    }
+
+    /// What is left to do after an application has run the engine is the driver's.
+    fn leave(&self, engine: &Engine<F>) {
+        let is_early = || engine.next_due().as_nanos() < self.wakes.load(Ordering::Relaxed);
+        if engine.has_more() || is_early() {
+            self.is_called.store(true, Ordering::Relaxed);
+            self.desk.wake();
+        }
+    }
+}
+
+impl<F: Firmware + Send> Inline for Core<F> {
+    fn ring(&self) -> bool {
+        let Some(mut guard) = self.free_engine() else { return false };
+        let Some(engine) = &mut *guard else { return true };
+        engine.answer_bells();
+        self.leave(engine);
+        true
+    }
+
+    fn progress(&self) {
+        if self.vain.fetch_add(1, Ordering::Relaxed) < LOOKS_OF_A_POLLER {
+            return;
+        }
+        let Some(mut guard) = self.free_engine() else { return };
+        let Some(engine) = &mut *guard else { return };
+        // The end is the driver's.
+        engine.turn(true);
+        if engine.has_received() {
+            self.leave(engine);
+        }
+    }
+
+    fn rest(&self) {
+        self.vain.store(0, Ordering::Relaxed);
+    }
+}
+
+/// An engine whose firmware has panicked is gone: its ports close.
+fn thrown_away<F>(
+    poisoned: PoisonError<MutexGuard<'_, Option<Engine<F>>>>,
+) -> MutexGuard<'_, Option<Engine<F>>> {
+    let mut engine = poisoned.into_inner();
+    *engine = None;
+    engine
+}
+
+/// The task of a NIC.
+pub(super) struct Driver<F: Firmware> {
+    core: Arc<Core<F>>,
+    io: Arc<Watched>,
     alarm: Alarm,
-    /// The system takes nothing now.
-    blocked: bool,
 }
 
-impl<F: Firmware> Driver<F> {
+impl<F: Firmware + Send + 'static> Driver<F> {
     /// A driver on the current runtime.
     pub(super) fn new(
         socket: std::net::UdpSocket,
@@ -53,167 +153,59 @@ impl<F: Firmware> Driver<F> {
         firmware: F,
         desk: Arc<Desk>,
     ) -> std::io::Result<Self> {
-        let wire = Wire { socket: Socket::new(socket)?, alarm: Alarm::new()?, blocked: false };
-        let plain = if nic.is_sealed() { vec![0; MAX_DATAGRAM] } else { Vec::new() };
-        Ok(Self { wire, nic, firmware, inbox: Inbox::new(), plain, desk, stopping: None })
+        let (socket, alarm) = (Socket::new(socket)?, Alarm::new()?);
+        let io = socket.watched();
+        let engine = Engine::new(socket, nic, firmware, Arc::clone(&desk));
+        let core = Core {
+            engine: Mutex::new(Some(engine)),
+            desk,
+            wakes: AtomicU64::new(0),
+            is_called: AtomicBool::new(false),
+            vain: AtomicU32::new(0),
+        };
+        Ok(Self { core: Arc::new(core), io, alarm })
+    }
+
+    /// Lets applications run the NIC where they ring.
+    pub(super) fn serve_inline(&self) {
+        let core: Arc<dyn Inline> = Arc::clone(&self.core) as _;
+        self.core.desk.set_inline(Arc::downgrade(&core));
     }
 
     /// Runs until the desk says to end.
     pub(super) async fn run(mut self) {
-        self.turn(|firmware, nic| firmware.on_start(nic));
         loop {
-            // What should have left goes before what this turn decides.
-            self.transmit();
-            let received = self.wire.socket.receive(&mut self.inbox);
-            // Bells first: what was posted before a frame arrived is there when it is handled.
-            let ending = self.run_errands();
-            if received {
-                self.deliver();
-            }
-            self.run_work();
-            self.transmit();
-            match ending {
-                Ending::Running => {}
-                Ending::Flush if self.nic.awaits_keys() || self.owes_peers() => {
-                    self.wait_for_peers().await;
-                    continue;
-                }
-                Ending::Flush => break,
-                Ending::Now => return,
-            }
-            if !self.inbox.was_all() || self.nic.has_work() {
-                self.desk.report(&self.nic.counters);
-                tokio::task::yield_now().await;
-            } else {
-                self.wait().await;
+            match self.core.turn() {
+                Next::Again => tokio::task::yield_now().await,
+                Next::Wait(until) => self.wait(until).await,
+                Next::Linger(until) => self.linger(until).await,
+                Next::Flush => break,
+                Next::End => return,
             }
         }
         self.flush().await;
     }
 
-    /// While the NIC ends: whether peers still wait for what the firmware gives back.
-    fn owes_peers(&mut self) -> bool {
-        let until = match self.stopping {
-            Some(until) => until,
-            None => {
-                self.turn(|firmware, nic| firmware.on_stop(nic));
-                *self.stopping.insert(Clock::now() + STOP_PATIENCE)
-            }
-        };
-        !self.firmware.may_stop() && Clock::now() < until
-    }
-
-    /// One call of the firmware.
-    fn turn(&mut self, call: impl FnOnce(&mut F, &mut Nic)) {
-        self.nic.begin_turn();
-        call(&mut self.firmware, &mut self.nic);
-        self.nic.end_turn();
-    }
-
-    /// Hands a batch of datagrams to the firmware.
-    fn deliver(&mut self) {
-        for datagram in self.inbox.datagrams() {
-            deliver(&mut self.nic, &mut self.firmware, &mut self.plain, datagram);
-        }
-    }
-
-    /// What hosts have left: ports, bells, the end.
-    fn run_errands(&mut self) -> Ending {
-        let errands = self.desk.collect();
-        for (id, port) in errands.opened {
-            self.nic.open_port(id, port);
-        }
-        for id in errands.rung {
-            self.nic.sync_port(id);
-            self.turn(|firmware, nic| firmware.on_doorbell(nic, id));
-            if self.nic.has_closed(id) {
-                self.turn(|firmware, nic| firmware.on_port_closed(nic, id));
-                self.desk.release(id);
-            }
-        }
-        errands.ending
-    }
-
-    /// What the NIC has for itself.
-    fn run_work(&mut self) {
-        for _ in 0..WORK_PER_TURN {
-            let Some(frame) = self.nic.looped_frame() else { break };
-            match Header::parse(&frame) {
-                Ok((header, payload)) => {
-                    let frame = Frame { header, payload: Payload::from(payload) };
-                    self.turn(|firmware, nic| firmware.on_frame(nic, frame));
-                }
-                Err(_) => self.nic.counters.drops.add(DropCause::Malformed),
-            }
-        }
-        for _ in 0..WORK_PER_TURN {
-            let Some(dma) = self.nic.ended_dma() else { break };
-            self.turn(|firmware, nic| firmware.on_dma_done(nic, dma));
-        }
-        self.nic.begin_turn();
-        self.nic.run_keys();
-        for _ in 0..TIMERS {
-            let Some(timer) = self.nic.expired_timer() else { break };
-            self.turn(|firmware, nic| firmware.on_timer(nic, timer));
-        }
-    }
-
-    /// Hands what is due to the system.
-    fn transmit(&mut self) {
-        if self.nic.line.is_empty() {
-            return self.wire.blocked = false;
-        }
-        let now = Clock::now();
-        loop {
-            let due = self.nic.line.due(now);
-            match self.wire.socket.send(due) {
-                Sent::Taken(0) => break self.wire.blocked = false,
-                Sent::Taken(count) => {
-                    self.nic.counters.frames_sent += count as u64;
-                    self.nic.counters.bytes_sent += self.nic.line.left(now, count);
-                }
-                Sent::Refused => {
-                    self.nic.line.left(now, 1);
-                    self.nic.counters.drops.add(DropCause::System);
-                }
-                Sent::Blocked => break self.wire.blocked = true,
-            }
-        }
-    }
-
-    async fn wait(&mut self) {
-        let until = self.nic.next_alarm().min(self.next_send());
-        let Self { wire, desk, nic, .. } = self;
-        desk.report(&nic.counters);
-        // Whoever was told of something answers first, if it is a task of this runtime: an alarm for
-        // what the answer makes needless is not set.
-        tokio::task::yield_now().await;
+    async fn wait(&mut self, until: Instant) {
+        let Self { core, io, alarm } = self;
         poll_fn(|context| {
-            if desk.is_waiting(context.waker()) || wire.socket.poll_readable(context).is_ready() {
+            if core.desk.is_waiting(context.waker())
+                || core.is_called.swap(false, Ordering::Relaxed)
+                || io.poll_readable(context).is_ready()
+            {
                 return Poll::Ready(());
             }
-            wire.alarm.poll(context, until)
+            alarm.poll(context, until)
         })
         .await;
     }
 
-    /// When frames are handed to the system next.
-    fn next_send(&self) -> Instant {
-        if self.wire.blocked {
-            Clock::now().plus_nanos(RETRY_NANOS)
-        } else {
-            self.nic.line.next_due()
-        }
-    }
-
     /// While the NIC ends, and frames wait for keys or for answers: no longer than it asks for them.
-    async fn wait_for_peers(&mut self) {
-        let until = self.nic.next_alarm().min(self.next_send());
-        let until = self.stopping.map_or(until, |last| last.min(until));
-        let wire = &mut self.wire;
-        poll_fn(|context| match wire.socket.poll_readable(context) {
+    async fn linger(&mut self, until: Instant) {
+        let Self { io, alarm, .. } = self;
+        poll_fn(|context| match io.poll_readable(context) {
             Poll::Ready(()) => Poll::Ready(()),
-            Poll::Pending => wire.alarm.poll(context, until),
+            Poll::Pending => alarm.poll(context, until),
         })
         .await;
     }
@@ -222,79 +214,21 @@ impl<F: Firmware> Driver<F> {
     async fn flush(&mut self) {
         let mut last = Clock::now().plus_nanos(FLUSH_NANOS);
         loop {
-            self.transmit();
-            if self.nic.line.is_empty() {
-                return;
-            }
+            let due = self.core.engine().as_mut().and_then(Engine::flush);
+            let Some(due) = due else { return };
             let now = Clock::now();
-            let due = self.nic.line.next_due();
             if due > now {
                 last = due.plus_nanos(FLUSH_NANOS);
             } else if now > last {
                 return;
             }
-            let until = self.next_send();
-            poll_fn(|context| self.wire.alarm.poll(context, until)).await;
+            poll_fn(|context| self.alarm.poll(context, due)).await;
         }
     }
 }
 
-impl<F> Drop for Driver<F> {
-    /// However it ends, nobody waits for it any longer.
+impl<F: Firmware> Drop for Driver<F> {
     fn drop(&mut self) {
-        let counters = &mut self.nic.counters;
-        counters.drops.add_many(DropCause::System, self.wire.socket.dropped());
-        self.desk.close(counters);
+        *self.core.engine() = None;
     }
-}
-
-/// Checks a datagram and hands it to the firmware. What is wrong is counted, never answered.
-fn deliver(nic: &mut Nic, firmware: &mut impl Firmware, plain: &mut [u8], datagram: Datagram<'_>) {
-    let checked =
-        if nic.is_sealed() { open(nic, plain, datagram) } else { check(nic, datagram).map(Some) };
-    match checked {
-        Ok(Some(frame)) => {
-            nic.counters.frames_received += 1;
-            nic.counters.bytes_received += datagram.bytes.len() as u64;
-            nic.begin_turn();
-            firmware.on_frame(nic, frame);
-            nic.end_turn();
-        }
-        Ok(None) => {}
-        Err(cause) => nic.counters.drops.add(cause),
-    }
-}
-
-fn check<'a>(nic: &Nic, datagram: Datagram<'a>) -> Result<Frame<'a>, DropCause> {
-    let (header, payload) = Header::parse(datagram.bytes).map_err(|_| DropCause::Malformed)?;
-    if !nic.is_from(datagram.from, header.source) {
-        return Err(DropCause::Stranger);
-    }
-    if header.destination != nic.node() {
-        return Err(DropCause::Misrouted);
-    }
-    Ok(Frame { header, payload: Payload::from(payload) })
-}
-
-/// The frame of a sealed datagram, if it is not about keys alone.
-fn open<'a>(
-    nic: &mut Nic,
-    plain: &'a mut [u8],
-    datagram: Datagram<'_>,
-) -> Result<Option<Frame<'a>>, DropCause> {
-    let (envelope, body) = Envelope::parse(datagram.bytes).map_err(|error| match error {
-        EnvelopeError::Magic if Header::parse(datagram.bytes).is_ok() => DropCause::Unsealed,
-        _ => DropCause::Malformed,
-    })?;
-    if !nic.is_from(datagram.from, envelope.source) {
-        return Err(DropCause::Stranger);
-    }
-    let Opened::Frame(length) = nic.open(&envelope, body, plain)? else { return Ok(None) };
-    let (header, payload) = Header::parse(&plain[..length]).map_err(|_| DropCause::Malformed)?;
-    if (header.source, header.destination) != (envelope.source, nic.node()) {
-        return Err(DropCause::Misrouted);
-    }
-    // What switches have made of it stands outside.
-    let header = Header { hop_limit: envelope.hop_limit, ..header };
-    Ok(Some(Frame { header, payload: Payload::from(payload) }))
 }

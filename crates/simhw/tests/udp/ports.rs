@@ -111,3 +111,62 @@ fn a_dropped_region_is_refused_and_a_dropped_port_is_forgotten() {
         panic!("port {id} never came back");
     });
 }
+
+/// Who rings runs the NIC, unless somebody else does: whichever it is, nothing rung for is left, and
+/// what takes a later turn gets one.
+#[test]
+fn ports_that_ring_at_once_are_all_answered() {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let cluster =
+            Cluster::start("127.0.0.1", 1, |config| config.coprocessor(Coprocessor::Task));
+        let tasks: Vec<_> = (0..4)
+            .map(|_| {
+                let mut port = cluster.nics[0].host().open_port().unwrap();
+                tokio::spawn(async move {
+                    let region = port.register(16).unwrap();
+                    for round in 0..500_u64 {
+                        region.write(0, &round.to_le_bytes()).unwrap();
+                        port.submit(&command(COPY, 0, &region)).unwrap();
+                        assert_eq!(completion(&mut port).await.length, 8);
+                        let mut copy = [0; 8];
+                        region.read(8, &mut copy).unwrap();
+                        assert_eq!(copy, round.to_le_bytes());
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+}
+
+/// Who looks again and again runs the NIC: its runtime gets no turn.
+#[test]
+fn a_process_that_never_waits_receives() {
+    run(async {
+        let cluster =
+            Cluster::start("127.0.0.1", 2, |config| config.coprocessor(Coprocessor::Task));
+        let mut here = cluster.nics[0].host().open_port().unwrap();
+        let mut there = cluster.nics[1].host().open_port().unwrap();
+        let (from, to) = (here.register(8).unwrap(), there.register(8).unwrap());
+        for round in 0..100_u64 {
+            from.write(0, &round.to_le_bytes()).unwrap();
+            there.submit(&command(RECEIVE, 0, &to)).unwrap();
+            here.submit(&command(SEND, 1, &from)).unwrap();
+            for port in [&mut here, &mut there] {
+                let mut looks = 0_u32;
+                while port.poll().is_none() {
+                    looks += 1;
+                    assert!(looks < 10_000_000, "round {round}: nothing comes");
+                    std::thread::yield_now();
+                }
+            }
+            let mut bytes = [0; 8];
+            to.read(0, &mut bytes).unwrap();
+            assert_eq!(bytes, round.to_le_bytes());
+        }
+    });
+}

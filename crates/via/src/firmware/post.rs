@@ -74,7 +74,8 @@ impl Via {
             Ok((segments, room)) => {
                 let cookie = command.cookie;
                 endpoint.receives.push_back(ReceiveWork { cookie, segments, room });
-                self.arm_sweep(nic);
+                // Something is expected from now on.
+                self.arm(nic, nic.now().plus_nanos(self.config.dead_after_ns / 4));
             }
             Err(error) => refuse(nic, command, Operation::Receive, error),
         }

@@ -137,6 +137,7 @@ impl Endpoint {
         let sequence = link.sending.next_sequence();
         let flight = Flight { fields, source: None, ends: false };
         let packet = Packet { lane: ACKNOWLEDGEMENTS, ..packet_of(link, sequence, &flight) };
+        link.receiving.on_alone();
         // One that can't be sent now is made good by the next.
         let _ = nic.send_packet(&packet);
     }

@@ -180,6 +180,11 @@ const FRAMES_PER_ACKNOWLEDGEMENT: u32 = 16;
 /// Bytes after which an acknowledgement goes alone.
 const BYTES_PER_ACKNOWLEDGEMENT: usize = 128 * 1024;
 
+/// Where answers follow questions, an acknowledgement waits for the next so long at least: an alarm for
+/// each message costs more than the message. As TCP's delayed acknowledgements do; it is less than
+/// what senders wait before they send again.
+pub(super) const CONVERSATION_NS: u64 = 500_000;
+
 /// The receiver's half of a connection.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveWindow {
@@ -190,6 +195,8 @@ pub(super) struct ReceiveWindow {
     /// Since when an acknowledgement is owed.
     owed_since: Option<Instant>,
     urgent: bool,
+    /// The last one left with a frame of ours: answers follow questions here.
+    converses: bool,
     /// The sender knows that this one is missing.
     complained: Option<u32>,
 }
@@ -237,13 +244,15 @@ impl ReceiveWindow {
         self.urgent = true;
     }
 
-    /// Whether an acknowledgement must leave now, alone if need be.
-    pub(super) fn is_due(&self, now: Instant, delay_ns: u64) -> bool {
-        self.urgent || self.owed_since.is_some_and(|since| since.plus_nanos(delay_ns) <= now)
+    /// Whether an acknowledgement must leave now, alone if need be, whoever else may wait.
+    pub(super) const fn is_urgent(&self) -> bool {
+        self.urgent
     }
 
-    pub(super) const fn owed_since(&self) -> Option<Instant> {
-        self.owed_since
+    /// When an acknowledgement must leave, alone if need be, if one is owed.
+    pub(super) fn due(&self, delay_ns: u64) -> Option<Instant> {
+        let delay_ns = if self.converses { delay_ns.max(CONVERSATION_NS) } else { delay_ns };
+        self.owed_since.map(|since| since.plus_nanos(delay_ns))
     }
 
     /// Whether a frame that has come was not the next: what an acknowledgement tells now.
@@ -253,11 +262,17 @@ impl ReceiveWindow {
 
     /// An acknowledgement leaves, alone or with a frame; the number that it names.
     pub(super) const fn on_transmit(&mut self) -> u32 {
+        self.converses |= self.owed_since.is_some();
         self.frames = 0;
         self.bytes = 0;
         self.owed_since = None;
         self.urgent = false;
         self.expected
+    }
+
+    /// It has left alone.
+    pub(super) const fn on_alone(&mut self) {
+        self.converses = false;
     }
 }
 
@@ -307,9 +322,10 @@ mod tests {
                 } else {
                     sender.on_silence(now);
                 }
-                if receiver.is_due(now, 5_000) {
+                if receiver.is_urgent() || receiver.due(5_000).is_some_and(|due| due <= now) {
                     let gap = receiver.has_gap();
                     let next = receiver.on_transmit();
+                    receiver.on_alone();
                     if let Some(arrived) = sender.on_acknowledgement(now, next) {
                         ended += arrived.ended;
                     }
