@@ -4,6 +4,7 @@
 //! - [`rdma`]: carries packets over Virtual Interfaces, as LAM over VIA does
 //! - [`nic`]: the host's half: opens a NIC, makes interfaces, connects them, posts descriptors
 //! - [`descriptor`], [`memory`]: what is posted
+//! - [`slots`]: `Bytes` in and out of registered slots over one connection, without matching
 //! - [`attributes`], [`outcome`]: what interfaces are made with, and how descriptors end
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`: interfaces, connections,
 //!   reliability
@@ -22,5 +23,6 @@ pub mod outcome;
 pub mod rdma;
 #[cfg(feature = "service")]
 pub mod service;
+pub mod slots;
 
 pub use command::VIA;
