@@ -6,6 +6,7 @@
 
 mod connect;
 mod endpoint;
+mod fragments;
 mod frame;
 mod post;
 mod receive;
@@ -19,6 +20,7 @@ use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, InitError, PeerEvent, TimeoutId};
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::transmit::Sent;
+use midplane_pipeline::stage::Pipeline;
 use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
@@ -33,6 +35,7 @@ use crate::command::{
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 use connect::{Incoming, Message, Pending, say};
 use endpoint::Endpoint;
+use fragments::Cutter;
 use frame::Fields;
 use receive::Fault;
 
@@ -99,6 +102,7 @@ pub struct Via {
     /// Asynchronous errors that no port has asked for yet, and commands that ask.
     errors: BTreeMap<PortId, VecDeque<(PortId, AsyncError)>>,
     listening: BTreeMap<PortId, u64>,
+    cutter: Cutter,
     /// When the next sweep is.
     alarm: Option<Instant>,
 }
@@ -114,6 +118,16 @@ impl Via {
     #[must_use]
     pub fn new(config: ViaConfig) -> Self {
         Self { config, ..Self::default() }
+    }
+
+    /// Cuts messages into frames by plans for the chain of stages that each frame passes, as copies into
+    /// the NIC, the line, and copies out of it, so that the last byte arrives soonest. The first message
+    /// of a size is cut equally, until there is time to plan. Default: every frame carries as much as it
+    /// can.
+    #[must_use]
+    pub fn fragments(mut self, chain: Pipeline) -> Self {
+        self.cutter = Cutter::new(Some(chain));
+        self
     }
 
     fn own(&mut self, owner: PortId, vi: PortId) -> Option<&mut Endpoint> {
@@ -227,9 +241,12 @@ impl Via {
     /// Sends what an interface has; one whose memory is gone breaks its connection.
     fn pump(&mut self, nic: &mut Context<'_>, vi: PortId) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
-        if let Err(error) = endpoint.pump(nic) {
+        if let Err(error) = endpoint.pump(nic, &mut self.cutter) {
             let fault = Fault { remote: DescriptorError::Flushed, local: None };
             self.break_link(nic, vi, fault, error);
+        }
+        if self.cutter.is_behind() {
+            self.arm_sweep(nic);
         }
     }
 
@@ -409,6 +426,7 @@ impl Extension for Via {
             self.on_stood_still(now, late);
         }
         self.expire(nic, now);
+        self.cutter.catch_up();
         let deadlines = self.pending.iter().map(|pending| pending.deadline);
         let mut next = deadlines.min().unwrap_or(Instant::FAR_FUTURE);
         for at in 0..self.vis.len() {

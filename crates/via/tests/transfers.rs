@@ -5,9 +5,20 @@ mod pair;
 
 use std::time::Duration;
 
+use midplane_nicvm::unit::Unit;
+use midplane_pipeline::stage::{Pipeline, Stage};
 use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host as _;
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::profile::{DmaCost, NicProfile};
+use midplane_simhw::sim::World;
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::LineRate;
+use midplane_simhw::topology::Topology;
+use midplane_via::VIA;
 use midplane_via::attributes::{Reliability, ViAttributes};
 use midplane_via::descriptor::Descriptor;
+use midplane_via::firmware::{Via, ViaConfig};
 use midplane_via::nic::WorkQueue;
 use midplane_via::outcome::Operation;
 use pair::{End, Setting, connected, pattern, pause};
@@ -223,4 +234,53 @@ fn a_fenced_send_waits_for_the_reads_before_it() {
         },
     );
     assert_eq!(order, (Operation::RdmaRead, pattern(9, 30_000)));
+}
+
+/// How long a message takes to the far end's memory and its acknowledgement back, the tenth of its
+/// size; on a slow line between slow copies, as the papers' were.
+fn takes(length: usize, planned: bool) -> u64 {
+    let stages = [(4.0, 0.02), (6.0, 0.08), (6.0, 0.08), (4.0, 0.02)]
+        .map(|(overhead, byte)| Stage::new(overhead, byte).unwrap());
+    let chain = Pipeline::new(stages.into()).unwrap();
+    let copy = DmaCost { setup_ns: 4_000, byte_ps: 20_000 };
+    let profile = NicProfile { gather: copy, scatter: copy, mtu: 8_192, ..NicProfile::MODERN };
+    let link = LinkProfile::plain(LineRate::mbps(100), Duration::from_nanos(500));
+    let switch = SwitchProfile::new(Buffer::Bytes(1 << 20));
+    let mut world = World::new(&Topology::star(2, link, switch), profile, 1, move |_, _| {
+        let via = Via::new(ViaConfig::default());
+        let mut unit = Unit::default();
+        unit.install(VIA, if planned { via.fragments(chain.clone()) } else { via }).unwrap();
+        unit
+    });
+    let (client, server) = (world.host(pair::CLIENT), world.host(pair::SERVER));
+    world.spawn(pair::SERVER, async move {
+        let mut end = End::new(server, reliable(), 65_536).await;
+        post_receives(&mut end, 10, 6_500).await;
+        end.serve().await;
+        std::future::pending::<()>().await;
+    });
+    let took = world.block_on(pair::CLIENT, async move {
+        let mut end = End::new(client, reliable(), 65_536).await;
+        end.connect().await;
+        let mut took = 0;
+        for _ in 0..10 {
+            let begin = end.host.now();
+            let segment = end.memory.segment(0, length).unwrap();
+            end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
+            assert_eq!(end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome, Ok(()));
+            took = end.host.now().nanos_since(begin);
+            pause(&end.host, Duration::from_millis(1)).await;
+        }
+        took
+    });
+    took.unwrap()
+}
+
+#[test]
+fn messages_that_are_cut_by_a_plan_arrive_sooner() {
+    for length in [1_000, 2_000, 4_000, 6_000] {
+        let (whole, planned) = (takes(length, false), takes(length, true));
+        println!("{length} bytes: whole {whole} ns, planned {planned} ns");
+        assert!(planned < whole, "{length} bytes: {planned} ns by a plan, {whole} ns whole");
+    }
 }

@@ -8,6 +8,7 @@ use midplane_simhw::id::{Incarnation, NodeId, PortId};
 use midplane_simhw::region::{Access, RegionRef, Rights};
 use midplane_simhw::time::Instant;
 
+use super::fragments::Fragments;
 use super::window::{ReceiveWindow, SendWindow};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{Ended, POST_RECEIVE, POST_SEND};
@@ -137,6 +138,8 @@ pub(super) struct Endpoint {
     pub(super) sends: VecDeque<SendWork>,
     /// The first of them that is not cut into frames whole.
     pub(super) cutting: usize,
+    /// Where that one is cut.
+    pub(super) fragments: Fragments,
     /// The first of them whose last frame is not acknowledged.
     pub(super) unacknowledged: usize,
     pub(super) receives: VecDeque<ReceiveWork>,
@@ -160,6 +163,7 @@ impl Endpoint {
             link: None,
             sends: VecDeque::new(),
             cutting: 0,
+            fragments: Fragments::default(),
             unacknowledged: 0,
             receives: VecDeque::new(),
             errors: VecDeque::new(),

@@ -8,6 +8,7 @@ use midplane_simhw::id::PortId;
 use midplane_simhw::region::{Payload, RegionRef};
 
 use super::endpoint::{Endpoint, Link, Response, SendWork};
+use super::fragments::Cutter;
 use super::frame::{Fields, FrameKind};
 use super::window::Flight;
 use crate::outcome::{DescriptorError, Operation};
@@ -20,7 +21,11 @@ const ACKNOWLEDGEMENTS: Lane = Lane(u16::MAX);
 impl Endpoint {
     /// Sends what may be sent: frames that were lost first, then what was asked of us, then what was
     /// posted.
-    pub(super) fn pump(&mut self, nic: &mut Context<'_>) -> Result<(), DescriptorError> {
+    pub(super) fn pump(
+        &mut self,
+        nic: &mut Context<'_>,
+        cutter: &mut Cutter,
+    ) -> Result<(), DescriptorError> {
         if self.link.is_none() || self.is_stopped {
             return Ok(());
         }
@@ -33,7 +38,7 @@ impl Endpoint {
             if !link.sending.has_room() {
                 return Ok(());
             }
-            let Some(flight) = self.next_flight(mtu) else { return Ok(()) };
+            let Some(flight) = self.next_flight(cutter, mtu) else { return Ok(()) };
             nic.charge(CUT_INSTRUCTIONS);
             self.send_new(nic, flight)?;
         }
@@ -98,7 +103,7 @@ impl Endpoint {
     }
 
     /// The next new frame, if there is anything to send.
-    fn next_flight(&mut self, mtu: u32) -> Option<Flight> {
+    fn next_flight(&mut self, cutter: &mut Cutter, mtu: u32) -> Option<Flight> {
         let link = self.link.as_mut()?;
         if let Some(response) = link.responses.front_mut() {
             let (flight, whole) = cut_response(link.connection, response, mtu);
@@ -120,7 +125,12 @@ impl Endpoint {
         let work = self.sends.get_mut(self.cutting)?;
         let flight = match work.operation {
             Operation::RdmaRead => cut_read(connection, work),
-            _ => cut(connection, work, mtu),
+            _ => {
+                let most = self.fragments.next(cutter, work.moved, work.length, mtu);
+                let flight = cut(connection, work, most);
+                self.fragments.on_cut(flight.source.map_or(0, |source| source.length));
+                flight
+            }
         };
         self.cutting += usize::from(flight.ends);
         Some(flight)
