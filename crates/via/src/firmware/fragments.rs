@@ -108,6 +108,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
         /// Whatever is planned: frames sum to the message, and none is longer than a frame may be.
         #[test]
         fn frames_sum_to_the_message(

@@ -1,5 +1,9 @@
 //! One other process: its connection, its area here, and the copy of ours there.
 
+mod arrivals;
+mod departures;
+mod notices;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -10,14 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use super::RdmaConfig;
 use super::credit::{Credit, Reader};
-use super::places::{NAME_BYTES, Places, Registration};
+use super::places::{Places, Registration};
 use crate::attributes::{Address, Discriminator};
-use crate::descriptor::{Completed, Descriptor, Transfer};
+use crate::descriptor::Descriptor;
 use crate::memory::{Memory, MemoryOptions, RemoteMemory};
-use crate::message::carrier::Refusal;
-use crate::message::envelope::{Envelope, Kind, LONGEST, Peer};
+use crate::message::envelope::{Envelope, Peer};
 use crate::nic::{Nic, NicError, Ticket, ViId, WorkQueue};
-use crate::outcome::Operation;
 
 /// How long the other process may take to come up.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -206,112 +208,6 @@ impl Link {
         }
     }
 
-    /// A packet for the other process.
-    pub(super) fn post(
-        &mut self,
-        nic: &mut Nic,
-        envelope: &Envelope,
-        payload: &[u8],
-    ) -> Result<(), Refusal> {
-        match envelope.kind {
-            Kind::Clear => {
-                let opened = self.places.open(nic, envelope.from, envelope.length as usize);
-                let name = opened.as_ref().map_or(&[][..], |name| &name[..]);
-                self.post_packet(nic, envelope, name)
-                    .inspect_err(|_| self.places.close(envelope.from))
-            }
-            Kind::Chunk if self.places.is_named(envelope.to) => {
-                self.post_placed(nic, envelope, payload)
-            }
-            _ => self.post_packet(nic, envelope, payload),
-        }
-    }
-
-    /// Writes a message where its receiver has named memory for it, and a packet behind it.
-    fn post_placed(
-        &mut self,
-        nic: &mut Nic,
-        envelope: &Envelope,
-        payload: &[u8],
-    ) -> Result<(), Refusal> {
-        self.reap(nic);
-        if !self.has_credit(envelope.size()) {
-            self.ask(nic);
-            return self.refuse();
-        }
-        let Some((memory, to)) = self.places.load(nic, envelope.to, payload) else {
-            // Memory comes back with what has left; without any under way, in no way.
-            if self.sending.is_empty() {
-                return Err(Refusal::Lost);
-            }
-            self.starved = Some(self.sending.len());
-            return self.refuse();
-        };
-        let mut descriptor = self.spare.pop().unwrap_or_default();
-        descriptor.segments.clear();
-        descriptor.segments.push(memory.segment(0, payload.len()).expect("it is as long"));
-        descriptor.transfer = Transfer::RdmaWrite(to);
-        descriptor.immediate = None;
-        self.send(nic, descriptor, Some(memory)).map_err(|_| Refusal::Lost)?;
-        self.places.on_written(envelope.to);
-        self.post_packet(nic, envelope, &[])
-    }
-
-    /// Whether a packet of so many bytes could leave now.
-    fn has_credit(&mut self, bytes: usize) -> bool {
-        let fits = |mut credit: Credit| credit.take(bytes).is_some();
-        if !fits(self.credit) {
-            self.read_published();
-        }
-        fits(self.credit)
-    }
-
-    fn post_packet(
-        &mut self,
-        nic: &mut Nic,
-        envelope: &Envelope,
-        payload: &[u8],
-    ) -> Result<(), Refusal> {
-        if self.lost {
-            return Err(Refusal::Lost);
-        }
-        let Some(remote) = self.remote.filter(|_| self.greeted) else { return self.refuse() };
-        self.reap(nic);
-        let bytes = envelope.size() + payload.len();
-        let place = self.credit.take(bytes).or_else(|| {
-            self.read_published();
-            self.credit.take(bytes)
-        });
-        let Some(place) = place else {
-            self.ask(nic);
-            return self.refuse();
-        };
-        let mut head = [0; LONGEST];
-        let size = envelope.emit(&mut head);
-        let written = self.staging.write(place.offset, &head[..size]).is_ok()
-            && self.staging.write(place.offset + size, payload).is_ok();
-        let (Ok(segment), Some(to)) =
-            (self.staging.segment(place.offset, bytes), remote.area.at(place.offset as u32))
-        else {
-            return Err(Refusal::Lost);
-        };
-        let mut descriptor = self.spare.pop().unwrap_or_default();
-        descriptor.segments.clear();
-        descriptor.segments.push(segment);
-        descriptor.transfer = Transfer::RdmaWrite(to);
-        descriptor.immediate = Some(place.immediate.cast_unsigned());
-        match self.send(nic, descriptor, None) {
-            Ok(()) if written => Ok(()),
-            // The port is as deep as all credits together.
-            _ => Err(Refusal::Lost),
-        }
-    }
-
-    const fn refuse(&mut self) -> Result<(), Refusal> {
-        self.refused = true;
-        Err(Refusal::Full)
-    }
-
     /// Takes back what was sent.
     fn reap(&mut self, nic: &mut Nic) {
         while !self.sending.is_empty() {
@@ -327,164 +223,6 @@ impl Link {
     pub(super) fn is_flushed(&mut self, nic: &mut Nic) -> bool {
         self.reap(nic);
         self.lost || self.sending.is_empty()
-    }
-
-    /// Reads what the other side has published.
-    fn read_published(&mut self) {
-        let mut bytes = [0; CONTROL_BYTES];
-        if self.control.read(0, &mut bytes).is_err() {
-            return;
-        }
-        let (words, _) = bytes.as_chunks::<8>();
-        let [freed, posted, answered, asked] =
-            [words[0], words[1], words[2], words[3]].map(u64::from_le_bytes);
-        self.credit.on_published(freed, posted);
-        self.answered = answered.clamp(self.answered, self.asked);
-        self.heard = self.heard.max(asked);
-    }
-
-    /// Publishes our own words; wakes the other side with a descriptor of the reserve, or silently.
-    /// `false` if they did not leave: nothing is spent then.
-    fn publish(&mut self, nic: &mut Nic, wakes: bool) -> bool {
-        let Some(remote) = self.remote.filter(|_| self.greeted && !self.lost) else { return false };
-        if wakes && !self.credit.has_reserved() {
-            return false;
-        }
-        let words = [self.reader.freed, self.reader.posted, self.replied, self.asked];
-        for (at, word) in words.iter().enumerate() {
-            let written = self.published.write(at * 8, &word.to_le_bytes());
-            written.expect("its first half");
-        }
-        let Ok(segment) = self.published.segment(0, CONTROL_BYTES) else { return false };
-        self.reap(nic);
-        let mut descriptor = self.spare.pop().unwrap_or_default();
-        descriptor.segments.clear();
-        descriptor.segments.push(segment);
-        descriptor.transfer = Transfer::RdmaWrite(remote.control);
-        descriptor.immediate = wakes.then_some(0);
-        let left = self.send(nic, descriptor, None).is_ok();
-        if left {
-            self.reader.on_told();
-            if wakes {
-                self.credit.take_reserved();
-            }
-        }
-        left
-    }
-
-    /// Asks for credit, if no question is open.
-    fn ask(&mut self, nic: &mut Nic) {
-        if self.asked == self.answered {
-            self.asked += 1;
-            if !self.publish(nic, true) {
-                self.asked -= 1;
-            }
-        }
-    }
-
-    /// Tells the other side what it should know by now; if it has asked and this side `parks`, that
-    /// nothing more is free.
-    fn tell(&mut self, nic: &mut Nic, parks: bool) {
-        let due = self.reader.is_due(self.config.descriptors);
-        if self.heard > self.replied && (due || parks) {
-            let before = std::mem::replace(&mut self.replied, self.heard);
-            if !self.publish(nic, true) {
-                self.replied = before;
-            }
-        } else if due {
-            self.publish(nic, false);
-        }
-    }
-
-    /// Before this side parks: whoever has asked is answered. Who has not, and runs out, asks then,
-    /// and that wakes this side.
-    pub(super) fn answer(&mut self, nic: &mut Nic) {
-        self.reap(nic);
-        self.read_published();
-        self.tell(nic, true);
-    }
-
-    /// Whether what was refused may be posted again.
-    pub(super) fn has_room_again(&mut self) -> bool {
-        if !self.refused {
-            return false;
-        }
-        self.read_published();
-        let room = self.config.area / 4;
-        let mut credit = self.credit;
-        let up = self.greeted && self.remote.is_some();
-        let starves = self.starved.is_some_and(|then| self.sending.len() >= then);
-        let again = self.lost || (up && !starves && credit.take(room).is_some());
-        if again {
-            self.refused = false;
-            self.starved = None;
-        }
-        again
-    }
-
-    /// A receive descriptor is done: with a packet, or with news of the protocol.
-    pub(super) fn on_descriptor(&mut self, nic: &mut Nic) -> Result<Option<Arrival>, Broken> {
-        let Some(done) = nic.receive_done(self.vi)? else { return Ok(None) };
-        done.outcome.map_err(|_| Broken)?;
-        let Completed { descriptor, operation, immediate, length, .. } = done;
-        if operation == Operation::Receive {
-            return self.on_hello(length).map(|()| None);
-        }
-        // It is told of before the other side is: with the frame that says so.
-        post(nic.post_receive_quietly(self.vi, descriptor))?;
-        self.reader.posted += 1;
-        let immediate = immediate.unwrap_or(0).cast_signed();
-        if immediate == 0 {
-            self.read_published();
-            self.tell(nic, false);
-            return Ok(None);
-        }
-        let (offset, length, frees) = self.reader.locate(immediate).ok_or(Broken)?;
-        let mut head = [0; LONGEST];
-        let size = length.min(LONGEST);
-        self.area.read(offset, &mut head[..size]).map_err(|_| Broken)?;
-        let envelope = Envelope::parse(&head[..size]).map_err(|_| Broken)?;
-        let size = envelope.size();
-        let length = length.checked_sub(size).ok_or(Broken)?;
-        let mut arrival = Arrival { envelope, offset: offset + size, length, frees, placed: false };
-        self.place(&mut arrival)?;
-        Ok(Some(arrival))
-    }
-
-    /// Names of memory for our messages are taken from the packets that they came with, and what was
-    /// written into ours is put in the place of what the packet would have carried.
-    fn place(&mut self, arrival: &mut Arrival) -> Result<(), Broken> {
-        let Envelope { kind, length, from, to, .. } = arrival.envelope;
-        match kind {
-            Kind::Clear if arrival.length == NAME_BYTES => {
-                let mut name = [0; NAME_BYTES];
-                self.area.read(arrival.offset, &mut name).map_err(|_| Broken)?;
-                self.places.on_named(from, name, length as usize);
-                arrival.length = 0;
-            }
-            Kind::Chunk if arrival.length == 0 => {
-                let memory = self.places.written(to).ok_or(Broken)?;
-                arrival.placed = true;
-                (arrival.offset, arrival.length) = (0, length as usize);
-                memory.view(0, arrival.length).ok_or(Broken)?;
-            }
-            // It goes in parts after all.
-            Kind::Chunk => self.places.close(to),
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn on_hello(&mut self, length: usize) -> Result<(), Broken> {
-        let mut bytes = [0; HELLO_BYTES];
-        let bytes = bytes.get_mut(..length).ok_or(Broken)?;
-        self.control.read(CONTROL_BYTES, bytes).map_err(|_| Broken)?;
-        let hello: Hello = wire::decode(bytes).map_err(|_| Broken)?;
-        if hello.area.len() as usize != self.config.area {
-            return Err(Broken);
-        }
-        self.remote = Some(hello);
-        Ok(())
     }
 
     /// A packet's bytes, where they lie.

@@ -1,0 +1,80 @@
+//! What a receive descriptor that is done has brought.
+
+use midplane_simhw::wire;
+
+use super::{Arrival, Broken, CONTROL_BYTES, HELLO_BYTES, Hello, Link, post};
+use crate::descriptor::Completed;
+use crate::message::envelope::{Envelope, Kind, LONGEST};
+use crate::nic::Nic;
+use crate::outcome::Operation;
+use crate::rdma::places::NAME_BYTES;
+
+impl Link {
+    /// A receive descriptor is done: with a packet, or with news of the protocol.
+    pub(in crate::rdma) fn on_descriptor(
+        &mut self,
+        nic: &mut Nic,
+    ) -> Result<Option<Arrival>, Broken> {
+        let Some(done) = nic.receive_done(self.vi)? else { return Ok(None) };
+        done.outcome.map_err(|_| Broken)?;
+        let Completed { descriptor, operation, immediate, length, .. } = done;
+        if operation == Operation::Receive {
+            return self.on_hello(length).map(|()| None);
+        }
+        // It is told of before the other side is: with the frame that says so.
+        post(nic.post_receive_quietly(self.vi, descriptor))?;
+        self.reader.posted += 1;
+        let immediate = immediate.unwrap_or(0).cast_signed();
+        if immediate == 0 {
+            self.read_published();
+            self.tell(nic, false);
+            return Ok(None);
+        }
+        let (offset, length, frees) = self.reader.locate(immediate).ok_or(Broken)?;
+        let mut head = [0; LONGEST];
+        let size = length.min(LONGEST);
+        self.area.read(offset, &mut head[..size]).map_err(|_| Broken)?;
+        let envelope = Envelope::parse(&head[..size]).map_err(|_| Broken)?;
+        let size = envelope.size();
+        let length = length.checked_sub(size).ok_or(Broken)?;
+        let mut arrival = Arrival { envelope, offset: offset + size, length, frees, placed: false };
+        self.place(&mut arrival)?;
+        Ok(Some(arrival))
+    }
+
+    /// Names of memory for our messages are taken from the packets that they came with, and what was
+    /// written into ours is put in the place of what the packet would have carried.
+    fn place(&mut self, arrival: &mut Arrival) -> Result<(), Broken> {
+        let Envelope { kind, length, from, to, .. } = arrival.envelope;
+        match kind {
+            Kind::Clear if arrival.length == NAME_BYTES => {
+                let mut name = [0; NAME_BYTES];
+                self.area.read(arrival.offset, &mut name).map_err(|_| Broken)?;
+                self.places.on_named(from, name, length as usize);
+                arrival.length = 0;
+            }
+            Kind::Chunk if arrival.length == 0 => {
+                let memory = self.places.written(to).ok_or(Broken)?;
+                arrival.placed = true;
+                (arrival.offset, arrival.length) = (0, length as usize);
+                memory.view(0, arrival.length).ok_or(Broken)?;
+            }
+            // It goes in parts after all.
+            Kind::Chunk => self.places.close(to),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn on_hello(&mut self, length: usize) -> Result<(), Broken> {
+        let mut bytes = [0; HELLO_BYTES];
+        let bytes = bytes.get_mut(..length).ok_or(Broken)?;
+        self.control.read(CONTROL_BYTES, bytes).map_err(|_| Broken)?;
+        let hello: Hello = wire::decode(bytes).map_err(|_| Broken)?;
+        if hello.area.len() as usize != self.config.area {
+            return Err(Broken);
+        }
+        self.remote = Some(hello);
+        Ok(())
+    }
+}

@@ -1,0 +1,116 @@
+//! What leaves for the other process: packets into its area, long messages into memory that it has named.
+
+use super::Link;
+use crate::descriptor::Transfer;
+use crate::message::carrier::Refusal;
+use crate::message::envelope::{Envelope, Kind, LONGEST};
+use crate::nic::Nic;
+use crate::rdma::credit::Credit;
+
+impl Link {
+    /// A packet for the other process.
+    pub(in crate::rdma) fn post(
+        &mut self,
+        nic: &mut Nic,
+        envelope: &Envelope,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        match envelope.kind {
+            Kind::Clear => {
+                let opened = self.places.open(nic, envelope.from, envelope.length as usize);
+                let name = opened.as_ref().map_or(&[][..], |name| &name[..]);
+                self.post_packet(nic, envelope, name)
+                    .inspect_err(|_| self.places.close(envelope.from))
+            }
+            Kind::Chunk if self.places.is_named(envelope.to) => {
+                self.post_placed(nic, envelope, payload)
+            }
+            _ => self.post_packet(nic, envelope, payload),
+        }
+    }
+
+    /// Writes a message where its receiver has named memory for it, and a packet behind it.
+    fn post_placed(
+        &mut self,
+        nic: &mut Nic,
+        envelope: &Envelope,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        self.reap(nic);
+        if !self.has_credit(envelope.size()) {
+            self.ask(nic);
+            return self.refuse();
+        }
+        let Some((memory, to)) = self.places.load(nic, envelope.to, payload) else {
+            // Memory comes back with what has left; without any under way, in no way.
+            if self.sending.is_empty() {
+                return Err(Refusal::Lost);
+            }
+            self.starved = Some(self.sending.len());
+            return self.refuse();
+        };
+        let mut descriptor = self.spare.pop().unwrap_or_default();
+        descriptor.segments.clear();
+        descriptor.segments.push(memory.segment(0, payload.len()).expect("it is as long"));
+        descriptor.transfer = Transfer::RdmaWrite(to);
+        descriptor.immediate = None;
+        self.send(nic, descriptor, Some(memory)).map_err(|_| Refusal::Lost)?;
+        self.places.on_written(envelope.to);
+        self.post_packet(nic, envelope, &[])
+    }
+
+    /// Whether a packet of so many bytes could leave now.
+    fn has_credit(&mut self, bytes: usize) -> bool {
+        let fits = |mut credit: Credit| credit.take(bytes).is_some();
+        if !fits(self.credit) {
+            self.read_published();
+        }
+        fits(self.credit)
+    }
+
+    fn post_packet(
+        &mut self,
+        nic: &mut Nic,
+        envelope: &Envelope,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        if self.lost {
+            return Err(Refusal::Lost);
+        }
+        let Some(remote) = self.remote.filter(|_| self.greeted) else { return self.refuse() };
+        self.reap(nic);
+        let bytes = envelope.size() + payload.len();
+        let place = self.credit.take(bytes).or_else(|| {
+            self.read_published();
+            self.credit.take(bytes)
+        });
+        let Some(place) = place else {
+            self.ask(nic);
+            return self.refuse();
+        };
+        let mut head = [0; LONGEST];
+        let size = envelope.emit(&mut head);
+        let written = self.staging.write(place.offset, &head[..size]).is_ok()
+            && self.staging.write(place.offset + size, payload).is_ok();
+        let (Ok(segment), Some(to)) =
+            (self.staging.segment(place.offset, bytes), remote.area.at(place.offset as u32))
+        else {
+            return Err(Refusal::Lost);
+        };
+        let mut descriptor = self.spare.pop().unwrap_or_default();
+        descriptor.segments.clear();
+        descriptor.segments.push(segment);
+        descriptor.transfer = Transfer::RdmaWrite(to);
+        descriptor.immediate = Some(place.immediate.cast_unsigned());
+        match self.send(nic, descriptor, None) {
+            Ok(()) if written => Ok(()),
+            // The port is as deep as all credits together.
+            _ => Err(Refusal::Lost),
+        }
+    }
+
+    const fn refuse(&mut self) -> Result<(), Refusal> {
+        self.refused = true;
+        Err(Refusal::Full)
+    }
+}
