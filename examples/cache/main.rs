@@ -28,11 +28,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use extension::{MOST, PLACE};
-use fleet::{Fabric, Failure, Fleet};
+use fleet::{Fabric, Fleet};
 use nodes::{Figures, Plan};
 
 const EXAMPLES: &str = "\
@@ -136,30 +135,17 @@ fn main() -> ExitCode {
         format!("--bytes={}", arguments.bytes),
         format!("--depth={}", arguments.depth),
     ];
-    let bar = ProgressBar::new(arguments.cached.len() as u64 + 1);
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {eta}").expect("a constant"));
-    let plan = Plan {
+    let plan = |bar| Plan {
         keys: arguments.keys,
         bytes: arguments.bytes as usize,
         depth: arguments.depth as usize,
         places: arguments.cached.clone(),
         heap: arguments.heap as usize,
         time: arguments.fleet.time(),
-        bar: if place.as_ref().is_none_or(|place| place.rank == 0) {
-            bar
-        } else {
-            ProgressBar::hidden()
-        },
+        bar,
     };
-    let bar = plan.bar.clone();
-    let ended = arguments.fleet.run(place, &own, plan);
-    bar.finish_and_clear();
-    match ended {
-        Ok(Some(figures)) => finish(&arguments, &figures),
-        Ok(None) => ExitCode::SUCCESS,
-        Err(Failure::Input(what)) => report::fail(&what, report::BAD_INPUT),
-        Err(Failure::Lost(what)) => report::fail(&what, report::DID_NOT_HOLD),
-    }
+    let finish = |figures: &Vec<Figures>| finish(&arguments, figures);
+    arguments.fleet.conduct(place, (&own, arguments.cached.len() as u64 + 1), plan, finish)
 }
 
 fn finish(arguments: &Arguments, figures: &[Figures]) -> ExitCode {

@@ -3,9 +3,11 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
 use midplane::nicvm::collective::{self, COLLECTIVES, Collectives, Operation};
 use midplane::nicvm::messages::{self, MESSAGES, Messages};
 use midplane::nicvm::unit::Unit;
@@ -25,6 +27,7 @@ use serde::Serialize;
 
 use crate::processes::{Peer, end_with_parent, free_addresses};
 use crate::ranks::Ranks;
+use crate::report;
 
 /// How long processes may take to come up.
 const COME_UP: Duration = Duration::from_secs(20);
@@ -93,7 +96,7 @@ pub(crate) trait Part: Clone + Send + 'static {
 }
 
 /// Why there is no outcome.
-pub(crate) enum Failure {
+enum Failure {
     /// The input is bad.
     Input(String),
     /// A node was lost, or what it should do failed.
@@ -128,12 +131,32 @@ impl Fleet {
         Duration::from_secs_f64(self.seconds)
     }
 
-    /// Runs `part` at every node; `own` are the program's own flags, for the processes that it starts.
-    /// The outcome of rank 0, where this process is it.
-    ///
-    /// # Errors
-    /// [`Failure`].
-    pub(crate) fn run<P: Part>(
+    /// The program, once its flags are read: a bar of `steps` where rank 0 is, what `part` makes of that
+    /// at every node, and what `finish` makes of rank 0's outcome. `own` are the program's own flags,
+    /// for the processes that it starts.
+    pub(crate) fn conduct<P: Part>(
+        &self,
+        place: Option<Place>,
+        (own, steps): (&[String], u64),
+        part: impl FnOnce(ProgressBar) -> P,
+        finish: impl FnOnce(&P::Outcome) -> ExitCode,
+    ) -> ExitCode {
+        let leads = place.as_ref().is_none_or(|place| place.rank == 0);
+        let bar = if leads { ProgressBar::new(steps) } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta}");
+        bar.set_style(style.expect("a constant"));
+        let ended = self.run(place, own, part(bar.clone()));
+        bar.finish_and_clear();
+        match ended {
+            Ok(Some(outcome)) => finish(&outcome),
+            Ok(None) => ExitCode::SUCCESS,
+            Err(Failure::Input(what)) => report::fail(&what, report::BAD_INPUT),
+            Err(Failure::Lost(what)) => report::fail(&what, report::DID_NOT_HOLD),
+        }
+    }
+
+    /// Runs `part` at every node. The outcome of rank 0, where this process is it.
+    fn run<P: Part>(
         &self,
         place: Option<Place>,
         own: &[String],

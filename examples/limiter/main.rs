@@ -25,10 +25,9 @@ mod report;
 use std::process::ExitCode;
 
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use fleet::{Fabric, Failure, Fleet};
+use fleet::{Fabric, Fleet};
 use nodes::{Figures, Plan};
 
 const EXAMPLES: &str = "\
@@ -108,24 +107,15 @@ fn main() -> ExitCode {
         format!("--at-once={}", arguments.at_once),
         format!("--depth={}", arguments.depth),
     ];
-    let leads = place.as_ref().is_none_or(|place| place.rank == 0);
-    let bar = if leads { ProgressBar::new(2) } else { ProgressBar::hidden() };
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {eta}").expect("a constant"));
-    let plan = Plan {
+    let plan = |bar| Plan {
         per_second: arguments.per_second,
         at_once: arguments.at_once,
         depth: arguments.depth as usize,
         time: arguments.fleet.time(),
-        bar: bar.clone(),
+        bar,
     };
-    let ended = arguments.fleet.run(place, &own, plan);
-    bar.finish_and_clear();
-    match ended {
-        Ok(Some(figures)) => finish(&arguments, &figures),
-        Ok(None) => ExitCode::SUCCESS,
-        Err(Failure::Input(what)) => report::fail(&what, report::BAD_INPUT),
-        Err(Failure::Lost(what)) => report::fail(&what, report::DID_NOT_HOLD),
-    }
+    let finish = |figures: &Vec<Figures>| finish(&arguments, figures);
+    arguments.fleet.conduct(place, (&own, 2), plan, finish)
 }
 
 fn run(arguments: &Arguments, figures: &Figures) -> Run {

@@ -13,6 +13,7 @@ use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 use midplane::via::VIA;
 use midplane::via::firmware::{Via, ViaConfig};
+use midplane::via::message::engine::{DEFAULT_EAGER, SOCKET_EAGER};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::arguments::{Arguments, Contest, Fabric, Layer, Registration, Simulated, Wait};
@@ -123,7 +124,8 @@ async fn ours<G: Game>(
             let nic = ShmNic::start(config, unit()?).map_err(|error| error.to_string())?;
             let met = tokio::time::timeout(Duration::from_secs(10), nic.meet()).await;
             met.map_err(|_| "the other process did not come up in 10 s")?;
-            let result = play(&nic.host(), NodeId(1 - node), (layer, wait, how), most, game).await;
+            let result =
+                play(&nic.host(), NodeId(1 - node), (fabric, layer, wait, how), most, game).await;
             nic.shutdown().await;
             result
         }
@@ -136,7 +138,7 @@ async fn ours<G: Game>(
             let config = UdpConfig::new(NodeId(node), addresses).line(line);
             let config = config.coprocessor(Coprocessor::Task);
             let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
-            play(&nic.host(), NodeId(1 - node), (layer, wait, how), most, game).await
+            play(&nic.host(), NodeId(1 - node), (fabric, layer, wait, how), most, game).await
         }
         Fabric::Sim => unreachable!("its columns are contests of their own"),
     }
@@ -145,7 +147,7 @@ async fn ours<G: Game>(
 async fn play<G: Game>(
     host: &impl Host,
     peer: NodeId,
-    (layer, wait, how): (Layer, Wait, Registration),
+    (fabric, layer, wait, how): (Fabric, Layer, Wait, Registration),
     most: usize,
     game: G,
 ) -> Result<G::Result, String> {
@@ -157,6 +159,9 @@ async fn play<G: Game>(
             game.play(&mut side).await
         }
         Layer::Vi => game.play(&mut Interface::new(host, peer, most, wait).await?).await,
-        Layer::Message => game.play(&mut Messages::new(host, peer, most, (wait, how)).await?).await,
+        Layer::Message => {
+            let eager = if fabric == Fabric::Udp { SOCKET_EAGER } else { DEFAULT_EAGER };
+            game.play(&mut Messages::new(host, peer, most, (wait, how), eager).await?).await
+        }
     }
 }

@@ -294,15 +294,18 @@ impl Messages {
         node: NodeId,
         most: usize,
         (wait, how): (Wait, Registration),
+        eager: usize,
     ) -> Result<Self, String> {
         let own = Peer(host.node().0.into());
-        let config = RdmaConfig::default().registration(match how {
+        // A packet has a quarter of an area, and a message that leaves whole is one.
+        let area = (4 * (eager + 64)).max(1 << 18);
+        let config = RdmaConfig::default().area(area).registration(match how {
             Registration::Copied => rdma::Registration::Copied,
             Registration::Cached => rdma::Registration::Cached,
             Registration::Registered => rdma::Registration::Registered,
         });
         let carrier = RdmaCarrier::open(host, own, &[NodeId(0), NodeId(1)], config).await;
-        let engine = Engine::new(carrier.map_err(failed)?, Config::default());
+        let engine = Engine::new(carrier.map_err(failed)?, Config::default().eager(eager));
         let (process, scope) = Process::new(engine, 2).map_err(failed)?;
         let peer = Rank(node.0.into());
         let scratch = vec![0; most.max(8)];

@@ -29,7 +29,9 @@ use super::request::{Failure, Load, Operation, Request, Requests, State, Status}
 use peer::Link;
 use pool::Pool;
 
-pub use config::{Config, DEFAULT_BATCH, DEFAULT_EAGER, DEFAULT_WINDOW, ENTRY, WhenFull};
+pub use config::{
+    Config, DEFAULT_BATCH, DEFAULT_EAGER, DEFAULT_WINDOW, ENTRY, SOCKET_EAGER, WhenFull,
+};
 
 /// Most bytes of one message.
 pub const MAX_LENGTH: usize = 1 << 30;
