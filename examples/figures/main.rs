@@ -23,6 +23,8 @@ mod command_line;
 #[path = "../common/incast/mod.rs"]
 #[expect(dead_code, reason = "other examples use the rest")]
 mod incast;
+#[path = "../common/lam_table.rs"]
+mod lam_table;
 #[path = "../common/plot.rs"]
 mod plot;
 #[path = "../common/ranks.rs"]

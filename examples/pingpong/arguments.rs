@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::lam_table::Column;
 use clap::{Parser, ValueEnum};
 
 const EXAMPLES: &str = "\
@@ -33,26 +34,6 @@ pub(crate) enum Fabric {
     Udp,
     /// The LAM/VIA paper's cluster, in virtual time.
     Sim,
-}
-
-/// A column of the LAM/VIA paper's Table 1.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Simulated {
-    /// The kernel's TCP.
-    Tcp,
-    /// Our messages, copied into registered memory and out of it.
-    Copied,
-}
-
-impl Simulated {
-    const ALL: [Self; 2] = [Self::Tcp, Self::Copied];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Copied => "copied",
-        }
-    }
 }
 
 /// What carries the messages.
@@ -131,7 +112,8 @@ display!(Fabric, Layer, Registration, Wait, Kernel);
 pub(crate) enum Contest {
     Ours(Fabric, Layer, Wait, Registration),
     Kernel(Kernel),
-    Simulated(Simulated),
+    /// A column of the LAM/VIA paper's Table 1.
+    Simulated(Column),
 }
 
 impl Contest {
@@ -153,7 +135,8 @@ impl Contest {
             Self::Ours(_, layer, ..) => layer.to_string(),
             Self::Kernel(kernel) if kernel.is_library() => "library".into(),
             Self::Kernel(_) => "kernel".into(),
-            Self::Simulated(column) => column.name().into(),
+            Self::Simulated(Column::Tcp) => "tcp".into(),
+            Self::Simulated(Column::Copied) => "copied".into(),
         }
     }
 
@@ -258,7 +241,7 @@ impl Arguments {
         let mut contests = Vec::new();
         for fabric in &self.fabric {
             if *fabric == Fabric::Sim {
-                contests.extend(Simulated::ALL.map(Contest::Simulated));
+                contests.extend(Column::ALL.map(Contest::Simulated));
                 continue;
             }
             for wait in &self.wait {

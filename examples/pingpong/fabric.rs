@@ -16,13 +16,13 @@ use midplane::via::firmware::{Via, ViaConfig};
 use midplane::via::message::engine::{DEFAULT_EAGER, SOCKET_EAGER};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::arguments::{Arguments, Contest, Fabric, Layer, Registration, Simulated, Wait};
+use crate::arguments::{Arguments, Contest, Fabric, Layer, Registration, Wait};
 use crate::baseline::{self, Game};
+use crate::lam_table::{self, Column};
 use crate::layers::{Interface, Messages, Raw};
 use crate::libraries;
 use crate::measure::{self, Figures, Side};
 use crate::processes::{self, Peer};
-use crate::simulated;
 
 fn runtime(wait: Wait) -> Result<Runtime, String> {
     let built = match wait {
@@ -84,8 +84,8 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
     }
 }
 
-fn simulated(column: Simulated, bytes: usize) -> Result<Figures, String> {
-    let median_us = simulated::one_way_us(column, bytes)?;
+fn simulated(column: Column, bytes: usize) -> Result<Figures, String> {
+    let median_us = lam_table::one_way_us(column, bytes)?;
     Ok(Figures { median_us, p99_us: median_us, gb_per_s: bytes as f64 / median_us / 1e3 })
 }
 

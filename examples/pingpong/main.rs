@@ -10,10 +10,11 @@ mod fabric;
 mod layers;
 mod libraries;
 mod measure;
-mod simulated;
 
 #[path = "../common/command_line.rs"]
 mod command_line;
+#[path = "../common/lam_table.rs"]
+mod lam_table;
 #[path = "../common/plot.rs"]
 mod plot;
 #[path = "../common/processes.rs"]
@@ -122,7 +123,7 @@ fn rows_of(arguments: &Arguments, contest: &Contest, rounds: &[Vec<Figures>]) ->
             p99_us: median(|figures| figures.p99_us),
             gb_per_s: median(|figures| figures.gb_per_s),
             published_us: match contest {
-                Contest::Simulated(column) => simulated::published(*column, *bytes),
+                Contest::Simulated(column) => lam_table::published(*column, *bytes),
                 _ => None,
             },
         }

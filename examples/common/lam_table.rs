@@ -24,7 +24,21 @@ use midplane::via::message::process::Process;
 use midplane::via::message::request::Mode;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
-use crate::arguments::{MAX_BYTES, Simulated};
+/// A column of the table: one way between two hosts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Column {
+    /// The kernel's TCP.
+    Tcp,
+    /// Our messages, copied into registered memory and out of it.
+    Copied,
+}
+
+impl Column {
+    pub(crate) const ALL: [Self; 2] = [Self::Tcp, Self::Copied];
+}
+
+/// Most bytes of a message.
+const LONGEST: usize = 1 << 20;
 
 /// The paper's columns of messages between two hosts, of 2^n bytes, in microseconds.
 const TCP: [f64; 16] = [
@@ -47,11 +61,11 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 /// What the paper has for this column and size.
-pub(crate) fn published(column: Simulated, bytes: usize) -> Option<f64> {
+pub(crate) fn published(column: Column, bytes: usize) -> Option<f64> {
     let row = bytes.is_power_of_two().then(|| bytes.ilog2() as usize)?;
     let column = match column {
-        Simulated::Tcp => &TCP,
-        Simulated::Copied => &VIA_COPIED,
+        Column::Tcp => &TCP,
+        Column::Copied => &VIA_COPIED,
     };
     column.get(row).copied()
 }
@@ -60,10 +74,10 @@ pub(crate) fn published(column: Simulated, bytes: usize) -> Option<f64> {
 ///
 /// # Errors
 /// One line: what failed.
-pub(crate) fn one_way_us(column: Simulated, bytes: usize) -> Result<f64, String> {
+pub(crate) fn one_way_us(column: Column, bytes: usize) -> Result<f64, String> {
     match column {
-        Simulated::Tcp => tcp_us(bytes),
-        Simulated::Copied => messages_us(bytes),
+        Column::Tcp => tcp_us(bytes),
+        Column::Copied => messages_us(bytes),
     }
 }
 
@@ -123,9 +137,9 @@ const TAG: Tag = Tag(1);
 impl<'a> Side<'a> {
     async fn open(host: &'a SimHost, own: u32) -> Result<Self, String> {
         // As the paper's: every message leaves whole, through an area that has room for it.
-        let config = RdmaConfig::default().area(4 * MAX_BYTES + 4096).reliability(LEVEL);
+        let config = RdmaConfig::default().area(4 * LONGEST + 4096).reliability(LEVEL);
         let carrier = RdmaCarrier::open(host, Peer(own), &NODES, config).await.map_err(text)?;
-        let config = Config::default().eager(MAX_BYTES).window(4 * MAX_BYTES);
+        let config = Config::default().eager(LONGEST).window(4 * LONGEST);
         let (process, scope) = Process::new(Engine::new(carrier, config), 2).map_err(text)?;
         Ok(Self { host, all: Communicator::world(process, scope), peer: Rank(1 - own) })
     }
