@@ -12,7 +12,7 @@ use midplane::warp::gate::Gate;
 use midplane::warp::law::FlushBuffer;
 
 use super::message::{self, MESSAGE_BYTES, MOST_UPDATES, NOTE_BYTES, PORT, UPDATES};
-use super::setting::{Control, Setting};
+use super::setting::{Control, Hosts, Setting};
 
 /// Bytes of headers around a message on the network.
 const HEADERS: u32 = 48 + 28 + 38;
@@ -21,13 +21,19 @@ const SLOTS: usize = 96;
 const NOTES: usize = 32;
 /// Messages under way to each target at which Lambda holds still: one leaves, one is ready.
 const READY: f64 = 2.0;
-/// The share of ready messages that may be refused while Lambda holds still: next to none, so that
-/// messages are as large as it takes to find no queue.
+/// ... and above which no more are handed over.
+const MOST_READY: f64 = 2.0 * READY;
+/// Where messages cost the hosts: the share of ready messages that may be refused while Lambda holds
+/// still ...
 const ACCEPTED: f64 = 0.02;
 /// ... and so much of Lambda more: large messages grow small again where the network has room.
 const RELAXED: f64 = 0.1;
 /// Lambda's gain, a second for each unit.
 const GAIN: f64 = 4.0;
+/// The weight of one message in the mean size of messages.
+const SIZE_GAIN: f64 = 1.0 / 8.0;
+/// The share of the mean size that a message has at least.
+const LEAST_SHARE: f64 = 0.5;
 
 /// The updates of one rank on their way out.
 #[derive(Debug)]
@@ -41,15 +47,19 @@ pub(crate) struct Outbox {
     full: Vec<Vec<(usize, f64)>>,
     /// Unknowns whose last value a target has not been sent, where the latest alone counts.
     dirty: BTreeMap<NodeId, BTreeSet<usize>>,
-    /// The unknown from which the next message to a target goes on.
-    next: BTreeMap<NodeId, usize>,
+    /// The last value of each unknown that a target was sent.
+    told: BTreeMap<NodeId, BTreeMap<usize, f64>>,
     trigger: Trigger,
     memory: Region,
     free: Vec<usize>,
     free_notes: Vec<usize>,
     adjusted: Instant,
-    /// Messages that were ready and that were refused since.
+    /// Whether messages cost the hosts: few large ones are then better than fresh ones.
+    is_costly: bool,
+    /// Messages that were ready and that were refused since Lambda was adjusted.
     refused: usize,
+    /// Updates of a message on the mean, where the gate alone decides.
+    size: f64,
     /// Messages of updates that the NIC has taken.
     sent: u64,
 }
@@ -98,7 +108,7 @@ impl Outbox {
         Ok(Self {
             control: setting.control,
             dirty: targets.iter().map(|target| (*target, BTreeSet::new())).collect(),
-            next: BTreeMap::new(),
+            told: BTreeMap::new(),
             targets,
             own,
             gates,
@@ -109,7 +119,9 @@ impl Outbox {
             free: (0..SLOTS).collect(),
             free_notes: (SLOTS..SLOTS + NOTES).collect(),
             adjusted: Instant::ZERO,
+            is_costly: setting.hosts == Hosts::Paper,
             refused: 0,
+            size: setting.buffer.into(),
             sent: 0,
         })
     }
@@ -139,11 +151,18 @@ impl Outbox {
             for target in self.targets.clone() {
                 self.send_latest(port, now, target, x)?;
             }
-            self.adjust_to_gates(now);
+            if self.is_costly {
+                self.adjust_to_gates(now);
+            }
             return Ok(());
         }
         if self.control == Control::Warp {
             self.adjust(now);
+            if !self.is_costly && self.waiting() >= MOST_READY {
+                // What would wait is old when it leaves: of the messages that are full the last stays.
+                self.full.drain(..self.full.len().saturating_sub(1));
+                return Ok(());
+            }
         }
         for full in std::mem::take(&mut self.full) {
             for target in self.targets.clone() {
@@ -175,8 +194,11 @@ impl Outbox {
     }
 
     /// The share of a full message that is waited for.
-    pub(crate) const fn lambda(&self) -> f64 {
-        self.gather.lambda()
+    pub(crate) fn lambda(&self) -> f64 {
+        match self.control {
+            Control::WarpCsend if !self.is_costly => self.size / MOST_UPDATES as f64,
+            _ => self.gather.lambda(),
+        }
     }
 
     /// Messages of updates that have left, each as often as it has targets.
@@ -208,7 +230,9 @@ impl Outbox {
         self.gather.adjust(1.0 + refused - accepted, seconds);
     }
 
-    /// The latest values, in as many messages as the gate lets through and the host can send.
+    /// The latest values, as soon as the gate has credit for all that are new. Its credit grows with
+    /// the network's share and what is new with the computing: messages are as small as the two let
+    /// them be, and a rate that changes shows in the next one.
     fn send_latest(
         &mut self,
         port: &mut Port,
@@ -220,22 +244,32 @@ impl Outbox {
             let dirty = &self.dirty[&target];
             let count = dirty.len().min(MOST_UPDATES);
             let bytes = message::length(count) as u32 + HEADERS;
-            let wanted = self.gather.lambda() * MOST_UPDATES as f64;
-            if count == 0 || (count < self.own && count as f64 <= wanted) {
+            let wanted = match self.is_costly {
+                true => self.gather.lambda() * MOST_UPDATES as f64,
+                false => LEAST_SHARE * self.size,
+            };
+            let is_small = count < self.own && count as f64 <= wanted;
+            if count == 0 || is_small {
                 return Ok(());
             }
             if self.waiting() >= READY || !self.gates[&target].is_open(bytes) {
                 self.refused += 1;
                 return Ok(());
             }
-            // From where the last message ended: else the first unknowns alone would ever leave.
-            let from = self.next.get(&target).copied().unwrap_or(0);
-            let turn = dirty.range(from..).chain(dirty.range(..from)).take(count);
-            let some: Vec<(usize, f64)> = turn.map(|i| (*i, x[*i])).collect();
+            // Those that have moved most since this target was told, where not all of them fit.
+            let told = self.told.entry(target).or_default();
+            let moved = |i: &usize| (x[*i] - told.get(i).copied().unwrap_or(0.0)).abs();
+            let mut some: Vec<(usize, f64)> = dirty.iter().map(|i| (*i, moved(i))).collect();
+            if count < some.len() {
+                some.select_nth_unstable_by(count, |(_, a), (_, b)| b.total_cmp(a));
+                some.truncate(count);
+            }
+            some.iter_mut().for_each(|(i, value)| *value = x[*i]);
+            told.extend(some.iter().copied());
             if !self.send_to(port, now, target, &some)? {
                 return Ok(());
             }
-            self.next.insert(target, some.last().map_or(0, |(i, _)| i + 1));
+            self.size += SIZE_GAIN * (count as f64 - self.size);
             let dirty = self.dirty.entry(target).or_default();
             for (i, _) in &some {
                 dirty.remove(i);

@@ -216,6 +216,11 @@ impl Setting {
             (Medium::Switch, _) => (PORT_QUEUE, peers),
         };
         let mut config = WarpConfig::new(&others, RATE, queue, ways.max(1));
+        if self.medium == Medium::Switch {
+            // Messages are few on such a line: a group holds some. An eighth of it is theirs.
+            let span = Duration::from_nanos(RATE.nanos_for(queue.into()));
+            config.span(span).floor(0.125 / f64::from(ways.max(1)));
+        }
         config.broadcast(self.transport == Transport::Broadcast);
         config
     }

@@ -13,28 +13,27 @@ mod config;
 mod listeners;
 mod outgoing;
 mod pace;
+mod sources;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, PeerEvent, TimeoutId};
 use midplane_nicvm::messages::{self, Messages};
 use midplane_nicvm::timeout::Service;
-use midplane_nicvm::transmit::{Packet, Sent};
-use midplane_simhw::frame::Frame;
-use midplane_simhw::hardware::Source as Bytes;
+use midplane_nicvm::transmit::Sent;
+use midplane_simhw::frame::{Frame, Header};
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Payload, RegionRef};
-use midplane_simhw::time::{Instant, nanos};
+use midplane_simhw::time::nanos;
 
-use crate::estimate::Estimator;
 use crate::feedback::{FEEDBACK_BYTES, Feedback};
 use crate::gate::Gate;
 pub use config::WarpConfig;
-use outgoing::{Path, in_own_time, stamp_of};
+use outgoing::{Path, in_own_time};
 use pace::Pace;
+use sources::Sources;
 
 /// The extension's number.
 pub const WARP: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 4);
@@ -57,6 +56,8 @@ const FEEDBACK: u8 = 1;
 const PROBE: u8 = 2;
 /// Flag of a frame that went to everybody, and of the feedback to it.
 const BROADCAST: u8 = 4;
+/// Flag of a message's frame that ends with feedback.
+const RIDER: u8 = 8;
 
 /// A command that sends `region` to `port` of `node`.
 #[must_use]
@@ -70,26 +71,13 @@ pub fn receive(region: RegionRef, cookie: u64) -> Command {
     Command { extension: WARP, ..messages::receive(region, cookie) }
 }
 
-/// What is read of one sender's stamps.
-#[derive(Debug)]
-struct Source {
-    estimator: Estimator,
-    feedbacks: u32,
-    /// The sender's stamps as they were last, whole: what travels is their lower half.
-    newest: (u64, u64),
-}
-
 /// Warp, as an extension.
 #[derive(Debug)]
 pub struct Warp {
     config: WarpConfig,
     paths: Vec<Path>,
-    /// By sender, and whether it sent to everybody.
-    sources: BTreeMap<(NodeId, bool), Source>,
+    sources: Sources,
     receiver: Messages,
-    /// When the next drain begins, and until when the present one is asked for.
-    drain_at: Instant,
-    drain_until: Instant,
 }
 
 impl Warp {
@@ -104,14 +92,8 @@ impl Warp {
         };
         let all = config.broadcasts.then_some(NodeId::EVERYBODY);
         let paths = config.destinations.iter().chain(&all).map(&mut path).collect();
-        let warp = Self {
-            paths,
-            sources: BTreeMap::new(),
-            receiver: Messages::new(),
-            drain_at: Instant::ZERO,
-            drain_until: Instant::ZERO,
-            config,
-        };
+        let warp =
+            Self { paths, sources: Sources::new(&config), receiver: Messages::new(), config };
         (warp, gates)
     }
 
@@ -122,7 +104,7 @@ impl Warp {
     /// Sends what may be sent to a destination, and says when to look again.
     fn pump(&mut self, nic: &mut Context<'_>, at: usize) {
         let path = &mut self.paths[at];
-        path.pump(nic, at as u64);
+        path.pump(nic, at as u64, &mut self.sources);
         let pace = TimeoutId(2 * at as u32);
         match path.poll_pace(nic) {
             Some(when) => nic.set_timeout_at(pace, Service::Exact, when),
@@ -139,47 +121,41 @@ impl Warp {
         }
     }
 
-    /// Whether feedback of now asks for a drain: all senders at once, for as long as each of them
-    /// has feedback to hear it by.
-    fn is_draining(&mut self, now: Instant) -> bool {
-        if self.config.drain_every == Duration::MAX {
-            return false;
-        }
-        if self.drain_at == Instant::ZERO {
-            self.drain_at = now + self.config.first_drain();
-        }
-        if now >= self.drain_at {
-            self.drain_at = now + self.config.drain_every;
-            self.drain_until = now.plus_nanos(8 * nanos(self.config.span));
-        }
-        now < self.drain_until
-    }
-
     /// A stamped frame: it is read, its sender is told, and the message goes on to its port.
     fn on_message(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         let now = nic.now();
-        let grouping = self.config.grouping();
-        let broadcast = frame.header.flags & BROADCAST;
-        let source = self.sources.entry((from, broadcast != 0)).or_insert_with(|| Source {
-            estimator: Estimator::new(grouping),
-            feedbacks: 0,
-            newest: (0, 0),
-        });
-        let stamp = stamp_of(&frame.header, &mut source.newest, now);
-        if let Some(estimate) = source.estimator.handle_arrival(stamp, now) {
-            source.feedbacks = source.feedbacks.wrapping_add(1);
-            let arrivals = source.estimator.arrivals();
-            let mut feedback = Feedback::new(source.feedbacks, estimate, arrivals, now);
-            feedback.drain = self.is_draining(now);
-            let bytes = feedback.emit();
-            // Not by control message: those are acknowledged, on the very way that is full. One
-            // that is lost is followed by the next.
-            let source = Bytes::Bytes(Payload::from(&bytes[..]));
-            let flags = FEEDBACK | broadcast;
-            let _ = nic.send_packet(&Packet { flags, source, ..Packet::to(from) });
-        }
-        if frame.header.flags & PROBE == 0 {
+        let is_probe = frame.header.flags & PROBE != 0;
+        let back = self.path(from).map(|at| &self.paths[at]);
+        self.sources.handle_frame(nic, &frame.header, back.is_some_and(|path| path.is_used(now)));
+        if !is_probe {
             self.receiver.on_data(nic, from, frame);
+        }
+        self.look_again(nic);
+    }
+
+    /// Feedback, of `from` as it heard it or as one of all.
+    fn on_feedback(
+        &mut self,
+        nic: &mut Context<'_>,
+        way: NodeId,
+        from: NodeId,
+        bytes: &Payload<'_>,
+    ) {
+        let mut copy = [0; FEEDBACK_BYTES];
+        bytes.copy_to(&mut copy);
+        let (Some(at), Some(feedback)) = (self.path(way), Feedback::parse(&copy)) else { return };
+        let feedback = in_own_time(feedback, nic.now());
+        self.paths[at].law.handle_feedback(nic.now(), from, &feedback);
+        self.paths[at].steer_lead(nic);
+        self.pump(nic, at);
+    }
+
+    /// When feedback that found no message to ride on is to be sent.
+    fn look_again(&self, nic: &mut Context<'_>) {
+        let timeout = TimeoutId(2 * self.paths.len() as u32);
+        match self.sources.poll_timeout() {
+            Some(at) => nic.set_timeout_at(timeout, Service::Exact, at),
+            None => nic.cancel_timeout(timeout),
         }
     }
 
@@ -237,25 +213,27 @@ impl Extension for Warp {
     fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
-        if frame.header.flags & FEEDBACK == 0 {
-            return self.on_message(nic, from, frame);
+        let flags = frame.header.flags;
+        if flags & FEEDBACK != 0 {
+            let way = if flags & BROADCAST == 0 { from } else { NodeId::EVERYBODY };
+            return self.on_feedback(nic, way, from, &frame.payload);
         }
-        let mut bytes = [0; FEEDBACK_BYTES];
-        let Some(payload) = frame.payload.slice(0..FEEDBACK_BYTES) else { return };
-        payload.copy_to(&mut bytes);
-        let way = if frame.header.flags & BROADCAST == 0 { from } else { NodeId::EVERYBODY };
-        let (Some(at), Some(feedback)) = (self.path(way), Feedback::parse(&bytes)) else {
-            return;
-        };
-        let feedback = in_own_time(feedback, nic.now());
-        self.paths[at].law.handle_feedback(nic.now(), from, &feedback);
-        self.paths[at].steer_lead(nic);
-        self.pump(nic, at);
+        let end = frame.payload.len().checked_sub(FEEDBACK_BYTES).filter(|_| flags & RIDER != 0);
+        let Some(end) = end else { return self.on_message(nic, from, frame) };
+        let whole = frame.payload.len();
+        let parts = (frame.payload.slice(0..end), frame.payload.slice(end..whole));
+        let (Some(message), Some(rider)) = parts else { return };
+        self.on_feedback(nic, from, from, &rider);
+        let header = Header { length: end as u16, ..frame.header };
+        self.on_message(nic, from, &Frame { header, payload: message });
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
         let at = (timeout.0 / 2) as usize;
-        let Some(path) = self.paths.get_mut(at) else { return };
+        let Some(path) = self.paths.get_mut(at) else {
+            self.sources.handle_timeout(nic);
+            return self.look_again(nic);
+        };
         if timeout.0 % 2 == 1 {
             path.law.handle_timeout(nic.now());
         }
@@ -272,7 +250,7 @@ impl Extension for Warp {
             event;
         if !matches!(event, PeerEvent::Up(..)) {
             // Its clock and its path are others from now on.
-            self.sources.retain(|(from, _), _| *from != node);
+            self.sources.forget(node);
             for at in 0..self.paths.len() {
                 if self.paths[at].node == node || self.paths[at].node == NodeId::EVERYBODY {
                     self.paths[at].law.forget(node);

@@ -13,6 +13,8 @@ use crate::estimate::Grouping;
 const DEPTH_FRAMES: u64 = 2;
 /// Most rate, in rates of the line: more than one, so that a queue shows where the line is full.
 const CEILING: f64 = 1.25;
+/// Least rate, in rates of the line, unless set.
+const FLOOR: f64 = 1.0 / 16.0;
 /// Time between two drains unless set: senders that have joined meanwhile find the empty path's delay.
 const DEFAULT_DRAIN_EVERY: Duration = Duration::from_secs(2);
 
@@ -21,6 +23,7 @@ const DEFAULT_DRAIN_EVERY: Duration = Duration::from_secs(2);
 pub struct WarpConfig {
     pub(super) destinations: Vec<NodeId>,
     pub(super) rate: LineRate,
+    pub(super) floor: f64,
     pub(super) backlog: f64,
     pub(super) span: Duration,
     pub(super) drain_every: Duration,
@@ -44,6 +47,7 @@ impl WarpConfig {
         Self {
             destinations: destinations.to_vec(),
             rate,
+            floor: FLOOR,
             backlog: f64::from(queue) / f64::from(senders),
             span: Duration::from_nanos((delay / 4).max(1_000)),
             drain_every: DEFAULT_DRAIN_EVERY,
@@ -56,6 +60,17 @@ impl WarpConfig {
     /// Time that a group of stamps covers, in nanoseconds of the sender's clock.
     pub const fn span(&mut self, span: Duration) -> &mut Self {
         self.span = span;
+        self
+    }
+
+    /// The least rate of each way, in rates of the line; a sixteenth unless set. All senders together
+    /// should leave most of the line to others, or a queue that those keep full never drains.
+    ///
+    /// # Panics
+    /// If it is not above zero, or above one.
+    pub fn floor(&mut self, share: f64) -> &mut Self {
+        assert!(share > 0.0 && share <= 1.0, "a floor is a share of the line");
+        self.floor = share;
         self
     }
 
@@ -105,7 +120,7 @@ impl WarpConfig {
         let line = self.rate.bits_per_second() as f64 / 8.0;
         // A frame each four times the target's delay: rarer, there is nothing to control by.
         let floor = frame_bytes as f64 / (16.0 * self.span.as_secs_f64());
-        let floor = floor.min(line / 16.0);
+        let floor = floor.min(line * self.floor);
         let mut config = ControlConfig::new(self.backlog, floor, CEILING * line);
         config.first_delay(self.span * 4).is_always_used(self.paces_others);
         config

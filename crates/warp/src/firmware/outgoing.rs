@@ -11,11 +11,13 @@ use midplane_simhw::frame::Header;
 use midplane_simhw::hardware::Source;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
 use super::listeners::Listeners;
-use super::{BROADCAST, PAID, PROBE, WarpConfig};
-use crate::feedback::Feedback;
+use super::sources::Sources;
+use super::{BROADCAST, PAID, PROBE, RIDER, WarpConfig};
+use crate::feedback::{FEEDBACK_BYTES, Feedback};
 use crate::gate::{Gate, GateKeeper};
 use crate::stamp::{Encoder, Stamp};
 
@@ -45,6 +47,8 @@ pub(super) struct Path {
     is_blocked: bool,
     /// The message that the waiting frame ends, completed when it has left.
     ends: Option<Command>,
+    /// When a message's frame left last.
+    sent_at: Option<Instant>,
     steered: f64,
     /// When the next probe is due, where those of others are paced: they carry no stamps.
     probe_at: Option<Instant>,
@@ -60,6 +64,12 @@ const UNTRIM: f64 = 0.02;
 /// Bytes of a datagram that go into one frame of an Ethernet, and of its headers in the first.
 const PIECE: u32 = 1_480;
 const HEADERS: u32 = 60;
+/// Feedback as it rides behind a message.
+type Rider = [u8; FEEDBACK_BYTES];
+/// Most bytes of a frame that carries any: it stays one frame of an Ethernet.
+const RIDDEN: usize = (PIECE - HEADERS) as usize;
+/// Spans without a message after which feedback no longer waits for one.
+const USED_SPANS: u32 = 16;
 /// Most frames of an Ethernet that one of ours takes: what comes between waits no longer.
 const MOST_PIECES: f64 = 4.0;
 
@@ -82,6 +92,9 @@ impl Path {
             node => Listeners::new(&[node], control, Instant::ZERO),
         };
         let (keeper, gate) = GateKeeper::new(config.depth(full_frame(config)));
+        // All begin at once, each with one frame.
+        let spare = config.depth(full_frame(config)) - full_frame(config);
+        let _ = gate.c_send(spare as u32, || ());
         let path = Self {
             node,
             law,
@@ -93,6 +106,7 @@ impl Path {
             messages: 0,
             is_blocked: false,
             ends: None,
+            sent_at: None,
             steered: 0.0,
             probe_at: config.paces_others.then_some(Instant::ZERO),
             trim: config.trim_to(node),
@@ -114,7 +128,7 @@ impl Path {
     }
 
     /// Sends as much as the gate lets through.
-    pub(super) fn pump(&mut self, nic: &mut Context<'_>, token: u64) {
+    pub(super) fn pump(&mut self, nic: &mut Context<'_>, token: u64, sources: &mut Sources) {
         let now = nic.now();
         self.keeper.pour(now, self.law.rate(now));
         if self.probe_at.is_some_and(|at| now >= at) {
@@ -128,8 +142,20 @@ impl Path {
             if !is_paid && !self.gate.c_send(cost, || ()).is_sent() {
                 break;
             }
-            self.send(nic, front, length, token);
+            let rider = self.rider(nic, length, sources);
+            self.send(nic, front, length, token, rider);
         }
+    }
+
+    /// Feedback for the node that the next frame goes to, where that has room for it.
+    fn rider(&self, nic: &Context<'_>, length: u32, sources: &mut Sources) -> Option<Rider> {
+        let has_room = length as usize + FEEDBACK_BYTES <= RIDDEN.min(payload_bytes(nic) as usize);
+        has_room.then(|| sources.ride(self.node, nic.now())).flatten()
+    }
+
+    /// Whether messages have left within the last feedback delays: feedback may ride on the next.
+    pub(super) fn is_used(&self, now: Instant) -> bool {
+        self.sent_at.is_some_and(|at| now.since(at) < self.config.span * USED_SPANS)
     }
 
     /// Follows the queue that feedback has told of: what a token's next holder finds before the link
@@ -209,12 +235,18 @@ impl Path {
     }
 
     fn frame_length(&self, nic: &Context<'_>, waiting: &Outgoing) -> u32 {
-        let mtu = nic.mtu_bytes() as u32 - midplane_simhw::frame::HEADER_BYTES as u32;
-        let most = mtu.min(frame_payload(&self.config));
+        let most = payload_bytes(nic).min(frame_payload(&self.config));
         (waiting.command.region.length - waiting.offset).min(most)
     }
 
-    fn send(&mut self, nic: &mut Context<'_>, mut front: Outgoing, length: u32, token: u64) {
+    fn send(
+        &mut self,
+        nic: &mut Context<'_>,
+        mut front: Outgoing,
+        length: u32,
+        token: u64,
+        rider: Option<Rider>,
+    ) {
         let command = front.command;
         let stamp = self.encoder.stamp(nic.now());
         let is_last = front.offset + length >= command.region.length;
@@ -223,13 +255,19 @@ impl Path {
             u64::from(front.number) | u64::from(front.offset) << 32,
             u64::from(command.region.length) | command.args[0] << 32,
         ];
-        let packet = part.map(|part| Packet {
+        let mut ridden = [0; RIDDEN];
+        let source = match (part, &rider) {
+            (Some(part), Some(rider)) => load(nic, part, rider, &mut ridden),
+            (part, _) => part.map(Source::Region),
+        };
+        let rider_flag = if rider.is_some() { RIDER } else { 0 };
+        let packet = source.map(|source| Packet {
             port: command.port,
-            flags: self.flags(),
+            flags: self.flags() | rider_flag,
             sequence: stamp.sequence as u32,
             acknowledgement: (stamp.sent.as_nanos() / TICK_NS) as u32,
             words,
-            source: Source::Region(part),
+            source,
             token: Some(token),
             ..Packet::to(self.node)
         });
@@ -238,7 +276,9 @@ impl Path {
             self.queue.pop_front();
             return complete(nic, &command, Status::Region);
         };
-        self.law.on_sent(nic.now(), wire_bytes(nic, length as usize) as usize);
+        let bytes = length as usize + rider.map_or(0, |rider| rider.len());
+        self.law.on_sent(nic.now(), wire_bytes(nic, bytes) as usize);
+        self.sent_at = Some(nic.now());
         self.is_blocked = sending == Sending::Queued;
         if !is_last {
             front.offset += length;
@@ -252,6 +292,23 @@ impl Path {
             complete(nic, &command, Status::Done);
         }
     }
+}
+
+/// A message's bytes with feedback behind them; `None` if they may not be read.
+fn load<'a>(
+    nic: &Context<'_>,
+    part: RegionRef,
+    rider: &Rider,
+    into: &'a mut [u8; RIDDEN],
+) -> Option<Source<'a>> {
+    let length = nic.read(part).ok()?.copy_to(into);
+    into[length..length + rider.len()].copy_from_slice(rider);
+    Some(Source::Bytes(Payload::from(&into[..length + rider.len()])))
+}
+
+/// Most bytes behind a frame's header.
+fn payload_bytes(nic: &Context<'_>) -> u32 {
+    nic.mtu_bytes() as u32 - midplane_simhw::frame::HEADER_BYTES as u32
 }
 
 /// Bytes that a frame with `payload` takes on the line.
