@@ -16,7 +16,9 @@ use midplane::gang::agenda::{AgendaConfig, Phases};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
-use midplane::gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, default_socket, serve};
+use midplane::gang::live::daemon::{
+    DaemonOptions, Fabric, FabricOptions, Freezer, default_socket, serve,
+};
 use midplane::gang::live::message::Cluster;
 use midplane::gang::live::stub;
 use midplane::gang::schedule::{Placing, Policy, QueueTree, RoundRobin};
@@ -83,6 +85,10 @@ struct Arguments {
     /// How channels are preempted: what is in their FIFOs is copied out and in, or stays and is switched to
     #[arg(long, value_enum, default_value_t = ModeName::Resident)]
     mode: ModeName,
+    /// How processes are stopped: by a control group for each job where that can be had (with all that they have
+    /// started), or by signals
+    #[arg(long, value_enum, default_value_t = FreezerName::Auto)]
+    freezer: FreezerName,
     /// The socket for `gang`; in a folder of yours alone unless given
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -103,6 +109,13 @@ enum PolicyName {
 enum FabricName {
     Shm,
     Udp,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FreezerName {
+    Auto,
+    Cgroup,
+    Signals,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -174,6 +187,11 @@ fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
         key,
         socket: arguments.socket.clone().unwrap_or_else(default_socket),
         patience: Duration::from_millis(arguments.patience_ms),
+        freezer: match arguments.freezer {
+            FreezerName::Auto => Freezer::Auto,
+            FreezerName::Cgroup => Freezer::Cgroup,
+            FreezerName::Signals => Freezer::Signals,
+        },
     })
 }
 

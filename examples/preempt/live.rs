@@ -8,7 +8,7 @@ use std::time::Duration;
 use midplane::gang::agenda::{AgendaConfig, Phases};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::live::channels::ChannelOptions;
-use midplane::gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, serve};
+use midplane::gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, Freezer, serve};
 use midplane::gang::live::front::{Output, RunOptions, ask, run as run_job};
 use midplane::gang::live::message::{Cluster, Program, Reply, Request, Slice};
 use midplane::gang::live::stub;
@@ -86,6 +86,7 @@ fn daemon(
             name: format!("preempt {}", std::process::id()),
             channels: ChannelOptions { mode, geometry },
         }),
+        freezer: Freezer::Auto,
     };
     let slice = Duration::from_secs_f64(number::<f64>(slice_ms)? / 1e3);
     let agenda = AgendaConfig { slice, phases: Phases::Four, with_itself: true };

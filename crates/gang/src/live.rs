@@ -12,6 +12,7 @@
 //! Everything that decides is the same that runs in virtual time: [`Agenda`](crate::agenda::Agenda),
 //! [`Relay`](crate::daemon::Relay), the policies. This is what waits for real processes and sockets.
 
+mod cell;
 pub mod channels;
 pub mod clock;
 pub mod daemon;
@@ -25,5 +26,6 @@ pub mod process;
 pub mod rank;
 mod root;
 pub mod snapshot;
+mod still;
 mod streams;
 pub mod stub;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -15,12 +16,14 @@ use midplane_simhw::seal::Key;
 use midplane_simhw::shm::{ShmConfig, ShmNic};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::udp::{UdpConfig, UdpNic};
+use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
+use super::cell::Cells;
 use super::channels::{self, ChannelOptions};
 use super::clock::now;
 use super::hub::{Event, Hub};
@@ -59,6 +62,21 @@ pub struct DaemonOptions {
     pub patience: Duration,
     /// What ranks talk over, if the daemons have it.
     pub fabric: Option<FabricOptions>,
+    /// How processes are stopped.
+    pub freezer: Freezer,
+}
+
+/// How a job's processes on a host are stopped.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Freezer {
+    /// By control groups where they are to be had, by signals elsewhere.
+    #[default]
+    Auto,
+    /// By a control group (version 2) for each job, below that of the daemon: whatever ranks have started
+    /// stands still with them, and ends with them. The daemon must be allowed to make some.
+    Cgroup,
+    /// By SIGSTOP to the process group of each rank. What ranks have started and put into another goes on.
+    Signals,
 }
 
 /// The NICs of the daemons, and the channels on them.
@@ -110,6 +128,12 @@ pub enum StartError {
     /// Several daemons, and no key.
     #[error("daemons of several hosts need a key")]
     NoKey,
+    /// No control groups can be made.
+    #[error(
+        "no control groups can be made below this process's own: they need cgroup v2, delegated (systemd-run \
+         --user --scope -p Delegate=yes) or as root"
+    )]
+    NoCgroup,
     /// The NIC can't be had.
     #[error("the NIC: {0}")]
     Nic(String),
@@ -173,6 +197,16 @@ pub async fn serve(
     };
     let mut keeper = Keeper::start();
     keeper.hold_file(&options.socket);
+    let cells = match options.freezer {
+        Freezer::Signals => None,
+        Freezer::Auto => Cells::open(),
+        Freezer::Cgroup => Some(Cells::open().ok_or(StartError::NoCgroup)?),
+    };
+    if let Some(cells) = &cells {
+        keeper.hold_cells(cells.folder());
+    }
+    // How long naps are beyond what was asked for; nobody else's.
+    let _ = set_current_timer_slack(NonZeroU64::new(1_000));
     let mut children = signal(SignalKind::child())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -188,7 +222,7 @@ pub async fn serve(
     let about = (cluster, geometry);
     let root = (host == 0).then(|| Root::new(policy, agenda, about, peers_names(&options), now()));
     let nic = start_nic(&options, &events).await?;
-    let local = Local::new((host, cluster), keeper, nic.network, events.clone());
+    let local = Local::new((host, cluster), (keeper, cells), nic.network, events.clone());
     let dial_root = dial_root(&options);
     let about = (host, cluster, options.patience * steps);
     let mut hub = Hub::new(about, local, root, events.clone(), dial_root);
@@ -207,7 +241,7 @@ pub async fn serve(
             biased;
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
-            _ = children.recv() => {}
+            _ = children.recv() => hub.children_changed(),
             event = happens.recv() => hub.handle(event.expect("this end has one as well")),
             () = sleep(wait.unwrap_or_default()), if wait.is_some() => {}
         }
@@ -216,6 +250,7 @@ pub async fn serve(
     let ended = async {
         while !hub.is_empty() {
             children.recv().await;
+            hub.children_changed();
         }
     };
     let _ = timeout(LAST_WAIT, ended).await;

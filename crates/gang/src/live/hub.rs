@@ -24,6 +24,9 @@ use super::message::Program;
 /// How long streams of a job that is gone may stay open.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// How long after each other it is looked whether processes stand still, when they take their time.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
 /// What happens.
 pub(super) enum Event {
     /// Whoever is above says something.
@@ -233,7 +236,13 @@ impl Hub {
         }
         let silent = self.relay.waits_for().next().map(|_| self.order_began + self.patience);
         let slice = self.root.as_ref().and_then(|root| root.agenda.poll_timeout());
-        silent.into_iter().chain(slice).min()
+        let look = self.local.looks_again().then(|| now() + LOOK_AGAIN);
+        silent.into_iter().chain(slice).chain(look).min()
+    }
+
+    /// A child of this process has changed.
+    pub(super) const fn children_changed(&mut self) {
+        self.local.children_changed();
     }
 
     /// Ends all that runs here.

@@ -14,9 +14,11 @@ use rustix::fs::{Access, OFlags, access};
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::thread::{Timespec, nanosleep};
 
 use tokio::sync::mpsc;
 
+use super::cell::{Cell, Cells};
 use super::channels::{Pass, Task, Told};
 use super::hub::Event;
 use super::link::Stream;
@@ -25,10 +27,16 @@ use super::parcel::{Parcel, Part};
 use super::process::{End, Process};
 use super::rank;
 use super::snapshot::{self, Word};
+use super::still::descendants_stand;
 use super::stub::{self, Keeper};
 use crate::context::ChannelContext;
 use crate::daemon::{Action, Launch, Outcome};
 use crate::names::JobId;
+
+/// How often, and how long after each other, it is looked whether all stands still before a wake-up is
+/// waited for.
+const LOOKS: usize = 100;
+const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000 };
 
 /// A job's rank on this host.
 type Member = (JobId, u16);
@@ -68,9 +76,14 @@ pub(super) struct Opened {
 #[derive(Debug)]
 struct Waits {
     number: u32,
-    /// For these to stand still, or else to have ended.
+    /// For these to stand still, or to have ended.
     members: Vec<Member>,
-    end: bool,
+    /// For these to stand still with all that they have started.
+    groups: Vec<Member>,
+    /// For all of these jobs to stand still, where each has a group of its own.
+    cells: Vec<JobId>,
+    /// It is for this job's end.
+    ends: Option<JobId>,
     /// For their channels then.
     then: Option<Task>,
     /// Those of this job are to be opened.
@@ -97,6 +110,13 @@ pub(super) struct Local {
     parcels: BTreeMap<Member, Parcel>,
     /// What channels hold, to be told.
     cut: Vec<(JobId, ChannelContext)>,
+    /// Where there are groups for jobs.
+    groups: Option<Cells>,
+    cells: BTreeMap<JobId, Cell>,
+    /// To be removed.
+    emptied: Vec<Cell>,
+    /// Children were not looked at since they did.
+    have_changed: bool,
 }
 
 impl Local {
@@ -104,7 +124,7 @@ impl Local {
     #[must_use]
     pub(super) fn new(
         (host, cluster): (u16, Cluster),
-        keeper: Keeper,
+        (keeper, groups): (Keeper, Option<Cells>),
         network: Option<Network>,
         events: mpsc::UnboundedSender<Event>,
     ) -> Self {
@@ -119,14 +139,27 @@ impl Local {
             events,
             parcels: BTreeMap::new(),
             cut: Vec::new(),
+            groups,
+            cells: BTreeMap::new(),
+            emptied: Vec::new(),
+            have_changed: true,
         }
     }
 
     /// Begins what an order says; [`Local::poll_done`] says when it is done.
     pub(super) fn execute(&mut self, number: u32, action: Action<Program>) {
-        let (members, run, outcome) = (Vec::new(), Vec::new(), Outcome::default());
-        let (end, then, opens, told) = (false, None, None, false);
-        let mut waits = Waits { number, members, end, then, opens, told, run, outcome };
+        let mut waits = Waits {
+            number,
+            members: Vec::new(),
+            groups: Vec::new(),
+            cells: Vec::new(),
+            ends: None,
+            then: None,
+            opens: None,
+            told: false,
+            run: Vec::new(),
+            outcome: Outcome::default(),
+        };
         match action {
             Action::Launch(launch) if self.network.is_some() => {
                 waits.opens = Some(launch.job);
@@ -135,10 +168,7 @@ impl Local {
             }
             Action::Launch(launch) => self.launch(&launch, Vec::new(), &mut waits),
             Action::Freeze(jobs) => {
-                waits.members = jobs.iter().flat_map(|job| self.of_job(*job)).collect();
-                for member in &waits.members {
-                    self.members[member].process.stop();
-                }
+                self.freeze(&jobs, &mut waits);
                 waits.then = Some(Task::Stop(jobs));
             }
             Action::Switch { stop, run } => {
@@ -150,7 +180,7 @@ impl Local {
                 waits.then = Some(Task::Switch { stop: Vec::new(), run });
             }
             Action::End(job) => {
-                waits.end = true;
+                waits.ends = Some(job);
                 waits.members = self.of_job(job);
                 self.kill(job);
                 waits.then = Some(Task::Close(job));
@@ -163,33 +193,96 @@ impl Local {
         self.waits = Some(waits);
     }
 
-    /// The order that was begun, once it is done.
-    #[must_use]
-    pub(super) fn poll_done(&mut self) -> Option<(u32, Outcome)> {
-        let waits = self.waits.as_mut()?;
-        // Those before the last are looked at once it is through: one look a wake-up, not one each.
+    fn freeze(&mut self, jobs: &[JobId], waits: &mut Waits) {
+        for job in jobs {
+            // A group that can't be frozen is stopped as others are.
+            if self.cells.get(job).is_some_and(|cell| cell.freeze().is_ok()) {
+                waits.cells.push(*job);
+            } else {
+                waits.members.extend(self.of_job(*job));
+            }
+        }
+        for member in &waits.members {
+            self.members[member].process.stop();
+        }
+        waits.groups.clone_from(&waits.members);
+        // It takes less time than to be woken, and nobody is woken when all of a group stands still.
+        for _ in 0..LOOKS {
+            if self.settle(waits) {
+                break;
+            }
+            let _ = nanosleep(&LOOK_AGAIN);
+        }
+    }
+
+    /// Whether all that an order waits for has come to pass. What was seen once is not asked again.
+    fn settle(&mut self, waits: &mut Waits) -> bool {
         while let Some(member) = waits.members.last() {
-            let through = self.members.get_mut(member).is_none_or(|held| match waits.end {
-                true => held.process.end().is_some(),
-                false => held.process.is_still(),
+            let through = self.members.get_mut(member).is_none_or(|held| match waits.ends {
+                Some(_) => held.process.end().is_some(),
+                None => held.process.is_still(),
             });
             if !through {
-                return None;
+                return false;
             }
             waits.members.pop();
         }
-        if let (Some(task), Some(network)) = (waits.then.take(), &self.network) {
-            waits.told = network.tasks.send(task).is_ok();
+        while let Some(job) = waits.cells.last() {
+            if self.cells.get(job).is_some_and(|cell| !cell.is_frozen()) {
+                return false;
+            }
+            waits.cells.pop();
         }
-        if waits.told {
-            return None;
+        while let Some(member) = waits.groups.last() {
+            let held = self.members.get(member).filter(|held| held.process.is_stopped());
+            if held.is_some_and(|held| !descendants_stand(held.process.pid())) {
+                return false;
+            }
+            waits.groups.pop();
         }
+        true
+    }
+
+    /// Whether it waits for something that nobody wakes it for.
+    #[must_use]
+    pub(super) fn looks_again(&self) -> bool {
+        let waits = self.waits.as_ref();
+        waits.is_some_and(|waits| !waits.cells.is_empty() || !waits.groups.is_empty())
+    }
+
+    /// The order that was begun, once it is done.
+    #[must_use]
+    pub(super) fn poll_done(&mut self) -> Option<(u32, Outcome)> {
+        let mut waits = self.waits.take()?;
+        if self.settle(&mut waits) {
+            if let (Some(task), Some(network)) = (waits.then.take(), &self.network) {
+                waits.told = network.tasks.send(task).is_ok();
+            }
+            if !waits.told {
+                self.finish(&waits);
+                return Some((waits.number, waits.outcome));
+            }
+        }
+        self.waits = Some(waits);
+        None
+    }
+
+    /// The last of an order, once nothing is waited for.
+    fn finish(&mut self, waits: &Waits) {
         for job in &waits.run {
+            if let Some(cell) = self.cells.get(job) {
+                // One that does not thaw is noticed by whoever waits for its job.
+                let _ = cell.thaw();
+            }
             for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
                 held.process.resume();
             }
         }
-        self.waits.take().map(|waits| (waits.number, waits.outcome))
+        if let Some(job) = waits.ends {
+            self.emptied.extend(self.cells.remove(&job));
+        }
+        // What was killed may take a moment to leave them.
+        self.emptied.retain(|cell| !cell.remove());
     }
 
     /// The channels have done what they were asked to.
@@ -243,9 +336,17 @@ impl Local {
         std::mem::take(&mut self.opened)
     }
 
+    /// A child of this process has changed.
+    pub(super) const fn children_changed(&mut self) {
+        self.have_changed = true;
+    }
+
     /// Ranks that have ended, each once.
     pub(super) fn ended(&mut self) -> Vec<(JobId, u16, End)> {
         let mut ended = Vec::new();
+        if !std::mem::take(&mut self.have_changed) {
+            return ended;
+        }
         for ((job, rank), held) in &mut self.members {
             if held.told {
                 continue;
@@ -265,8 +366,13 @@ impl Local {
     /// Signals all ranks of a job here.
     pub(super) fn signal(&self, job: JobId, signal: i32) {
         let Some(signal) = Signal::from_named_raw(signal) else { return };
+        let has_cell = self.cells.contains_key(&job);
         for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
-            held.process.signal(signal);
+            // Where signals stop a job, this one waits for its slice as all others do.
+            let waits = signal == Signal::CONT && !has_cell && held.process.is_stopped();
+            if !waits {
+                held.process.signal(signal);
+            }
         }
     }
 
@@ -283,6 +389,7 @@ impl Local {
     /// Ends all that runs here.
     pub(super) fn kill_all(&mut self) {
         self.waits = None;
+        self.cells.values().for_each(Cell::kill);
         for held in self.members.values() {
             held.process.signal(Signal::KILL);
         }
@@ -295,6 +402,9 @@ impl Local {
     }
 
     fn kill(&self, job: JobId) {
+        if let Some(cell) = self.cells.get(&job) {
+            cell.kill();
+        }
         for (_, held) in self.members.range((job, 0)..=(job, u16::MAX)) {
             held.process.signal(Signal::KILL);
         }
@@ -308,6 +418,10 @@ impl Local {
         let passes: BTreeMap<u16, Pass> = passes.into_iter().collect();
         let own = |rank: &u16| self.cluster.host_of(launch.first + rank) == self.host;
         let own: Vec<u16> = (0..launch.ranks).filter(own).collect();
+        if let Some(groups) = self.groups.as_ref().filter(|_| !own.is_empty()) {
+            let cell = groups.cell(&format!("job-{}", launch.job));
+            self.cells.extend(cell.ok().map(|cell| (launch.job, cell)));
+        }
         for (local, rank) in own.into_iter().enumerate() {
             match self.start(launch, (rank, local), passes.get(&rank)) {
                 Ok((held, opened)) => {
@@ -335,7 +449,8 @@ impl Local {
         let program = &launch.program;
         let path = find(program)?;
         let terminal = program.terminal.filter(|_| rank == 0);
-        let mut command = stub::rank(&path, &program.command, terminal.is_some());
+        let group = self.cells.get(&launch.job).map(Cell::folder);
+        let mut command = stub::rank(&path, &program.command, group, terminal.is_some());
         let variables = program.environment.iter().filter_map(|line| {
             let at = line.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
             Some((OsStr::from_bytes(&line[..at]), OsStr::from_bytes(&line[at + 1..])))

@@ -75,6 +75,12 @@ impl Process {
         }
     }
 
+    /// Whether it was found to stand still.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.state == State::Stopped
+    }
+
     /// Orders it to stop; it has when [`Process::is_still`] says so.
     pub fn stop(&self) {
         if self.state == State::Runs {
@@ -90,7 +96,7 @@ impl Process {
         }
     }
 
-    /// Whether it stands still, or has ended: asks the system, and does not wait.
+    /// Whether it stands still, or has ended, all its threads: asks the system, and does not wait.
     pub fn is_still(&mut self) -> bool {
         self.look();
         self.state != State::Runs

@@ -7,19 +7,29 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{BufRead, Write};
+use std::num::NonZeroU64;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
+use std::time::Duration;
 
 use rustix::process::{
     Pid, Signal, getpid, getppid, ioctl_tiocsctty, kill_process, kill_process_group,
     set_parent_process_death_signal, setpriority_process, setsid,
 };
+use rustix::thread::set_current_timer_slack;
+
+use super::cell;
 
 const BECOME_RANK: &str = "--become-rank";
 const BECOME_KEEPER: &str = "--become-keeper";
 /// This program, whatever its file is called by now.
 const SELF: &str = "/proc/self/exe";
+/// How often groups are cleared that don't become empty, and how long after each other.
+const CLEARED: usize = 200;
+const AGAIN: Duration = Duration::from_millis(10);
+/// How much later than asked for a process's naps may end: Linux's default.
+const USUAL_SLACK_NS: u64 = 50_000;
 /// How shells say that a program is there and can't be started.
 const CANNOT_START: i32 = 126;
 
@@ -34,14 +44,20 @@ pub fn play_part() {
     }
 }
 
-/// A command that becomes `program` once it has been resumed.
+/// A command that becomes `program` once it has been resumed, in a control group if one is given.
 #[must_use]
-pub fn rank(program: &std::path::Path, arguments: &[Vec<u8>], terminal: bool) -> Command {
+pub fn rank(
+    program: &Path,
+    arguments: &[Vec<u8>],
+    group: Option<&Path>,
+    terminal: bool,
+) -> Command {
     use std::os::unix::ffi::OsStringExt;
     let mut command = Command::new(SELF);
     let arguments = arguments.iter().map(|argument| OsString::from_vec(argument.clone()));
     command.arg(BECOME_RANK).arg(getpid().as_raw_nonzero().to_string());
     command.arg(if terminal { "terminal" } else { "pipes" });
+    command.arg(group.unwrap_or(Path::new("")));
     command.arg(program).args(arguments);
     command
 }
@@ -49,7 +65,13 @@ pub fn rank(program: &std::path::Path, arguments: &[Vec<u8>], terminal: bool) ->
 /// The exit code of a program that could not be started.
 fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
     let mut next = || arguments.next().unwrap_or_default();
-    let (daemon, terminal, program, name) = (next(), next(), next(), next());
+    let (daemon, terminal, group, program, name) = (next(), next(), next(), next(), next());
+    if !group.is_empty()
+        && let Err(error) = cell::enter(group.as_ref())
+    {
+        eprintln!("{}: {error}", group.display());
+        return CANNOT_START;
+    }
     let prepared = set_parent_process_death_signal(Some(Signal::KILL)).and_then(|()| {
         // It may have died before it was asked for.
         let parent = getppid().map(|pid| pid.as_raw_nonzero().to_string());
@@ -62,6 +84,7 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
         }
         // Only the daemon goes before others.
         let _ = setpriority_process(None, 0);
+        let _ = set_current_timer_slack(NonZeroU64::new(USUAL_SLACK_NS));
         kill_process(getpid(), Signal::STOP)
     });
     if let Err(error) = prepared {
@@ -76,7 +99,7 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
 /// The keeper's part: notes what is said on standard input, and ends it all once nothing more is.
 fn keep() -> ! {
     let mut groups = BTreeSet::new();
-    let mut files = BTreeSet::new();
+    let (mut files, mut cells) = (BTreeSet::new(), BTreeSet::new());
     let _ = setsid();
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
@@ -84,6 +107,7 @@ fn keep() -> ! {
             Some(("+", group)) => drop(group.parse::<i32>().map(|group| groups.insert(group))),
             Some(("-", group)) => drop(group.parse::<i32>().map(|group| groups.remove(&group))),
             Some(("f", file)) => drop(files.insert(PathBuf::from(file))),
+            Some(("c", folder)) => drop(cells.insert(PathBuf::from(folder))),
             _ => {}
         }
     }
@@ -93,6 +117,15 @@ fn keep() -> ! {
     }
     for file in files {
         let _ = std::fs::remove_file(file);
+    }
+    for folder in cells {
+        for _ in 0..CLEARED {
+            cell::clear(&folder);
+            if !folder.exists() {
+                break;
+            }
+            std::thread::park_timeout(AGAIN);
+        }
     }
     std::process::exit(0)
 }
@@ -104,13 +137,15 @@ pub struct Keeper {
     said: Option<ChildStdin>,
     groups: BTreeSet<i32>,
     files: BTreeSet<PathBuf>,
+    cells: BTreeSet<PathBuf>,
 }
 
 impl Keeper {
     /// Starts one.
     #[must_use]
     pub fn start() -> Self {
-        let mut keeper = Self { said: None, groups: BTreeSet::new(), files: BTreeSet::new() };
+        let (groups, files, cells) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let mut keeper = Self { said: None, groups, files, cells };
         keeper.restart();
         keeper
     }
@@ -122,7 +157,8 @@ impl Keeper {
         self.said = command.stderr(Stdio::null()).spawn().ok().and_then(|mut it| it.stdin.take());
         let groups = self.groups.iter().map(|group| format!("+{group}\n"));
         let files = self.files.iter().map(|file| format!("f{}\n", file.display()));
-        let all: String = groups.chain(files).collect();
+        let cells = self.cells.iter().map(|folder| format!("c{}\n", folder.display()));
+        let all: String = groups.chain(files).chain(cells).collect();
         if let Some(said) = &mut self.said {
             let _ = said.write_all(all.as_bytes());
         }
@@ -151,5 +187,11 @@ impl Keeper {
     pub fn hold_file(&mut self, file: &std::path::Path) {
         self.files.insert(file.to_owned());
         self.say(&format!("f{}\n", file.display()));
+    }
+
+    /// Control groups below this folder end with the daemon.
+    pub fn hold_cells(&mut self, folder: &Path) {
+        self.cells.insert(folder.to_owned());
+        self.say(&format!("c{}\n", folder.display()));
     }
 }

@@ -8,7 +8,7 @@ use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
 use midplane_gang::live::clock::now;
-use midplane_gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, serve};
+use midplane_gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, Freezer, serve};
 use midplane_gang::live::front::{self, FrontError, Output, RunOptions, run};
 use midplane_gang::live::message::{Cluster, Over, Program};
 use midplane_gang::live::rank::join;
@@ -22,8 +22,8 @@ pub(crate) fn play() -> bool {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["--daemon", socket, host, slots, slice_ms, peers, key, network] => {
-            daemon(socket, (host, slots), slice_ms, (peers, key), network);
+        ["--daemon", socket, host, slots, slice_ms, peers, key, network, freezer] => {
+            daemon(socket, (host, slots), slice_ms, (peers, key), (network, freezer));
         }
         ["--talk", count] => runtime().block_on(talk(count.parse().unwrap())),
         ["--restore", socket, folder] => restore(socket, folder),
@@ -31,6 +31,16 @@ pub(crate) fn play() -> bool {
             front(socket, ranks, terminal, command);
         }
         ["--tick", folder, seconds] => tick(folder, seconds),
+        ["--tick-with-child", folder, seconds] => {
+            let itself = std::env::current_exe().unwrap();
+            let rank = format!("{}-child", std::env::var("GANG_RANK").unwrap());
+            let mut child = std::process::Command::new(itself);
+            let mut child =
+                child.args(["--tick", folder, seconds]).env("GANG_RANK", rank).spawn().unwrap();
+            tick(folder, seconds);
+            child.wait().unwrap();
+        }
+        ["--spin", seconds] => spin(seconds),
         _ => return false,
     }
     true
@@ -50,7 +60,7 @@ fn daemon(
     (host, slots): (&str, &str),
     slice_ms: &str,
     (peers, key): (&str, &str),
-    network: &str,
+    (network, freezer): (&str, &str),
 ) {
     end_with_test();
     let peers: Vec<String> = peers.split_terminator(',').map(str::to_owned).collect();
@@ -64,6 +74,7 @@ fn daemon(
         socket: PathBuf::from(socket),
         patience: Duration::from_secs(3),
         fabric: fabric(network, socket),
+        freezer: if freezer == "signals" { Freezer::Signals } else { Freezer::Auto },
     };
     let policy = Box::new(QueueTree::new(hosts * slots, Placing::LeastLoaded));
     let slice = Duration::from_millis(slice_ms.parse().unwrap());
@@ -189,6 +200,15 @@ fn code(over: Result<Over, FrontError>) -> i32 {
             eprintln!("error: {error}");
             2
         }
+    }
+}
+
+/// Takes processor time from everybody else.
+fn spin(seconds: &str) {
+    end_with_test();
+    let end = now() + Duration::from_secs_f64(seconds.parse().unwrap());
+    while now() < end {
+        std::hint::spin_loop();
     }
 }
 

@@ -32,6 +32,7 @@ pub(crate) struct Stage {
     pub(crate) folder: TempDir,
     pub(crate) daemons: Vec<Child>,
     network: &'static str,
+    freezer: &'static str,
 }
 
 impl Stage {
@@ -52,8 +53,18 @@ impl Stage {
         slice_ms: u32,
         network: &'static str,
     ) -> Self {
+        Self::with(hosts, slots, slice_ms, (network, "auto"))
+    }
+
+    /// The same, with processes that are stopped in a way of choice.
+    pub(crate) fn with(
+        hosts: u16,
+        slots: u16,
+        slice_ms: u32,
+        (network, freezer): (&'static str, &'static str),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut stage = Self { folder, daemons: Vec::new(), network };
+        let mut stage = Self { folder, daemons: Vec::new(), network, freezer };
         let bound: Vec<_> =
             (0..hosts).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let peers: Vec<String> =
@@ -80,7 +91,7 @@ impl Stage {
             .arg("--daemon")
             .arg(self.socket(host))
             .args([host.to_string(), slots.to_string(), slice_ms.to_string()])
-            .args([peers, key, self.network])
+            .args([peers, key, self.network, self.freezer])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();

@@ -1,0 +1,140 @@
+//! Where a job's processes on a host stand still: a control group of their own (Linux's version 2), if
+//! this process may make some. What runs in it, whoever started it and when, stops and ends together, and
+//! the system says when all of it stands.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+/// The file that says which processes are in a group, and takes more of them.
+const PROCESSES: &str = "cgroup.procs";
+const FREEZE: &str = "cgroup.freeze";
+const EVENTS: &str = "cgroup.events";
+const KILL: &str = "cgroup.kill";
+
+/// The group of this process, if processes may be put into groups below it.
+fn own_group() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?.split(' ').nth(4)?;
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let folder = Path::new(mount).join(own);
+    access(folder.join(PROCESSES), Access::WRITE_OK).ok()?;
+    Some(folder)
+}
+
+/// The groups of a daemon's jobs.
+#[derive(Debug)]
+pub(super) struct Cells {
+    folder: PathBuf,
+}
+
+impl Cells {
+    /// A folder for them; `None` where they are not to be had.
+    #[must_use]
+    pub(super) fn open() -> Option<Self> {
+        let folder = own_group()?.join(format!("gangd-{}", std::process::id()));
+        fs::create_dir(&folder).ok()?;
+        let cells = Self { folder };
+        // Neither is older than Linux 5.14.
+        let has = |name| access(cells.folder.join(name), Access::WRITE_OK).is_ok();
+        (has(FREEZE) && has(KILL)).then_some(cells)
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// One for a job.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn cell(&self, name: &str) -> io::Result<Cell> {
+        let folder = self.folder.join(name);
+        fs::create_dir(&folder)?;
+        let freeze = File::options().write(true).open(folder.join(FREEZE))?;
+        let events = File::open(folder.join(EVENTS))?;
+        Ok(Cell { freeze, events, folder })
+    }
+}
+
+impl Drop for Cells {
+    fn drop(&mut self) {
+        clear(&self.folder);
+    }
+}
+
+/// Kills all that is in the groups of a folder, and removes them as far as they are empty.
+pub(super) fn clear(folder: &Path) {
+    let _ = fs::write(folder.join(KILL), "1");
+    for group in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if group.path().is_dir() {
+            let _ = fs::remove_dir(group.path());
+        }
+    }
+    let _ = fs::remove_dir(folder);
+}
+
+/// Puts this process into a group.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn enter(group: &Path) -> io::Result<()> {
+    fs::write(group.join(PROCESSES), "0")
+}
+
+/// A job's group.
+#[derive(Debug)]
+pub(super) struct Cell {
+    folder: PathBuf,
+    freeze: File,
+    events: File,
+}
+
+impl Cell {
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Orders all of it to stand still; it does when [`Cell::is_frozen`] says so.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn freeze(&self) -> io::Result<()> {
+        (&self.freeze).write_all(b"1")
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn thaw(&self) -> io::Result<()> {
+        (&self.freeze).write_all(b"0")
+    }
+
+    /// Whether every process and thread of it stands still. The order's own file says what was ordered,
+    /// and not that.
+    #[must_use]
+    pub(super) fn is_frozen(&self) -> bool {
+        let mut text = [0; 64];
+        let read = self.events.read_at(&mut text, 0).unwrap_or(0);
+        text[..read].split(|byte| *byte == b'\n').any(|line| line == b"frozen 1")
+    }
+
+    /// Kills all of it.
+    pub(super) fn kill(&self) {
+        let _ = fs::write(self.folder.join(KILL), "1");
+    }
+
+    /// Removes it, if nothing is in it any longer.
+    #[must_use]
+    pub(super) fn remove(&self) -> bool {
+        match fs::remove_dir(&self.folder) {
+            Ok(()) => true,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+}

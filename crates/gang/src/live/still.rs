@@ -1,0 +1,57 @@
+//! Whether what a rank has started stands still with it, where signals stop it.
+
+use std::fs;
+
+use rustix::process::Pid;
+
+/// Whether all descendants of a stopped process that are in its group stand still or have ended. Whoever
+/// has left the group was not told to.
+pub(super) fn descendants_stand(group: Pid) -> bool {
+    let group = group.as_raw_nonzero().get();
+    children(group).into_iter().all(|child| stands(child, group))
+}
+
+fn children(pid: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split(' ').filter_map(|it| it.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+fn stands(pid: i32, group: i32) -> bool {
+    // After the name, which may hold anything: state, parent, group.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+    let (state, its_group) = (fields.next().unwrap_or_default(), fields.nth(1));
+    let is_ours = its_group.and_then(|it| it.parse().ok()) == Some(group);
+    let still = matches!(state, "" | "T" | "t" | "Z" | "X");
+    (still || !is_ours) && children(pid).into_iter().all(|child| stands(child, group))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Signal, kill_process, kill_process_group};
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    #[test]
+    fn a_child_that_runs_is_noticed() {
+        let mut command = Command::new("sh");
+        let mut shell = command.args(["-c", "sleep 1000 & wait"]).process_group(0).spawn().unwrap();
+        let (pid, group) = (Pid::from_child(&shell), shell.id() as i32);
+        while children(group).is_empty() {
+            std::thread::yield_now();
+        }
+        kill_process(pid, Signal::STOP).unwrap();
+        assert!(!descendants_stand(pid));
+        kill_process_group(pid, Signal::STOP).unwrap();
+        while !descendants_stand(pid) {
+            std::thread::yield_now();
+        }
+        kill_process_group(pid, Signal::KILL).unwrap();
+        shell.wait().unwrap();
+        assert!(descendants_stand(pid));
+    }
+}
