@@ -22,6 +22,7 @@ pub mod link;
 mod local;
 pub mod message;
 pub mod parcel;
+mod precedence;
 pub mod process;
 pub mod rank;
 mod root;

@@ -30,6 +30,7 @@ use super::hub::{Event, Hub};
 use super::link::{self, Frame, Receiver, Sender};
 use super::local::{Local, Network};
 use super::message::{Cluster, Down, Hello, Request, Up};
+use super::precedence;
 use super::root::Root;
 use super::streams;
 use super::stub::Keeper;
@@ -210,9 +211,7 @@ pub async fn serve(
     let mut children = signal(SignalKind::child())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    // Processes that spin must not keep the daemon from stopping them; without the right to it, they do
-    // for as long as the system lets them.
-    let _ = rustix::process::setpriority_process(None, -20);
+    precedence::take();
 
     let (events, mut happens) = mpsc::unbounded_channel();
     let options = Rc::new(options);
@@ -222,6 +221,8 @@ pub async fn serve(
     let about = (cluster, geometry);
     let root = (host == 0).then(|| Root::new(policy, agenda, about, peers_names(&options), now()));
     let nic = start_nic(&options, &events).await?;
+    // Not its NIC, which may spin.
+    precedence::take_at_once();
     let local = Local::new((host, cluster), (keeper, cells), nic.network, events.clone());
     let dial_root = dial_root(&options);
     let about = (host, cluster, options.patience * steps);

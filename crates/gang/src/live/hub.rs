@@ -13,6 +13,7 @@ use super::link::{Frame, Receiver, Sender};
 use super::local::Local;
 use super::message::{Cluster, Down, Reply, Request, Up};
 use super::parcel::{self, Part, What};
+use super::precedence;
 use super::root::{ClientId, Read, Root, Write, post};
 use super::snapshot::{Said, Word};
 use super::streams;
@@ -379,6 +380,7 @@ impl Hub {
         self.say_if(go, job);
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
+            precedence::give_up();
             let written = checkpoint.write_to(&folder).map_err(|error| error.to_string());
             let _ = events.send(Event::Written(job, written));
         });
@@ -470,6 +472,7 @@ impl Hub {
             Request::Restore { folder, weight } => {
                 let events = self.events.clone();
                 tokio::task::spawn_blocking(move || {
+                    precedence::give_up();
                     let read = Read::from_folder((client, reply), folder, weight);
                     let _ = events.send(Event::Read(Box::new(read)));
                 });

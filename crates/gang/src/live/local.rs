@@ -36,6 +36,8 @@ use crate::names::JobId;
 /// How often, and how long after each other, it is looked whether all stands still before a wake-up is
 /// waited for.
 const LOOKS: usize = 100;
+/// After so many looks, processors are scarce.
+const HURRY: usize = 20;
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000 };
 
 /// A job's rank on this host.
@@ -207,11 +209,23 @@ impl Local {
         }
         waits.groups.clone_from(&waits.members);
         // It takes less time than to be woken, and nobody is woken when all of a group stands still.
-        for _ in 0..LOOKS {
+        for look in 0..LOOKS {
             if self.settle(waits) {
                 break;
             }
+            if look == HURRY {
+                self.hurry(jobs);
+            }
             let _ = nanosleep(&LOOK_AGAIN);
+        }
+    }
+
+    /// Puts those that are to stop before others: they do once they have a processor, and nothing else.
+    fn hurry(&mut self, jobs: &[JobId]) {
+        for job in jobs {
+            for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
+                held.process.hurry();
+            }
         }
     }
 
@@ -270,6 +284,9 @@ impl Local {
     /// The last of an order, once nothing is waited for.
     fn finish(&mut self, waits: &Waits) {
         for job in &waits.run {
+            for (_, held) in self.members.range_mut((*job, 0)..=(*job, u16::MAX)) {
+                held.process.relax();
+            }
             if let Some(cell) = self.cells.get(job) {
                 // One that does not thaw is noticed by whoever waits for its job.
                 let _ = cell.thaw();

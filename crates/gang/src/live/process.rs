@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command};
 
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, waitid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpriority_process, kill_process_group,
+    pidfd_open, setpriority_process, waitid,
 };
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +48,12 @@ pub struct Process {
     pid: Pid,
     handle: OwnedFd,
     state: State,
+    /// Its own priority, while it has a higher one.
+    own_nice: Option<i32>,
 }
+
+/// The priority of a process that is to stop: before all that have none from the administrator.
+const FIRST: i32 = -20;
 
 impl Process {
     /// Starts a [`stub`](super::stub::rank); and what it has of pipes. It is about to stop by itself.
@@ -58,7 +64,7 @@ impl Process {
         let child = command.spawn()?;
         let pid = Pid::from_child(&child);
         let handle = pidfd_open(pid, PidfdFlags::empty())?;
-        Ok((Self { pid, handle, state: State::Runs }, child))
+        Ok((Self { pid, handle, state: State::Runs, own_nice: None }, child))
     }
 
     /// Its number, and that of its group.
@@ -79,6 +85,24 @@ impl Process {
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.state == State::Stopped
+    }
+
+    /// Puts it before others, if this process may: it stops once it has a processor, and not before.
+    pub fn hurry(&mut self) {
+        if self.own_nice.is_none()
+            && let Ok(nice) = getpriority_process(Some(self.pid))
+            && setpriority_process(Some(self.pid), FIRST).is_ok()
+        {
+            self.own_nice = Some(nice);
+        }
+    }
+
+    /// Gives it its own priority back, before it goes on.
+    pub fn relax(&mut self) {
+        if let Some(nice) = self.own_nice.take() {
+            // It may have ended.
+            let _ = setpriority_process(Some(self.pid), nice);
+        }
     }
 
     /// Orders it to stop; it has when [`Process::is_still`] says so.

@@ -1,6 +1,6 @@
 //! What a daemon's children are first: this program once more, in one of two parts.
 //!
-//! A *stub* becomes a rank: it makes itself die with its daemon, takes a session of its own, stops, and
+//! A *stub* becomes a rank: it makes itself die with its daemon, takes a process group of its own, stops, and
 //! becomes the job's program when it is resumed: no instruction of the program runs outside of its
 //! slices. The *keeper* ends what a daemon has left behind when that is gone, however it went.
 
@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use rustix::process::{
     Pid, Signal, getpid, getppid, ioctl_tiocsctty, kill_process, kill_process_group,
-    set_parent_process_death_signal, setpriority_process, setsid,
+    set_parent_process_death_signal, setpgid, setsid,
 };
 use rustix::thread::set_current_timer_slack;
 
-use super::cell;
+use super::{cell, precedence};
 
 const BECOME_RANK: &str = "--become-rank";
 const BECOME_KEEPER: &str = "--become-keeper";
@@ -78,12 +78,16 @@ fn become_rank(mut arguments: impl Iterator<Item = OsString>) -> i32 {
         if parent.is_none_or(|parent| daemon != *parent) {
             return Err(rustix::io::Errno::SRCH);
         }
-        let _ = setsid()?;
         if terminal == "terminal" {
+            let _ = setsid()?;
             ioctl_tiocsctty(std::io::stdin())?;
+        } else {
+            // Where the system shares processors out by sessions first (autogroup), those that are to
+            // stop come before those that are not only within one.
+            setpgid(None, None)?;
         }
         // Only the daemon goes before others.
-        let _ = setpriority_process(None, 0);
+        precedence::give_up();
         let _ = set_current_timer_slack(NonZeroU64::new(USUAL_SLACK_NS));
         kill_process(getpid(), Signal::STOP)
     });
@@ -101,6 +105,7 @@ fn keep() -> ! {
     let mut groups = BTreeSet::new();
     let (mut files, mut cells) = (BTreeSet::new(), BTreeSet::new());
     let _ = setsid();
+    precedence::give_up();
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         match line.split_at_checked(1) {
