@@ -205,7 +205,7 @@ impl Local {
             }
         }
         for member in &waits.members {
-            self.members[member].process.stop();
+            self.members.get_mut(member).expect("it was just listed").process.stop();
         }
         waits.groups.clone_from(&waits.members);
         // It takes less time than to be woken, and nobody is woken when all of a group stands still.

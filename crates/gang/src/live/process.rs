@@ -12,6 +12,8 @@ use rustix::process::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::still::no_thread_runs;
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum End {
@@ -38,6 +40,8 @@ impl End {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum State {
     Runs,
+    /// It was told to stop.
+    Stopping,
     Stopped,
     Ended(End),
 }
@@ -81,10 +85,10 @@ impl Process {
         }
     }
 
-    /// Whether it was found to stand still.
+    /// Whether it was told to stop, or has by itself.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
-        self.state == State::Stopped
+        matches!(self.state, State::Stopping | State::Stopped)
     }
 
     /// Puts it before others, if this process may: it stops once it has a processor, and not before.
@@ -106,24 +110,33 @@ impl Process {
     }
 
     /// Orders it to stop; it has when [`Process::is_still`] says so.
-    pub fn stop(&self) {
+    pub fn stop(&mut self) {
         if self.state == State::Runs {
+            self.state = State::Stopping;
             self.signal(Signal::STOP);
         }
     }
 
     /// Lets it go on.
     pub fn resume(&mut self) {
-        if self.state == State::Stopped {
+        if matches!(self.state, State::Stopping | State::Stopped) {
             self.state = State::Runs;
             self.signal(Signal::CONT);
         }
     }
 
     /// Whether it stands still, or has ended, all its threads: asks the system, and does not wait.
+    ///
+    /// One that waits in the system where no signal ends that stands still once it was told to: it stops
+    /// before its next instruction. (One that has started another by `vfork` waits so for as long as that
+    /// one stands.)
     pub fn is_still(&mut self) -> bool {
         self.look();
-        self.state != State::Runs
+        match self.state {
+            State::Runs => false,
+            State::Stopping => no_thread_runs(self.pid),
+            State::Stopped | State::Ended(_) => true,
+        }
     }
 
     /// How it ended, if it has: asks the system, and does not wait.

@@ -11,6 +11,17 @@ pub(super) fn descendants_stand(group: Pid) -> bool {
     children(group).into_iter().all(|child| stands(child, group))
 }
 
+/// Whether every thread of a process that was told to stop has, or waits where nothing but the end of that
+/// wait lets it go on.
+pub(super) fn no_thread_runs(pid: Pid) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
+    tasks.into_iter().flatten().flatten().all(|task| {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        let state = stat.rsplit(") ").next().unwrap_or_default().get(..1);
+        matches!(state, None | Some("D" | "T" | "t" | "Z" | "X"))
+    })
+}
+
 fn children(pid: i32) -> Vec<i32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
@@ -25,7 +36,7 @@ fn stands(pid: i32, group: i32) -> bool {
     let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
     let (state, its_group) = (fields.next().unwrap_or_default(), fields.nth(1));
     let is_ours = its_group.and_then(|it| it.parse().ok()) == Some(group);
-    let still = matches!(state, "" | "T" | "t" | "Z" | "X");
+    let still = matches!(state, "" | "D" | "T" | "t" | "Z" | "X");
     (still || !is_ours) && children(pid).into_iter().all(|child| stands(child, group))
 }
 

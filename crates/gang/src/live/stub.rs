@@ -57,7 +57,7 @@ pub fn rank(
     let arguments = arguments.iter().map(|argument| OsString::from_vec(argument.clone()));
     command.arg(BECOME_RANK).arg(getpid().as_raw_nonzero().to_string());
     command.arg(if terminal { "terminal" } else { "pipes" });
-    command.arg(group.unwrap_or(Path::new("")));
+    command.arg(group.unwrap_or_else(|| Path::new("")));
     command.arg(program).args(arguments);
     command
 }

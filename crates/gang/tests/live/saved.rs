@@ -54,7 +54,7 @@ pub(crate) fn ends_elsewhere() {
     for (from, to, modes) in [(1, 2, ["copy", "resident"]), (2, 1, ["resident", "copy"])] {
         let stage = Stage::with_network(from, 4 / from, 10, modes[0]);
         wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
-        let talk = talkers("20000");
+        let talk = talkers("4000");
         let talk = [&talk[0][..], &talk[1], &talk[2]];
         let doomed = stage.front(4, &talk).spawn().unwrap();
         wait_until("it is job 1", || listing(&stage).jobs.len() == 1);
@@ -83,7 +83,7 @@ pub(crate) fn ends_elsewhere() {
 
 pub(crate) fn goes_on() {
     let stage = Stage::with_network(1, 2, 10, "resident");
-    let talk = talkers("20000");
+    let talk = talkers("4000");
     let front = stage.front(2, &[&talk[0], &talk[1], &talk[2]]).spawn().unwrap();
     let folder = stage.path().join("saved");
     checkpoint_soon(&stage, 1, &folder, false);
@@ -105,7 +105,7 @@ pub(crate) fn refusals() {
     assert!(deaf.to_string().contains("rank 0 can't be saved"), "{deaf}");
     ask_for(&stage, &Request::Kill { job: JobId(1), signal: None });
     sleeper.wait_with_output().unwrap();
-    let talk = talkers("100000");
+    let talk = talkers("20000");
     let front = stage.front(2, &[&talk[0], &talk[1], &talk[2]]).spawn().unwrap();
     let folder = stage.path().join("saved");
     checkpoint_soon(&stage, 2, &folder, true);
