@@ -11,7 +11,7 @@ Examples:
   pingpong                                     every layer over shared memory, beside the kernel
   pingpong --layer message --wait poll         messages alone, both processes spinning
   pingpong --fabric udp --peer tcp --sizes 64,4096,65536
-  pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric   beside what others have
+  pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric,iceoryx2   beside others
   pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
   pingpong --json --plot pingpong.svg
 
@@ -87,12 +87,14 @@ pub(crate) enum Kernel {
     Libfabric,
     /// Open MPI over shared memory, a program for its `mpicc` and `mpirun`.
     Openmpi,
+    /// iceoryx2, by the program in `benches/iceoryx2`.
+    Iceoryx2,
 }
 
 impl Kernel {
     /// Whether a program of others measures it.
     pub(crate) const fn is_library(self) -> bool {
-        matches!(self, Self::Ucx | Self::Libfabric | Self::Openmpi)
+        matches!(self, Self::Ucx | Self::Libfabric | Self::Openmpi | Self::Iceoryx2)
     }
 }
 

@@ -107,7 +107,9 @@ pub(crate) async fn wait<G: Game>(
             };
             child.beside(part).await
         }
-        Kernel::Ucx | Kernel::Libfabric | Kernel::Openmpi => Err(NOT_THE_KERNEL.into()),
+        Kernel::Ucx | Kernel::Libfabric | Kernel::Openmpi | Kernel::Iceoryx2 => {
+            Err(NOT_THE_KERNEL.into())
+        }
     }
 }
 
@@ -129,6 +131,8 @@ pub(crate) async fn go<G: Game>(kernel: Kernel, place: &str, game: G) -> Result<
             socket.send(&[0]).await.map_err(failed)?;
             game.play(&mut Datagrams { socket, buffer: buffer() }).await
         }
-        Kernel::Ucx | Kernel::Libfabric | Kernel::Openmpi => Err(NOT_THE_KERNEL.into()),
+        Kernel::Ucx | Kernel::Libfabric | Kernel::Openmpi | Kernel::Iceoryx2 => {
+            Err(NOT_THE_KERNEL.into())
+        }
     }
 }

@@ -20,6 +20,9 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How long a tool's first half may take until the second one finds it.
 const COMES_UP: Duration = Duration::from_millis(300);
 
+/// The program of `benches/iceoryx2`.
+const ICEORYX2: &str = "midplane-iceoryx2-pingpong";
+
 const MPI: &str = include_str!("mpi.c");
 
 #[expect(clippy::disallowed_methods, reason = "programs take real time")]
@@ -27,24 +30,25 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Programs that a library's measurement needs, and the package of Debian that has them.
+/// Programs that a library's measurement needs, and what installs them.
 const fn needs(library: Kernel) -> (&'static [&'static str], &'static str) {
     match library {
-        Kernel::Ucx => (&["ucx_perftest"], "ucx-utils"),
-        Kernel::Libfabric => (&["fi_pingpong"], "libfabric-bin"),
-        Kernel::Openmpi => (&["mpicc", "mpirun"], "libopenmpi-dev openmpi-bin"),
+        Kernel::Ucx => (&["ucx_perftest"], "apt-get install ucx-utils"),
+        Kernel::Libfabric => (&["fi_pingpong"], "apt-get install libfabric-bin"),
+        Kernel::Openmpi => (&["mpicc", "mpirun"], "apt-get install libopenmpi-dev openmpi-bin"),
+        Kernel::Iceoryx2 => (&[ICEORYX2], "cargo install --path benches/iceoryx2"),
         Kernel::Tcp | Kernel::Unix | Kernel::Udp => (&[], ""),
     }
 }
 
 /// Why a peer can't be measured here.
 pub(crate) fn missing(library: Kernel) -> Option<String> {
-    let (programs, package) = needs(library);
+    let (programs, installs) = needs(library);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_here =
         |program: &&&str| std::env::split_paths(&path).any(|at| at.join(program).is_file());
     let program = programs.iter().find(|program| !is_here(program))?;
-    Some(format!("{library}: {program} is not installed (apt-get install {package})"))
+    Some(format!("{library}: {program} is not installed ({installs})"))
 }
 
 /// What a library measures of itself, at each size.
@@ -65,6 +69,7 @@ pub(crate) fn ask(
         match library {
             Kernel::Ucx => ucx(*bytes, count * batch_of(*bytes)),
             Kernel::Libfabric => libfabric(*bytes, count * batch_of(*bytes)),
+            Kernel::Iceoryx2 => iceoryx2(*bytes, count),
             _ => openmpi(folder.path(), *bytes, count),
         }
     };
@@ -204,12 +209,26 @@ fn openmpi(folder: &Path, bytes: usize, count: usize) -> Result<Figures, String>
         "2",
     ]);
     command.arg(folder.join("pingpong"));
+    plays(NAME, &mut command, bytes, count)
+}
+
+fn iceoryx2(bytes: usize, count: usize) -> Result<Figures, String> {
+    plays(ICEORYX2, &mut Command::new(ICEORYX2), bytes, count)
+}
+
+/// A program that plays our game, and prints the three figures.
+fn plays(
+    name: &'static str,
+    command: &mut Command,
+    bytes: usize,
+    count: usize,
+) -> Result<Figures, String> {
     command.args([bytes, count, batch_of(bytes)].map(|number| number.to_string()));
-    let text = Program::start(NAME, &mut command)?.output()?;
-    let numbers = numbers(NAME, &text, "")?;
+    let text = Program::start(name, command)?.output()?;
+    let numbers = numbers(name, &text, "")?;
     Ok(Figures {
-        median_us: number(NAME, &numbers, 0)?,
-        p99_us: number(NAME, &numbers, 1)?,
-        gb_per_s: number(NAME, &numbers, 2)?,
+        median_us: number(name, &numbers, 0)?,
+        p99_us: number(name, &numbers, 1)?,
+        gb_per_s: number(name, &numbers, 2)?,
     })
 }
