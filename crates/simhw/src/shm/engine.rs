@@ -159,17 +159,20 @@ impl<F: Firmware> Engine<F> {
         was_any
     }
 
-    /// A turn that an application has time for. It looks a few times: the next look costs less than
-    /// coming back.
+    /// A turn that an application has time for. It looks a few times, for the next look costs less than
+    /// coming back; but once after something has come, when whoever has it waits for this to return.
     #[inline]
     pub(super) fn visit(&mut self) -> bool {
         self.visits += 1;
-        for _ in 0..LOOKS {
+        let looks = if self.vain_looks == 0 { 1 } else { LOOKS };
+        for look in 0..looks {
+            if look > 0 {
+                std::hint::spin_loop();
+            }
             if self.turn() {
                 self.vain_looks = 0;
                 return true;
             }
-            std::hint::spin_loop();
         }
         self.vain_looks = self.vain_looks.saturating_add(1);
         // Read when nothing hurries, and not at every look: frames and alarms find it read.
