@@ -2,6 +2,8 @@
 
 #[path = "../examples/anchors/measure.rs"]
 mod measure;
+#[path = "../examples/common/pm.rs"]
+mod pm;
 #[path = "../examples/anchors/raw.rs"]
 mod raw;
 

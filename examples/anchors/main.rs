@@ -2,7 +2,10 @@
 
 #[path = "../common/command_line.rs"]
 mod command_line;
+#[expect(dead_code, reason = "tests use the rest")]
 mod measure;
+#[path = "../common/pm.rs"]
+mod pm;
 mod raw;
 
 use std::io::Write as _;
@@ -14,7 +17,8 @@ use serde::Serialize;
 
 /// Measures the simulated machines against what was published of the real ones.
 ///
-/// Each row is a transfer in virtual time, raw: no protocol beside the NIC's firmware, but where the row says TCP. What
+/// Each row is a transfer in virtual time, raw: no protocol beside the NIC's firmware, but where the row says TCP, and PM's
+/// through its channels. What
 /// the profile was fitted to comes out by construction of the whole, not of one constant; rows that are a constant of
 /// the profile are marked "input". Which constant was read, derived or fitted is said at each machine
 /// (simhw::profile::Machine). The same run gives the same numbers on every computer.

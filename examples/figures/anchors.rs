@@ -5,3 +5,5 @@
 pub(crate) mod measure;
 #[path = "../anchors/raw.rs"]
 pub(crate) mod raw;
+
+use crate::preempt::pm;

@@ -7,6 +7,8 @@ pub(crate) mod arguments;
 #[path = "../preempt/cluster.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod cluster;
+#[path = "../preempt/fit.rs"]
+pub(crate) mod fit;
 #[path = "../preempt/live.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod live;
@@ -15,6 +17,8 @@ pub(crate) mod nas_rank;
 #[path = "../preempt/paper.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod paper;
+#[path = "../common/pm.rs"]
+pub(crate) mod pm;
 #[path = "../preempt/slowdown.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod slowdown;

@@ -19,7 +19,7 @@ use midplane::simhw::profile::Machine;
 #[derive(Clone, Debug, Parser)]
 #[command(
     after_help = "Try:\n  preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \
-    preempt --kernel cg --slice-ms 50,100,200   the slowdown halves as the slice doubles\n  \
+    preempt --slice-ms 5,10,20,40,50,100,200    and a power of the slice, fitted: -1 halves as the slice doubles\n  \
     preempt --mode resident --machine today     contexts that stay on the NIC\n  \
     preempt --paper                             Table 3, and what Figures 5 and 6 say in words\n  \
     preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n  \

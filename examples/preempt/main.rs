@@ -5,6 +5,7 @@ mod channel;
 mod cluster;
 #[path = "../common/command_line.rs"]
 mod command_line;
+mod fit;
 mod freezes;
 #[path = "../common/gantt.rs"]
 mod gantt;
@@ -12,6 +13,8 @@ mod live;
 #[path = "../common/nas_rank.rs"]
 mod nas_rank;
 mod paper;
+#[path = "../common/pm.rs"]
+mod pm;
 #[path = "../common/report.rs"]
 mod report;
 mod slices;

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::arguments::{Arguments, FabricName, KernelName, ModeName};
 use super::cluster::{self, Outcome, Program, Setting};
+use super::fit::{self, Fit};
 use super::live;
 use super::report;
 
@@ -45,6 +46,7 @@ pub(crate) struct Run {
 #[derive(Serialize)]
 struct Document {
     runs: Vec<Run>,
+    fits: Vec<Fit>,
 }
 
 /// The job of a world that has one.
@@ -79,6 +81,11 @@ fn once(arguments: &Arguments, case: &Case, slice: Duration, seed: u64) -> Outco
 /// 97.5 % quantiles of Student's distribution by degrees of freedom, from 1.
 const STUDENT: [f64; 10] = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
 
+/// The quantile for so many degrees of freedom, at least 1.
+pub(crate) fn student(freedom: usize) -> f64 {
+    STUDENT.get(freedom - 1).copied().unwrap_or(1.96)
+}
+
 pub(crate) fn interval(values: &[f64]) -> (f64, [f64; 2]) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -86,8 +93,7 @@ pub(crate) fn interval(values: &[f64]) -> (f64, [f64; 2]) {
         return (mean, [mean, mean]);
     }
     let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
-    let quantile = STUDENT.get(values.len() - 2).copied().unwrap_or(1.96);
-    let half = quantile * (variance / count).sqrt();
+    let half = student(values.len() - 1) * (variance / count).sqrt();
     (mean, [mean - half, mean + half])
 }
 
@@ -187,9 +193,11 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
     bar.finish_and_clear();
     let holds = runs.iter().all(|run| run.verified && run.same_bits);
     if arguments.json {
-        report::print_json(&Document { runs });
+        let fits = fit::all(&runs);
+        report::print_json(&Document { runs, fits });
     } else {
         report::say(&table(&runs));
+        report::say(&fit::table(&fit::all(&runs)));
     }
     holds
 }

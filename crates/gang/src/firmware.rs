@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, InitError, TimeoutId};
 use midplane_nicvm::timeout::Service;
+use midplane_nicvm::transmit::Sent;
 use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
@@ -87,7 +88,9 @@ impl Gang {
         let bytes = nic.read(command.region).map_err(|_| Status::Region)?.to_vec();
         let request: OpenRequest = wire::decode(&bytes).map_err(|_| Status::Invalid)?;
         let (channel, name) = (request.channel, (request.channel, request.job, request.rank));
-        let endpoint = Endpoint::new(port, request).ok_or(Status::Invalid)?;
+        let free = self.contexts.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.contexts.len());
+        let endpoint = Endpoint::new(port, at as u64, request).ok_or(Status::Invalid)?;
         nic.check(endpoint.memory(), Access::local(port, Rights::LOCAL))
             .map_err(|_| Status::Region)?;
         let frame = nic.mtu_bytes() - midplane_simhw::frame::HEADER_BYTES as u64;
@@ -97,8 +100,6 @@ impl Gang {
         if channel.0 >= self.config.channels || self.by_name.contains_key(&name) {
             return Err(Status::Refused);
         }
-        let free = self.contexts.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.contexts.len());
         if at == self.contexts.len() {
             self.contexts.push(None);
         }
@@ -276,6 +277,13 @@ impl Extension for Gang {
             return;
         }
         self.touch(nic, at, |endpoint, desk| endpoint.on_frame(desk, &read, frame.payload));
+    }
+
+    fn on_sent(&mut self, nic: &mut Context<'_>, sent: Sent) {
+        let at = usize::try_from(sent.token).ok().filter(|at| *at < self.contexts.len());
+        if let Some(at) = at {
+            self.touch(nic, at, Endpoint::on_left);
+        }
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {

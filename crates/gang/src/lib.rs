@@ -43,4 +43,4 @@ pub mod wait;
 pub mod warden;
 
 pub use channel::command::GANG;
-pub use channel::config::{GangConfig, GangCounters};
+pub use channel::config::{Flow, GangConfig, GangCounters};

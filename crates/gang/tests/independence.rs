@@ -2,9 +2,7 @@
 
 mod job;
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use job::{TIGHT, open, world};
 use midplane_gang::channel::Channel;
@@ -110,56 +108,4 @@ proptest! {
         let (stop, round_trip) = world.block_on(NodeId(0), task).expect("it becomes steady");
         prop_assert!(stop <= 2 * round_trip, "{stop} ns, a round trip takes {round_trip}");
     }
-}
-
-/// A wire that has back-pressure and nothing else: a NIC takes frames in order, and one whose channel
-/// has no room stops all behind it, of every channel, until its process makes some.
-#[derive(Default)]
-struct BackPressure {
-    /// Frames that wait at the receiver's NIC: which channel they are for.
-    input: VecDeque<usize>,
-    /// Messages in each channel's receive FIFO.
-    held: [usize; 2],
-}
-
-impl BackPressure {
-    fn settle(&mut self) {
-        while let Some(&channel) = self.input.front()
-            && self.held[channel] < TIGHT.receive.messages as usize
-        {
-            self.input.pop_front();
-            self.held[channel] += 1;
-        }
-    }
-}
-
-/// The daemon's order to go on comes on channel 0; the process on channel 1 stands still until then.
-#[test]
-fn back_pressure_alone_deadlocks_where_ack_and_nack_do_not() {
-    let mut wire = BackPressure::default();
-    wire.input.extend([1; 6]);
-    wire.input.push_back(0);
-    wire.settle();
-    assert_eq!(wire.held[0], 0, "the order waits behind a message that waits for the order");
-    wire.settle();
-    assert_eq!(wire.input.len(), 2, "and nothing will ever change that");
-
-    // The same with the firmware: six messages for a process that stands still, then the order.
-    let mut world = world(2, 1, Faults::NONE);
-    let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
-    let task = async move {
-        let (_users, mut user, mut stopped) = pair(&hosts, 1, 1).await;
-        let (_daemons, mut root, mut daemon) = pair(&hosts, 0, 2).await;
-        for number in 0..6 {
-            user.send(Rank(1), &[number]).await.unwrap();
-        }
-        root.send(Rank(1), b"go on").await.unwrap();
-        assert_eq!(daemon.receive().await.unwrap().1, b"go on");
-        for number in 0..6 {
-            assert_eq!(stopped.receive().await.unwrap().1, [number]);
-        }
-        hosts[0].now()
-    };
-    let ended = world.block_on(NodeId(0), task).expect("it goes on");
-    assert!(Duration::from_nanos(ended.as_nanos()) < Duration::from_millis(2), "{ended}");
 }

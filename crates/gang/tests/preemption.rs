@@ -62,7 +62,7 @@ proptest! {
 /// What a context has given to its line before it is stopped leaves all the same: it must be little, or slices as long
 /// as a burst are spent on the last one's.
 #[test]
-fn what_a_stopped_context_had_on_the_line_is_two_messages_at_most() {
+fn what_a_stopped_context_had_on_the_line_is_three_messages_at_most() {
     const BULK: Geometry = Geometry {
         send: FifoSize { messages: 32, bytes: 64 << 10 },
         receive: FifoSize { messages: 64, bytes: 64 << 10 },
@@ -91,5 +91,5 @@ fn what_a_stopped_context_had_on_the_line_is_two_messages_at_most() {
         hosts[0].now().nanos_since(began)
     };
     let waited = world.block_on(NodeId(0), task).expect("it comes");
-    assert!(waited < 3 * 34_000, "{waited} ns until the next slice's first message");
+    assert!(waited < 4 * 34_000, "{waited} ns until the next slice's first message");
 }

@@ -239,6 +239,13 @@ impl Context<'_> {
         self.hw.write(to, from)
     }
 
+    /// Leaves the data frame that this handler is called for on the link; nothing else crosses that until the
+    /// extension, which is handed the frame again after whatever else happens to its unit, takes it. `false`
+    /// where links don't wait ([`Hardware::leave`]): the frame ends with the handler, as any other.
+    pub fn leave_frame(&mut self) -> bool {
+        self.hw.leave()
+    }
+
     /// Completes a command of `port`; its application sees it after all earlier writes.
     pub fn complete(&mut self, port: PortId, completion: &Completion) {
         self.hw.complete(port, completion);

@@ -169,6 +169,14 @@ pub trait Hardware {
     /// If there is no such alarm: they are numbered below [`TIMERS`].
     fn set_timer(&mut self, timer: TimerId, at: Instant);
 
+    /// Leaves the frame that is being handled on the link, which stands still until the firmware takes it:
+    /// after each turn that something else brings, it is handed the frame again. `false` where links don't
+    /// wait, and the frame is gone when the turn ends, as any other; see
+    /// [`DiscardPolicy::HoldUp`](crate::switch::DiscardPolicy::HoldUp).
+    fn leave(&mut self) -> bool {
+        false
+    }
+
     /// All that was asked since the last commit takes effect.
     fn commit(&mut self);
 

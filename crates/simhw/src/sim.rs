@@ -16,6 +16,7 @@ mod network;
 mod nic;
 mod processor;
 mod shared;
+mod taking;
 mod uplink;
 mod view;
 mod watch;
@@ -24,7 +25,6 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::drops::DropCause;
 use crate::frame::{Frame, HEADER_BYTES};
 use crate::hardware::{Firmware, Hardware};
 use crate::id::{Incarnation, NodeId};
@@ -342,22 +342,6 @@ impl<F: Firmware> World<F> {
         nic.up && nic.life == life
     }
 
-    fn receive(&mut self, node: NodeId, key: u32) {
-        let nic = &mut self.nics[node.index()];
-        let bytes = HEADER_BYTES as u32 + u32::from(self.network.frames.at(key).header.length);
-        if !nic.up {
-            self.network.drop_frame(key, DropCause::NicDown);
-        } else if nic.held + bytes > nic.profile.receive_memory
-            || !self.network.ailments.is_none()
-                && self.network.ailments.is_memory_full(node, nic.held + bytes)
-        {
-            self.network.drop_frame(key, DropCause::NicMemory);
-        } else {
-            nic.held += bytes;
-            self.dispatch(node, Work::Frame(key));
-        }
-    }
-
     /// Gives the coprocessor something to do, now or when it is free.
     fn dispatch(&mut self, node: NodeId, work: Work) {
         let nic = &mut self.nics[node.index()];
@@ -408,6 +392,7 @@ impl<F: Firmware> World<F> {
             cost_ps: 0,
             times,
             frame,
+            left: false,
         };
         hw.charge(u64::from(hw.nic.profile.event_instructions));
         if hw.nic.host.runs_firmware && idle && !matches!(work, Work::Start | Work::Doorbell(_)) {
@@ -433,6 +418,7 @@ impl<F: Firmware> World<F> {
             Work::Timer(timer) => firmware.on_timer(&mut hw, timer),
         }
         hw.abort();
+        let left = hw.left;
         let mut reached = hw.reached();
         if !self.network.ailments.is_none()
             && let Some(by) = self.network.ailments.overrun(node)
@@ -453,7 +439,15 @@ impl<F: Firmware> World<F> {
         }
         if let Work::Frame(key) = work {
             self.network.frames.at(key).payload = current.1;
+            if left {
+                self.leave(node, key);
+                return;
+            }
+            self.nics[node.index()].offered = false;
             self.network.deliver(key);
+        }
+        if self.network.standstill.is_on() {
+            self.offer(node);
         }
     }
 }

@@ -193,6 +193,13 @@ impl Output {
         Ok(Some(self.send(now, piece)))
     }
 
+    /// Whether the buffer has room for a piece of so many bytes on the wire.
+    #[must_use]
+    pub const fn has_room(&self, bytes: u32) -> bool {
+        let cost = self.buffer.cost(&Piece { frame: 0, index: 0, last: false, bytes });
+        cost <= self.buffer.capacity().saturating_sub(self.used)
+    }
+
     /// The line is free: what leaves next, if anything waits.
     pub fn next(&mut self, now: Instant) -> Option<Departure> {
         self.used -= self.sending.take().unwrap_or(0);

@@ -6,6 +6,19 @@ use midplane_simhw::id::PortId;
 
 use super::ack::Patience;
 
+/// What a sender knows of its receiver's room.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Flow {
+    /// What PM does: the receiver takes or refuses each message, and says so.
+    #[default]
+    AckNack,
+    /// Nothing, over links that wait ([`Context::leave_frame`](midplane_nicvm::context::Context::leave_frame)):
+    /// a message without room stays on the link, with all behind it, of every channel. For study: jobs that
+    /// share a NIC end in a deadlock, and a stopped channel is never steady. Nothing but `sim` has such
+    /// links; elsewhere such messages are lost.
+    BackPressure,
+}
+
 /// How a NIC's channels behave.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct GangConfig {
@@ -14,6 +27,7 @@ pub struct GangConfig {
     pub(crate) merge: u32,
     pub(crate) merge_for: Duration,
     pub(crate) channels: u16,
+    pub(crate) flow: Flow,
     pub(crate) warden: Option<PortId>,
 }
 
@@ -23,8 +37,9 @@ impl Default for GangConfig {
             patience: Patience::default(),
             window: 32,
             merge: 4,
-            merge_for: Duration::from_micros(5),
+            merge_for: Duration::from_micros(10),
             channels: 4,
+            flow: Flow::AckNack,
             warden: None,
         }
     }
@@ -45,7 +60,7 @@ impl GangConfig {
         self
     }
 
-    /// Messages that one answer may stand for, and how long it may wait for them. Default: 4, 5 us.
+    /// Messages that one answer may stand for, and how long it may wait for them. Default: 4, 10 us.
     #[must_use]
     pub const fn merge(mut self, messages: u32, within: Duration) -> Self {
         self.merge = messages;
@@ -58,6 +73,13 @@ impl GangConfig {
     #[must_use]
     pub const fn warden(mut self, port: PortId) -> Self {
         self.warden = Some(port);
+        self
+    }
+
+    /// What senders know of their receivers' room. Default: [`Flow::AckNack`].
+    #[must_use]
+    pub const fn flow(mut self, flow: Flow) -> Self {
+        self.flow = flow;
         self
     }
 
@@ -90,4 +112,6 @@ pub struct GangCounters {
     pub foreign: u64,
     /// Answers that were missed.
     pub missed: u64,
+    /// Times that a message was left on the link.
+    pub left: u64,
 }

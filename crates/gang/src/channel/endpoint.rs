@@ -13,7 +13,7 @@ use midplane_simhw::port::{Command, Status};
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::time::Instant;
 
-use super::ack::{Inbound, Outbound, RoundTrip};
+use super::ack::{Inbound, Outbound, RoundTrip, Taken};
 use super::command::{OpenRequest, WANTS_ROOM};
 use super::frame::{Body, PmFrame};
 use super::geometry::{Geometry, RECORD_BYTES, Record};
@@ -69,6 +69,11 @@ pub(crate) struct Endpoint {
     last_served: Rank,
     /// What was given to the line has left it then.
     line_until: Instant,
+    /// With back-pressure alone: the last message, until it has left its memory, and whether it waits.
+    on_wire: Option<(Rank, Taken)>,
+    is_queued: bool,
+    /// Where the extension keeps it.
+    handle: u64,
     /// The line has room for more then.
     pump_at: Option<Instant>,
     /// How long answers took before the context was last saved.
@@ -85,7 +90,7 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// A context as it is opened; `None` if the request contradicts itself.
-    pub(crate) fn new(controller: PortId, request: OpenRequest) -> Option<Self> {
+    pub(crate) fn new(controller: PortId, handle: u64, request: OpenRequest) -> Option<Self> {
         let OpenRequest { job, rank, channel, places, geometry, memory, key } = request;
         let memory = RegionRef::from_words(memory);
         let fits = geometry.check().is_ok()
@@ -109,6 +114,9 @@ impl Endpoint {
             peers: BTreeMap::new(),
             last_served: Rank(0),
             line_until: Instant::ZERO,
+            on_wire: None,
+            is_queued: false,
+            handle,
             pump_at: None,
             round_trips: BTreeMap::new(),
             early: BTreeMap::new(),

@@ -99,18 +99,19 @@ impl Machine {
     ///
     /// Read: 160 MB/s of the link. Derived: a LANai of 33 MHz, the bus's clock; a switch that cuts
     /// through after the route byte in 0.5 us (Myrinet paper, Boden 1995). Fitted to 117.6 MB/s: the
-    /// DMA's byte; to 7.5 us: instructions of an event, DMA setup, completion; to Table 3: reading
-    /// and writing the NIC's memory over PCI. Estimated: NetBSD's system call, interrupt and context
+    /// DMA's byte; to 7.5 us through a channel of `midplane-gang`, as the paper has them through
+    /// PM's: instructions of an event, DMA setup, completion; to Table 3: reading and writing the
+    /// NIC's memory over PCI. Estimated: NetBSD's system call, interrupt and context
     /// switch.
     pub const PM_MYRINET: Self = Self {
         name: "pm-myrinet",
         nic: NicProfile {
             instruction_ps: 30_000,
-            event_instructions: 48,
+            event_instructions: 12,
             doorbell: Duration::from_nanos(400),
-            gather: DmaCost { setup_ns: 900, byte_ps: 8_390 },
-            scatter: DmaCost { setup_ns: 900, byte_ps: 8_000 },
-            completion: Duration::from_nanos(1_100),
+            gather: DmaCost { setup_ns: 300, byte_ps: 8_460 },
+            scatter: DmaCost { setup_ns: 300, byte_ps: 8_000 },
+            completion: Duration::from_nanos(100),
             receive_memory: 128 << 10,
             transmit_slots: 4,
             mtu: MAX_PAYLOAD,

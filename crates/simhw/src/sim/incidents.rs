@@ -77,13 +77,17 @@ impl<F: Firmware> World<F> {
         self.network.forget_parts(node);
         let nic = &mut self.nics[node.index()];
         let work = std::mem::take(&mut nic.inbox);
+        let on_link = std::mem::take(&mut nic.on_link);
         *nic = nic.reborn(&mut self.queue);
         nic.up = false;
-        for work in work {
-            if let Work::Frame(key) = work {
-                self.network.drop_frame(key, DropCause::NicDown);
-            }
+        let inbox = work.into_iter().filter_map(|work| match work {
+            Work::Frame(key) => Some(key),
+            _ => None,
+        });
+        for key in inbox.chain(on_link) {
+            self.network.drop_frame(key, DropCause::NicDown);
         }
+        self.network.hold_nic(&mut self.queue, self.now, node, false);
     }
 
     /// Brings a node back that [`World::crash`] took down, with a new incarnation of its firmware;

@@ -1,6 +1,7 @@
 //! The wires and switches: where frames go, and what becomes of them.
 
 mod endings;
+mod standstill;
 
 use std::collections::BTreeSet;
 
@@ -20,6 +21,8 @@ use crate::switch::{Departure, Forwarding, Output, Piece};
 use crate::time::{Instant, Serializer, nanos};
 use crate::topology::{End, Link, LinkId, SwitchId, Topology};
 use crate::trace::Engine;
+
+use standstill::Standstill;
 
 /// Frames, by what became of them. `sent == delivered + drops.total() + under way`, always.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -57,6 +60,7 @@ pub(super) struct Network {
     pub(super) partitions: BTreeSet<(NodeId, NodeId)>,
     pub(super) uplinks: Vec<Uplink>,
     wires: Vec<Wire>,
+    pub(super) standstill: Standstill,
     pub(super) shared: SharedMedia,
     pub(super) routes: Vec<Vec<Option<LinkId>>>,
     pub(super) hosts: Vec<(LinkId, LinkId)>,
@@ -95,6 +99,7 @@ impl Network {
             partitions: BTreeSet::new(),
             uplinks,
             wires,
+            standstill: Standstill::new(topology),
             shared,
             routes: topology.routes(),
             hosts: topology.hosts.clone(),
@@ -256,7 +261,6 @@ impl Network {
         let (from, to) = (wire.link.from, wire.link.to);
         let frame = self.frames.at(key);
         let last = index + 1 == frame.pieces;
-        let destination = frame.header.destination;
         if matches!(from, End::Nic(_)) {
             if self.was_delayed(queue, now, link, key, index) {
                 return Arrival::Nothing;
@@ -272,25 +276,7 @@ impl Network {
         if last {
             self.watch.passed(link, self.frames.at(key));
         }
-        match to {
-            End::Nic(node) => self.on_piece_at_nic(node, key, last),
-            End::Switch(switch) if self.ends_at(link, key, index) => {
-                self.end(queue, now, switch, key);
-                Arrival::Nothing
-            }
-            End::Switch(switch) if destination == NodeId::EVERYBODY => {
-                self.copy_at_switch(queue, now, switch, key);
-                Arrival::Nothing
-            }
-            End::Switch(switch) => {
-                match self.way_out(switch, destination, key) {
-                    Some(out) => self.enqueue(queue, now, out, key, index, last),
-                    None => self.drop_piece(key, DropCause::NoRoute),
-                }
-                Arrival::Nothing
-            }
-            End::Medium(_) => unreachable!("what is on a medium arrives at a NIC"),
-        }
+        self.arrive(queue, now, link, (key, index))
     }
 
     /// Whether a fault takes the piece at the end of a link.
@@ -344,9 +330,7 @@ impl Network {
         let capacity =
             u64::from(wire.capacity) * u64::from(self.ailments.buffer_percent(link)) / 100;
         output.set_buffer(capacity as u32);
-        if let Some(departure) = output.set_stuck(now, self.ailments.is_stuck(link)) {
-            self.depart(queue, link, departure);
-        }
+        self.set_still(queue, now, link);
     }
 
     /// A switch loses what waits in its outputs.
@@ -433,6 +417,9 @@ impl Network {
         match output.next(now) {
             Some(departure) => self.depart(queue, link, departure),
             None => self.watch_queue(link),
+        }
+        if self.standstill.is_on() {
+            self.let_go(queue, now);
         }
     }
 

@@ -69,6 +69,10 @@ pub(super) struct Nic {
     pub(super) busy_until: Instant,
     /// Bytes of frames in the inbox.
     pub(super) held: u32,
+    /// Frames that wait on the link, which stands still, in their order.
+    pub(super) on_link: VecDeque<u32>,
+    /// The first of them is among what waits for the coprocessor.
+    pub(super) offered: bool,
     /// For each port: whether it was rung and the firmware has not looked since.
     rung: Vec<bool>,
     engines: Engines,
@@ -135,6 +139,8 @@ impl Nic {
             inbox: VecDeque::new(),
             busy_until: Instant::ZERO,
             held: 0,
+            on_link: VecDeque::new(),
+            offered: false,
             rung: Vec::new(),
             engines: Engines {
                 gather_free: Instant::ZERO,

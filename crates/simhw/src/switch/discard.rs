@@ -50,6 +50,12 @@ pub enum DiscardPolicy {
         /// Thousandths of the capacity.
         threshold: u16,
     },
+    /// Nothing is dropped: what does not fit stays on its link, which stands still with all behind it, as a
+    /// Myrinet's do, and so does the link to a NIC that has no room or whose firmware
+    /// [leaves](crate::hardware::Hardware::leave) a frame there. In `sim` only, and copies of frames to
+    /// everybody are dropped all the same; a switch in real time has no link to hold, and drops what does not
+    /// fit.
+    HoldUp,
 }
 
 impl DiscardPolicy {
@@ -60,7 +66,7 @@ impl DiscardPolicy {
     #[must_use]
     pub fn build(self) -> Box<dyn Discard> {
         match self {
-            Self::Tail => Box::new(TailDrop),
+            Self::Tail | Self::HoldUp => Box::new(TailDrop),
             Self::Partial => Box::<PartialPacketDiscard>::default(),
             Self::Early { threshold } => Box::new(EarlyPacketDiscard::new(threshold)),
         }

@@ -15,5 +15,6 @@ mod line;
 mod observe;
 mod ports;
 mod shared;
+mod standstill;
 mod tasks;
 mod timers;

@@ -7,6 +7,7 @@ use midplane_simhw::region::Payload;
 
 use super::{Desk, Endpoint, MESSAGE_INSTRUCTIONS, Phase};
 use crate::channel::ack::{Answer, Reception};
+use crate::channel::config::Flow;
 use crate::channel::frame::{Body, PmFrame};
 use crate::channel::geometry::{ByteRing, CONSUMED, Record};
 use crate::names::Rank;
@@ -100,6 +101,10 @@ impl Endpoint {
             place = self.room(length);
         }
         let place = place.filter(|_| self.phase == Phase::Running);
+        if desk.config.flow == Flow::BackPressure && place.is_none() && desk.nic.leave_frame() {
+            desk.counters.left += 1;
+            return;
+        }
         let now = desk.nic.now();
         let peer = self.peers.entry(from).or_default();
         match peer.into.on_message(round, sequence, place.is_some()) {
@@ -114,7 +119,9 @@ impl Endpoint {
             }
             Reception::Take => {}
         }
-        if peer.into.unanswered() >= desk.config.merge {
+        if desk.config.flow == Flow::BackPressure {
+            // The sender asks for no answer.
+        } else if peer.into.unanswered() >= desk.config.merge {
             self.answer(desk, from);
         } else {
             let at = now + desk.config.merge_for;

@@ -11,6 +11,7 @@ use midplane_simhw::time::Instant;
 
 use super::{Desk, Endpoint, Local, MESSAGE_INSTRUCTIONS, Phase};
 use crate::channel::ack::{Answer, Taken, Transmission};
+use crate::channel::config::Flow;
 use crate::channel::frame::{Body, Fields, PmFrame};
 use crate::channel::geometry::{Record, SENT};
 use crate::names::Rank;
@@ -67,6 +68,9 @@ impl Endpoint {
     fn pump_messages(&mut self, desk: &mut Desk<'_, '_>) {
         let (now, window) = (desk.nic.now(), desk.config.window);
         while let Some(to) = self.next_due(now, window) {
+            if self.on_wire.is_some() {
+                return;
+            }
             if self.places[to.index()].node != desk.nic.node()
                 && let Some(at) = self.line_full_until(desk.nic)
             {
@@ -91,10 +95,10 @@ impl Endpoint {
         peers.find(|(_, peer)| peer.out.due(now, window).is_some()).map(|(rank, _)| *rank)
     }
 
-    /// Until when the line has enough to do: it is given no more than the longest message ahead. What was
-    /// given to it leaves, wanted or not, after a stop as well.
+    /// Until when the line has enough to do: it is given no more than two of the longest messages ahead, one
+    /// that leaves and one that is gathered. What was given to it leaves after a stop as well, and nobody takes it.
     fn line_full_until(&self, nic: &Context<'_>) -> Option<Instant> {
-        let ahead = nic.frame_nanos(self.geometry.message as usize);
+        let ahead = 2 * nic.frame_nanos(self.geometry.message as usize);
         let until = self.line_until.max(nic.line_free_at());
         let at = Instant::from_nanos(until.as_nanos().saturating_sub(ahead));
         (at > nic.now()).then_some(at)
@@ -127,6 +131,13 @@ impl Endpoint {
                 let offset = self.geometry.send_byte(record.position) as u32;
                 let part = self.memory.part(offset, record.length);
                 self.send(desk, to, Body::Message { round, sequence, taken }, part);
+                if desk.config.flow == Flow::BackPressure {
+                    let expected = sequence.wrapping_add(1);
+                    self.on_wire = Some((to, Taken { round, expected }));
+                    if !self.is_queued {
+                        self.on_left(desk);
+                    }
+                }
             }
             Transmission::Fence { round, sequence } => {
                 desk.counters.fences += 1;
@@ -162,12 +173,14 @@ impl Endpoint {
             acknowledgement,
             words,
             source,
+            token: (desk.config.flow == Flow::BackPressure).then_some(self.handle),
             ..Packet::to(place.node)
         };
         self.line_until = match desk.nic.send_packet(&packet) {
             Ok(transmit::Sending::Now(leaves)) => leaves,
             // Behind what waits already: nobody knows for how long.
             Ok(transmit::Sending::Queued) => {
+                self.is_queued = packet.token.is_some();
                 let bytes = bytes.map_or(0, |bytes| bytes.length as usize);
                 let before = self.line_until.max(desk.nic.line_free_at()).max(desk.nic.now());
                 before.plus_nanos(desk.nic.frame_nanos(bytes))
@@ -175,6 +188,14 @@ impl Endpoint {
             // Memory that is gone loses its message: the controller has closed it under its process.
             Err(_) => return,
         };
+    }
+
+    /// With back-pressure alone: the message on the wire has left its memory, and is taken some time.
+    pub(crate) fn on_left(&mut self, desk: &mut Desk<'_, '_>) {
+        self.is_queued = false;
+        if let Some((to, taken)) = self.on_wire.take() {
+            self.on_answer(desk, to, taken.answer());
+        }
     }
 
     pub(super) fn on_answer(&mut self, desk: &mut Desk<'_, '_>, from: Rank, answer: Answer) {

@@ -13,6 +13,9 @@ use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
 use crate::trace::{Engine, Record};
 
+/// A NIC whose link stands still looks again after so many nanoseconds.
+const LOOK_AGAIN_NS: u64 = 10_000;
+
 /// What a turn of the firmware is lent.
 pub(in crate::sim) struct SimHardware<'a> {
     pub(in crate::sim) nic: &'a mut Nic,
@@ -27,6 +30,8 @@ pub(in crate::sim) struct SimHardware<'a> {
     pub(in crate::sim) times: u64,
     /// The number of the frame that is being handled.
     pub(in crate::sim) frame: Option<u64>,
+    /// It stays on the link.
+    pub(in crate::sim) left: bool,
 }
 
 impl SimHardware<'_> {
@@ -88,7 +93,13 @@ impl SimHardware<'_> {
     /// Whether a transmit slot is free. Urgent frames need none.
     fn claim_transmit_slot(&mut self) -> Result<(), TransmitRefused> {
         let node = self.nic.node;
-        let (waiting, first) = self.network.uplinks[node.index()].waiting(self.now);
+        let (mut waiting, mut first) = self.network.uplinks[node.index()].waiting(self.now);
+        let standing = self.network.standstill.at_end_of(self.network.hosts[node.index()].0);
+        if standing > 0 {
+            // Nobody knows for how long.
+            waiting += standing;
+            first = first.max(self.now.plus_nanos(LOOK_AGAIN_NS));
+        }
         if waiting < usize::from(self.nic.profile.transmit_slots) {
             return Ok(());
         }
@@ -286,6 +297,11 @@ impl Hardware for SimHardware<'_> {
     fn set_timer(&mut self, timer: TimerId, at: Instant) {
         assert!(timer.index() < TIMERS, "a NIC has {TIMERS} alarms");
         self.nic.staged.effects.push(Effect::Timer { timer, at });
+    }
+
+    fn leave(&mut self) -> bool {
+        self.left |= self.frame.is_some() && self.network.standstill.is_on();
+        self.left
     }
 
     fn commit(&mut self) {

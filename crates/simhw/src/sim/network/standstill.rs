@@ -1,0 +1,162 @@
+//! Links that stand still: with back-pressure, what finds no room waits at the end of its link, and all
+//! that comes after it behind it, as in a Myrinet.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::{Arrival, Network};
+use crate::drops::DropCause;
+use crate::id::NodeId;
+use crate::sim::event_queue::EventQueue;
+use crate::switch::DiscardPolicy;
+use crate::time::Instant;
+use crate::topology::{End, LinkId, Topology};
+
+/// A piece: its frame's key, and its number there.
+type Waiting = (u32, u16);
+
+/// The links that stand still.
+#[derive(Debug, Default)]
+pub(in crate::sim) struct Standstill {
+    /// Nothing stands still otherwise.
+    on: bool,
+    /// What waits at a switch's end of each link that stands still, in the order in which it came.
+    waiting: BTreeMap<LinkId, VecDeque<Waiting>>,
+    /// Those links, in the order in which they stopped.
+    order: Vec<LinkId>,
+    /// Links whose NICs take nothing.
+    held: BTreeSet<LinkId>,
+}
+
+impl Standstill {
+    pub(super) fn new(topology: &Topology) -> Self {
+        let mut switches = topology.switches.iter();
+        let on = switches.any(|switch| switch.discard == DiscardPolicy::HoldUp);
+        Self { on, ..Self::default() }
+    }
+
+    pub(in crate::sim) const fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// Whether nothing more may begin to cross a link.
+    pub(super) fn is_still(&self, link: LinkId) -> bool {
+        self.waiting.contains_key(&link) || self.held.contains(&link)
+    }
+
+    /// Pieces that wait at a switch's end of a link.
+    pub(in crate::sim) fn at_end_of(&self, link: LinkId) -> usize {
+        self.waiting.get(&link).map_or(0, VecDeque::len)
+    }
+}
+
+impl Network {
+    /// A piece is at the end of a link.
+    pub(super) fn arrive(
+        &mut self,
+        queue: &mut EventQueue,
+        now: Instant,
+        link: LinkId,
+        (key, index): Waiting,
+    ) -> Arrival {
+        if let Some(waiting) = self.standstill.waiting.get_mut(&link) {
+            waiting.push_back((key, index));
+            return Arrival::Nothing;
+        }
+        let frame = self.frames.at(key);
+        let (last, destination) = (index + 1 == frame.pieces, frame.header.destination);
+        let to = self.wires[link.0 as usize].link.to;
+        match to {
+            End::Nic(node) => return self.on_piece_at_nic(node, key, last),
+            End::Switch(switch) if self.ends_at(link, key, index) => {
+                self.end(queue, now, switch, key);
+            }
+            End::Switch(switch) if destination == NodeId::EVERYBODY => {
+                self.copy_at_switch(queue, now, switch, key);
+            }
+            End::Switch(switch) => match self.way_out(switch, destination, key) {
+                Some(out) if self.is_full(out, key, index) => {
+                    self.standstill.waiting.insert(link, VecDeque::from([(key, index)]));
+                    if !self.standstill.order.contains(&link) {
+                        self.standstill.order.push(link);
+                    }
+                    self.set_still(queue, now, link);
+                }
+                Some(out) => self.enqueue(queue, now, out, key, index, last),
+                None => self.drop_piece(key, DropCause::NoRoute),
+            },
+            End::Medium(_) => unreachable!("what is on a medium arrives at a NIC"),
+        }
+        Arrival::Nothing
+    }
+
+    /// Whether a switch's output has no room for a piece, which then waits on its link.
+    fn is_full(&mut self, out: LinkId, key: u32, index: u16) -> bool {
+        if !self.standstill.on {
+            return false;
+        }
+        let bytes = self.frames.at(key).header.frame_bytes() as u32;
+        let bytes = self.framing.piece_bytes(bytes, u32::from(index));
+        self.wires[out.0 as usize].output.as_ref().is_some_and(|output| !output.has_room(bytes))
+    }
+
+    /// The output before a link, if there is one, sends nothing while the link stands still.
+    pub(super) fn set_still(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
+        let still = self.ailments.is_stuck(link) || self.standstill.is_still(link);
+        if let Some(output) = &mut self.wires[link.0 as usize].output
+            && let Some(departure) = output.set_stuck(now, still)
+        {
+            self.depart(queue, link, departure);
+        }
+    }
+
+    /// The NIC of `node` takes nothing more off its link, or something again.
+    pub(in crate::sim) fn hold_nic(
+        &mut self,
+        queue: &mut EventQueue,
+        now: Instant,
+        node: NodeId,
+        held: bool,
+    ) {
+        let link = self.hosts[node.index()].1;
+        let changed = match held {
+            true => self.standstill.held.insert(link),
+            false => self.standstill.held.remove(&link),
+        };
+        if changed {
+            self.set_still(queue, now, link);
+        }
+    }
+
+    /// An output has room again: what waited longest for it goes on, and what waited behind that.
+    pub(super) fn let_go(&mut self, queue: &mut EventQueue, now: Instant) {
+        for link in self.standstill.order.clone() {
+            while let Some(first) = self.first_that_may_go(link) {
+                let mut rest = self.standstill.waiting.remove(&link).unwrap_or_default();
+                rest.pop_front();
+                self.arrive(queue, now, link, first);
+                let again = self.standstill.waiting.contains_key(&link);
+                if again || !rest.is_empty() {
+                    self.standstill.waiting.entry(link).or_default().extend(rest);
+                }
+                // A fault has led it elsewhere, where there is none.
+                if again {
+                    break;
+                }
+            }
+            if !self.standstill.waiting.contains_key(&link) {
+                self.standstill.order.retain(|other| *other != link);
+                self.set_still(queue, now, link);
+            }
+        }
+    }
+
+    /// The first piece that waits at the end of a link, if there is room for it now.
+    fn first_that_may_go(&mut self, link: LinkId) -> Option<Waiting> {
+        let &(key, index) = self.standstill.waiting.get(&link)?.front()?;
+        let destination = self.frames.at(key).header.destination;
+        let End::Switch(switch) = self.wires[link.0 as usize].link.to else { return None };
+        let out = self.routes[usize::from(switch.0)].get(destination.index()).copied().flatten();
+        let full = out.is_some_and(|out| self.is_full(out, key, index));
+        (!full).then_some((key, index))
+    }
+}
