@@ -10,7 +10,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::port::PortOptions;
 use midplane_via::attributes::{Reliability, ViAttributes, ViState};
 use midplane_via::descriptor::{Completed, Descriptor};
-use midplane_via::memory::MemoryOptions;
+use midplane_via::memory::{MemoryOptions, OutOfRange};
 use midplane_via::nic::{ConnectFailed, MAX_SEGMENTS, Nic, NicError, WorkQueue};
 use midplane_via::outcome::{AsyncError, ConnectError, DescriptorError, Operation};
 use pair::{CLIENT, End, SERVER, Setting, address, connected, name, pause, world};
@@ -181,6 +181,62 @@ fn memory_that_the_other_end_does_not_open_is_not_written() {
     let closed = ViAttributes { rdma_write: false, ..reliable() };
     let (_, outcome, _) = posted(closed, forged);
     assert_eq!(outcome, Err(DescriptorError::RdmaProtection));
+}
+
+/// A name outlives its memory, and what is registered in its place is not meant.
+#[test]
+fn memory_that_is_gone_is_not_written_nor_what_took_its_place() {
+    let (seen, place) = connected(
+        Setting::default(),
+        reliable(),
+        4096,
+        |mut end| async move {
+            let segment = end.memory.segment(0, 16).unwrap();
+            end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
+            end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            let gone = midplane_simhw::wire::decode(&end.bytes(0, 16)).unwrap();
+            pause(&end.host, Duration::from_millis(5)).await;
+            end.memory.write(0, &[7; 100]).unwrap();
+            let write = Descriptor::of(end.memory.segment(0, 100).unwrap()).write(gone);
+            end.nic.post_send(end.vi, write).unwrap();
+            let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+            (done.outcome, end.nic.query_vi(end.vi).await.unwrap().0)
+        },
+        |mut end| async move {
+            let options = MemoryOptions { rdma_write: true, ..MemoryOptions::default() };
+            let memory = end.nic.register(4096, options).unwrap();
+            let words = midplane_simhw::wire::encode(&memory.remote()).unwrap();
+            end.memory.write(0, &words).unwrap();
+            pause(&end.host, Duration::from_millis(1)).await;
+            let segment = end.memory.segment(0, 16).unwrap();
+            end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
+            end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+            drop(memory);
+            let place = end.nic.register(4096, options).unwrap();
+            pause(&end.host, Duration::from_millis(100)).await;
+            let mut bytes = vec![1; 4096];
+            place.read(0, &mut bytes).unwrap();
+            bytes
+        },
+    );
+    assert_eq!(seen, (Err(DescriptorError::RdmaProtection), ViState::Error));
+    assert_eq!(place, [0; 4096]);
+}
+
+#[test]
+fn a_part_that_passes_the_end_of_its_memory_is_refused_before_it_is_posted() {
+    let (refused, _) = connected(
+        Setting::default(),
+        reliable(),
+        4096,
+        |end| async move {
+            assert!(end.memory.remote().at(4097).is_none());
+            assert!(end.memory.segment(usize::MAX, 2).is_err());
+            end.memory.segment(4000, 97).unwrap_err()
+        },
+        |end| async move { pause(&end.host, Duration::from_millis(1)).await },
+    );
+    assert_eq!(refused, OutOfRange { offset: 4000, length: 97, bytes: 4096 });
 }
 
 #[test]
