@@ -73,25 +73,18 @@ pub(crate) const COMPARISONS: [Comparison; 6] = [
 
 /// Systems that belong beside ours, and why they are not in the table.
 pub(crate) fn absent() -> Vec<String> {
-    let systems = [
-        ("mpirun", "Open MPI"),
-        ("ucx_perftest", "UCX"),
-        ("fi_pingpong", "libfabric"),
-        ("ib_send_lat", "verbs"),
-    ];
-    let on_path = |program: &str| {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
-    };
-    let state = |program| match on_path(program) {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let verbs = "ib_send_lat";
+    let state = match std::env::split_paths(&path).any(|folder| folder.join(verbs).is_file()) {
         true => "is here, but nothing that drives it is written yet",
         false => "is not on this machine",
     };
-    let mut skipped: Vec<String> = systems
-        .iter()
-        .map(|(program, name)| format!("{name} (`{program}`) {}", state(program)))
-        .collect();
-    skipped.push("iceoryx2: no comparison with it is written yet".into());
+    let mut skipped = vec![
+        "UCX, Open MPI, libfabric and iceoryx2, beside ours in one run: `pingpong --wait poll --layer \
+         vi,message --peer ucx,openmpi,libfabric,iceoryx2`"
+            .into(),
+        format!("verbs (`{verbs}`) {state}"),
+    ];
     skipped.push(
         "kernel UDP and TCP behind a real narrow link: `benches/netns/run.sh`, which needs root"
             .into(),
