@@ -7,6 +7,8 @@ mod command_line;
 #[expect(dead_code, reason = "it has no document to print")]
 mod report;
 
+mod spread;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,6 +28,7 @@ use midplane::gang::tree::DEFAULT_ARITY;
 use midplane::simhw::launch::Launch;
 use midplane::simhw::seal::Key;
 use midplane::simhw::udp::resolve_peers;
+use spread::Spread;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,6 +42,9 @@ Examples:
   (echo -n 1:; openssl rand -hex 32) > key; chmod 600 key
   printf 'one:24800\\ntwo:24800\\nthree:24800\\n' > hosts
   gangd --host 1 --peers hosts --key key
+
+  # All three at once, over ssh: `gangd`, the two files and this folder are in the same place everywhere
+  gangd --peers hosts --key key --spread
 
 Whoever can connect to the socket is the user who started the daemon, nobody else. Ctrl-C or SIGTERM
 ends it, and all that it runs; so does its death.
@@ -60,6 +66,16 @@ struct Arguments {
     /// The key that all daemons share, NUMBER:SECRET with 64 hexadecimal digits
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Start the daemons of the other hosts as well, from host 0: by `ssh HOST ...`, with these options, in the
+    /// same folder. They end with this one
+    #[arg(long, requires = "peers")]
+    spread: bool,
+    /// What runs a command on another host, with its first arguments
+    #[arg(long, default_value = "ssh -o BatchMode=yes", value_name = "COMMAND")]
+    rsh: String,
+    /// End when standard input does
+    #[arg(long, hide = true)]
+    end_with_input: bool,
     /// Ranks that run at once on each host; as many as it has processors unless given
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     slots: Option<u16>,
@@ -178,6 +194,9 @@ fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
     if u32::from(slots) * u32::from(hosts) > u16::MAX.into() {
         return Err(format!("--slots {slots}: more than 65535 on {hosts} hosts"));
     }
+    if arguments.spread && arguments.host != 0 {
+        return Err("--spread: host 0 starts the others".into());
+    }
     let fabric = fabric(arguments, &peers)?;
     Ok(DaemonOptions {
         fabric,
@@ -220,6 +239,17 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return report::fail(&error.to_string(), report::DID_NOT_HOLD),
     };
+    // It lives as long as this one serves.
+    let _others = match arguments.spread {
+        true => match Spread::start(&arguments.rsh, &options.peers, options.cluster.slots) {
+            Ok(spread) => Some(spread),
+            Err(error) => return report::fail(&error, report::BAD_INPUT),
+        },
+        false => None,
+    };
+    if arguments.end_with_input {
+        spread::end_with_input();
+    }
     let socket = options.socket.display().to_string();
     let ready = || report::say(&format!("gangd: {socket}\n"));
     match runtime.block_on(serve(options, policy, agenda, ready)) {

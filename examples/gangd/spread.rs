@@ -1,0 +1,86 @@
+//! Starts the daemons of the other hosts from that of the first, by ssh or whatever runs a command there.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Signal, getpid, kill_process};
+
+/// What says to a daemon that it ends with its input.
+pub(crate) const END_WITH_INPUT: &str = "--end-with-input";
+
+/// Daemons of other hosts. They end when their input does: with this process, however it goes.
+#[derive(Debug)]
+pub(crate) struct Spread(Vec<Child>);
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// The command line of another host's daemon: this one's, from the same folder.
+fn command_line(host: usize, slots: u16) -> Result<String, String> {
+    let text = |path: &Path| path.to_str().map(str::to_owned).ok_or("a path is no text");
+    let itself = std::env::current_exe().map_err(|error| error.to_string())?;
+    let folder = std::env::current_dir().map_err(|error| error.to_string())?;
+    let (itself, folder) = (text(&itself)?, text(&folder)?);
+    let mut words = vec![itself];
+    let mut own = std::env::args().skip(1);
+    while let Some(word) = own.next() {
+        let name = word.split('=').next().unwrap_or_default();
+        let has_value = !word.contains('=');
+        match name {
+            "--rsh" | "--host" | "--slots" => drop(has_value.then(|| own.next())),
+            "--spread" => {}
+            // Hosts that share a file system, or are one machine, have a socket each.
+            "--socket" => {
+                let value = word.split_once('=').map(|(_, value)| value.to_owned());
+                let value = value.or_else(|| own.next()).unwrap_or_default();
+                words.extend([name.to_owned(), format!("{value}.{host}")]);
+            }
+            _ => words.push(word),
+        }
+    }
+    words.extend(["--host".into(), host.to_string(), "--slots".into(), slots.to_string()]);
+    words.push(END_WITH_INPUT.into());
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    Ok(format!("cd {} && exec {}", quoted(&folder), words.join(" ")))
+}
+
+impl Spread {
+    /// Starts a daemon on every host but the first, by `rsh HOST COMMAND`.
+    ///
+    /// # Errors
+    /// One line.
+    pub(crate) fn start(rsh: &str, peers: &[String], slots: u16) -> Result<Self, String> {
+        let words: Vec<&str> = rsh.split_whitespace().collect();
+        let [program, arguments @ ..] = &words[..] else { return Err("--rsh: it is empty".into()) };
+        let mut spread = Self(Vec::new());
+        for (host, peer) in peers.iter().enumerate().skip(1) {
+            let name = peer.rsplit_once(':').map_or(&peer[..], |(name, _)| name);
+            let mut command = Command::new(program);
+            command.args(arguments).arg(name).arg(command_line(host, slots)?);
+            let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+            spread.0.push(child.map_err(|error| format!("--rsh {program}: {error}"))?);
+        }
+        Ok(spread)
+    }
+}
+
+impl Drop for Spread {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            drop(child.stdin.take());
+        }
+        for child in &mut self.0 {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Has this daemon end, in good order, when its input does.
+pub(crate) fn end_with_input() {
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = kill_process(getpid(), Signal::TERM);
+    });
+}
