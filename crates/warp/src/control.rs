@@ -57,8 +57,6 @@ const DECAY_STEPS: u64 = 8;
 const APPLICATION_LIMIT: f64 = 0.65;
 /// The weight of what is new in the feedback delay.
 const DELAY_GAIN: f64 = 1.0 / 8.0;
-/// ... and where the delay has become shorter.
-const SHORTER_GAIN: f64 = 1.0 / 2.0;
 /// While it drains the queue a sender keeps this share of its rate, for two feedback delays.
 const DRAIN_SHARE: f64 = 0.5;
 
@@ -259,12 +257,7 @@ impl Controller {
         self.queue_ns = reading.queue_ns;
         self.warp = estimate.warp;
         let age = (now.nanos_since(estimate.newest) + estimate.span_ns / 2).max(1) as f64;
-        let gain = match self.has_measured {
-            false => 1.0,
-            // A queue that has drained is not waited for any longer.
-            true if age < self.feedback_ns => SHORTER_GAIN,
-            true => DELAY_GAIN,
-        };
+        let gain = if self.has_measured { DELAY_GAIN } else { 1.0 };
         self.feedback_ns += gain * (age - self.feedback_ns);
         self.has_measured = true;
         let since = last.map_or(0, |(_, at)| estimate.newest.nanos_since(at)) as f64;
