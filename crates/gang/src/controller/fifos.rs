@@ -1,0 +1,129 @@
+//! A context as it lies in its FIFOs' memory: read out of it, and written back.
+
+use bytes::Bytes;
+
+use crate::channel::Descriptor;
+use crate::channel::command::{NicState, PeerNumbers};
+use crate::channel::geometry::{CONSUMED, RECORD_BYTES, Record, SENT};
+use crate::channel::memory::Memory;
+use crate::context::{ChannelContext, PeerState, ReceivedMessage, SentMessage};
+use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
+
+pub(super) fn word(memory: &Memory, offset: usize) -> Option<u64> {
+    let mut bytes = [0; 8];
+    memory.read(offset, &mut bytes).ok()?;
+    Some(u64::from_le_bytes(bytes))
+}
+
+fn record(memory: &Memory, offset: usize) -> Option<Record> {
+    let mut bytes = [0; RECORD_BYTES];
+    memory.read(offset, &mut bytes).ok()?;
+    Some(Record::parse(bytes))
+}
+
+/// Puts the NIC's part and the FIFOs together. All bytes are copied into one piece.
+pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<ChannelContext> {
+    let Descriptor { memory, geometry, .. } = descriptor;
+    let consumed = word(memory, CONSUMED)?;
+    let mut lengths = Vec::new();
+    let mut image = Vec::new();
+    let mut add = |image: &mut Vec<u8>, at: usize, length: usize| {
+        let from = image.len();
+        image.resize(from + length, 0);
+        memory.read(at, &mut image[from..]).ok()?;
+        lengths.push(from..from + length);
+        Some(())
+    };
+    let mut untaken: Vec<u64> = state.peers.iter().flat_map(|peer| peer.waiting.clone()).collect();
+    untaken.sort_unstable();
+    let mut send_records = Vec::new();
+    for number in state.freed..state.sent {
+        let record = record(memory, geometry.send_record(number))?;
+        let taken = untaken.binary_search(&number).is_err();
+        let length = if taken { 0 } else { record.length as usize };
+        add(&mut image, geometry.send_byte(record.position), length)?;
+        send_records.push((record, taken));
+    }
+    let mut receive_records = Vec::new();
+    for number in consumed..state.received {
+        let record = record(memory, geometry.receive_record(number))?;
+        add(&mut image, geometry.receive_byte(record.position), record.length as usize)?;
+        receive_records.push(record);
+    }
+    let image = Bytes::from(image);
+    let mut pieces = lengths.into_iter().map(|range| image.slice(range));
+    let mut send = Vec::with_capacity(send_records.len());
+    for (Record { peer, length, position }, taken) in send_records {
+        send.push(SentMessage { to: peer, position, length, taken, bytes: pieces.next()? });
+    }
+    let mut receive = Vec::with_capacity(receive_records.len());
+    for Record { peer, position, .. } in receive_records {
+        receive.push(ReceivedMessage { from: peer, position, bytes: pieces.next()? });
+    }
+    let mut wait = [0; WAIT_BYTES];
+    memory.read(WAIT_STATE, &mut wait).ok()?;
+    let peers = state.peers.iter().map(|peer| PeerState {
+        rank: peer.rank,
+        acked: peer.acked,
+        next: peer.acked.wrapping_add(peer.waiting.len() as u32),
+        expected: peer.expected,
+        refusals: peer.refusals,
+    });
+    Some(ChannelContext {
+        rank: state.rank,
+        geometry: *geometry,
+        freed: state.freed,
+        consumed,
+        receive_tail: state.receive_tail,
+        peers: peers.collect(),
+        send,
+        receive,
+        wait: WaitState::parse(wait),
+    })
+}
+
+/// Writes both FIFOs as they were; `None` if something lies outside of them.
+pub(super) fn write_fifos(descriptor: &Descriptor, saved: &ChannelContext) -> Option<()> {
+    let Descriptor { memory, geometry, .. } = descriptor;
+    let fits = |position: u64, length: usize, size: u32| {
+        position % u64::from(size) + length as u64 <= u64::from(size)
+    };
+    for (number, message) in (saved.freed..).zip(&saved.send) {
+        let SentMessage { to, position, length, ref bytes, .. } = *message;
+        let record = Record { peer: to, length, position };
+        memory.write(geometry.send_record(number), &record.emit()).ok()?;
+        fits(position, bytes.len(), geometry.send.bytes).then_some(())?;
+        memory.write(geometry.send_byte(position), bytes).ok()?;
+    }
+    for (number, message) in (saved.consumed..).zip(&saved.receive) {
+        let ReceivedMessage { from, position, ref bytes } = *message;
+        let record = Record { peer: from, length: bytes.len() as u32, position };
+        memory.write(geometry.receive_record(number), &record.emit()).ok()?;
+        fits(position, bytes.len(), geometry.receive.bytes).then_some(())?;
+        memory.write(geometry.receive_byte(position), bytes).ok()?;
+    }
+    memory.write(SENT, &saved.sent().to_le_bytes()).ok()?;
+    memory.write(CONSUMED, &saved.consumed.to_le_bytes()).ok()?;
+    memory.write(WAIT_STATE, &saved.wait.emit()).ok()
+}
+
+impl ChannelContext {
+    /// The NIC's part.
+    pub(super) fn nic_state(&self) -> NicState {
+        let peers = self.peers.iter().map(|peer| PeerNumbers {
+            rank: peer.rank,
+            acked: peer.acked,
+            expected: peer.expected,
+            refusals: peer.refusals,
+            waiting: self.unacked(peer.rank).map(|(number, _)| number).collect(),
+        });
+        NicState {
+            rank: self.rank,
+            sent: self.sent(),
+            freed: self.freed,
+            received: self.received(),
+            receive_tail: self.receive_tail,
+            peers: peers.collect(),
+        }
+    }
+}
