@@ -1,5 +1,6 @@
 //! Published results, and what the simulated machines give for them.
 
+use midplane::gang::channel::geometry::Geometry;
 use midplane::simhw::host::Host as _;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::kernel::{self, KernelTcp, TcpCosts};
@@ -79,7 +80,8 @@ fn dvcm() -> Vec<Anchor> {
 /// SCore-D paper, Tables 2 and 3.
 fn score_d() -> Vec<Anchor> {
     let machine = Machine::PM_MYRINET;
-    let (latency, bandwidth) = pm::transfer(&machine).expect("all messages arrive");
+    let (latency, bandwidth) =
+        pm::transfer(&machine, Geometry::BULK, 1).expect("all messages arrive");
     let mut anchors = vec![
         anchor(&machine, "PM, least latency, one way", "us", 7.5, latency, "SCore-D, Table 2"),
         anchor(&machine, "PM, most bandwidth", "MB/s", 117.6, bandwidth, "SCore-D, Table 2"),

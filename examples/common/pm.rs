@@ -13,25 +13,33 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::profile::Machine;
 use midplane::simhw::sim::{SimHost, World};
 
-/// Two hosts with channels.
-pub(crate) fn world(machine: &Machine) -> World<Unit> {
-    let mut world = World::new(&machine.topology(2), machine.nic, 1, |_, _| {
+/// Two hosts whose NICs have so many channels.
+pub(crate) fn world(machine: &Machine, channels: u16) -> World<Unit> {
+    let mut world = World::new(&machine.topology(2), machine.nic, 1, move |_, _| {
         let mut unit = Unit::default();
-        unit.install(GANG, Gang::new(GangConfig::default())).expect("its number is free");
+        unit.install(GANG, Gang::new(GangConfig::default().channels(channels)))
+            .expect("its number is free");
         unit
     });
     world.set_hosts(machine.host);
     world
 }
 
-/// Microseconds of a message of 8 bytes, one way, and MB/s of a stream: PM's least latency and most bandwidth.
-pub(crate) fn transfer(machine: &Machine) -> Option<(f64, f64)> {
+/// Microseconds of a message of 8 bytes, one way, and MB/s of a stream, PM's least latency and most bandwidth, on
+/// one of so many channels that are open.
+pub(crate) fn transfer(machine: &Machine, geometry: Geometry, open: u16) -> Option<(f64, f64)> {
     const ROUNDS: u32 = 200;
     const STREAM: u32 = 2_000;
-    let mut world = world(machine);
+    let mut world = world(machine, open);
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
     world.block_on(NodeId(0), async move {
-        let (mut network, mut channels) = pair(&hosts, Geometry::BULK).await;
+        let mut idle = Vec::new();
+        for number in 1..open {
+            let (mut network, channels) = pair(&hosts, number, geometry).await;
+            network.run(&hosts[0]).await.expect("both are parked");
+            idle.push((network, channels));
+        }
+        let (mut network, mut channels) = pair(&hosts, 0, geometry).await;
         network.run(&hosts[0]).await.expect("both are parked");
         let mut far = channels.pop().expect("there are two");
         let mut near = channels.pop().expect("there are two");
@@ -67,13 +75,18 @@ pub(crate) fn transfer(machine: &Machine) -> Option<(f64, f64)> {
 }
 
 /// Both ends of a channel between them, parked.
-pub(crate) async fn pair(hosts: &[SimHost], geometry: Geometry) -> (Network, Vec<Channel>) {
+pub(crate) async fn pair(
+    hosts: &[SimHost],
+    number: u16,
+    geometry: Geometry,
+) -> (Network, Vec<Channel>) {
     let places: Vec<Place> =
-        (0..2).map(|node| Place { node: NodeId(node), channel: ChannelId(0) }).collect();
+        (0..2).map(|node| Place { node: NodeId(node), channel: ChannelId(number) }).collect();
     let controllers = hosts.iter().map(|host| {
-        Controller::open(host, ChannelId(0), geometry, true).expect("the NIC has room")
+        Controller::open(host, ChannelId(number), geometry, true).expect("the NIC has room")
     });
-    let network = Network::open(JobId(1), &places, controllers.collect()).await.expect("it is new");
+    let job = JobId(1 + u32::from(number));
+    let network = Network::open(job, &places, controllers.collect()).await.expect("it is new");
     let mut channels = Vec::new();
     for (held, host) in network.ranks().iter().zip(hosts) {
         let descriptor = held.controller.descriptor(held.context);

@@ -85,6 +85,9 @@ pub(crate) struct Arguments {
         conflicts_with_all = ["freeze", "paper", "channel"]
     )]
     pub(crate) soak: Option<u64>,
+    /// Measure a channel on the paper's machine with FIFOs of 8 to 256 KiB, and beside up to 15 others that are open.
+    #[arg(long, conflicts_with_all = ["freeze", "paper", "channel", "soak"])]
+    pub(crate) sweep: bool,
     /// Draw the slices of two jobs that share the cluster: SVG, or a trace for Perfetto if the name ends in .json.
     #[arg(long, value_name = "FILE")]
     pub(crate) gantt: Option<PathBuf>,

@@ -20,6 +20,7 @@ mod report;
 mod slices;
 mod slowdown;
 mod soak;
+mod sweep;
 mod trees;
 
 use std::process::ExitCode;
@@ -45,7 +46,9 @@ fn main() -> ExitCode {
             Err(error) => report::fail(&error, report::DID_NOT_HOLD),
         };
     }
-    let holds = if let Some(preemptions) = arguments.soak {
+    let holds = if arguments.sweep {
+        sweep::run(arguments.json)
+    } else if let Some(preemptions) = arguments.soak {
         soak::run(arguments.seed, preemptions, arguments.json)
     } else if arguments.freeze && arguments.fabric != FabricName::Sim {
         freezes::run(&arguments)

@@ -35,10 +35,10 @@ struct Document {
 
 /// Bytes that save finds in a context whose FIFOs were filled as the table says.
 fn filled(send: bool, receive: bool) -> Option<usize> {
-    let mut world = pm::world(&Machine::PM_MYRINET);
+    let mut world = pm::world(&Machine::PM_MYRINET, 1);
     let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
     world.block_on(NodeId(0), async move {
-        let (mut network, mut channels) = pm::pair(&hosts, Geometry::PM).await;
+        let (mut network, mut channels) = pm::pair(&hosts, 0, Geometry::PM).await;
         let mut other = channels.pop().expect("there are two");
         let mut own = channels.pop().expect("there are two");
         network.run(&hosts[0]).await.expect("both are parked");
@@ -88,7 +88,8 @@ fn row(what: String, published: f64, measured: f64, unit: &'static str) -> Row {
 
 /// Tables 2 and 3.
 pub(crate) fn tables() -> Vec<Row> {
-    let (latency, bandwidth) = pm::transfer(&Machine::PM_MYRINET).expect("all messages arrive");
+    let (latency, bandwidth) =
+        pm::transfer(&Machine::PM_MYRINET, Geometry::BULK, 1).expect("all messages arrive");
     let mut rows = vec![
         row("Table 2, least latency through a channel".to_owned(), 7.5, latency, "us"),
         row("Table 2, most bandwidth through a channel".to_owned(), 117.6, bandwidth, "MB/s"),
