@@ -9,32 +9,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-skip() {
-    echo "skipped: $*"
-    exit 0
-}
+TAG=mf$$
+NET=10.231.78
 
-[[ $(uname) == Linux ]] || skip "it needs Linux"
-[[ $(id -u) == 0 ]] || skip "it needs root"
-for tool in ip timeout od; do
-    command -v $tool >/dev/null || skip "it needs $tool"
-done
-
-A=mf$$-a
-B=mf$$-b
-FOLDER=$(mktemp -d)
-trap 'ip netns del $A 2>/dev/null; ip netns del $B 2>/dev/null; rm -rf "$FOLDER"' EXIT
+source benches/netns/network.sh
+needs timeout od awk
 
 build_network() {
-    ip netns add $A && ip netns add $B
-    ip link add eth0 netns $A type veth peer name eth0 netns $B
+    add_pair
     for host in 1 2; do
-        local space=$A
-        [[ $host == 2 ]] && space=$B
-        ip -n $space link set lo up
-        ip -n $space link set eth0 up
-        ip -n $space address add 10.231.78.$host/24 dev eth0
-        ip -n $space address add fd77::$host/64 dev eth0 nodad
+        ip -n "$TAG-$host" address add fd77::$host/64 dev eth0 nodad
     done
 }
 
@@ -51,15 +35,15 @@ run() {
     local flags=(--fabric "$fabric" --peers "$FOLDER/peers" --mode token --message-bytes 10240
         --seconds 0.5 --json "$@")
     if [[ $fabric == switch ]]; then
-        ip netns exec $A timeout 30 "$EXAMPLES/switchd" --bind "$a:7100" --peers "$FOLDER/peers" \
+        ip netns exec "$TAG-1" timeout 30 "$EXAMPLES/switchd" --bind "$a:7100" --peers "$FOLDER/peers" \
             --seconds 12 --json >"$FOLDER/switch" &
         flags+=(--switch "$a:7100")
         sleep 0.3
     fi
     for rank in 1 2; do
-        ip netns exec $A timeout 30 "$EXAMPLES/incast" --rank $rank "${flags[@]}" >/dev/null || true &
+        ip netns exec "$TAG-1" timeout 30 "$EXAMPLES/incast" --rank $rank "${flags[@]}" >/dev/null || true &
     done
-    ip netns exec $B timeout 30 "$EXAMPLES/incast" --rank 0 "${flags[@]}" >"$FOLDER/report" || true
+    ip netns exec "$TAG-2" timeout 30 "$EXAMPLES/incast" --rank 0 "${flags[@]}" >"$FOLDER/report" || true
     wait
     if [[ -s $FOLDER/report && $(value loss) == 0.0 ]]; then
         printf '%-28s%8s Mb/s, nothing lost\n' "$name" "$(value goodput_mbps)"

@@ -16,50 +16,13 @@ TAG=mp$$
 NET=10.231.77
 PORT=7000
 
-skip() {
-    echo "skipped: $*"
-    exit 0
-}
-
-[[ $(uname) == Linux ]] || skip "it needs Linux"
-[[ $(id -u) == 0 ]] || skip "it needs root"
-for tool in ip tc timeout awk; do
-    command -v $tool >/dev/null || skip "it needs $tool"
-done
-
-FOLDER=$(mktemp -d)
-
-# Ends what runs in our namespaces, and then the namespaces.
-remove_network() {
-    for space in $(ip netns list 2>/dev/null | awk -v tag="$TAG-" 'index($1, tag) == 1 {print $1}'); do
-        ip netns pids "$space" 2>/dev/null | xargs -r kill 2>/dev/null || true
-        ip netns del "$space" 2>/dev/null || true
-    done
-}
-
-clean_up() {
-    remove_network
-    rm -rf "$FOLDER"
-}
-trap clean_up EXIT
-trap 'exit 130' INT TERM
-
-# add_host INDEX: a namespace with an address, joined to the bridge.
-add_host() {
-    local space=$TAG-$1
-    ip netns add "$space" && ip -n "$space" link set lo up
-    ip link add eth0 netns "$space" type veth peer name "port$1" netns "$TAG-sw"
-    ip -n "$TAG-sw" link set "port$1" master bridge0 gso_max_segs 1 up
-    ip -n "$space" link set eth0 gso_max_segs 1 up
-    ip -n "$space" address add "$NET.$((10 + $1))/24" dev eth0
-}
+source benches/netns/network.sh
+needs tc timeout awk
 
 shape() { ip netns exec "$1" tc qdisc add dev "$2" root tbf rate 100mbit burst 3200 limit "$3"; }
 
 build_network() {
-    ip netns add "$TAG-sw"
-    ip -n "$TAG-sw" link add bridge0 type bridge
-    ip -n "$TAG-sw" link set bridge0 up
+    add_bridge
     for host in 0 1 2 3; do add_host $host; done
     for sender in 1 2 3; do shape "$TAG-$sender" eth0 400000; done
     shape "$TAG-sw" port0 32768

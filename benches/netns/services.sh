@@ -8,33 +8,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-skip() {
-    echo "skipped: $*"
-    exit 0
-}
+TAG=mv$$
+NET=10.231.79
 
-[[ $(uname) == Linux ]] || skip "it needs Linux"
-[[ $(id -u) == 0 ]] || skip "it needs root"
-for tool in ip timeout; do
-    command -v $tool >/dev/null || skip "it needs $tool"
-done
+source benches/netns/network.sh
+needs timeout awk
 EXAMPLES=${CARGO_TARGET_DIR:-target}/release/examples
 [[ -x $EXAMPLES/collectives ]] || cargo build --release --examples
 
-A=ms$$-a
-B=ms$$-b
-FOLDER=$(mktemp -d)
-trap 'ip netns del $A 2>/dev/null; ip netns del $B 2>/dev/null; rm -rf "$FOLDER"' EXIT
 
-ip netns add $A && ip netns add $B
-ip link add eth0 netns $A type veth peer name eth0 netns $B
-for host in 1 2; do
-    space=$A
-    [[ $host == 2 ]] && space=$B
-    ip -n $space link set lo up
-    ip -n $space link set eth0 up
-    ip -n $space address add 10.231.79.$host/24 dev eth0
-done
+add_pair
 printf '%s\n' 10.231.79.1:7000 10.231.79.2:7001 10.231.79.1:7002 10.231.79.2:7003 >"$FOLDER/peers"
 
 FAILED=0
@@ -43,9 +26,8 @@ FAILED=0
 run() {
     local pids=() rank space
     for rank in 3 2 1 0; do
-        space=$A
-        ((rank % 2)) && space=$B
-        ip netns exec $space timeout 60 "$EXAMPLES/$1" "${@:2}" --fabric udp --rank $rank \
+        space=$TAG-$((rank % 2 + 1))
+        ip netns exec "$space" timeout 60 "$EXAMPLES/$1" "${@:2}" --fabric udp --rank $rank \
             --peers "$FOLDER/peers" >"$FOLDER/rank$rank" 2>&1 &
         pids+=($!)
     done
