@@ -21,7 +21,7 @@ use thiserror::Error;
 use crate::descriptor::{Completed, Descriptor};
 use crate::memory::{Memory, MemoryOptions};
 use crate::nic::{Nic, NicError, ViId, WorkQueue};
-use crate::outcome::DescriptorError;
+use crate::outcome::{DescriptorError, Operation};
 use ledger::{Kind, Ledger, Note, RESERVED};
 
 /// Slots of each direction.
@@ -308,6 +308,10 @@ impl Channel {
         let slot = (offset / self.config.bytes) as u16;
         if note.kind != Kind::Data {
             return Ok(self.post(slot)?);
+        }
+        // A write into other memory of this end may be longer than a slot, and consume one all the same.
+        if done.operation != Operation::Receive {
+            return Err(ChannelError::Malformed);
         }
         let mut bytes = std::mem::take(&mut self.spare[usize::from(slot)]);
         bytes.resize(done.length, 0);

@@ -141,6 +141,7 @@ impl Warp {
         from: NodeId,
         bytes: &Payload<'_>,
     ) {
+        let Some(bytes) = bytes.slice(0..FEEDBACK_BYTES) else { return };
         let mut copy = [0; FEEDBACK_BYTES];
         bytes.copy_to(&mut copy);
         let (Some(at), Some(feedback)) = (self.path(way), Feedback::parse(&copy)) else { return };

@@ -229,11 +229,6 @@ impl Inbox {
         any
     }
 
-    /// Whether nothing had arrived then.
-    pub(super) const fn is_empty(&self) -> bool {
-        self.filled == 0
-    }
-
     /// Whether the last batch was all that there was.
     pub(super) const fn was_all(&self) -> bool {
         self.emptied

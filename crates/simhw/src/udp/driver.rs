@@ -119,9 +119,7 @@ impl<F: Firmware + Send> Inline for Core<F> {
         let Some(engine) = &mut *guard else { return };
         // The end is the driver's.
         engine.turn(true);
-        if engine.has_received() {
-            self.leave(engine);
-        }
+        self.leave(engine);
     }
 
     fn rest(&self) {

@@ -75,11 +75,6 @@ impl<F: Firmware> Engine<F> {
         !self.inbox.was_all() || self.nic.has_work()
     }
 
-    /// Whether the last look at the socket found something.
-    pub(super) fn has_received(&self) -> bool {
-        !self.inbox.is_empty()
-    }
-
     pub(super) fn report(&self) {
         self.desk.report(&self.nic.counters);
     }
