@@ -1,0 +1,175 @@
+//! A job's ranks on this host begin: their programs, variables, streams and terminal.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{Access, OFlags, access};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use tokio::sync::mpsc;
+
+use super::{Held, Local, Member, Opened, Waits};
+use crate::daemon::Launch;
+use crate::live::cell::Cell;
+use crate::live::channels::Pass;
+use crate::live::hub::Event;
+use crate::live::link::Stream;
+use crate::live::message::Program;
+use crate::live::parcel::Parcel;
+use crate::live::process::Process;
+use crate::live::snapshot::{self, Word};
+use crate::live::{rank, stub};
+
+impl Local {
+    pub(super) fn launch(
+        &mut self,
+        launch: &Launch<Program>,
+        passes: Vec<(u16, Pass)>,
+        waits: &mut Waits,
+    ) {
+        let passes: BTreeMap<u16, Pass> = passes.into_iter().collect();
+        let own = |rank: &u16| self.cluster.host_of(launch.first + rank) == self.host;
+        let own: Vec<u16> = (0..launch.ranks).filter(own).collect();
+        if let Some(groups) = self.groups.as_ref().filter(|_| !own.is_empty()) {
+            let cell = groups.cell(&format!("job-{}", launch.job));
+            self.cells.extend(cell.ok().map(|cell| (launch.job, cell)));
+        }
+        for (local, rank) in own.into_iter().enumerate() {
+            match self.start(launch, (rank, local), passes.get(&rank)) {
+                Ok((held, opened)) => {
+                    self.keeper.hold(held.process.pid());
+                    self.members.insert((launch.job, rank), held);
+                    self.opened.push((launch.job, opened));
+                }
+                Err(why) => {
+                    waits.outcome.failed.push((launch.job, self.host, why));
+                    break;
+                }
+            }
+        }
+        // Jobs are launched in order: one before it that has parcels has ended before it was.
+        self.parcels.retain(|(job, _), _| *job > launch.job);
+        waits.members = self.of_job(launch.job);
+    }
+
+    fn start(
+        &mut self,
+        launch: &Launch<Program>,
+        (rank, local): (u16, usize),
+        pass: Option<&Pass>,
+    ) -> Result<(Held, Opened), String> {
+        let program = &launch.program;
+        let path = find(program)?;
+        let terminal = program.terminal.filter(|_| rank == 0);
+        let group = self.cells.get(&launch.job).map(Cell::folder);
+        let mut command = stub::rank(&path, &program.command, group, terminal.is_some());
+        let variables = program.environment.iter().filter_map(|line| {
+            let at = line.iter().position(|byte| *byte == b'=').filter(|at| *at > 0)?;
+            Some((OsStr::from_bytes(&line[..at]), OsStr::from_bytes(&line[at + 1..])))
+        });
+        command.env_clear().envs(variables).current_dir(OsStr::from_bytes(&program.folder));
+        let numbers = [
+            ("GANG_JOB", launch.job.0),
+            ("GANG_RANK", rank.into()),
+            ("GANG_SIZE", launch.ranks.into()),
+            ("GANG_LOCAL_RANK", local as u32),
+            ("GANG_HOST", self.host.into()),
+        ];
+        command.envs(numbers.map(|(name, number)| (name, number.to_string())));
+        let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+        // Nobody else starts processes here, so that nobody else's gets this copy.
+        let file = match (pass, &self.network) {
+            (Some(pass), Some(network)) => {
+                let file = rustix::io::dup(&pass.file).map_err(|error| failed(error.into()))?;
+                command.env(rank::NIC, &network.name);
+                command.env(rank::CHANNEL, format!("{} {}", file.as_raw_fd(), pass.ticket));
+                Some(file)
+            }
+            _ => None,
+        };
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let theirs = rustix::io::dup(theirs).map_err(|error| failed(error.into()))?;
+        command.env(snapshot::SNAPSHOTS, theirs.as_raw_fd().to_string());
+        let started = match terminal {
+            Some(size) => start_with_terminal(&mut command, rank, size),
+            None => start_with_pipes(&mut command, rank),
+        };
+        drop((file, theirs));
+        let (process, terminal, opened) = started.map_err(failed)?;
+        let words = self.listen((launch.job, rank), ours.into());
+        Ok((Held { process, terminal, words, told: false }, opened))
+    }
+
+    /// Hears what a rank says about checkpoints.
+    fn listen(&mut self, member: Member, end: OwnedFd) -> mpsc::UnboundedSender<Word> {
+        let state = self.parcels.get_mut(&member).and_then(Parcel::take_state);
+        let (words, to_rank) = mpsc::unbounded_channel();
+        let (events, (job, rank)) = (self.events.clone(), member);
+        let said = move |said| drop(events.send(Event::Said(job, rank, said)));
+        tokio::spawn(snapshot::serve(end, state, to_rank, said));
+        words
+    }
+}
+
+/// A process, the daemon's side of its terminal, and its streams.
+type Started = (Process, Option<OwnedFd>, Opened);
+
+fn start_with_pipes(command: &mut Command, rank: u16) -> std::io::Result<Started> {
+    command.stdin(if rank == 0 { Stdio::piped() } else { Stdio::null() });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (process, mut child) = Process::start(command)?;
+    let input = child.stdin.take().map(OwnedFd::from);
+    let output = child.stdout.take().map(|it| (Stream::Output, OwnedFd::from(it)));
+    let error = child.stderr.take().map(|it| (Stream::Error, OwnedFd::from(it)));
+    let outputs = output.into_iter().chain(error).collect();
+    Ok((process, None, Opened { rank, input, outputs }))
+}
+
+fn start_with_terminal(
+    command: &mut Command,
+    rank: u16,
+    (rows, columns): (u16, u16),
+) -> std::io::Result<Started> {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    grantpt(&ours)?;
+    unlockpt(&ours)?;
+    let name = ptsname(&ours, Vec::new())?;
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let theirs = File::from(rustix::fs::open(&*name, flags, rustix::fs::Mode::empty())?);
+    tcsetwinsize(&ours, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })?;
+    command.stdin(theirs.try_clone()?).stdout(theirs.try_clone()?).stderr(theirs);
+    let (process, _) = Process::start(command)?;
+    let input = Some(ours.try_clone()?);
+    let outputs = vec![(Stream::Output, ours.try_clone()?)];
+    Ok((process, Some(ours), Opened { rank, input, outputs }))
+}
+
+/// The file of a program, as its environment and folder have it.
+fn find(program: &Program) -> Result<PathBuf, String> {
+    let name = program.command.first().map_or(&[][..], |name| name);
+    let shown = String::from_utf8_lossy(name);
+    let folder = Path::new(OsStr::from_bytes(&program.folder));
+    if !folder.is_dir() {
+        return Err(format!("{}: there is no such folder", folder.display()));
+    }
+    let can = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
+    if name.contains(&b'/') {
+        let path = folder.join(OsStr::from_bytes(name));
+        return match (can(&path), path.exists()) {
+            (true, _) => Ok(path),
+            (false, true) => Err(format!("{shown}: it may not be executed")),
+            (false, false) => Err(format!("{shown}: there is no such file")),
+        };
+    }
+    let path = program.environment.iter().find_map(|line| line.strip_prefix(b"PATH="));
+    let path = OsString::from_vec(path.unwrap_or(b"/usr/local/bin:/usr/bin:/bin").to_vec());
+    let found =
+        std::env::split_paths(&path).map(|part| folder.join(part).join(OsStr::from_bytes(name)));
+    found.into_iter().find(|path| can(path)).ok_or_else(|| format!("{shown}: not found in PATH"))
+}
