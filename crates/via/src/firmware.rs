@@ -305,10 +305,11 @@ impl Via {
             next = next.min(link.heard_at.plus_nanos(dead_after / 4));
         }
         if let Some(link) = &endpoint.link {
-            match link.receiving.due(delay) {
-                Some(due) if due > now && !link.receiving.is_urgent() => next = next.min(due),
-                None if !link.receiving.is_urgent() => {}
-                _ => endpoint.acknowledge(nic, false),
+            let due = link.receiving.due(delay);
+            if link.receiving.is_urgent() || due.is_some_and(|due| due <= now) {
+                endpoint.acknowledge(nic, false);
+            } else {
+                next = next.min(due.unwrap_or(next));
             }
         }
         next

@@ -244,7 +244,7 @@ impl ReceiveWindow {
         self.urgent = true;
     }
 
-    /// Whether an acknowledgement must leave now, alone if need be, whoever else may wait.
+    /// Whether an acknowledgement must leave now, alone if need be.
     pub(super) const fn is_urgent(&self) -> bool {
         self.urgent
     }
