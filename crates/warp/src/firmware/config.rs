@@ -82,7 +82,8 @@ impl WarpConfig {
     }
 
     /// Also paces the frames of other extensions to these destinations, sender coordination's
-    /// among them; off unless set. They carry no stamps: an empty frame a span does, all the time.
+    /// among them; off unless set. They carry no stamps: an empty frame a span does, all the time, or
+    /// fewer where that would be more than an eighth of the rate.
     pub const fn paces_others(&mut self, does: bool) -> &mut Self {
         self.paces_others = does;
         self

@@ -70,6 +70,8 @@ type Rider = [u8; FEEDBACK_BYTES];
 const RIDDEN: usize = (PIECE - HEADERS) as usize;
 /// Spans without a message after which feedback no longer waits for one.
 const USED_SPANS: u32 = 16;
+/// Probes take one part in so many of the rate, and no more: they are not to be the congestion.
+const PROBE_PARTS: f64 = 8.0;
 /// Most frames of an Ethernet that one of ours takes: what comes between waits no longer.
 const MOST_PIECES: f64 = 4.0;
 
@@ -220,7 +222,9 @@ impl Path {
     /// A stamp by itself.
     fn probe(&mut self, nic: &mut Context<'_>) {
         let now = nic.now();
-        self.probe_at = Some(now + self.config.span);
+        let bytes = f64::from(wire_bytes(nic, 0)) * PROBE_PARTS;
+        let rare = Duration::from_secs_f64(bytes / self.law.rate(now).max(1.0));
+        self.probe_at = Some(now + self.config.span.max(rare));
         let stamp = self.encoder.stamp(now);
         let packet = Packet {
             flags: PROBE | self.flags(),

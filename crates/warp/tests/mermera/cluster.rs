@@ -1,4 +1,4 @@
-//! A star of simulated hosts that share a memory, on links of 100 Mb/s.
+//! A star of simulated hosts that share a memory, on links of 100 Mb/s unless told otherwise.
 
 use std::time::Duration;
 
@@ -19,8 +19,17 @@ use midplane_warp::memory::{Location, Origin, Shared};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-const RATE: LineRate = LineRate::mbps(100);
-const QUEUE: u32 = 16 << 10;
+/// What lies between the nodes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Narrowness {
+    pub(crate) rate: LineRate,
+    /// Bytes that are to stand before a port, of twice as many that it holds.
+    pub(crate) queue: u32,
+}
+
+impl Narrowness {
+    const WIDE: Self = Self { rate: LineRate::mbps(100), queue: 16 << 10 };
+}
 
 /// How slow writes travel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -41,12 +50,17 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn new(nodes: u16, way: Way, seed: u64) -> Self {
-        let link = LinkProfile::ethernet(RATE, Duration::from_micros(1));
-        let topology = Topology::star(nodes, link, SwitchProfile::new(Buffer::Bytes(2 * QUEUE)));
+        Self::with(nodes, way, seed, Narrowness::WIDE)
+    }
+
+    pub(crate) fn with(nodes: u16, way: Way, seed: u64, between: Narrowness) -> Self {
+        let Narrowness { rate, queue } = between;
+        let link = LinkProfile::ethernet(rate, Duration::from_micros(1));
+        let topology = Topology::star(nodes, link, SwitchProfile::new(Buffer::Bytes(2 * queue)));
         let world = World::new(&topology, NicProfile::MODERN, seed, move |node, _| {
             let all: Vec<NodeId> = (0..nodes).map(NodeId).collect();
             let others: Vec<NodeId> = all.iter().copied().filter(|other| *other != node).collect();
-            let mut config = WarpConfig::new(&others, RATE, QUEUE, nodes - 1);
+            let mut config = WarpConfig::new(&others, rate, queue, nodes - 1);
             config.paces_others(true).broadcast(way == Way::All);
             let (warp, gates) = Warp::new(config);
             let mut config = MermeraConfig::new(&all, DELAY);

@@ -5,11 +5,11 @@ mod cluster;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cluster::{Cluster, Way};
+use cluster::{Cluster, Narrowness, Way};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
-use midplane_simhw::time::Instant;
+use midplane_simhw::time::{Instant, LineRate};
 use midplane_warp::memory::{Level, Location, Shared};
 
 async fn pause(host: &impl Host, time: Duration) {
@@ -84,6 +84,31 @@ fn an_access_that_was_dropped_does_not_disturb_the_next() {
         assert_eq!(memory.read(2).await.unwrap(), Some(22));
     };
     cluster.world.block_on(NodeId(2), work).expect("it ends");
+}
+
+/// Ten megabits and a queue of a kilobyte: probes at each span would be all that such a way carries.
+#[test]
+fn a_narrow_way_with_a_short_queue_is_not_filled_by_its_probes() {
+    let way = Narrowness { rate: LineRate::mbps(10), queue: 1 << 10 };
+    let mut cluster = Cluster::with(4, Way::Each, 1, way);
+    let ended: Arc<Mutex<Vec<Instant>>> = Arc::default();
+    for node in 0..4 {
+        let (host, ended) = (cluster.world.host(NodeId(node)), Arc::clone(&ended));
+        cluster.world.spawn(NodeId(node), async move {
+            let mut memory = Shared::<u64>::open(&host).unwrap();
+            for round in 0..100_u64 {
+                memory.slow_write(round as u32 % 5, &round).await.unwrap();
+                pause(&host, Duration::from_millis(1)).await;
+            }
+            memory.flush().await.unwrap();
+            ended.lock().unwrap().push(host.now());
+            pause(&host, Duration::from_secs(10)).await;
+        });
+    }
+    cluster.world.run_until(at(1_000));
+    let ended = ended.lock().unwrap().clone();
+    println!("flushed at {ended:?}");
+    assert_eq!(ended.len(), 4, "what was written is held up: {ended:?}");
 }
 
 /// Every node writes all of its keys all the time; then all stop, and half of all frames are lost.
