@@ -144,8 +144,7 @@ impl<V: Clone> Memory<V> {
     /// Writes so that this writer's values of this location are seen in order, and the last of them
     /// everywhere; in between any may be skipped. Never waits.
     pub fn slow_write(&mut self, now: Instant, location: Location, value: V) {
-        self.clock += 1;
-        let clock = self.clock;
+        let clock = self.tick();
         let mut version = self.versions.get(&(self.me, location)).map_or(1, |last| last + 1);
         for slots in self.slow.values_mut() {
             version = slots.write(now, location, (clock, value.clone()));
@@ -157,9 +156,8 @@ impl<V: Clone> Memory<V> {
 
     /// Writes so that all nodes see this writer's PRAM writes in the order that they were made in.
     pub fn pram_write(&mut self, location: Location, value: V) {
-        self.clock += 1;
+        let clock = self.tick();
         self.pram_written += 1;
-        let clock = self.clock;
         for node in self.slow.keys() {
             let update = Update::Pram { location, clock, value: value.clone() };
             self.outbox.push_back((*node, update));
@@ -239,8 +237,12 @@ impl<V: Clone> Memory<V> {
         self.slow.get(&destination)?.poll_timeout()
     }
 
-    /// An update has arrived.
+    /// An update has arrived. One of a node that does not share the memory changes nothing, nor does
+    /// one that claims to be this node's own.
     pub fn handle_update(&mut self, now: Instant, from: NodeId, update: Update<V>) {
+        if from == self.me || !self.coherent.has_member(from) {
+            return;
+        }
         match update {
             Update::Slow { location, version, number, clock, value } => {
                 self.on_slow(from, (location, version, clock), value);
@@ -281,6 +283,12 @@ impl<V: Clone> Memory<V> {
         self.slow.values().map(Slots::unacknowledged).sum()
     }
 
+    /// The time of the next write here. A clock that a peer has set to its end stands still.
+    const fn tick(&mut self) -> u64 {
+        self.clock = self.clock.saturating_add(1);
+        self.clock
+    }
+
     fn on_slow(&mut self, from: NodeId, write: (Location, u64, u64), value: V) {
         let (location, version, clock) = write;
         let seen = self.versions.entry((from, location)).or_default();
@@ -305,7 +313,7 @@ impl<V: Clone> Memory<V> {
     fn settle(&mut self) {
         while let Some((order, entry)) = self.coherent.poll_committed() {
             let Entry { writer, location, value, .. } = entry;
-            self.clock += 1;
+            self.tick();
             let origin = Origin { writer, level: Level::Coherent, order };
             self.see(location, self.clock, value, origin);
         }

@@ -157,7 +157,16 @@ impl<V: Clone> Coherent<V> {
         self.out.pop_front()
     }
 
+    /// Whether `node` is one of those that share the order.
+    pub(super) fn has_member(&self, node: NodeId) -> bool {
+        self.nodes.contains(&node)
+    }
+
     pub(super) fn handle(&mut self, from: NodeId, message: Coherence<V>) {
+        // A node that was given up and speaks again has lost what it had: its word makes no majority.
+        if self.lost.contains(&from) {
+            return;
+        }
         match message {
             Coherence::Request(entry) => {
                 if self.is_sequencer() {
@@ -200,11 +209,11 @@ impl<V: Clone> Coherent<V> {
         self.lost.insert(node);
         self.have.remove(&node);
         self.out.retain(|(to, _)| *to != node);
-        let mut view = self.view;
-        while self.lost.contains(&self.sequencer(view)) && self.lost.len() < self.nodes.len() {
-            view += 1;
+        let mut views = (0..self.nodes.len() as u64).map(|step| self.view.saturating_add(step));
+        let next = views.find(|view| !self.lost.contains(&self.sequencer(*view)));
+        if let Some(view) = next {
+            self.look_at(view);
         }
-        self.look_at(view);
     }
 
     /// Enters a later view: its sequencer is told what is here.

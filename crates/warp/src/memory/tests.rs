@@ -1,4 +1,5 @@
 use midplane_simhw::rng::Rng;
+use proptest::prelude::*;
 
 use super::check::{Event, History, Violation, Wrong};
 use super::*;
@@ -353,4 +354,92 @@ fn c4_a_mutated_history_is_caught() {
         caught += u32::from(check::coherent(&mutant).is_err());
     }
     assert!(caught >= 27, "{caught} of 30");
+}
+
+/// A node that was given up and is back has none of what it had: if its word counted, two nodes of
+/// five could forget what three have committed.
+#[test]
+fn who_was_given_up_and_speaks_again_makes_no_majority() {
+    let names: Vec<NodeId> = (0..5).map(NodeId).collect();
+    let mut next: Memory<Value> = Memory::new(NodeId(1), &names, Duration::from_nanos(LOOP));
+    next.on_peer_lost(NodeId(2));
+    next.on_peer_lost(NodeId(0));
+    let empty = || Update::Coherent(Coherence::Known { view: 1, of_view: 0, log: Vec::new() });
+    let asked_for_places = |memory: &mut Memory<Value>| {
+        std::iter::from_fn(|| memory.poll_send())
+            .any(|(_, update)| matches!(update, Update::Coherent(Coherence::View { .. })))
+    };
+    let now = Instant::from_nanos(1);
+    next.handle_update(now, NodeId(3), empty());
+    next.handle_update(now, NodeId(2), empty());
+    next.handle_update(now, NodeId(9), empty());
+    assert!(!asked_for_places(&mut next), "itself and one more are no majority of five");
+    next.handle_update(now, NodeId(4), empty());
+    assert!(asked_for_places(&mut next));
+}
+
+/// What a peer may say, with numbers at their ends and in between.
+fn any_update() -> impl Strategy<Value = Update<Value>> {
+    let number = || prop_oneof![Just(u64::MAX), Just(u64::MAX - 1), 0_u64..6, any::<u64>()];
+    let entry = (0_u16..5, number(), 0_u32..3, number()).prop_map(|(writer, ticket, at, value)| {
+        Entry { writer: NodeId(writer), ticket, location: at, value }
+    });
+    let log = proptest::collection::vec(entry.clone(), 0..4);
+    let coherent = (0_u8..7, number(), number(), number(), entry, log).prop_map(
+        |(kind, view, place, other, entry, log)| match kind {
+            0 => Coherence::Request(entry),
+            1 => Coherence::Place { view, place, entry, committed: other },
+            2 => Coherence::Have { view, place },
+            3 => Coherence::Committed { view, place },
+            4 => Coherence::Ask { view },
+            5 => Coherence::Known { view, of_view: other, log },
+            _ => Coherence::View { view, log },
+        },
+    );
+    prop_oneof![
+        (0_u32..3, number(), number(), number(), number()).prop_map(
+            |(location, version, number, clock, value)| {
+                Update::Slow { location, version, number, clock, value }
+            }
+        ),
+        (0_u32..3, number(), number()).prop_map(|(key, version, number)| Update::SlowAck(Ack {
+            key,
+            version,
+            number
+        })),
+        (0_u32..3, number(), number()).prop_map(|(location, clock, value)| Update::Pram {
+            location,
+            clock,
+            value
+        }),
+        coherent.prop_map(Update::Coherent),
+    ]
+}
+
+proptest! {
+    /// Neither clocks nor views, places and versions at their ends bring a memory down; it goes on
+    /// writing and seeing its own writes.
+    #[test]
+    fn no_update_of_any_peer_panics(
+        updates in proptest::collection::vec((0_u16..6, any_update(), 0_u8..8), 1..40),
+    ) {
+        let names: Vec<NodeId> = (0..5).map(NodeId).collect();
+        let mut memory: Memory<Value> =
+            Memory::new(NodeId(1), &names, Duration::from_nanos(LOOP));
+        for (step, (from, update, what)) in (1_u64..).zip(updates) {
+            let now = Instant::from_nanos(step * STEP);
+            memory.handle_update(now, NodeId(from), update);
+            match what {
+                0 => memory.on_peer_lost(NodeId(from)),
+                1 => memory.slow_write(now, 0, step),
+                2 => memory.pram_write(1, step),
+                3 => drop(memory.co_write(2, step)),
+                _ => while memory.poll_slow(now, NodeId(from)).is_some() {},
+            }
+            if what == 1 || what == 2 {
+                prop_assert_eq!(memory.read(u32::from(what) - 1), Some(&step));
+            }
+            while memory.poll_send().is_some() {}
+        }
+    }
 }
