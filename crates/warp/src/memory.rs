@@ -181,6 +181,20 @@ impl<V: Clone> Memory<V> {
         self.coherent.is_done(ticket)
     }
 
+    /// Whether a coherent write waits for the node that gives it its place. While it does, call
+    /// [`Memory::call_sequencer`] now and then.
+    #[must_use]
+    pub fn waits_for_place(&self) -> bool {
+        self.coherent.waits()
+    }
+
+    /// Sends the node that gives coherent writes their places something that must arrive, so that its
+    /// death is noticed even where it had acknowledged all that it was sent.
+    pub fn call_sequencer(&mut self) {
+        self.coherent.call();
+        self.settle();
+    }
+
     /// The value at `location` in this node's copy; `None` before the first write that is seen.
     #[must_use]
     pub fn read(&self, location: Location) -> Option<&V> {

@@ -57,9 +57,10 @@ pub enum Coherence<V> {
         /// The last place.
         place: u64,
     },
-    /// From the sequencer of a new view: what is there?
+    /// From the sequencer of a new view: what is there? To the sequencer of the present one: is it
+    /// there?
     Ask {
-        /// The new view.
+        /// The view.
         view: u64,
     },
     /// To the sequencer of a new view: all that is here.
@@ -138,6 +139,18 @@ impl<V: Clone> Coherent<V> {
 
     pub(super) const fn is_done(&self, ticket: u64) -> bool {
         ticket <= self.done
+    }
+
+    /// Whether a write of this node waits for another node to give it a place.
+    pub(super) fn waits(&self) -> bool {
+        !self.pending.is_empty() && self.sequencer(self.view) != self.me
+    }
+
+    /// Says something to the sequencer that changes nothing: one that took requests and died is found
+    /// out only by who still has something to tell it.
+    pub(super) fn call(&mut self) {
+        let view = self.view;
+        self.out.push_back((self.sequencer(view), Coherence::Ask { view }));
     }
 
     pub(super) fn poll_committed(&mut self) -> Option<(u64, Entry<V>)> {

@@ -46,6 +46,13 @@ const FRAME_BYTES: usize = 1_360;
 const AROUND: usize = 48 + 28 + 38;
 /// Bytes of an update, before there was a longer one.
 const UPDATE_BYTES: usize = 64;
+/// Feedback delays for which a coherent write waits before its sequencer is called: it may have died
+/// after it took the request.
+const CALL_DELAYS: u32 = 16;
+/// Timeouts: slow writes that are due, control messages that found no room, calls.
+const DUE: TimeoutId = TimeoutId(0);
+const ROOM: TimeoutId = TimeoutId(1);
+const CALL: TimeoutId = TimeoutId(2);
 /// How often a gate that was shut is tried again, in its feedback delays.
 const TRIES: u32 = 8;
 /// First byte of a control message: the last part of an update, or one before it.
@@ -94,6 +101,8 @@ pub struct Mermera {
     blocked: BTreeSet<NodeId>,
     /// Coherent writes that wait for their place.
     placing: Vec<(u64, Command)>,
+    /// Whether the sequencer will be called.
+    is_calling: bool,
     flushing: Vec<Command>,
     /// When gates that were shut are tried again.
     try_at: Option<Instant>,
@@ -114,6 +123,7 @@ impl Mermera {
             acks: BTreeMap::new(),
             blocked: BTreeSet::new(),
             placing: Vec::new(),
+            is_calling: false,
             flushing: Vec::new(),
             try_at: None,
             skipped: 0,
@@ -148,8 +158,12 @@ impl Mermera {
         // What is due and was skipped waits for the gate.
         let due = self.try_at.map_or(due, |at| Some(due.map_or(at, |due| due.max(at))));
         match due {
-            Some(at) => nic.set_timeout_at(TimeoutId(0), Service::Exact, at),
-            None => nic.cancel_timeout(TimeoutId(0)),
+            Some(at) => nic.set_timeout_at(DUE, Service::Exact, at),
+            None => nic.cancel_timeout(DUE),
+        }
+        if memory.waits_for_place() && !self.is_calling {
+            self.is_calling = true;
+            nic.set_timeout(CALL, Service::Coarse, self.config.delay * CALL_DELAYS);
         }
     }
 
@@ -181,7 +195,7 @@ impl Mermera {
         }
         if is_full {
             let again = self.config.delay / TRIES;
-            nic.set_timeout(TimeoutId(1), Service::Exact, again.max(Duration::from_micros(10)));
+            nic.set_timeout(ROOM, Service::Exact, again.max(Duration::from_micros(10)));
         }
     }
 
@@ -407,7 +421,13 @@ impl Extension for Mermera {
         self.pump(nic);
     }
 
-    fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
+    fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {
+        if timeout == CALL {
+            self.is_calling = false;
+            if let Some(memory) = self.memory.as_mut().filter(|memory| memory.waits_for_place()) {
+                memory.call_sequencer();
+            }
+        }
         self.pump(nic);
     }
 

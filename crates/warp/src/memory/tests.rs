@@ -356,6 +356,28 @@ fn c4_a_mutated_history_is_caught() {
     assert!(caught >= 27, "{caught} of 30");
 }
 
+/// It had acknowledged every request: nobody would miss it who does not say something more.
+#[test]
+fn who_waits_for_a_place_calls_the_sequencer_and_changes_nothing_by_it() {
+    let names: Vec<NodeId> = (0..3).map(NodeId).collect();
+    let memory = |node| Memory::<Value>::new(NodeId(node), &names, Duration::from_nanos(LOOP));
+    let (mut sequencer, mut writer) = (memory(0), memory(1));
+    assert!(!writer.waits_for_place());
+    writer.co_write(7, 1);
+    let request = writer.poll_send();
+    assert!(matches!(request, Some((NodeId(0), Update::Coherent(Coherence::Request(_))))));
+    assert!(writer.waits_for_place() && writer.poll_send().is_none());
+    writer.call_sequencer();
+    let (to, call) = writer.poll_send().expect("something that must arrive");
+    assert_eq!(to, NodeId(0));
+    assert!(call.is_reliable());
+    sequencer.handle_update(Instant::from_nanos(1), NodeId(1), call);
+    assert!(sequencer.poll_send().is_none() && sequencer.read(7).is_none());
+    // It is found to be dead: the writer is the next one, and waits for a majority, not for a place.
+    writer.on_peer_lost(NodeId(0));
+    assert!(!writer.waits_for_place());
+}
+
 /// A node that was given up and is back has none of what it had: if its word counted, two nodes of
 /// five could forget what three have committed.
 #[test]
