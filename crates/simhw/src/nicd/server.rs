@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, bind, listen};
 use rustix::process::geteuid;
 use thiserror::Error;
@@ -29,6 +30,9 @@ const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 const MAX_NAME: usize = 64;
 /// Connections that may wait to be taken.
 const BACKLOG: i32 = 1_024;
+/// How long nobody is taken in where the system has no descriptor for who knocks: less than a
+/// client waits, and long enough to cost nothing.
+const DEAF: Duration = Duration::from_millis(50);
 /// Turns of looking between two looks at the sockets.
 const LOOKS_PER_POLL: u32 = 4_096;
 
@@ -106,7 +110,7 @@ impl PortServer {
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(ServeError::Name(name.len()));
         }
-        let system = |error: rustix::io::Errno| ServeError::System(error.kind());
+        let system = |error: Errno| ServeError::System(error.kind());
         let node = nic.node();
         let listener = seqpacket().map_err(system)?;
         bind(&listener, &address(&name, node).map_err(system)?).map_err(|error| {
@@ -129,6 +133,7 @@ impl PortServer {
             stopped: copy(&stop)?,
             event: copy(&event)?,
             clients: Vec::new(),
+            deaf_until: None,
         };
         let thread = std::thread::Builder::new().name(format!("ports {node}"));
         let thread = thread.spawn(move || room.run());
@@ -185,6 +190,8 @@ struct Room {
     /// What clients wake the thread with.
     event: OwnedFd,
     clients: Vec<Client>,
+    /// Who knocks could not be taken in, and would be heard all the time.
+    deaf_until: Option<Instant>,
 }
 
 /// What there is at the sockets.
@@ -267,24 +274,26 @@ impl Room {
         self.served().for_each(|served| served.words.stay_awake());
     }
 
-    /// Until the next who has said nothing is given up.
+    /// Until the next who has said nothing is given up, or who knocks is heard again.
     fn patience(&self) -> Duration {
         let now = Clock::now();
         let left = self.clients.iter().filter_map(|client| match client.stage {
             Stage::Expected(until) => Some(until.since(now)),
             Stage::Open(_) => None,
         });
+        let left = left.chain(self.deaf_until.map(|until| until.since(now)));
         left.min().map_or(Duration::MAX, |left| left.max(Duration::from_millis(1)))
     }
 
     fn wait(&self, patience: Duration) -> Ready {
-        let sockets = self.clients.iter().map(|client| client.socket.as_fd());
-        let first = [self.stopped.as_fd(), self.listener.as_fd(), self.event.as_fd()];
-        let mut polled: Vec<_> = first
-            .into_iter()
-            .chain(sockets)
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
+        let knocks = if self.deaf_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
+        let sockets = self.clients.iter().map(|client| PollFd::new(&client.socket, PollFlags::IN));
+        let first = [
+            PollFd::new(&self.stopped, PollFlags::IN),
+            PollFd::new(&self.listener, knocks),
+            PollFd::new(&self.event, PollFlags::IN),
+        ];
+        let mut polled: Vec<_> = first.into_iter().chain(sockets).collect();
         let timeout = Timespec::try_from(patience).ok().filter(|_| patience != Duration::MAX);
         // Interrupted, nothing is known to be ready.
         let is_any = poll(&mut polled, timeout.as_ref()).is_ok_and(|count| count > 0);
@@ -305,7 +314,8 @@ impl Room {
                 self.end(index);
             }
         }
-        if ready.listener {
+        let was_deaf = self.deaf_until.is_some_and(|until| until <= now);
+        if ready.listener || was_deaf {
             self.accept_all();
         }
     }
@@ -313,7 +323,18 @@ impl Room {
     fn accept_all(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let own = geteuid().as_raw();
-        while let Ok(socket) = accept_with(&self.listener, flags) {
+        self.deaf_until = None;
+        loop {
+            let socket = match accept_with(&self.listener, flags) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN) => return,
+                // Whoever it was has gone.
+                Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                Err(_) => {
+                    self.deaf_until = Some(Clock::now() + DEAF);
+                    return;
+                }
+            };
             let admits = |user| user == own || self.admitted.contains(&user);
             if user_of(&socket).is_ok_and(admits) {
                 let stage = Stage::Expected(Clock::now() + PATIENCE);
