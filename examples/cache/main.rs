@@ -209,8 +209,7 @@ fn draw(path: &std::path::Path, runs: &[Run]) -> Result<(), String> {
     let hosts = runs.iter().find(|run| run.cached.is_none());
     let lines = |pick: fn(&Run) -> f64| {
         let of_nic = runs.iter().filter_map(|run| Some((run.cached?, pick(run))));
-        let points: Vec<(f64, f64)> =
-            of_nic.map(|(places, y)| ((places.max(1) as f64).log2(), y)).collect();
+        let points: Vec<(f64, f64)> = of_nic.map(|(places, y)| (places.max(1) as f64, y)).collect();
         let level = hosts.map(pick).unwrap_or_default();
         let beside = points.iter().map(|(x, _)| (*x, level)).collect();
         vec![
@@ -222,5 +221,6 @@ fn draw(path: &std::path::Path, runs: &[Run]) -> Result<(), String> {
         plot::Panel { title: "thousand gets/s".into(), lines: lines(|run| run.gets_per_s / 1e3) },
         plot::Panel { title: "median, us".into(), lines: lines(|run| run.median_us) },
     ];
-    plot::draw(path, "log2 of the cache's places", "", &panels)
+    let places = plot::Axis { label: "places of the cache", scale: plot::Scale::Binary };
+    plot::draw(path, places, "", &panels)
 }

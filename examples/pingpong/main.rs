@@ -149,7 +149,7 @@ fn finish(arguments: &Arguments, skipped: Vec<String>, runs: Vec<Run>) -> ExitCo
             for run in runs.iter().filter(|run| !pick(run).is_nan()) {
                 let memory = run.registration.as_deref().unwrap_or("");
                 let label = format!("{} {} {} {}", run.fabric, run.layer, memory, run.wait);
-                let point = ((run.bytes.max(1) as f64).log2(), pick(run).log10());
+                let point = (run.bytes.max(1) as f64, pick(run));
                 match lines.iter_mut().find(|line| line.label == label) {
                     Some(line) => line.points.push(point),
                     None => lines.push(plot::Line { label, points: vec![point] }),
@@ -158,10 +158,12 @@ fn finish(arguments: &Arguments, skipped: Vec<String>, runs: Vec<Run>) -> ExitCo
             lines
         };
         let panels = [
-            plot::Panel { title: "one way, log10 us".into(), lines: lines(|run| run.median_us) },
-            plot::Panel { title: "bandwidth, log10 GB/s".into(), lines: lines(|run| run.gb_per_s) },
+            plot::Panel { title: "one way, us".into(), lines: lines(|run| run.median_us) },
+            plot::Panel { title: "bandwidth, GB/s".into(), lines: lines(|run| run.gb_per_s) },
         ];
-        if let Err(what) = plot::draw(path, "log2 bytes", "", &panels) {
+        let bytes = plot::Axis { label: "bytes", scale: plot::Scale::Binary };
+        let measured = plot::Axis { label: "", scale: plot::Scale::Decimal };
+        if let Err(what) = plot::draw(path, bytes, measured, &panels) {
             return report::fail(&what, report::BAD_INPUT);
         }
     }

@@ -160,7 +160,7 @@ fn draw(path: &std::path::Path, runs: &[Run]) -> Result<(), String> {
         let mut lines: Vec<plot::Line> = Vec::new();
         for run in runs {
             let label = format!("{} {}", run.fabric, run.way);
-            let point = ((run.bytes.max(1) as f64).log2(), pick(run).log10());
+            let point = (run.bytes.max(1) as f64, pick(run));
             match lines.iter_mut().find(|line| line.label == label) {
                 Some(line) => line.points.push(point),
                 None => lines.push(plot::Line { label, points: vec![point] }),
@@ -169,8 +169,10 @@ fn draw(path: &std::path::Path, runs: &[Run]) -> Result<(), String> {
         lines
     };
     let panels = [
-        plot::Panel { title: "requests/s, log10".into(), lines: lines(|run| run.requests_per_s) },
-        plot::Panel { title: "median, log10 us".into(), lines: lines(|run| run.median_us) },
+        plot::Panel { title: "requests/s".into(), lines: lines(|run| run.requests_per_s) },
+        plot::Panel { title: "median, us".into(), lines: lines(|run| run.median_us) },
     ];
-    plot::draw(path, "log2 bytes", "", &panels)
+    let bytes = plot::Axis { label: "bytes", scale: plot::Scale::Binary };
+    let measured = plot::Axis { label: "", scale: plot::Scale::Decimal };
+    plot::draw(path, bytes, measured, &panels)
 }
