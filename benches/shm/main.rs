@@ -1,4 +1,4 @@
-//! How fast two processes talk over shared memory: spinning, against the slots alone; parked,
+//! How fast do two processes talk over shared memory? Spinning, against the slots alone; parked,
 //! against tokio's Unix sockets; in bulk.
 //!
 //! `cargo bench --bench shm` prints the tables. The benchmark starts itself a second time; each of
@@ -10,8 +10,6 @@ mod parked;
 #[cfg(target_os = "linux")]
 mod side;
 #[cfg(target_os = "linux")]
-mod software;
-#[cfg(target_os = "linux")]
 mod spinning;
 
 #[cfg(target_os = "linux")]
@@ -19,7 +17,6 @@ fn main() {
     // cargo passes arguments of its own; the child has one of ours.
     let parent = std::env::args().skip_while(|argument| argument != side::CHILD).nth(1);
     let (mut side, child) = side::Side::start(parent);
-    software::run(&mut side);
     spinning::run(&mut side);
     parked::run(&mut side);
     drop(child);

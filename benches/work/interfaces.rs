@@ -1,4 +1,4 @@
-//! What a message costs on each layer where nothing crosses between cores: two NICs on one thread.
+//! Messages over two NICs on one thread, on each layer over shared memory: there and back.
 
 use std::time::Duration;
 
@@ -23,26 +23,20 @@ use midplane::via::nic::{Nic, ViId, WorkQueue};
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::side::{ROUNDS, Side, median, nanos_of};
-
-/// Messages of one round.
-const MESSAGES_A_ROUND: usize = 200;
 const BYTES: usize = 64;
 
-pub(crate) fn run(side: &mut Side) {
-    let name = side.next_name();
-    if !side.is_first {
-        return;
-    }
-    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let nics = runtime.block_on(nics(&name));
-    let rows = [
-        ("unit", units(&nics)),
-        ("Virtual Interface", interfaces(&runtime, &nics)),
-        ("message layer", messages(&runtime, &nics)),
-    ];
-    for (layer, ns) in rows {
-        side.say(&format!("one thread, one way, {BYTES} bytes, {layer}: {ns:.0} ns"));
+/// Two NICs of one fabric, and the runtime that they are on.
+pub(crate) struct Nics {
+    runtime: Runtime,
+    nics: Vec<ShmNic>,
+}
+
+impl Nics {
+    /// Of a fabric that no other process has.
+    pub(crate) fn start(purpose: &str) -> Self {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let nics = runtime.block_on(nics(&format!("bench {purpose} {}", std::process::id())));
+        Self { runtime, nics }
     }
 }
 
@@ -61,20 +55,13 @@ async fn nics(name: &str) -> Vec<ShmNic> {
     nics
 }
 
-/// Nanoseconds of one of the messages that `message` sends to and fro.
-fn nanos_of_one_way(mut there_and_back: impl FnMut()) -> f64 {
-    let rounds = (0..ROUNDS).map(|_| {
-        let all = nanos_of(|| (0..MESSAGES_A_ROUND / 2).for_each(|_| there_and_back()));
-        all / MESSAGES_A_ROUND as f64
-    });
-    median(rounds.collect())
-}
-
-fn units(nics: &[ShmNic]) -> f64 {
-    let mut ports: Vec<_> = nics.iter().map(|nic| nic.host().open_port().expect("runs")).collect();
+/// The unit's own messages, through ports.
+pub(crate) fn units(both: &Nics) -> impl FnMut() + use<> {
+    let mut ports: Vec<_> =
+        both.nics.iter().map(|nic| nic.host().open_port().expect("runs")).collect();
     let buffers: Vec<_> =
         ports.iter_mut().map(|port| port.register(BYTES).expect("room")).collect();
-    nanos_of_one_way(|| {
+    move || {
         for (from, to) in [(0, 1), (1, 0)] {
             let name = (NodeId(to as u16), ports[to].id());
             ports[to].submit(&receive(buffers[to].whole(), 1)).expect("room");
@@ -82,7 +69,7 @@ fn units(nics: &[ShmNic]) -> f64 {
             while ports[to].poll().is_none() {}
             while ports[from].poll().is_none() {}
         }
-    })
+    }
 }
 
 /// An interface with its memory, and the descriptors that go round.
@@ -135,15 +122,17 @@ impl Interface {
     }
 }
 
-fn interfaces(runtime: &Runtime, nics: &[ShmNic]) -> f64 {
+/// Descriptors of two Virtual Interfaces: posted, carried out, reaped.
+pub(crate) fn interfaces(both: &Nics) -> impl FnMut() + use<> {
+    let Nics { runtime, nics } = both;
     let both = async { tokio::join!(Interface::connect(&nics[0]), Interface::connect(&nics[1])) };
     let (mut a, mut b) = runtime.block_on(both);
-    nanos_of_one_way(|| {
+    move || {
         a.send();
         b.receive();
         b.send();
         a.receive();
-    })
+    }
 }
 
 /// One process of the message layer.
@@ -194,7 +183,9 @@ impl Talker {
     }
 }
 
-fn messages(runtime: &Runtime, nics: &[ShmNic]) -> f64 {
+/// Messages with tags over them.
+pub(crate) fn messages(both: &Nics) -> impl FnMut() + use<> {
+    let Nics { runtime, nics } = both;
     let both = async { tokio::join!(Talker::open(&nics[0]), Talker::open(&nics[1])) };
     let (mut a, mut b) = runtime.block_on(both);
     let pass = |from: &mut Talker, to: &mut Talker| {
@@ -205,8 +196,8 @@ fn messages(runtime: &Runtime, nics: &[ShmNic]) -> f64 {
             is_received = is_received || to.has_ended(received);
         }
     };
-    nanos_of_one_way(|| {
+    move || {
         pass(&mut a, &mut b);
         pass(&mut b, &mut a);
-    })
+    }
 }

@@ -1,53 +1,55 @@
-//! What a message costs that is not sent: the gate against what others do with a full queue.
+//! What does a message cost that is not sent? The gate, against what others do with a full queue.
 //!
-//! All in one run, in turn, so that the ratios hold on a busy machine: the median over batches, in
-//! nanoseconds a call.
-
-#![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
+//! At most 5 ns are asked of a congested gate, and that others take 20 times as long.
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use midplane_warp::gate::GateKeeper;
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use midplane::warp::gate::GateKeeper;
 use quinn::rustls::RootCertStore;
 use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
 use quinn::{ClientConfig, Connection, Endpoint, ServerConfig};
 
-/// Calls of a batch, and batches of a measurement.
-const CALLS: u32 = 2_000;
-const BATCHES: usize = 201;
 /// Bytes of a message.
 const MESSAGE: usize = 1_000;
+/// Bytes of credit that a gate is made with: more than any batch of messages takes.
+const CREDIT: u64 = 1 << 40;
 
-/// A batch of calls by name: nanoseconds a call.
-type Rival<'a> = (&'static str, Box<dyn FnMut() -> f64 + 'a>);
-
-/// A batch of `call`, which is inlined as it is where it is used.
-fn batch<'a, T>(mut call: impl FnMut() -> T + 'a) -> Box<dyn FnMut() -> f64 + 'a> {
-    Box::new(move || {
-        let begin = Instant::now();
-        for _ in 0..CALLS {
-            black_box(call());
-        }
-        begin.elapsed().as_nanos() as f64 / f64::from(CALLS)
-    })
+fn gates(c: &mut Criterion) {
+    let mut group = c.benchmark_group("c_send");
+    let (_keeper, shut) = GateKeeper::new(1);
+    group.bench_function("congested (at most 5 ns)", |b| {
+        b.iter(|| shut.c_send(black_box(1_000), || ()));
+    });
+    group.bench_function("admitted", |b| {
+        let gate = || GateKeeper::new(CREDIT);
+        b.iter_batched_ref(
+            gate,
+            |(_, open)| open.c_send(black_box(1), || ()),
+            BatchSize::LargeInput,
+        );
+    });
+    group.finish();
 }
 
-fn main() {
+fn rivals(c: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime");
-    let (_keeper, shut) = GateKeeper::new(1);
-    let (mut keeper, open) = GateKeeper::new(1 << 30);
+    let mut group = c.benchmark_group("a full queue");
     let (queue, _receiver) = tokio::sync::mpsc::channel(1);
     queue.try_send([0_u8; 8]).expect("the first fits");
+    group.bench_function("tokio mpsc try_send", |b| b.iter(|| queue.try_send(black_box([0; 8]))));
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let sink = UdpSocket::bind(any).expect("a socket");
     let socket = UdpSocket::bind(any).expect("a socket");
     socket.set_nonblocking(true).expect("a socket option");
     socket.connect(sink.local_addr().expect("its address")).expect("loopback");
+    let payload = [0; MESSAGE];
+    group.bench_function("UDP send, non-blocking", |b| b.iter(|| socket.send(black_box(&payload))));
     let connected =
         runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), connect()).await });
     let (connection, _peer) = connected.expect("loopback answers");
@@ -55,30 +57,10 @@ fn main() {
     let datagram = Bytes::from_static(&[0; MESSAGE]);
     // Nobody drives the connection from here on: its queue of 1 MiB fills and stays full.
     (0..2_000).for_each(|_| connection.send_datagram(datagram.clone()).expect("it is queued"));
-    let payload = [0; MESSAGE];
-    let mut rivals: Vec<Rival<'_>> = vec![
-        ("c_send, congested", batch(|| shut.c_send(1_000, || ()))),
-        ("c_send, admitted", batch(|| open.c_send(1, || ()))),
-        ("tokio mpsc try_send, full", batch(|| queue.try_send([0; 8]))),
-        ("UDP send, non-blocking", batch(|| socket.send(&payload))),
-        ("quinn send_datagram, full", batch(|| connection.send_datagram(datagram.clone()))),
-    ];
-    let mut samples = vec![Vec::with_capacity(BATCHES); rivals.len()];
-    for _ in 0..BATCHES {
-        keeper.pour(midplane_simhw::time::Instant::from_nanos(1), 0.0);
-        for ((_, call), samples) in rivals.iter_mut().zip(&mut samples) {
-            samples.push(call());
-        }
-    }
-    let mut medians = samples.iter_mut().map(|samples| {
-        samples.sort_by(f64::total_cmp);
-        samples[BATCHES / 2]
+    group.bench_function("quinn send_datagram", |b| {
+        b.iter(|| connection.send_datagram(black_box(datagram.clone())));
     });
-    let first = medians.next().expect("the gate is the first");
-    println!("{:<28} {first:>8.1} ns  (asked: 5 at most)", rivals[0].0);
-    for ((name, _), median) in rivals[1..].iter().zip(medians) {
-        println!("{name:<28} {median:>8.1} ns  {:>6.0} times as much", median / first);
-    }
+    group.finish();
 }
 
 /// A connection over loopback, and its other end.
@@ -101,3 +83,6 @@ async fn connect() -> (Connection, (Connection, Endpoint, Endpoint)) {
     let (ours, theirs) = tokio::join!(dial, accept);
     (ours.expect("a connection"), (theirs.expect("a connection"), endpoint, server))
 }
+
+criterion_group!(benches, gates, rivals);
+criterion_main!(benches);

@@ -1,0 +1,130 @@
+//! How many instructions does each step take? The same whatever else the machine does.
+//!
+//! `cargo bench --bench instructions` runs each piece of work by itself under valgrind's callgrind, which
+//! counts what the work takes and not what prepares it. Without valgrind it says so, and ends.
+
+#[path = "../examples/common/chains.rs"]
+#[expect(dead_code, reason = "studies use more of it")]
+mod chains;
+#[path = "work/interfaces.rs"]
+#[cfg(target_os = "linux")]
+mod interfaces;
+#[path = "work/matching.rs"]
+mod matching;
+#[path = "work/messages.rs"]
+mod messages;
+
+use std::hint::black_box;
+use std::process::{Command, ExitCode, Stdio};
+
+use midplane::pipeline::fixed;
+use midplane::warp::gate::GateKeeper;
+
+/// The argument of the process that is counted; the piece's number follows.
+const PIECE: &str = "--piece";
+/// Times that a piece is done before the count begins, and while it lasts: tables and pools have
+/// their size then, and what happens now and then is in the mean.
+const WARM_UP: usize = 200;
+const COUNTED: usize = 1_000;
+
+type Work = Box<dyn FnMut()>;
+
+/// Prepares what is counted.
+type Prepare = fn() -> Work;
+
+const PIECES: &[(&str, Prepare)] = &[
+    ("c_send of a congested gate", || {
+        let (_, shut) = GateKeeper::new(1);
+        Box::new(move || {
+            let _ = black_box(shut.c_send(black_box(1_000), || ()));
+        })
+    }),
+    ("c_send of an open gate", || {
+        let (keeper, open) = GateKeeper::new(1 << 40);
+        Box::new(move || {
+            black_box(&keeper);
+            let _ = black_box(open.c_send(black_box(1), || ()));
+        })
+    }),
+    ("a message meets a posted receive", || Box::new(matching::expected())),
+    ("a message is held and received", || Box::new(matching::unexpected(matching::exact))),
+    ("equal fragments of four stages", || {
+        let chain = chains::Dice::new(2).chain(4);
+        Box::new(move || {
+            let _ = black_box(fixed::count(&chain, black_box(1e5), 1, 65_536));
+        })
+    }),
+    ("64 B there and back in memory: carrier", || Box::new(messages::carrier(&[7; 64]))),
+    ("64 B there and back in memory: engine", || Box::new(messages::engine(&[7; 64]))),
+    ("64 B there and back in memory: process", || Box::new(messages::process(&[7; 64]))),
+    ("64 B there and back in memory: futures", || Box::new(messages::futures(&[7; 64]))),
+    #[cfg(target_os = "linux")]
+    ("64 B there and back over shm: units", || over(interfaces::units)),
+    #[cfg(target_os = "linux")]
+    ("64 B there and back over shm: interfaces", || over(interfaces::interfaces)),
+    #[cfg(target_os = "linux")]
+    ("64 B there and back over shm: messages", || over(interfaces::messages)),
+];
+
+/// Work over NICs that live as long as it.
+#[cfg(target_os = "linux")]
+fn over<W: FnMut() + 'static>(layer: impl FnOnce(&interfaces::Nics) -> W) -> Work {
+    let nics = interfaces::Nics::start("instructions");
+    let mut work = layer(&nics);
+    Box::new(move || {
+        let _alive = &nics;
+        work();
+    })
+}
+
+/// All that callgrind counts: it knows this function by its name.
+#[inline(never)]
+fn counted(work: &mut dyn FnMut()) {
+    for _ in 0..COUNTED {
+        work();
+    }
+}
+
+/// Instructions of a piece, each time.
+fn count(piece: usize) -> Result<f64, String> {
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg("--toggle-collect=*instructions::counted*")
+        .arg(own)
+        .args([PIECE, &piece.to_string()])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let all = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
+    let all: f64 = all.ok_or_else(|| said.lines().last().unwrap_or("no count").to_owned())?;
+    Ok(all / COUNTED as f64)
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().collect();
+    let piece = words.iter().skip_while(|word| *word != PIECE).nth(1);
+    if let Some(&(_, prepare)) = piece.and_then(|at| PIECES.get(at.parse::<usize>().ok()?)) {
+        let mut work = prepare();
+        (0..WARM_UP).for_each(|_| work());
+        counted(&mut work);
+        return ExitCode::SUCCESS;
+    }
+    let version = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status();
+    if !version.is_ok_and(|status| status.success()) {
+        println!("skipped: valgrind is not on this machine; install it to count instructions");
+        return ExitCode::SUCCESS;
+    }
+    println!("instructions, mean of {COUNTED} times after {WARM_UP}");
+    for (at, (what, _)) in PIECES.iter().enumerate() {
+        match count(at) {
+            Ok(each) => println!("{what:<44}{each:>10.1}"),
+            Err(why) => {
+                println!("{what:<44}{why}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}

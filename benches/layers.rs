@@ -1,0 +1,41 @@
+//! What does each layer of messages add, where nothing crosses between cores?
+//!
+//! A time is that of a message there and one back, both sides' work together, on one thread. What a
+//! layer costs is the difference to the one above it.
+
+#[path = "work/interfaces.rs"]
+#[cfg(target_os = "linux")]
+mod interfaces;
+#[path = "work/messages.rs"]
+mod messages;
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+
+fn in_memory(c: &mut Criterion) {
+    let mut group = c.benchmark_group("there and back in memory");
+    for length in [8, 64, 1024, 4096] {
+        let bytes = vec![7; length];
+        let id = |layer| BenchmarkId::new(layer, length);
+        group.bench_function(id("carrier"), |b| b.iter(messages::carrier(&bytes)));
+        group.bench_function(id("engine"), |b| b.iter(messages::engine(&bytes)));
+        group.bench_function(id("process"), |b| b.iter(messages::process(&bytes)));
+        group.bench_function(id("futures"), |b| b.iter(messages::futures(&bytes)));
+    }
+    group.finish();
+}
+
+#[cfg(target_os = "linux")]
+fn over_shared_memory(c: &mut Criterion) {
+    let mut group = c.benchmark_group("there and back over shared memory, 64 bytes");
+    let nics = interfaces::Nics::start("layers");
+    group.bench_function("units", |b| b.iter(interfaces::units(&nics)));
+    group.bench_function("Virtual Interfaces", |b| b.iter(interfaces::interfaces(&nics)));
+    group.bench_function("messages", |b| b.iter(interfaces::messages(&nics)));
+    group.finish();
+}
+
+#[cfg(not(target_os = "linux"))]
+fn over_shared_memory(_: &mut Criterion) {}
+
+criterion_group!(benches, in_memory, over_shared_memory);
+criterion_main!(benches);
