@@ -48,6 +48,7 @@ struct Cluster {
     addresses: Vec<SocketAddr>,
     nodes: Vec<Option<Node>>,
     steps: Vec<Step>,
+    sandboxed: bool,
 }
 
 /// The counter as a module of WebAssembly: STEP stands for what it adds.
@@ -90,106 +91,127 @@ fn play(sandboxed: bool) -> Result<Vec<Step>, String> {
     }
     let addresses = processes::free_addresses(NODES.into())?;
     let nodes = (0..NODES).map(|_| None).collect();
-    let mut cluster = Cluster { program, addresses, nodes, steps: Vec::new() };
+    let mut cluster = Cluster { program, addresses, nodes, steps: Vec::new(), sandboxed };
     for rank in 0..NODES {
         cluster.start(rank)?;
     }
     cluster.wait_for_all()?;
-    let counter = |step: u8| match sandboxed {
-        true => COUNTER.replace("STEP", &step.to_string()),
-        false => format!("native: counter {step}"),
-    };
-    cluster.step(
-        "counter by 1, by way of node 0",
-        0,
-        &install(&counter(1)),
-        |a| a.epoch == Some(1),
-        &[Some(1); 6],
-    )?;
-    cluster.step(
-        "a command to node 1, which tells node 2",
-        1,
-        &call(1, 2),
-        |a| a.length == Some(1),
-        &[Some(1); 6],
-    )?;
-    cluster.step(
-        "upgrade to a counter by 10, by way of node 3",
-        3,
-        &install(&counter(10)),
-        |a| a.epoch == Some(2),
-        &[Some(2); 6],
-    )?;
-    cluster.step(
-        "node 1 goes on from 1",
-        1,
-        &call(1, 4),
-        |a| a.length == Some(11),
-        &[Some(2); 6],
-    )?;
-    cluster.step(
-        "rolled back, by way of node 5",
-        5,
-        &(Order::RollBack { number: NUMBER }, String::new()),
-        |a| a.epoch == Some(3),
-        &[Some(3); 6],
-    )?;
-    cluster.step(
-        "node 1 goes on from 11, by 1",
-        1,
-        &call(1, 2),
-        |a| a.length == Some(12),
-        &[Some(3); 6],
-    )?;
-    cluster.step(
-        "a module that is none is refused",
-        2,
-        &install(if sandboxed { "(module)" } else { "native: nonsense" }),
-        |a| a.status == "refused",
-        &[Some(3); 6],
-    )?;
-    cluster.nodes[4] = None;
-    let five = [Some(3), Some(3), Some(3), Some(3), None, Some(3)];
-    cluster.step(
-        "node 4 is killed; nothing can be installed at first",
-        0,
-        &install(&counter(100)),
-        |a| a.refused_by == Some(4),
-        &five,
-    )?;
-    let five = [Some(4), Some(4), Some(4), Some(4), None, Some(4)];
-    cluster.step(
-        "... and then on the other five",
-        0,
-        &install(&counter(100)),
-        |a| a.nodes == Some(5),
-        &five,
-    )?;
-    cluster.start(4)?;
-    cluster.wait_for_all()?;
-    let listed = (Order::List, String::new());
-    cluster.step(
-        "node 4 is back, and has caught up",
-        4,
-        &listed,
-        |a| a.status == "done",
-        &[Some(4); 6],
-    )?;
-    cluster.step(
-        "it fails on node 2, alone",
-        2,
-        &call(3, 0),
-        |a| a.status == "extension-down",
-        &[Some(4), Some(4), None, Some(4), Some(4), Some(4)],
-    )?;
-    cluster.step(
-        "taken down everywhere",
-        1,
-        &(Order::Quarantine { number: NUMBER }, String::new()),
-        |a| a.status == "done",
-        &[None; 6],
-    )?;
+    cluster.upgrade()?;
+    cluster.go_back()?;
+    cluster.lose_a_node()?;
+    cluster.fail()?;
     Ok(cluster.steps)
+}
+
+/// What is shown, in order: each goes on from where the one before it ended.
+impl Cluster {
+    /// A module that counts by `step`.
+    fn counter(&self, step: u8) -> String {
+        match self.sandboxed {
+            true => COUNTER.replace("STEP", &step.to_string()),
+            false => format!("native: counter {step}"),
+        }
+    }
+
+    /// A module, and a later version of it that goes on from the former's state.
+    fn upgrade(&mut self) -> Result<(), String> {
+        self.step(
+            "counter by 1, by way of node 0",
+            0,
+            &install(&self.counter(1)),
+            |a| a.epoch == Some(1),
+            &[Some(1); 6],
+        )?;
+        self.step(
+            "a command to node 1, which tells node 2",
+            1,
+            &call(1, 2),
+            |a| a.length == Some(1),
+            &[Some(1); 6],
+        )?;
+        self.step(
+            "upgrade to a counter by 10, by way of node 3",
+            3,
+            &install(&self.counter(10)),
+            |a| a.epoch == Some(2),
+            &[Some(2); 6],
+        )?;
+        self.step("node 1 goes on from 1", 1, &call(1, 4), |a| a.length == Some(11), &[Some(2); 6])
+    }
+
+    /// The version before again; what is no module changes nothing.
+    fn go_back(&mut self) -> Result<(), String> {
+        self.step(
+            "rolled back, by way of node 5",
+            5,
+            &(Order::RollBack { number: NUMBER }, String::new()),
+            |a| a.epoch == Some(3),
+            &[Some(3); 6],
+        )?;
+        self.step(
+            "node 1 goes on from 11, by 1",
+            1,
+            &call(1, 2),
+            |a| a.length == Some(12),
+            &[Some(3); 6],
+        )?;
+        self.step(
+            "a module that is none is refused",
+            2,
+            &install(if self.sandboxed { "(module)" } else { "native: nonsense" }),
+            |a| a.status == "refused",
+            &[Some(3); 6],
+        )
+    }
+
+    /// A node is killed, and started again.
+    fn lose_a_node(&mut self) -> Result<(), String> {
+        self.nodes[4] = None;
+        let five = [Some(3), Some(3), Some(3), Some(3), None, Some(3)];
+        self.step(
+            "node 4 is killed; nothing can be installed at first",
+            0,
+            &install(&self.counter(100)),
+            |a| a.refused_by == Some(4),
+            &five,
+        )?;
+        let five = [Some(4), Some(4), Some(4), Some(4), None, Some(4)];
+        self.step(
+            "... and then on the other five",
+            0,
+            &install(&self.counter(100)),
+            |a| a.nodes == Some(5),
+            &five,
+        )?;
+        self.start(4)?;
+        self.wait_for_all()?;
+        let listed = (Order::List, String::new());
+        self.step(
+            "node 4 is back, and has caught up",
+            4,
+            &listed,
+            |a| a.status == "done",
+            &[Some(4); 6],
+        )
+    }
+
+    /// The extension fails on one node, and is taken down on all.
+    fn fail(&mut self) -> Result<(), String> {
+        self.step(
+            "it fails on node 2, alone",
+            2,
+            &call(3, 0),
+            |a| a.status == "extension-down",
+            &[Some(4), Some(4), None, Some(4), Some(4), Some(4)],
+        )?;
+        self.step(
+            "taken down everywhere",
+            1,
+            &(Order::Quarantine { number: NUMBER }, String::new()),
+            |a| a.status == "done",
+            &[None; 6],
+        )
+    }
 }
 
 fn install(module: &str) -> (Order, String) {

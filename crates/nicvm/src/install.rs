@@ -271,20 +271,7 @@ impl Installer {
                     self.report_done(nic);
                 }
             }
-            Message::Query { id } => {
-                let is_here = self.of(id).is_some();
-                let knows = match (self.ended.get(&id), is_here) {
-                    (Some(true), _) => wire::COMMITTED,
-                    (Some(false), _) => wire::ABORTED,
-                    (None, true) => wire::PREPARED,
-                    (None, false) => {
-                        // It will never take part now.
-                        self.end(id, false);
-                        wire::ABORTED
-                    }
-                };
-                self.tell(nic, from, &Message::Known { id, knows });
-            }
+            Message::Query { id } => self.on_query(nic, from, id),
             Message::Known { id, knows } => self.on_known(nic, from, id, knows),
             Message::What => self.on_what(nic, from),
             Message::Runs { number, epoch, hash, length, policy } => {
@@ -309,6 +296,22 @@ impl Installer {
             Message::Withdraw { number, epoch } => self.withdraw(nic, number, epoch),
         }
         Some(())
+    }
+
+    /// Somebody asks how a change ends.
+    fn on_query(&mut self, nic: &mut Context<'_>, from: NodeId, id: ChangeId) {
+        let is_here = self.of(id).is_some();
+        let knows = match (self.ended.get(&id), is_here) {
+            (Some(true), _) => wire::COMMITTED,
+            (Some(false), _) => wire::ABORTED,
+            (None, true) => wire::PREPARED,
+            (None, false) => {
+                // It will never take part now.
+                self.end(id, false);
+                wire::ABORTED
+            }
+        };
+        self.tell(nic, from, &Message::Known { id, knows });
     }
 
     fn of(&mut self, id: ChangeId) -> Option<&mut Change> {

@@ -1,219 +1,24 @@
 //! Extensions installed across a cluster: on all nodes or on none, whatever is lost and whoever dies.
 
+mod cluster;
+mod tally;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use midplane_nicvm::context::Context;
-use midplane_nicvm::extension::{
-    Epoch, Extension, FIRST_USER_EXTENSION, ImportError, InitError, TimeoutId,
-};
+use cluster::Cluster;
+use midplane_nicvm::extension::Epoch;
 use midplane_nicvm::install::{
     self, INSTALLER, Installer, LIST, Listed, Policy, QUARANTINE, ROLL_BACK, Refusal,
 };
-use midplane_nicvm::timeout::Service;
-use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
-use midplane_simhw::frame::Frame;
 use midplane_simhw::host::Host;
-use midplane_simhw::id::{ExtensionId, NodeId};
-use midplane_simhw::link::LinkProfile;
-use midplane_simhw::port::{Command, Completion, Port, Status};
-use midplane_simhw::profile::{Machine, NicProfile};
-use midplane_simhw::sim::World;
-use midplane_simhw::switch::{Buffer, SwitchProfile};
-use midplane_simhw::time::{Instant, LineRate};
-use midplane_simhw::topology::Topology;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::port::{Command, Port, Status};
+use midplane_simhw::profile::Machine;
+use midplane_simhw::time::Instant;
 use proptest::prelude::*;
-
-const TALLY: ExtensionId = FIRST_USER_EXTENSION;
-/// Tells a member, and completes when that has answered.
-const ASK: u8 = 1;
-/// Fails.
-const FAIL: u8 = 2;
-const GAP: Duration = Duration::from_micros(20);
-
-/// What all nodes' tallies have seen.
-#[derive(Debug, Default)]
-struct Seen {
-    messages: u64,
-    wrong: u64,
-    sent: u64,
-}
-
-/// An extension whose every message says of which content its sender is. The module is its label; a
-/// digit after it names a node that refuses it.
-struct Tally {
-    label: u8,
-    nodes: u16,
-    chatty: bool,
-    sent: u32,
-    held: Vec<Command>,
-    handled: u64,
-    seen: Arc<Mutex<Seen>>,
-}
-
-impl Extension for Tally {
-    fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
-        if self.chatty {
-            nic.set_timeout(TimeoutId(0), Service::Exact, GAP);
-        }
-        Ok(())
-    }
-
-    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
-        assert!(command.opcode != FAIL, "on purpose");
-        let message = [self.label, 1, self.held.len() as u8];
-        if nic.send_control(command.node, &message).is_err() {
-            nic.refuse(&command, Status::Refused);
-            return;
-        }
-        self.held.push(command);
-    }
-
-    fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
-        self.handled += 1;
-        {
-            let mut seen = self.seen.lock().unwrap();
-            seen.messages += 1;
-            seen.wrong += u64::from(message[0] != self.label);
-        }
-        match message[1] {
-            1 => nic.send_control(from, &[self.label, 2, 0]).unwrap(),
-            2 => {
-                // Answers of a node come in order; which one it is does not matter here.
-                let at = self.held.iter().position(|command| command.node == from);
-                if let Some(at) = at {
-                    let command = self.held.remove(at);
-                    let args = [self.label.into(), self.handled, 0, 0];
-                    nic.complete(
-                        command.region.port,
-                        &Completion { cookie: command.cookie, args, ..Completion::default() },
-                    );
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
-
-    fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
-        self.sent += 1;
-        let to = (u32::from(nic.node().0) + 1 + self.sent % u32::from(self.nodes - 1)) as u16;
-        if nic.send_control(NodeId(to % self.nodes), &[self.label, 0]).is_ok() {
-            self.seen.lock().unwrap().sent += 1;
-        }
-        nic.set_timeout(TimeoutId(0), Service::Exact, GAP);
-    }
-
-    fn export(&mut self) -> Option<Vec<u8>> {
-        Some(self.handled.to_le_bytes().to_vec())
-    }
-
-    fn import(&mut self, state: &[u8]) -> Result<(), ImportError> {
-        let state = state.try_into().map_err(|_| ImportError("eight bytes"))?;
-        self.handled = u64::from_le_bytes(state);
-        Ok(())
-    }
-
-    fn deactivate(&mut self, nic: &mut Context<'_>) {
-        for command in std::mem::take(&mut self.held) {
-            nic.refuse(&command, Status::Cancelled);
-        }
-    }
-}
-
-struct Cluster {
-    world: World<Unit>,
-    nodes: u16,
-    seen: Arc<Mutex<Seen>>,
-}
-
-impl Cluster {
-    fn new(nodes: u16, seed: u64, chatty: bool) -> Self {
-        let link = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::from_nanos(500));
-        let topology = Topology::star(nodes, link, SwitchProfile::new(Buffer::Bytes(256 << 10)));
-        Self::on(&topology, NicProfile::MODERN, nodes, seed, chatty)
-    }
-
-    fn on(topology: &Topology, profile: NicProfile, nodes: u16, seed: u64, chatty: bool) -> Self {
-        hush();
-        let seen = Arc::new(Mutex::new(Seen::default()));
-        let of_all = Arc::clone(&seen);
-        let world = World::new(topology, profile, seed, move |node, _| {
-            let seen = Arc::clone(&of_all);
-            let loader = move |module: &[u8]| {
-                if module.get(1) == Some(&(b'0' + node.0 as u8)) {
-                    return Err("not here".to_owned());
-                }
-                let (seen, label) = (Arc::clone(&seen), module[0]);
-                let (sent, handled, held) = (0, 0, Vec::new());
-                let tally = Tally { label, nodes, chatty, sent, held, handled, seen };
-                Ok(Box::new(tally) as Box<dyn Extension>)
-            };
-            let members = (0..nodes).map(NodeId).collect();
-            let mut unit = Unit::default();
-            unit.install(INSTALLER, Installer::new(members, loader)).unwrap();
-            unit
-        });
-        Self { world, nodes, seen }
-    }
-
-    /// What a command to the installer of a node comes to; `None` if it never ends.
-    fn order(
-        &mut self,
-        node: u16,
-        module: Vec<u8>,
-        make: impl FnOnce(midplane_simhw::region::RegionRef) -> Command + Send + 'static,
-    ) -> Completion {
-        let host = self.world.host(NodeId(node));
-        let run = async move {
-            let mut port = host.open_port().unwrap();
-            let region = port.register(module.len().max(1)).unwrap();
-            region.write(0, &module).unwrap();
-            port.submit(&make(region.range(0, module.len()).unwrap())).unwrap();
-            port.completion().await.unwrap()
-        };
-        self.world.block_on(NodeId(node), run).expect("nobody waits for ever")
-    }
-
-    fn install(&mut self, node: u16, module: &[u8], policy: Policy) -> Completion {
-        self.order(node, module.to_vec(), move |region| install::install(TALLY, policy, region, 1))
-    }
-
-    fn about(&mut self, node: u16, opcode: u8) -> Completion {
-        self.order(node, Vec::new(), move |_| install::about(opcode, TALLY, 1))
-    }
-
-    fn pass(&mut self, time: Duration) {
-        let until = self.world.now() + time;
-        self.world.run_until(until);
-    }
-
-    /// The version and the first byte of the content that each living node runs.
-    fn versions(&self) -> Vec<Option<Epoch>> {
-        let nodes = (0..self.nodes).map(NodeId).filter(|node| self.world.is_up(*node));
-        nodes.map(|node| self.world.firmware(node).epoch(TALLY)).collect()
-    }
-
-    #[track_caller]
-    fn assert_all_run(&self, epoch: u16) {
-        let versions = self.versions();
-        assert!(versions.iter().all(|version| *version == Some(Epoch(epoch))), "{versions:?}");
-    }
-}
-
-fn hush() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        let usual = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if info.payload().downcast_ref::<&str>() != Some(&"on purpose") {
-                usual(info);
-            }
-        }));
-    });
-}
+use tally::{ASK, FAIL, TALLY};
 
 #[test]
 fn a_module_runs_everywhere_and_goes_back_in_one_step() {
