@@ -64,7 +64,9 @@ pub enum AttachError {
     #[error(transparent)]
     Closed(#[from] PortClosed),
     /// Another process is attached, or the context is closed.
-    #[error("the context is closed, or another process is attached to it")]
+    #[error(
+        "the context is closed, or another process is attached to it: ask its daemon for another"
+    )]
     Refused,
 }
 
@@ -73,7 +75,7 @@ pub enum AttachError {
 #[non_exhaustive]
 pub enum SendError {
     /// There is no room until the first message there is taken; wait with [`Channel::room`].
-    #[error("the send FIFO is full")]
+    #[error("the send FIFO is full: wait for room, or send with `send`")]
     Full,
     /// Cut it up.
     #[error("a message has at most {most} bytes, not {length}")]
@@ -134,6 +136,9 @@ impl Channel {
     ///
     /// # Errors
     /// [`AttachError`] says what is in the way.
+    ///
+    /// # Cancel safety
+    /// Dropped, this process is attached to nothing.
     pub async fn attach(host: &impl Host, descriptor: Descriptor) -> Result<Self, AttachError> {
         let mut port = host.open_port_with(PortOptions::default().depth(DEPTH))?;
         let Descriptor { handle, key, .. } = descriptor;

@@ -62,7 +62,9 @@ pub enum CheckpointError {
         error: io::Error,
     },
     /// There is no manifest: it was never finished, or is none.
-    #[error("{path}: no checkpoint here, or one that was never finished")]
+    #[error(
+        "{path}: no checkpoint here, or one that was never finished; name the folder of another"
+    )]
     Unfinished {
         /// The folder.
         path: PathBuf,
@@ -76,7 +78,9 @@ pub enum CheckpointError {
         error: serde_json::Error,
     },
     /// It was written by another version.
-    #[error("{path}: format {found}; this build reads format {FORMAT}")]
+    #[error(
+        "{path}: format {found}; this build reads format {FORMAT}: restore it with the build that made it"
+    )]
     Format {
         /// Which one.
         path: PathBuf,

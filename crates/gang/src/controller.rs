@@ -233,6 +233,9 @@ impl Controller {
     ///
     /// # Errors
     /// [`ControlError`]; no context is open then.
+    ///
+    /// # Cancel safety
+    /// None: the controller expects the answer.
     pub async fn open_context(
         &mut self,
         options: ContextOptions,
@@ -316,6 +319,9 @@ impl Controller {
     ///
     /// # Panics
     /// If the context was closed.
+    ///
+    /// # Cancel safety
+    /// None: the controller expects the answer.
     pub async fn start(&mut self, context: ContextId, epoch: Epoch) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         self.ask("start a context", START, [handle, epoch.0.into(), 0], 0).await.map(|_| ())
@@ -328,6 +334,9 @@ impl Controller {
     ///
     /// # Panics
     /// If the context was closed.
+    ///
+    /// # Cancel safety
+    /// None: the controller expects the answer.
     pub async fn save(
         &mut self,
         context: ContextId,
@@ -355,6 +364,9 @@ impl Controller {
     ///
     /// # Panics
     /// If the context was closed.
+    ///
+    /// # Cancel safety
+    /// None: the controller expects the answer.
     pub async fn restore(
         &mut self,
         context: ContextId,
@@ -426,6 +438,9 @@ impl Controller {
     ///
     /// # Panics
     /// If the context was closed.
+    ///
+    /// # Cancel safety
+    /// None: the controller expects the answer.
     pub async fn close_context(&mut self, context: ContextId) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         self.contexts[context.0] = None;

@@ -175,6 +175,9 @@ impl<H: Host> Daemon<H> {
     ///
     /// # Errors
     /// [`DaemonError`].
+    ///
+    /// # Cancel safety
+    /// Dropped, its channels are closed.
     pub async fn open(host: H, config: DaemonConfig, start: Start<H>) -> Result<Self, DaemonError> {
         let mut own = Controller::open(&host, OWN_CHANNEL, OWN_FIFOS, false)?;
         let places =
@@ -198,6 +201,9 @@ impl<H: Host> Daemon<H> {
     ///
     /// # Errors
     /// [`DaemonError`].
+    ///
+    /// # Cancel safety
+    /// None: dropped, it is no daemon any more, and those below it wait for ever.
     pub async fn serve(mut self) -> Result<(), DaemonError> {
         loop {
             let (from, bytes) = self.channel.receive().await?;
@@ -219,6 +225,9 @@ impl<H: Host> Daemon<H> {
     ///
     /// # Errors
     /// [`DaemonError`].
+    ///
+    /// # Cancel safety
+    /// None: the daemon expects the reports.
     pub async fn order(&mut self, action: Action) -> Result<Outcome, DaemonError> {
         self.next_order += 1;
         let order = Order { number: self.next_order, action };

@@ -149,6 +149,9 @@ pub trait Kernel: Sized + Send {
 ///
 /// # Errors
 /// [`KernelError`].
+///
+/// # Cancel safety
+/// None: the other ranks wait for this one.
 pub async fn run<K: Kernel, P: Progression>(
     class: Class,
     world: &Communicator<P>,

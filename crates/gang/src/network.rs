@@ -12,6 +12,9 @@ use crate::wait::WaitState;
 use midplane_simhw::host::Host;
 
 /// Runs futures together until all have ended; what they return, in order.
+///
+/// # Cancel safety
+/// Dropped, all of them are dropped.
 pub async fn together<T, F: Future<Output = T>>(futures: impl IntoIterator<Item = F>) -> Vec<T> {
     let mut running: Vec<Pin<Box<F>>> = futures.into_iter().map(Box::pin).collect();
     let mut results: Vec<Option<T>> = running.iter().map(|_| None).collect();
@@ -55,6 +58,9 @@ impl Network {
     ///
     /// # Errors
     /// [`ControlError`]; nothing is open then.
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing is open.
     pub async fn open(
         job: JobId,
         places: &[Place],
@@ -85,6 +91,9 @@ impl Network {
     ///
     /// # Errors
     /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// None: the controllers expect their answers.
     pub async fn freeze(&mut self, host: &impl Host) -> Result<(), ControlError> {
         for held in &self.ranks {
             held.reins.stop(host.now());
@@ -97,6 +106,9 @@ impl Network {
     ///
     /// # Errors
     /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// None: the controllers expect their answers.
     pub async fn save(&mut self, forget: bool) -> Result<NetworkContext, ControlError> {
         let saves = self.ranks.iter_mut().map(|held| held.controller.save(held.context, forget));
         let ranks: Result<Vec<_>, _> = together(saves).await.into_iter().collect();
@@ -113,6 +125,9 @@ impl Network {
     ///
     /// # Errors
     /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// None: the controllers expect their answers.
     pub async fn restore(&mut self, saved: &NetworkContext) -> Result<(), ControlError> {
         if saved.ranks.len() != self.ranks.len() {
             return Err(ControlError::Saved("it has another number of ranks"));
@@ -130,6 +145,9 @@ impl Network {
     ///
     /// # Errors
     /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// None: the controllers expect their answers.
     pub async fn run(&mut self, host: &impl Host) -> Result<(), ControlError> {
         self.epoch = self.epoch.next();
         let epoch = self.epoch;

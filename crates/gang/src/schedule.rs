@@ -26,7 +26,7 @@ pub struct Request {
 #[non_exhaustive]
 pub enum AdmitError {
     /// It asks for more than there is.
-    #[error("the job asks for {wanted} nodes; there are {there}")]
+    #[error("the job asks for {wanted} nodes; there are {there}: ask for fewer")]
     TooLarge {
         /// What it asks for.
         wanted: u16,
@@ -34,7 +34,7 @@ pub enum AdmitError {
         there: u16,
     },
     /// It asks for nothing.
-    #[error("a job has at least one node")]
+    #[error("a job has at least one node: ask for one or more")]
     Empty,
 }
 

@@ -74,6 +74,9 @@ impl<H: Host> Scheduler<H> {
     ///
     /// # Errors
     /// [`DaemonError`].
+    ///
+    /// # Cancel safety
+    /// None: a switch that was begun is not ended.
     pub async fn run(&mut self) -> Result<(), DaemonError> {
         let host = self.root.host().clone();
         loop {

@@ -45,6 +45,9 @@ impl Warden {
     ///
     /// # Errors
     /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// None: the next order would take the answer for its own.
     pub async fn stop(&mut self, port: PortId) -> Result<(), ControlError> {
         self.ask("stop a port", STOP_PORT, port).await
     }
@@ -53,6 +56,9 @@ impl Warden {
     ///
     /// # Errors
     /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// None: the next order would take the answer for its own.
     pub async fn resume(&mut self, port: PortId) -> Result<(), ControlError> {
         self.ask("resume a port", RESUME_PORT, port).await
     }

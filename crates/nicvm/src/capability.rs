@@ -107,7 +107,7 @@ impl Capability {
 #[non_exhaustive]
 pub enum Denied {
     /// It was taken back, or never given.
-    #[error("no such capability: taken back, or never given")]
+    #[error("no such capability: taken back, or never given; ask its owner for another")]
     Stale,
     /// It was made up.
     #[error("the capability's key is wrong")]
@@ -125,7 +125,7 @@ pub enum Denied {
     #[error("a capability is passed on {MAX_DEPTH} times at most")]
     Depth,
     /// The table is full.
-    #[error("a node gives {MAX_ENTRIES} capabilities at most")]
+    #[error("a node gives {MAX_ENTRIES} capabilities at most: take some back first")]
     Full,
 }
 

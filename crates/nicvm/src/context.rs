@@ -26,10 +26,12 @@ pub(crate) use lent::{Asked, Change, Lent, Own, PortNews};
 #[non_exhaustive]
 pub enum ControlRefused {
     /// A control message is small by design.
-    #[error("a control message has at most {MAX_MESSAGE} bytes, not {0}")]
+    #[error("a control message has at most {MAX_MESSAGE} bytes, not {0}: send it in parts")]
     TooLong(usize),
     /// The peer is slow, or gone and not declared dead yet.
-    #[error("{waiting} control messages to node {to} wait already")]
+    #[error(
+        "{waiting} control messages to node {to} wait already: send this when some have arrived"
+    )]
     QueueFull {
         /// The peer.
         to: NodeId,

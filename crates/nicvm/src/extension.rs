@@ -49,7 +49,7 @@ impl Epoch {
 #[non_exhaustive]
 pub enum InitError {
     /// Another extension has the number.
-    #[error("extension {0} is installed already")]
+    #[error("extension {0} is installed already; choose another number, or deactivate it first")]
     Occupied(ExtensionId),
     /// The extension refused its configuration.
     #[error("extension {extension}: {reason}")]

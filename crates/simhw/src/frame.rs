@@ -128,7 +128,7 @@ pub enum FrameError {
     #[error("not a frame of this fabric")]
     Magic,
     /// Another version of the header.
-    #[error("header version {0}, not {VERSION}")]
+    #[error("header version {0}, not {VERSION}; run one version on all hosts")]
     Version(u8),
     /// No such kind.
     #[error("unknown kind of frame {0}")]

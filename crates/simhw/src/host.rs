@@ -49,10 +49,10 @@ pub trait Host: Clone + Send + Sync + 'static {
 #[non_exhaustive]
 pub enum OpenError {
     /// The NIC has stopped.
-    #[error("the NIC of node {0} has stopped")]
+    #[error("the NIC of node {0} has stopped; start it again, and open another port")]
     Stopped(NodeId),
     /// The NIC has no port left.
-    #[error("the NIC of node {0} has no port left")]
+    #[error("the NIC of node {0} has no port left; drop one first")]
     Exhausted(NodeId),
     /// The number has a port, or had one until a moment ago that the NIC has not seen go yet.
     #[error("port {0} is open already; drop it first, or ask for another number")]

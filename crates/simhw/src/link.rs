@@ -13,6 +13,7 @@ pub const AAL5_TRAILER: u32 = 8;
 
 /// How a frame is cut into pieces for the wire. One lost piece loses the frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Framing {
     /// Packets of at most `mtu` bytes of the frame, each with `overhead` bytes around it: IP.
     Packets {

@@ -209,7 +209,9 @@ impl RegionRef {
 #[non_exhaustive]
 pub enum RegionError {
     /// Never registered, or deregistered since.
-    #[error("no such region: never registered, or the handle is stale")]
+    #[error(
+        "no such region: never registered, or dropped; keep a region for as long as it is named"
+    )]
     Stale,
     /// Past the region's end.
     #[error("the range passes the end of its region of {bytes} bytes")]

@@ -75,6 +75,7 @@ impl Buffer {
 
 /// When a switch starts to send a piece on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Forwarding {
     /// Once it has it whole.
     StoreAndForward,

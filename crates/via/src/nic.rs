@@ -55,7 +55,7 @@ pub enum NicError {
     #[error("the NIC does not run the extension for Virtual Interfaces: install it in its unit")]
     NoExtension,
     /// The NIC has as many interfaces as it may.
-    #[error("the NIC has no Virtual Interface left")]
+    #[error("the NIC has no Virtual Interface left: destroy one first")]
     TooManyVis,
     /// Take completions first.
     #[error("as many commands are under way as the NIC takes: take completions first")]
@@ -128,6 +128,9 @@ impl Nic {
     /// # Errors
     /// [`NicError::Open`] if it has no port left, [`NicError::NoExtension`] if it has no Virtual
     /// Interfaces.
+    ///
+    /// # Cancel safety
+    /// Dropped, the port is closed.
     pub async fn open(host: &impl Host, options: PortOptions) -> Result<Self, NicError> {
         let mut port = host.open_port_with(options)?;
         let options = RegionOptions::default().tag(SCRATCH_TAG);
@@ -182,6 +185,10 @@ impl Nic {
     ///
     /// # Errors
     /// [`NicError::TooManyVis`] if the NIC has no more.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, the NIC may keep an interface that nobody can name until this
+    /// is closed.
     pub async fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, NicError> {
         self.create_vi_with(attributes, None, None).await
     }
@@ -190,6 +197,9 @@ impl Nic {
     ///
     /// # Errors
     /// [`NicError::TooManyVis`] if the NIC has no more.
+    ///
+    /// # Cancel safety
+    /// As [`Nic::create_vi`].
     pub async fn create_vi_with(
         &mut self,
         attributes: ViAttributes,
@@ -212,6 +222,10 @@ impl Nic {
     ///
     /// # Errors
     /// [`NicError::InUse`] if it is connected, or about to be.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, the NIC destroys it all the same if it is not connected: call
+    /// it again.
     pub async fn destroy_vi(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
         let answer = self.call(about(vi.number, crate::command::DESTROY, 0)).await?;
@@ -228,6 +242,9 @@ impl Nic {
     ///
     /// # Errors
     /// [`NicError::NoSuchVi`] if it was destroyed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
     pub async fn query_vi(&mut self, vi: ViId) -> Result<(ViState, ViAttributes), NicError> {
         let attributes = self.queues.of(vi)?.attributes;
         let answer = self.call(about(vi.number, crate::command::QUERY, 0)).await?;

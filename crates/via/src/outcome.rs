@@ -115,7 +115,9 @@ impl AsyncError {
 #[non_exhaustive]
 pub enum ConnectError {
     /// Nobody waits at that address now.
-    #[error("nobody waits for a connection at that address")]
+    #[error(
+        "nobody waits for a connection at that address: have the other end wait first, or ask again"
+    )]
     NoMatch = 1,
     /// The other side has refused.
     #[error("the other side has refused the connection")]
@@ -124,19 +126,19 @@ pub enum ConnectError {
     #[error("the other side has not answered in time")]
     TimedOut = 3,
     /// The interface is not in the state that this takes.
-    #[error("the interface is not idle")]
+    #[error("the interface is not idle: disconnect it first")]
     InvalidState = 4,
     /// The two ends differ in reliability.
-    #[error("the two ends differ in reliability")]
+    #[error("the two ends differ in reliability: give both the same")]
     Reliability = 5,
     /// The two ends differ in the largest transfer.
-    #[error("the two ends differ in their largest transfer")]
+    #[error("the two ends differ in their largest transfer: give both the same")]
     MaxTransfer = 6,
     /// No such interface or request: it has gone meanwhile.
     #[error("no such interface or request")]
     Gone = 7,
     /// The NIC takes no more of these.
-    #[error("the NIC has no room for more")]
+    #[error("the NIC has no room for more: destroy an interface, or take back a request")]
     Resources = 8,
     /// The other node is dead.
     #[error("the other node does not answer")]

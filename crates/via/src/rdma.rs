@@ -131,6 +131,9 @@ impl RdmaCarrier {
     ///
     /// # Panics
     /// If `own` is none of them.
+    ///
+    /// # Cancel safety
+    /// Dropped, the port and its interfaces are closed.
     pub async fn open(
         host: &impl Host,
         own: Peer,

@@ -86,7 +86,7 @@ pub enum ChannelError {
     #[error("the other end does not keep to the rules of a channel: has it the same slots?")]
     Malformed,
     /// A message is longer than a slot.
-    #[error("a message of {length} bytes: a slot has {most}")]
+    #[error("a message of {length} bytes: a slot has {most}; give both ends longer ones")]
     TooLong {
         /// Bytes of the message.
         length: usize,

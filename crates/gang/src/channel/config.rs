@@ -8,6 +8,7 @@ use super::ack::Patience;
 
 /// What a sender knows of its receiver's room.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Flow {
     /// What PM does: the receiver takes or refuses each message, and says so.
     #[default]

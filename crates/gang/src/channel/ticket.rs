@@ -30,7 +30,7 @@ pub struct Ticket {
 #[non_exhaustive]
 pub enum TicketError {
     /// It is no text of a ticket.
-    #[error("this is no ticket of a channel")]
+    #[error("this is no ticket of a channel: hand on the text that the daemon gave, unchanged")]
     Text,
     /// The file is no memory of such a channel.
     #[error("the file is no memory of this channel: {0}")]

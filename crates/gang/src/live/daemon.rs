@@ -69,6 +69,7 @@ pub struct DaemonOptions {
 
 /// How a job's processes on a host are stopped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Freezer {
     /// By control groups where they are to be had, by signals elsewhere.
     #[default]
@@ -93,6 +94,7 @@ pub struct FabricOptions {
 
 /// What joins NICs.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Fabric {
     /// Shared memory: all daemons are on this host.
     Shm,
@@ -105,7 +107,7 @@ pub enum Fabric {
 #[non_exhaustive]
 pub enum StartError {
     /// Somebody answers on the socket.
-    #[error("{}: another daemon serves it", path.display())]
+    #[error("{}: another daemon serves it; stop that, or name another --socket", path.display())]
     Taken {
         /// The socket.
         path: PathBuf,
@@ -127,7 +129,7 @@ pub enum StartError {
         error: io::Error,
     },
     /// Several daemons, and no key.
-    #[error("daemons of several hosts need a key")]
+    #[error("daemons of several hosts need a key: give all of them the same --key")]
     NoKey,
     /// No control groups can be made.
     #[error(
@@ -178,6 +180,9 @@ async fn open_socket(path: &Path) -> Result<UnixListener, StartError> {
 ///
 /// # Errors
 /// [`StartError`].
+///
+/// # Cancel safety
+/// None: send the process SIGTERM instead.
 pub async fn serve(
     options: DaemonOptions,
     policy: Box<dyn Policy>,

@@ -79,6 +79,9 @@ async fn connect(socket: &Path) -> Result<(Sender, Receiver), FrontError> {
 ///
 /// # Errors
 /// [`FrontError`].
+///
+/// # Cancel safety
+/// Dropped after its first poll, the daemon may do it all the same.
 pub async fn ask(socket: &Path, request: &Request) -> Result<Reply, FrontError> {
     let (mut sender, mut receiver) = connect(socket).await?;
     sender.send(&Frame::message(request)).await.map_err(|_| FrontError::Gone)?;
@@ -136,6 +139,9 @@ pub async fn run(
 ///
 /// # Errors
 /// [`FrontError`]; `Refused` says what is wrong with the checkpoint, and where.
+///
+/// # Cancel safety
+/// Dropped, the job is ended.
 pub async fn restore(
     socket: &Path,
     folder: &Path,
@@ -152,6 +158,9 @@ pub async fn restore(
 ///
 /// # Errors
 /// [`FrontError`]; `Refused` says why it was not saved: it goes on then.
+///
+/// # Cancel safety
+/// Dropped after its first poll, the daemon may save the job all the same.
 pub async fn checkpoint(
     socket: &Path,
     job: JobId,

@@ -159,6 +159,9 @@ pub fn local(stream: tokio::net::UnixStream) -> (Sender, Receiver) {
 ///
 /// # Errors
 /// What the system says; [`io::ErrorKind::PermissionDenied`] where the other side has another key.
+///
+/// # Cancel safety
+/// Dropped, the connection is closed.
 pub async fn dial(address: &str, key: &Key) -> io::Result<(Sender, Receiver)> {
     let dialed = async {
         let mut stream = TcpStream::connect(address).await?;
@@ -177,6 +180,9 @@ pub async fn dial(address: &str, key: &Key) -> io::Result<(Sender, Receiver)> {
 ///
 /// # Errors
 /// As [`dial`].
+///
+/// # Cancel safety
+/// Dropped, the connection is closed.
 pub async fn accept(mut stream: TcpStream, key: &Key) -> io::Result<(Sender, Receiver)> {
     let accepted = async {
         stream.set_nodelay(true)?;
@@ -255,6 +261,9 @@ impl Receiver {
     ///
     /// # Errors
     /// As [`Receiver::receive`]; [`io::ErrorKind::InvalidData`] for what is no such message.
+    ///
+    /// # Cancel safety
+    /// As [`Receiver::receive`].
     pub async fn message<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         match self.receive().await? {
             Some(frame) => frame.parse().map(Some).ok_or_else(damaged),

@@ -24,7 +24,7 @@ pub enum JoinError {
     )]
     NoJob,
     /// The variables do not say what they should.
-    #[error("{CHANNEL} is damaged")]
+    #[error("{CHANNEL} is damaged: start this by `gang run`, which sets it")]
     Variable,
     /// The ticket does not fit the file.
     #[error(transparent)]
@@ -44,6 +44,9 @@ pub enum JoinError {
 ///
 /// # Errors
 /// [`JoinError`].
+///
+/// # Cancel safety
+/// Dropped, this process is attached to nothing.
 pub async fn join() -> Result<(ClientHost, Channel), JoinError> {
     let variable = |name| std::env::var(name).map_err(|_| JoinError::NoJob);
     let (nic, channel) = (variable(NIC)?, variable(CHANNEL)?);

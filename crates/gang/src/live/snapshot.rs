@@ -40,7 +40,7 @@ pub enum SnapshotError {
     #[error("{SNAPSHOTS} is not set: start this by `gang run`")]
     NoJob,
     /// The variable does not say what it should.
-    #[error("{SNAPSHOTS} is damaged")]
+    #[error("{SNAPSHOTS} is damaged: start this by `gang run`, which sets it")]
     Variable,
     /// A state has at most a gigabyte.
     #[error("a state has at most {LONGEST} bytes, not {length}")]

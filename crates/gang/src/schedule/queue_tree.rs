@@ -13,6 +13,7 @@ use crate::names::JobId;
 
 /// Which of the parts that are large enough gets a job.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Placing {
     /// The one whose nodes have the fewest jobs.
     #[default]

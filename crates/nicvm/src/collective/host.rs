@@ -38,7 +38,7 @@ pub enum GroupError {
     #[error("a message ended as {0:?}")]
     Ended(Status),
     /// More bytes than the group was made for.
-    #[error("{bytes} bytes, but the group was made for {most}")]
+    #[error("{bytes} bytes, but the group was made for {most}: open it for more")]
     TooLong {
         /// Bytes that were given.
         bytes: usize,
@@ -118,6 +118,9 @@ impl HostGroup {
     ///
     /// # Errors
     /// [`GroupError`].
+    ///
+    /// # Cancel safety
+    /// None: a member whose operation was dropped is not in step with the others any more.
     pub async fn barrier(&mut self) -> Result<(), GroupError> {
         for round in 0..tree::rounds(self.size()) {
             let (to, from) = tree::partners(self.rank, round, self.size());
@@ -132,6 +135,9 @@ impl HostGroup {
     ///
     /// # Errors
     /// [`GroupError`].
+    ///
+    /// # Cancel safety
+    /// None: a member whose operation was dropped is not in step with the others any more.
     pub async fn broadcast(&mut self, root: u16, bytes: &mut Vec<u8>) -> Result<(), GroupError> {
         let size = self.size();
         let place = tree::turned(self.rank, root, size);
@@ -149,6 +155,9 @@ impl HostGroup {
     ///
     /// # Errors
     /// [`GroupError`].
+    ///
+    /// # Cancel safety
+    /// None: a member whose operation was dropped is not in step with the others any more.
     pub async fn reduce(
         &mut self,
         root: u16,
@@ -172,6 +181,9 @@ impl HostGroup {
     ///
     /// # Errors
     /// [`GroupError`].
+    ///
+    /// # Cancel safety
+    /// None: a member whose operation was dropped is not in step with the others any more.
     pub async fn all_reduce(
         &mut self,
         operation: Operation,
@@ -195,6 +207,9 @@ impl HostGroup {
     ///
     /// # Errors
     /// [`GroupError`].
+    ///
+    /// # Cancel safety
+    /// None: a member whose operation was dropped is not in step with the others any more.
     pub async fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
         let size = self.size();
         let mut parts = vec![Vec::new(); size.into()];

@@ -64,14 +64,16 @@ impl From<ExtensionId> for Address {
 #[non_exhaustive]
 pub enum SendError {
     /// More than [`MAX_MESSAGE`] bytes.
-    #[error("a control message has at most {MAX_MESSAGE} bytes, not {length}")]
+    #[error("a control message has at most {MAX_MESSAGE} bytes, not {length}: send it in parts")]
     TooLong {
         /// Bytes that were given.
         length: usize,
     },
     /// As many messages as may wait for that peer are waiting; try again after an acknowledgement,
     /// or after its [`Event::PeerDown`].
-    #[error("{limit} messages are under way to the peer or wait for it")]
+    #[error(
+        "{limit} messages are under way to the peer or wait for it: send this when some have arrived"
+    )]
     QueueFull {
         /// Messages under way or waiting, at most.
         limit: usize,

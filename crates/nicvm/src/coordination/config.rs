@@ -23,6 +23,7 @@ pub struct LinkConfig {
 
 /// How long one sender keeps a token when others wait.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Hold {
     /// For one message, as in the paper.
     Message,
@@ -86,10 +87,12 @@ pub struct CoordinationConfig {
 #[non_exhaustive]
 pub enum ConfigError {
     /// Two links have one number.
-    #[error("two links have the number {0}")]
+    #[error("two links have the number {0}; give each its own")]
     DuplicateLink(u16),
     /// A route names a link that is not there.
-    #[error("the route to node {destination} names link {link}, which there is not")]
+    #[error(
+        "the route to node {destination} names link {link}, which there is not; add the link first"
+    )]
     UnknownLink {
         /// Where the route leads.
         destination: NodeId,
@@ -113,7 +116,7 @@ pub enum ConfigError {
         node: NodeId,
     },
     /// Bytes that go ahead of the token need buffers that nobody has promised.
-    #[error("sending ahead of the token and buffers in the token exclude each other")]
+    #[error("sending ahead of the token and buffers in the token exclude each other; choose one")]
     AheadWithBuffers,
 }
 

@@ -26,6 +26,7 @@ pub trait LeadEstimator: fmt::Debug + Send {
 
 /// How early tokens are released.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Lead {
     /// When the last bit has left.
     Off,

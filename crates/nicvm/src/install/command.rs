@@ -44,6 +44,7 @@ impl Policy {
 /// Why a change did not come about.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Refusal {
     /// The module is none for that node, or has failed its checks.
     Module = 1,

@@ -11,6 +11,7 @@ use crate::install::{self, Hash};
 
 /// What runs a module.
 #[derive(Clone, Copy, Debug, Default, Eq, std::hash::Hash, Ord, PartialEq, PartialOrd)]
+#[non_exhaustive]
 pub enum Engine {
     /// Translated into the processor's own instructions.
     #[default]

@@ -170,6 +170,9 @@ impl Nic {
     }
 
     /// Does something with the unit's [`Context`]: all that handlers may do. In the same turn.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, it still takes effect, and its result is lost.
     pub async fn with<R: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Context<'_>) -> R + Send + 'static,
@@ -199,6 +202,9 @@ impl Nic {
     ///
     /// # Errors
     /// [`ControlRefused`] says why it is not sent.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, it still takes effect, and its result is lost.
     pub async fn send_control(&self, to: NodeId, message: &[u8]) -> Result<(), ControlRefused> {
         let message = message.to_vec();
         self.with(move |nic| nic.send_control(to, &message)).await
@@ -208,6 +214,9 @@ impl Nic {
     ///
     /// # Errors
     /// [`TransmitRefused`] says why it is not sent.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, it still takes effect, and its result is lost.
     pub async fn send_data(&self, to: NodeId, bytes: &[u8]) -> Result<Sending, TransmitRefused> {
         let bytes = bytes.to_vec();
         self.with(move |nic| {
@@ -218,6 +227,9 @@ impl Nic {
     }
 
     /// Waits for the next command of a local application.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken nothing.
     pub async fn command(&self) -> Request {
         match self.next(|kind| matches!(kind, Kind::Command(..))).await {
             Event::Command(request) => request,
@@ -226,6 +238,9 @@ impl Nic {
     }
 
     /// Waits for the next control message.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken nothing.
     pub async fn control(&self) -> Message {
         match self.next(|kind| matches!(kind, Kind::Control(_))).await {
             Event::Control(message) => message,
@@ -234,6 +249,9 @@ impl Nic {
     }
 
     /// Waits for the next data frame.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken nothing.
     pub async fn data(&self) -> Message {
         match self.next(|kind| matches!(kind, Kind::Data(_))).await {
             Event::Data(message) => message,
@@ -242,6 +260,9 @@ impl Nic {
     }
 
     /// Waits for whatever comes next; [`Event::Stopped`] once all that came before is taken.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken nothing.
     pub async fn event(&self) -> Event {
         poll_fn(|cx| match self.take(cx, |_| true) {
             Poll::Pending if self.shared().stops => Poll::Ready(Event::Stopped),
@@ -251,6 +272,9 @@ impl Nic {
     }
 
     /// Waits until the extension is to end. The body runs once more then, up to its next wait.
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing is lost: ask again.
     pub async fn stopped(&self) {
         poll_fn(|cx| {
             let mut shared = self.shared();

@@ -39,6 +39,9 @@ impl Request {
     ///
     /// # Errors
     /// [`RegionError`] if they may not be read.
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing is lost: read again.
     pub async fn read(&self) -> Result<Vec<u8>, RegionError> {
         let region = self.command.region;
         self.nic.with(move |nic| nic.read(region).map(|bytes| bytes.to_vec())).await
@@ -48,6 +51,9 @@ impl Request {
     ///
     /// # Errors
     /// [`RegionError`] if they may not be written.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, it is written all the same.
     pub async fn write(&self, bytes: &[u8]) -> Result<usize, RegionError> {
         let length = bytes.len().min(self.command.region.length as usize);
         let to = self.command.region.part(0, length as u32).expect("no longer than it");

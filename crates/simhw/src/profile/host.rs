@@ -7,6 +7,7 @@ pub const PAGE_BYTES: usize = 4096;
 
 /// How a host rings a doorbell.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Ringing {
     /// With a write to memory that is mapped: user level, nothing but the NIC's own cost.
     #[default]
@@ -17,6 +18,7 @@ pub enum Ringing {
 
 /// How a host learns of completions.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Notice {
     /// It looks: nothing is spent, and who waits knows at once.
     #[default]

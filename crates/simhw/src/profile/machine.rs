@@ -16,6 +16,7 @@ use crate::topology::Topology;
 
 /// What joins the hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Attachment {
     /// A link each to one switch.
     Switched(LinkProfile, SwitchProfile),

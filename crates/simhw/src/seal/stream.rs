@@ -24,7 +24,7 @@ pub const HANDSHAKE_BYTES: usize = 32 + TAG_BYTES;
 #[non_exhaustive]
 pub enum StreamError {
     /// The other side has another key, or none, or somebody changed what was sent.
-    #[error("the other side does not have this key")]
+    #[error("the other side does not have this key; give both the same")]
     Key,
     /// The system has no random numbers.
     #[error("this system has no random numbers")]

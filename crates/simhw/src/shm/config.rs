@@ -175,7 +175,7 @@ pub enum StartError {
         nodes: u16,
     },
     /// Every NIC has a segment with every other.
-    #[error("{0} nodes are too many for one host; the limit is {MAX_NODES}")]
+    #[error("{0} nodes are too many for one host; name at most {MAX_NODES}")]
     TooManyNodes(u16),
     /// The name is part of an address.
     #[error("the fabric's name has {0} bytes; it must have 1 to {MAX_NAME}")]

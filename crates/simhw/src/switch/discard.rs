@@ -39,6 +39,7 @@ pub trait Discard: fmt::Debug + Send {
 
 /// A shipped rule, by name.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum DiscardPolicy {
     /// What does not fit is dropped.
     #[default]

@@ -31,6 +31,7 @@ pub(super) use socket_setters;
 
 /// What runs the firmware.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Coprocessor {
     /// A thread of its own: the application's load delays the NIC only through the scheduler.
     #[default]
@@ -271,7 +272,7 @@ pub enum StartError {
         peers: usize,
     },
     /// Nodes have 16-bit numbers.
-    #[error("{0} peers are too many; the limit is 65535")]
+    #[error("{0} peers are too many; name at most 65535")]
     TooManyPeers(usize),
     /// Two nodes have one address.
     #[error("two peers have the address {0}; give each its own port")]

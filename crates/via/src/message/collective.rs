@@ -124,6 +124,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn barrier(&self) -> Result<(), MessageError> {
         let turn = Turn::new(self)?;
         let (size, rank) = (turn.size(), turn.rank());
@@ -140,6 +143,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn broadcast(
         &self,
         root: Rank,
@@ -155,6 +161,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn gather(
         &self,
         root: Rank,
@@ -178,6 +187,9 @@ impl<P: Progression> Communicator<P> {
     /// # Errors
     /// [`MessageError::Shape`] at a root with more or fewer blocks than processes;
     /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn scatter(&self, root: Rank, blocks: Vec<Bytes>) -> Result<Bytes, MessageError> {
         let root = self.checked(root)?;
         if self.rank().0 == root {
@@ -205,6 +217,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn all_gather(&self, bytes: impl Into<Bytes>) -> Result<Vec<Bytes>, MessageError> {
         let turn = Turn::new(self)?;
         let (size, rank) = (turn.size(), turn.rank());
@@ -225,6 +240,9 @@ impl<P: Progression> Communicator<P> {
     /// # Errors
     /// [`MessageError::Shape`] for more or fewer blocks than processes; [`MessageError::Failed`],
     /// [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn all_to_all(&self, mut blocks: Vec<Bytes>) -> Result<Vec<Bytes>, MessageError> {
         self.check_blocks(&blocks)?;
         let turn = Turn::new(self)?;

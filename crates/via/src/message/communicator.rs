@@ -208,6 +208,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// Those of [`isend`](Self::isend), and [`MessageError::Failed`].
+    ///
+    /// # Cancel safety
+    /// Dropped before its first poll, nothing is sent; later, the message goes its way.
     pub async fn send(
         &self,
         to: Rank,
@@ -221,6 +224,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// Those of [`isend`](Self::isend), and [`MessageError::Failed`].
+    ///
+    /// # Cancel safety
+    /// Dropped before its first poll, nothing is sent; later, the message goes its way.
     pub async fn send_as(
         &self,
         mode: Mode,
@@ -235,6 +241,10 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// Those of [`ireceive`](Self::ireceive), and [`MessageError::Failed`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the receive is withdrawn; a message that it had met stands in the queue again,
+    /// where it stood.
     pub async fn receive(
         &self,
         source: impl Into<Option<Rank>>,
@@ -247,6 +257,10 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// Those of [`send`](Self::send) and [`receive`](Self::receive).
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, the receive is withdrawn, and the message that is sent goes
+    /// its way.
     pub async fn send_receive(
         &self,
         (to, send_tag): (Rank, Tag),
@@ -267,6 +281,10 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// Those of [`send`](Self::send) and [`receive`](Self::receive).
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, the receive is withdrawn, the message that is sent goes its
+    /// way, and `buffer` is as it was.
     pub async fn send_receive_replace(
         &self,
         to: (Rank, Tag),
@@ -310,6 +328,9 @@ impl<P: Progression> Communicator<P> {
     /// Brings the lower layer down, when everything of ours has left. All communicators of the
     /// process are then closed; call it when no process will send here any more, as after a
     /// [`barrier`](Self::barrier).
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on when it is called again.
     pub async fn finalize(&self) {
         self.watch(|process| match process.lower_mut().finalize() {
             Poll::Ready(()) => Some(()),

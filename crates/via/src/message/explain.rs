@@ -9,6 +9,7 @@ use super::request::Request;
 
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Missing {
     /// A receive: a message that the pattern asks for.
     Message(Pattern),
@@ -79,6 +80,7 @@ impl Explanation {
 
 /// The one thing that keeps a message from meeting a receive.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Difference {
     /// Another tag.
     Tag,

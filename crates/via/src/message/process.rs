@@ -40,7 +40,9 @@ pub enum MessageError {
     #[error(transparent)]
     Rank(#[from] NoSuchRank),
     /// The attached buffer is too small, or full; attach more, or wait.
-    #[error("a buffered send of {needed} bytes: {free} of the {attached} attached are free")]
+    #[error(
+        "a buffered send of {needed} bytes: {free} of the {attached} attached are free; attach more"
+    )]
     Buffer {
         /// Bytes of the message.
         needed: usize,
@@ -73,7 +75,9 @@ pub enum MessageError {
     },
     /// A collective operation on this communicator was dropped before it ended: its processes no
     /// longer agree where they are. Duplicate another communicator.
-    #[error("a collective operation on this communicator was dropped before it ended")]
+    #[error(
+        "a collective operation on this communicator was dropped before it ended; go on with another one"
+    )]
     Abandoned,
     /// All numbers for communicators are used up.
     #[error("there are no numbers left for communicators")]

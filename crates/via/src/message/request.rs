@@ -146,7 +146,9 @@ pub enum Failure {
     PeerLost(Peer),
     /// The receiver's memory for messages that it does not expect is full, and the configuration
     /// says to refuse then: nothing was sent.
-    #[error("process {0} has no memory left for messages that it does not expect")]
+    #[error(
+        "process {0} has no memory left for messages that it does not expect; have it post receives first"
+    )]
     Refused(Peer),
     /// The lower layer was finalised first.
     #[error("the message layer was finalised")]

@@ -39,6 +39,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`send`](Self::send).
+    ///
+    /// # Cancel safety
+    /// Dropped before its first poll, nothing is sent; later, the message goes its way.
     pub async fn send_value<T: Serialize + Sync>(
         &self,
         to: Rank,
@@ -52,6 +55,10 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`receive`](Self::receive).
+    ///
+    /// # Cancel safety
+    /// Dropped, the receive is withdrawn; a message that it had met stands in the queue again,
+    /// where it stood.
     pub async fn receive_value<T: DeserializeOwned>(
         &self,
         source: impl Into<Option<Rank>>,
@@ -65,6 +72,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// Those of [`send`](Self::send).
+    ///
+    /// # Cancel safety
+    /// Dropped before its first poll, nothing is sent; later, the message goes its way.
     pub async fn send_slice<T: IntoBytes + Immutable + Sync>(
         &self,
         to: Rank,
@@ -78,6 +88,10 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Uneven`], and those of [`receive`](Self::receive).
+    ///
+    /// # Cancel safety
+    /// Dropped, the receive is withdrawn; a message that it had met stands in the queue again,
+    /// where it stood.
     pub async fn receive_slice<T: FromBytes>(
         &self,
         source: impl Into<Option<Rank>>,
@@ -91,6 +105,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`broadcast`](Self::broadcast).
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn broadcast_value<T: Serialize + DeserializeOwned + Sync>(
         &self,
         root: Rank,
@@ -104,6 +121,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Codec`], and those of [`all_gather`](Self::all_gather).
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn all_gather_value<T: Serialize + DeserializeOwned + Sync>(
         &self,
         value: &T,
@@ -116,6 +136,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Shape`] where they have not; those of [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn all_reduce_slice<T: FromBytes + IntoBytes + Immutable + Sync>(
         &self,
         values: &[T],

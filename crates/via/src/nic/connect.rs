@@ -210,6 +210,10 @@ impl Nic {
     /// # Errors
     /// [`ConnectError::Reliability`] or [`ConnectError::MaxTransfer`] if the two differ: the request
     /// stands, for another interface to accept.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, the interface may be connected all the same: [`Nic::query_vi`]
+    /// tells.
     pub async fn accept(&mut self, request: &Request, vi: ViId) -> Result<(), ConnectFailed> {
         self.queues.of(vi)?;
         let args = [request.id, 0, 0];
@@ -223,6 +227,9 @@ impl Nic {
     ///
     /// # Errors
     /// [`ConnectError::Gone`] if it does not ask any more.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, the request is refused all the same.
     pub async fn reject(&mut self, request: Request) -> Result<(), ConnectFailed> {
         let args = [request.id, 0, 0];
         let command = Command { args, ..about(midplane_simhw::id::PortId(0), CONNECT_REJECT, 0) };
@@ -236,6 +243,9 @@ impl Nic {
     ///
     /// # Errors
     /// [`NicError::NoSuchVi`] if it was destroyed.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, the connection ends all the same.
     pub async fn disconnect(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
         self.call(about(vi.number, DISCONNECT, 0)).await?;

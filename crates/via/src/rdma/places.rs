@@ -26,6 +26,7 @@ pub(super) const NAME_BYTES: usize = 16;
 
 /// How messages that are too long to leave whole come into registered memory.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum Registration {
     /// In parts through the area that is registered for all of them.
     Copied,

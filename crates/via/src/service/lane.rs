@@ -94,6 +94,9 @@ impl<P: Progression> Sender<P> {
     ///
     /// # Errors
     /// [`LaneError::Message`].
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on when it is called again.
     pub async fn flush(&mut self) -> Result<(), LaneError> {
         poll_fn(|context| self.poll_settle(context, 0)).await
     }
@@ -102,6 +105,9 @@ impl<P: Progression> Sender<P> {
     ///
     /// # Errors
     /// [`LaneError::Message`].
+    ///
+    /// # Cancel safety
+    /// Dropped, it goes on when it is called again, or when this is dropped.
     pub async fn close(&mut self) -> Result<(), LaneError> {
         poll_fn(|context| self.poll_end(context)).await
     }
@@ -224,6 +230,9 @@ impl<P: Progression> Receiver<P> {
     ///
     /// # Errors
     /// [`LaneError::Message`] or [`LaneError::Malformed`]; nothing comes after it.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken nothing.
     pub async fn receive(&mut self) -> Result<Option<Bytes>, LaneError> {
         poll_fn(|context| self.poll_receive(context)).await
     }

@@ -77,6 +77,9 @@ impl<P: Progression> Server<P> {
     ///
     /// # Errors
     /// Those of [`serve`](Self::serve).
+    ///
+    /// # Cancel safety
+    /// Dropped, requests that are being handled are dropped and never answered; no other is taken.
     pub async fn serve_until<S>(
         self,
         mut service: S,

@@ -25,10 +25,10 @@ pub enum AccessError {
     #[error("the NIC has stopped")]
     Stopped(#[from] PortClosed),
     /// A value takes more bytes than a location has.
-    #[error("a value takes {MOST_VALUE} bytes at most")]
+    #[error("a value takes {MOST_VALUE} bytes at most: write it in parts, at several locations")]
     TooLong,
     /// What is at the location was written as another type.
-    #[error("what is at location {0} is of another type")]
+    #[error("what is at location {0} is of another type: read it as what its writer writes")]
     OtherType(Location),
     /// The NIC has no such extension, or it has failed.
     #[error("the NIC refused: {0:?}; is the extension installed?")]
@@ -85,6 +85,9 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
     ///
     /// # Errors
     /// [`AccessError`]; nothing was written then.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, it may be written all the same; the next access waits for it.
     pub async fn slow_write(&mut self, at: Location, value: &V) -> Result<(), AccessError> {
         self.write(SLOW_WRITE, at, value).await
     }
@@ -94,6 +97,9 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
     ///
     /// # Errors
     /// [`AccessError`]; nothing was written then.
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, it may be written all the same; the next access waits for it.
     pub async fn pram_write(&mut self, at: Location, value: &V) -> Result<(), AccessError> {
         self.write(PRAM_WRITE, at, value).await
     }
@@ -115,6 +121,9 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
     ///
     /// # Errors
     /// [`AccessError::OtherType`] where something else was written.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
     pub async fn read(&mut self, at: Location) -> Result<Option<V>, AccessError> {
         Ok(self.read_origin(at).await?.map(|(value, _)| value))
     }
@@ -123,6 +132,9 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
     ///
     /// # Errors
     /// As [`Shared::read`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
     pub async fn read_origin(&mut self, at: Location) -> Result<Option<(V, Origin)>, AccessError> {
         self.settle().await?;
         let done = self.carry_out(READ, at, MOST_VALUE).await?;
@@ -141,6 +153,9 @@ impl<V: Serialize + DeserializeOwned> Shared<V> {
     ///
     /// # Errors
     /// [`AccessError`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
     pub async fn flush(&mut self) -> Result<(), AccessError> {
         self.settle().await?;
         self.carry_out(FLUSH, 0, 0).await.map(drop)

@@ -36,6 +36,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::Failed`], [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn reduce(
         &self,
         root: Rank,
@@ -61,6 +64,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn all_reduce(
         &self,
         bytes: impl Into<Vec<u8>>,
@@ -77,6 +83,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Failed`], [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn scan(
         &self,
         bytes: impl Into<Vec<u8>>,

@@ -48,6 +48,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::NoContext`], and those of collective operations.
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn duplicate(&self) -> Result<Self, MessageError> {
         let (number, _) = self.agree(None, 0).await?;
         self.with_number(Arc::clone(self.scope.group()), number)
@@ -58,6 +61,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::NoContext`], and those of collective operations.
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>, MessageError> {
         let (number, wishes) = self.agree(color, key).await?;
         if color.is_none() {
@@ -79,6 +85,9 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Errors
     /// [`MessageError::Rank`], [`MessageError::NoContext`], and those of collective operations.
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn create(&self, ranks: &[Rank]) -> Result<Option<Self>, MessageError> {
         let group = self.group_of(ranks)?;
         let (number, _) = self.agree(None, 0).await?;

@@ -90,6 +90,9 @@ impl<P: Progression> Pending<P> {
 
     /// Waits, and hands out the bytes also where the receive failed: of a message that was too long,
     /// the beginning.
+    ///
+    /// # Cancel safety
+    /// That of [`Pending`].
     pub async fn outcome(mut self) -> (Received, Result<(), Failure>) {
         let outcome = poll_fn(|context| self.poll_outcome(context)).await;
         let result = outcome.result;

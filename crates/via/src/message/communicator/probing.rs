@@ -51,6 +51,9 @@ impl<P: Progression> Message<P> {
     ///
     /// # Errors
     /// Those of [`ireceive`](Self::ireceive), and [`MessageError::Failed`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the message goes back where it stood.
     pub async fn receive(self) -> Result<Received, MessageError> {
         self.ireceive(Load::anything())?.await
     }

@@ -2,6 +2,7 @@
 
 /// What becomes of an eager message when its receiver's memory for unexpected ones is full.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
 pub enum WhenFull {
     /// It is announced; its bytes stay with the sender until the receive is there.
     #[default]
