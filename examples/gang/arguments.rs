@@ -13,7 +13,7 @@ Examples:
   gang run --ranks 4 --label -- sh -c 'echo $GANG_RANK of $GANG_SIZE; sleep 1'
 
   # A shell on a terminal of its own, which takes turns with everything else
-  gang run --terminal -- bash
+  gang run --terminal --woken -- bash
 
   # A NAS kernel on two ranks, under `gangd --fabric shm`: preempted as often as others want their turn
   gang run --ranks 2 -- gang nas cg S
@@ -112,6 +112,9 @@ pub(crate) struct Run {
     /// Slices in a row at its turn: its priority
     #[arg(long, default_value_t = 1, value_name = "SLICES", value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) priority: u8,
+    /// What arrives for it, input or a signal, wakes it: it runs for a moment in the middle of others' slice
+    #[arg(long)]
+    pub(crate) woken: bool,
     /// Rank 0 has a terminal
     #[arg(long)]
     pub(crate) terminal: bool,

@@ -54,6 +54,7 @@ pub(crate) fn program(options: &Run) -> Result<Program, Failure> {
         folder: folder.into_os_string().into_vec(),
         terminal: options.terminal.then(|| terminal_size().unwrap_or(NO_TERMINAL)),
         keep_going: options.keep_going,
+        woken: options.woken,
     })
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use midplane::gang::agenda::AgendaConfig;
 use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::channel::{Channel, Descriptor};
@@ -184,10 +185,12 @@ pub(crate) fn run(setting: Setting, programs: &[(Program, u16, u16)]) -> Outcome
         });
     }
     let (host, programs) = (world.host(NodeId(0)), programs.to_vec());
+    let Setting { slice, phases, .. } = setting;
+    let agenda = AgendaConfig { slice, phases, with_itself: true, visit: Duration::ZERO };
     let task = async move {
         let root = Daemon::open(host, config, start).await.expect("the NIC is up");
         let policy = Box::new(RoundRobin::new(setting.nodes));
-        let mut scheduler = Scheduler::new(root, policy, setting.slice, setting.phases);
+        let mut scheduler = Scheduler::new(root, policy, agenda);
         for (number, (_, nodes, ranks)) in (0..).zip(programs) {
             let request = Request { nodes, weight: 1 };
             scheduler.front().submit(Submission { request, ranks, program: number });

@@ -4,6 +4,8 @@
 //! [`Agenda::handle_outcome`], until it says nothing; then drain [`Agenda::poll_event`], and re-read
 //! [`Agenda::poll_timeout`]. One order is under way at a time. `now` never goes back.
 
+mod visits;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use midplane_simhw::time::Instant;
 use crate::daemon::{Action, Launch, Outcome};
 use crate::names::{Epoch, JobId};
 use crate::schedule::{AdmitError, Policy, Request};
+use visits::Visits;
 
 /// How many times the daemons wait for each other in one switch.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -32,6 +35,8 @@ pub struct AgendaConfig {
     /// Whether a job whose turn follows its own is stopped and started all the same: what the paper
     /// measured with.
     pub with_itself: bool,
+    /// How long a job runs that is woken before its turn ([`Agenda::wake`]); zero: none is.
+    pub visit: Duration,
 }
 
 /// One switch of jobs: what it took, as the root saw it.
@@ -116,6 +121,9 @@ pub struct Agenda<P> {
     running: Vec<JobId>,
     /// When the slice ends.
     until: Option<Instant>,
+    /// How long the one lasts that a switch begins.
+    lasts: Duration,
+    visits: Visits,
     /// The switch that is being made.
     switch: Option<Switch>,
     /// What was ordered last, and when.
@@ -146,6 +154,8 @@ impl<P: Clone> Agenda<P> {
             held: None,
             running: Vec::new(),
             until: None,
+            lasts: config.slice,
+            visits: Visits::new(config.visit),
             switch: None,
             phase: Step::Launch,
             phase_began: Instant::ZERO,
@@ -182,6 +192,9 @@ impl<P: Clone> Agenda<P> {
         record.ended = Some(now);
         self.policy.remove(job);
         self.running.retain(|other| *other != job);
+        if self.visits.forget(job) {
+            self.until = Some(now);
+        }
         if self.fresh.contains(&job) {
             self.fresh.retain(|other| *other != job);
             self.events.push_back(Event::Gone(job));
@@ -194,6 +207,19 @@ impl<P: Clone> Agenda<P> {
     /// ends before. It goes on in its slice.
     pub fn cut(&mut self, job: JobId) {
         self.cuts.push_back(job);
+    }
+
+    /// Something has arrived for a job from outside: if it stands still, it runs before its turn
+    /// ([`AgendaConfig::visit`]), in the middle of others' slice, whose rest follows. No slice is interrupted before it
+    /// has lasted as long as a visit, so that visits take half of the time at most.
+    ///
+    /// Dynamic coscheduling (Sobalvarro and Weihl, JSSPP 1995) has messages wake processes one by one, and looks at
+    /// their priorities; here a gang is woken whole, and the bound is that of the visits.
+    pub fn wake(&mut self, job: JobId) {
+        let is_there = self.jobs.get(&job).is_some_and(|record| record.ended.is_none());
+        if is_there && !self.running.contains(&job) {
+            self.visits.wake(job);
+        }
     }
 
     /// Forgets a job that is gone.
@@ -219,7 +245,8 @@ impl<P: Clone> Agenda<P> {
             (Step::Run, Some(switch)) => {
                 switch.run = took;
                 self.events.extend(self.switch.take().map(Event::Switched));
-                self.until = Some(now + self.config.slice);
+                self.until = Some(now + self.lasts);
+                self.visits.begun(now);
             }
             _ => {}
         }
@@ -250,7 +277,8 @@ impl<P: Clone> Agenda<P> {
     /// When [`Agenda::poll_order`] has something to say again, unless something happens before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.until.filter(|_| !self.under_way)
+        let until = self.until.filter(|_| !self.under_way)?;
+        Some(self.visits.next_at().map_or(until, |at| until.min(at)))
     }
 
     /// What has happened since.
@@ -298,7 +326,12 @@ impl<P: Clone> Agenda<P> {
             self.held = Some(job);
             return Some((Step::Hold(job), Action::Freeze(vec![job])));
         }
-        if !self.running.is_empty() && self.until.is_some_and(|until| now < until) {
+        let left =
+            self.until.map_or(Duration::ZERO, |until| Duration::from_nanos(until.nanos_since(now)));
+        if let Some(visit) = self.visit(now, left) {
+            return Some(visit);
+        }
+        if !self.running.is_empty() && !left.is_zero() {
             return None;
         }
         self.until = None;
@@ -325,6 +358,25 @@ impl<P: Clone> Agenda<P> {
         Some((Step::GoOn, Action::Run(vec![(job, record.epoch)])))
     }
 
+    /// A visit begins, or comes to its end.
+    fn visit(&mut self, now: Instant, left: Duration) -> Option<(Step, Action<P>)> {
+        let (jobs, fresh) = (&self.jobs, &self.fresh);
+        let nodes = |job: JobId| {
+            let record = jobs.get(&job).filter(|record| record.ended.is_none())?;
+            let Launch { first, nodes, .. } = record.launch;
+            (!fresh.contains(&job)).then_some(first..first + nodes)
+        };
+        let change = match self.visits.is_under_way() {
+            true if left.is_zero() => self.visits.end()?,
+            true => return None,
+            false => self.visits.begin(now, left, &self.running, nodes)?,
+        };
+        self.running.retain(|job| !change.stop.contains(job));
+        self.running.extend(&change.start);
+        self.lasts = change.lasts;
+        Some(self.begin_switch(now, change.stop, change.start))
+    }
+
     /// The end of a slice: who runs in the next one.
     fn turn(&mut self, now: Instant) -> Option<(Step, Action<P>)> {
         let next = self.policy.turn();
@@ -336,14 +388,26 @@ impl<P: Clone> Agenda<P> {
         let started: Vec<JobId> = next.iter().filter(|job| !again(job)).copied().collect();
         let stays = |job: &JobId| !self.config.with_itself && next.contains(job);
         let stopped: Vec<JobId> = before.iter().filter(|job| !stays(job)).copied().collect();
+        self.visits.came(&next);
+        self.lasts = self.config.slice;
         if stopped.is_empty() && started.is_empty() {
-            self.until = Some(now + self.config.slice);
+            self.until = Some(now + self.lasts);
+            self.visits.begun(now);
             return None;
         }
+        Some(self.begin_switch(now, stopped, started))
+    }
+
+    fn begin_switch(
+        &mut self,
+        now: Instant,
+        stopped: Vec<JobId>,
+        started: Vec<JobId>,
+    ) -> (Step, Action<P>) {
         let [freeze, save, restore, run] = [Duration::ZERO; 4];
         let freezing = stopped.clone();
         self.switch = Some(Switch { at: now, freeze, save, restore, run, stopped, started });
-        Some((Step::Freeze, Action::Freeze(freezing)))
+        (Step::Freeze, Action::Freeze(freezing))
     }
 
     /// The phase after the one that was carried out last.
@@ -371,132 +435,4 @@ impl<P: Clone> Agenda<P> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::schedule::{Placing, QueueTree};
-    use proptest::prelude::*;
-    use std::collections::BTreeSet;
-
-    #[derive(Clone, Copy, Debug)]
-    enum Op {
-        Submit(u16, u8),
-        End(usize),
-        Cut(usize),
-        /// Time passes, in milliseconds, and orders are carried out.
-        Pass(u64),
-        /// The order under way is carried out, and ranks of a job have ended.
-        Ended(usize),
-    }
-
-    fn any_op() -> impl Strategy<Value = Op> {
-        prop_oneof![
-            2 => (1_u16..9, 1_u8..3).prop_map(|(nodes, weight)| Op::Submit(nodes, weight)),
-            1 => (0_usize..9).prop_map(Op::End),
-            1 => (0_usize..9).prop_map(Op::Cut),
-            5 => (0_u64..30).prop_map(Op::Pass),
-            1 => (0_usize..9).prop_map(Op::Ended),
-        ]
-    }
-
-    /// Nodes that carry orders out, and notice what must never be ordered.
-    #[derive(Default)]
-    struct Nodes {
-        launched: BTreeMap<JobId, std::ops::Range<u16>>,
-        running: BTreeSet<JobId>,
-        epochs: BTreeMap<JobId, Epoch>,
-    }
-
-    impl Nodes {
-        fn carry_out(&mut self, action: &Action<()>) {
-            match action {
-                Action::Launch(launch) => {
-                    let nodes = launch.first..launch.first + launch.nodes;
-                    assert!(self.launched.insert(launch.job, nodes).is_none(), "launched twice");
-                }
-                Action::Freeze(jobs) => self.running.retain(|job| !jobs.contains(job)),
-                Action::Cut(job) => {
-                    assert!(self.launched.contains_key(job), "cut, and never launched");
-                    assert!(!self.running.contains(job), "cut while it runs");
-                }
-                Action::Switch { run, .. } | Action::Run(run) => {
-                    run.iter().for_each(|(job, epoch)| self.start(*job, *epoch));
-                }
-                Action::End(job) => {
-                    self.running.remove(job);
-                    assert!(self.launched.remove(job).is_some(), "ended, and never launched");
-                }
-                Action::Save(_) | Action::Restore(_) | Action::Look | Action::Quit => {}
-            }
-        }
-
-        fn start(&mut self, job: JobId, epoch: Epoch) {
-            let nodes = &self.launched[&job];
-            for other in &self.running {
-                let theirs = &self.launched[other];
-                let apart = nodes.end <= theirs.start || theirs.end <= nodes.start;
-                assert!(apart, "{job} and {other} run on one node at once");
-            }
-            assert!(self.epochs.insert(job, epoch).is_none_or(|old| epoch.is_newer_than(old)));
-            assert!(self.running.insert(job), "started while it runs");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_node_runs_two_jobs_and_all_of_them_go(
-            four: bool, with_itself: bool, ops in proptest::collection::vec(any_op(), 1..80),
-        ) {
-            let phases = if four { Phases::Four } else { Phases::Two };
-            let config = AgendaConfig { slice: Duration::from_millis(10), phases, with_itself };
-            let policy = Box::new(QueueTree::new(8, Placing::LeastLoaded));
-            let (mut agenda, mut nodes) = (Agenda::<()>::new(policy, config), Nodes::default());
-            let (mut now, mut taken, mut gone) = (Instant::ZERO, BTreeSet::new(), BTreeSet::new());
-            let mut step = |agenda: &mut Agenda<()>, now, ended: Option<JobId>| {
-                while let Some(action) = agenda.poll_order(now) {
-                    nodes.carry_out(&action);
-                    let ended = ended.into_iter().map(|job| (job, u16::MAX)).collect();
-                    agenda.handle_outcome(now, &Outcome { ended, ..Outcome::default() });
-                }
-                while let Some(event) = agenda.poll_event() {
-                    if let Event::Gone(job) = event {
-                        assert!(gone.insert(job), "gone twice");
-                    }
-                }
-                let due = agenda.running().iter().copied().collect();
-                assert_eq!(nodes.running, due, "what runs is not whose slice it is");
-                gone.len()
-            };
-            for op in ops {
-                let nth = |taken: &BTreeSet<JobId>, at| taken.iter().nth(at).copied();
-                match op {
-                    Op::Submit(count, weight) => {
-                        let request = Request { nodes: count, weight };
-                        taken.extend(agenda.submit(request, count, ()));
-                    }
-                    Op::End(at) => {
-                        if let Some(job) = nth(&taken, at) {
-                            agenda.end(now, job);
-                        }
-                    }
-                    Op::Cut(at) => {
-                        if let Some(job) = nth(&taken, at) {
-                            agenda.cut(job);
-                        }
-                    }
-                    Op::Pass(time) => {
-                        now += Duration::from_millis(time);
-                        step(&mut agenda, now, None);
-                    }
-                    Op::Ended(at) => {
-                        step(&mut agenda, now, nth(&taken, at));
-                    }
-                }
-            }
-            for job in taken.clone() {
-                agenda.end(now, job);
-            }
-            prop_assert_eq!(step(&mut agenda, now, None), taken.len());
-            prop_assert!(agenda.is_idle() && agenda.running().is_empty());
-        }
-    }
-}
+mod tests;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
 
 use midplane_simhw::host::Host;
 
@@ -25,18 +27,50 @@ pub struct Submission {
     pub program: u32,
 }
 
-/// Takes jobs for a scheduler. Clones are the same one.
+/// Takes jobs for a scheduler, and news of what arrives for them. Clones are the same one.
 #[derive(Clone, Debug, Default)]
-pub struct Front(Arc<Mutex<Vec<Submission>>>);
+pub struct Front(Arc<Mutex<Inbox>>);
+
+#[derive(Debug, Default)]
+struct Inbox {
+    submissions: Vec<Submission>,
+    arrivals: Vec<JobId>,
+    /// The scheduler waits.
+    waker: Option<Waker>,
+}
 
 impl Front {
     /// Submits a job: it begins at the end of the slice.
     pub fn submit(&self, submission: Submission) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(submission);
+        self.inbox().submissions.push(submission);
     }
 
-    fn take(&self) -> Vec<Submission> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Something has arrived for a job from outside ([`Agenda::wake`]).
+    pub fn wake(&self, job: JobId) {
+        let mut inbox = self.inbox();
+        inbox.arrivals.push(job);
+        if let Some(waker) = inbox.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ready once something has arrived, or `until` is.
+    async fn arrival(&self, until: impl Future<Output = ()>) {
+        let mut until = pin!(until);
+        poll_fn(|context| {
+            let mut inbox = self.inbox();
+            if !inbox.arrivals.is_empty() {
+                return Poll::Ready(());
+            }
+            inbox.waker = Some(context.waker().clone());
+            drop(inbox);
+            until.as_mut().poll(context)
+        })
+        .await;
     }
 }
 
@@ -56,10 +90,11 @@ impl<H: Host> fmt::Debug for Scheduler<H> {
 }
 
 impl<H: Host> Scheduler<H> {
-    /// Schedules from the root of the daemons. A job that is alone is switched with itself.
+    /// Schedules from the root of the daemons. A job that is alone is switched with itself in any case: daemons
+    /// tell of ranks that have ended when they are ordered something.
     #[must_use]
-    pub fn new(root: Daemon<H>, policy: Box<dyn Policy>, slice: Duration, phases: Phases) -> Self {
-        let agenda = Agenda::new(policy, AgendaConfig { slice, phases, with_itself: true });
+    pub fn new(root: Daemon<H>, policy: Box<dyn Policy>, config: AgendaConfig) -> Self {
+        let agenda = Agenda::new(policy, AgendaConfig { with_itself: true, ..config });
         let (front, switches, refused) = (Front::default(), Vec::new(), Vec::new());
         Self { root, agenda, front, switches, refused }
     }
@@ -80,12 +115,14 @@ impl<H: Host> Scheduler<H> {
     pub async fn run(&mut self) -> Result<(), DaemonError> {
         let host = self.root.host().clone();
         loop {
-            for submission in self.front.take() {
+            let Inbox { submissions, arrivals, .. } = std::mem::take(&mut *self.front.inbox());
+            for submission in submissions {
                 let Submission { request, ranks, program } = submission;
                 if let Err(error) = self.agenda.submit(request, ranks, program) {
                     self.refused.push((submission, error));
                 }
             }
+            arrivals.into_iter().for_each(|job| self.agenda.wake(job));
             while let Some(action) = self.agenda.poll_order(host.now()) {
                 let outcome = self.root.order(action).await?;
                 self.agenda.handle_outcome(host.now(), &outcome);
@@ -96,7 +133,7 @@ impl<H: Host> Scheduler<H> {
                 }
             }
             match self.agenda.poll_timeout() {
-                Some(at) => host.sleep_until(at).await,
+                Some(at) => self.front.arrival(host.sleep_until(at)).await,
                 None => {
                     self.root.order(Action::Quit).await?;
                     return Ok(());

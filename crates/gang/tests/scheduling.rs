@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use job::{Progress, chatter, message, world};
+use midplane_gang::agenda::AgendaConfig;
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::names::JobId;
@@ -69,9 +70,11 @@ fn schedule(
         });
     }
     let host = world.host(NodeId(0));
+    let (with_itself, visit) = (true, Duration::ZERO);
+    let agenda = AgendaConfig { slice, phases, with_itself, visit };
     let task = async move {
         let root = Daemon::open(host, config, start).await.unwrap();
-        let mut scheduler = Scheduler::new(root, policy, slice, phases);
+        let mut scheduler = Scheduler::new(root, policy, agenda);
         for submission in submissions {
             scheduler.front().submit(submission);
         }

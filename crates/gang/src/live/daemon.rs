@@ -370,6 +370,7 @@ async fn feed(job: JobId, mut receiver: Receiver, events: &mpsc::UnboundedSender
         if feed.send(frame).await.is_err() {
             return;
         }
+        let _ = events.send(Event::Arrived(job));
     }
 }
 

@@ -48,6 +48,8 @@ pub(super) enum Event {
     StreamsDone(u16, JobId),
     /// A job is gone for a while.
     Overdue(JobId),
+    /// Input has arrived for a job.
+    Arrived(JobId),
     /// A front end asks.
     Asked(ClientId, Request, mpsc::Sender<Frame>),
     /// It wants to feed a job.
@@ -163,6 +165,11 @@ impl Hub {
             Event::Feeds(job, to) => {
                 if let Some(feed) = self.root.as_mut().and_then(|root| root.take_feed(job)) {
                     let _ = to.send(feed);
+                }
+            }
+            Event::Arrived(job) => {
+                if let Some(root) = &mut self.root {
+                    root.arrived(job);
                 }
             }
             Event::Channels(told) => self.local.handle_channels(told),
@@ -451,6 +458,7 @@ impl Hub {
             }
             Request::Signal(signal) => {
                 if let Some(job) = root.job_of(client) {
+                    root.arrived(job);
                     self.signal(job, signal);
                 }
             }

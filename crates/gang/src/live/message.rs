@@ -21,6 +21,8 @@ pub struct Program {
     pub terminal: Option<(u16, u16)>,
     /// The job goes on when a rank fails.
     pub keep_going: bool,
+    /// What arrives for the job wakes it ([`Agenda::wake`](crate::agenda::Agenda::wake)).
+    pub woken: bool,
 }
 
 /// A program in a checkpoint, to be read by people as well.
@@ -32,6 +34,8 @@ struct Recorded {
     folder: String,
     terminal: Option<(u16, u16)>,
     keep_going: bool,
+    #[serde(default)]
+    woken: bool,
 }
 
 impl Program {
@@ -53,6 +57,7 @@ impl Program {
             folder: text(&self.folder)?,
             terminal: self.terminal,
             keep_going: self.keep_going,
+            woken: self.woken,
         };
         serde_json::to_string(&recorded).ok()
     }
@@ -62,11 +67,12 @@ impl Program {
     /// # Errors
     /// What is wrong, and where.
     pub fn from_json(json: &str) -> Result<Self, serde_json::Error> {
-        let Recorded { command, environment, folder, terminal, keep_going } =
+        let Recorded { command, environment, folder, terminal, keep_going, woken } =
             serde_json::from_str(json)?;
         let bytes = |texts: Vec<String>| texts.into_iter().map(String::into_bytes).collect();
         let (command, environment) = (bytes(command), bytes(environment));
-        Ok(Self { command, environment, folder: folder.into_bytes(), terminal, keep_going })
+        let folder = folder.into_bytes();
+        Ok(Self { command, environment, folder, terminal, keep_going, woken })
     }
 }
 

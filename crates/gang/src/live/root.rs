@@ -286,6 +286,13 @@ impl Root {
         }
     }
 
+    /// Something has arrived for a job from outside.
+    pub(super) fn arrived(&mut self, job: JobId) {
+        if self.jobs.get(&job).is_some_and(|it| it.program.woken) {
+            self.agenda.wake(job);
+        }
+    }
+
     /// The next order, if it is time for one.
     pub(super) fn poll_order(&mut self, now: Instant) -> Option<Order<Program>> {
         let action = self.agenda.poll_order(now)?;

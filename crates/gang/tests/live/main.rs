@@ -7,6 +7,8 @@ mod parts;
 mod saved;
 #[cfg(target_os = "linux")]
 mod stage;
+#[cfg(target_os = "linux")]
+mod woken;
 
 /// All of it takes some seconds, more on a machine that does other things.
 #[cfg(target_os = "linux")]
@@ -51,6 +53,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_job_that_was_saved_ends_elsewhere_with_every_message", saved::ends_elsewhere),
     ("a_job_goes_on_after_it_was_saved", saved::goes_on),
     ("what_can_t_be_saved_or_restored_is_refused_with_what_and_where", saved::refusals),
+    ("what_arrives_wakes_a_job", woken::by_input),
     ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),
     ("who_has_another_key_is_no_part_of_it", scenes::another_key),
 ];

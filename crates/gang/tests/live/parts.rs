@@ -78,7 +78,12 @@ fn daemon(
     };
     let policy = Box::new(QueueTree::new(hosts * slots, Placing::LeastLoaded));
     let slice = Duration::from_millis(slice_ms.parse().unwrap());
-    let agenda = AgendaConfig { slice, phases: Phases::Two, with_itself: false };
+    let agenda = AgendaConfig {
+        slice,
+        phases: Phases::Two,
+        with_itself: false,
+        visit: Duration::from_millis(10),
+    };
     runtime().block_on(serve(options, policy, agenda, || println!("ready"))).unwrap();
 }
 
@@ -169,6 +174,7 @@ fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {
         folder: b"/".to_vec(),
         terminal: (terminal == "terminal").then_some((24, 80)),
         keep_going: false,
+        woken: terminal == "woken",
     };
     let (ranks, output) = (ranks.parse().unwrap(), Output::default());
     let options = RunOptions { ranks, weight: 1, program, output };

@@ -115,8 +115,13 @@ impl Stage {
 
     /// A front end, that was not started yet.
     pub(crate) fn front(&self, ranks: u16, command: &[&str]) -> Command {
+        self.front_as(ranks, "pipes", command)
+    }
+
+    /// The same with a terminal, or one of a job that is woken by what arrives.
+    pub(crate) fn front_as(&self, ranks: u16, how: &str, command: &[&str]) -> Command {
         let mut front = itself();
-        front.arg("--front").arg(self.socket(0)).args([ranks.to_string().as_str(), "pipes"]);
+        front.arg("--front").arg(self.socket(0)).args([ranks.to_string().as_str(), how]);
         front.args(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         front
     }

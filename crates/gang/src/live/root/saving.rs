@@ -299,6 +299,7 @@ mod tests {
             folder: b"/tmp".to_vec(),
             terminal: Some((24, 80)),
             keep_going: true,
+            woken: true,
         };
         assert_eq!(Program::from_json(&program.to_json().unwrap()).unwrap(), program);
         let foreign = Program { command: vec![vec![0xFF]], ..program };

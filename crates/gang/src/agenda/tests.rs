@@ -1,0 +1,215 @@
+//! Random jobs, ends, cuts and arrivals against nodes that notice what must never be ordered.
+
+use super::*;
+use crate::schedule::{Placing, QueueTree};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Submit(u16, u8),
+    End(usize),
+    Cut(usize),
+    Wake(usize),
+    /// Time passes, in milliseconds, and orders are carried out.
+    Pass(u64),
+    /// The order under way is carried out, and ranks of a job have ended.
+    Ended(usize),
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        2 => (1_u16..9, 1_u8..3).prop_map(|(nodes, weight)| Op::Submit(nodes, weight)),
+        1 => (0_usize..9).prop_map(Op::End),
+        1 => (0_usize..9).prop_map(Op::Cut),
+        2 => (0_usize..9).prop_map(Op::Wake),
+        5 => (0_u64..30).prop_map(Op::Pass),
+        1 => (0_usize..9).prop_map(Op::Ended),
+    ]
+}
+
+/// Nodes that carry orders out, and notice what must never be ordered.
+#[derive(Default)]
+struct Nodes {
+    launched: BTreeMap<JobId, std::ops::Range<u16>>,
+    running: BTreeSet<JobId>,
+    epochs: BTreeMap<JobId, Epoch>,
+}
+
+impl Nodes {
+    fn carry_out(&mut self, action: &Action<()>) {
+        match action {
+            Action::Launch(launch) => {
+                let nodes = launch.first..launch.first + launch.nodes;
+                assert!(self.launched.insert(launch.job, nodes).is_none(), "launched twice");
+            }
+            Action::Freeze(jobs) => self.running.retain(|job| !jobs.contains(job)),
+            Action::Cut(job) => {
+                assert!(self.launched.contains_key(job), "cut, and never launched");
+                assert!(!self.running.contains(job), "cut while it runs");
+            }
+            Action::Switch { run, .. } | Action::Run(run) => {
+                run.iter().for_each(|(job, epoch)| self.start(*job, *epoch));
+            }
+            Action::End(job) => {
+                self.running.remove(job);
+                assert!(self.launched.remove(job).is_some(), "ended, and never launched");
+            }
+            Action::Save(_) | Action::Restore(_) | Action::Look | Action::Quit => {}
+        }
+    }
+
+    fn start(&mut self, job: JobId, epoch: Epoch) {
+        let nodes = &self.launched[&job];
+        for other in &self.running {
+            let theirs = &self.launched[other];
+            let apart = nodes.end <= theirs.start || theirs.end <= nodes.start;
+            assert!(apart, "{job} and {other} run on one node at once");
+        }
+        assert!(self.epochs.insert(job, epoch).is_none_or(|old| epoch.is_newer_than(old)));
+        assert!(self.running.insert(job), "started while it runs");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_node_runs_two_jobs_and_all_of_them_go(
+        four: bool, with_itself: bool, visit in 0_u64..12, ops in proptest::collection::vec(any_op(), 1..80),
+    ) {
+        let phases = if four { Phases::Four } else { Phases::Two };
+        let [slice, visit] = [10, visit].map(Duration::from_millis);
+        let config = AgendaConfig { slice, phases, with_itself, visit };
+        let policy = Box::new(QueueTree::new(8, Placing::LeastLoaded));
+        let (mut agenda, mut nodes) = (Agenda::<()>::new(policy, config), Nodes::default());
+        let (mut now, mut taken, mut gone) = (Instant::ZERO, BTreeSet::new(), BTreeSet::new());
+        let mut step = |agenda: &mut Agenda<()>, now, ended: Option<JobId>| {
+            while let Some(action) = agenda.poll_order(now) {
+                nodes.carry_out(&action);
+                let ended = ended.into_iter().map(|job| (job, u16::MAX)).collect();
+                agenda.handle_outcome(now, &Outcome { ended, ..Outcome::default() });
+            }
+            while let Some(event) = agenda.poll_event() {
+                if let Event::Gone(job) = event {
+                    assert!(gone.insert(job), "gone twice");
+                }
+            }
+            let due = agenda.running().iter().copied().collect();
+            assert_eq!(nodes.running, due, "what runs is not whose slice it is");
+            gone.len()
+        };
+        for op in ops {
+            let nth = |taken: &BTreeSet<JobId>, at| taken.iter().nth(at).copied();
+            match op {
+                Op::Submit(count, weight) => {
+                    let request = Request { nodes: count, weight };
+                    taken.extend(agenda.submit(request, count, ()));
+                }
+                Op::End(at) => {
+                    if let Some(job) = nth(&taken, at) {
+                        agenda.end(now, job);
+                    }
+                }
+                Op::Cut(at) => {
+                    if let Some(job) = nth(&taken, at) {
+                        agenda.cut(job);
+                    }
+                }
+                Op::Wake(at) => {
+                    if let Some(job) = nth(&taken, at) {
+                        agenda.wake(job);
+                    }
+                }
+                Op::Pass(time) => {
+                    now += Duration::from_millis(time);
+                    step(&mut agenda, now, None);
+                }
+                Op::Ended(at) => {
+                    step(&mut agenda, now, nth(&taken, at));
+                }
+            }
+        }
+        for job in taken.clone() {
+            agenda.end(now, job);
+        }
+        prop_assert_eq!(step(&mut agenda, now, None), taken.len());
+        prop_assert!(agenda.is_idle() && agenda.running().is_empty());
+    }
+}
+
+/// Orders are carried out at once.
+fn settle(agenda: &mut Agenda<()>, now: Instant) {
+    while agenda.poll_order(now).is_some() {
+        agenda.handle_outcome(now, &Outcome::default());
+    }
+    while agenda.poll_event().is_some() {}
+}
+
+/// A round of jobs of all nodes, slices of 100 ms and visits of 10; the first turn is the first job's.
+fn round(jobs: u8) -> (Agenda<()>, Vec<JobId>, Instant) {
+    let config = AgendaConfig {
+        slice: Duration::from_millis(100),
+        phases: Phases::Two,
+        with_itself: false,
+        visit: Duration::from_millis(10),
+    };
+    let mut agenda = Agenda::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
+    let request = Request { nodes: 4, weight: 1 };
+    let jobs: Vec<JobId> = (0..jobs).map(|_| agenda.submit(request, 4, ()).unwrap()).collect();
+    let now = Instant::from_nanos(1);
+    settle(&mut agenda, now);
+    assert_eq!(agenda.running(), [jobs[0]]);
+    (agenda, jobs, now)
+}
+
+#[test]
+fn a_job_that_is_woken_comes_within_a_visit_s_time_and_the_slice_goes_on() {
+    let (mut agenda, jobs, began) = round(3);
+    let at = |ms: u64| began + Duration::from_millis(ms);
+    agenda.wake(jobs[2]);
+    settle(&mut agenda, at(4));
+    assert_eq!((agenda.running(), agenda.poll_timeout()), (&jobs[..1], Some(at(10))));
+    settle(&mut agenda, at(10));
+    assert_eq!((agenda.running(), agenda.poll_timeout()), (&jobs[2..], Some(at(20))));
+    settle(&mut agenda, at(20));
+    // 90 ms of the slice are left, and the turns are what they were.
+    assert_eq!((agenda.running(), agenda.poll_timeout()), (&jobs[..1], Some(at(110))));
+    for (time, turn) in [(110, 1), (210, 2), (310, 0)] {
+        settle(&mut agenda, at(time));
+        assert_eq!(agenda.running(), [jobs[turn]]);
+    }
+}
+
+#[test]
+fn visits_end_with_the_visitor_and_need_nobody_who_is_gone() {
+    let (mut agenda, jobs, began) = round(2);
+    let at = |ms: u64| began + Duration::from_millis(ms);
+    agenda.wake(jobs[1]);
+    settle(&mut agenda, at(50));
+    assert_eq!(agenda.running(), [jobs[1]]);
+    agenda.end(at(52), jobs[1]);
+    settle(&mut agenda, at(52));
+    assert_eq!((agenda.running(), agenda.poll_timeout()), (&jobs[..1], Some(at(102))));
+    agenda.end(at(53), jobs[0]);
+    agenda.wake(jobs[1]);
+    settle(&mut agenda, at(53));
+    assert!(agenda.is_idle() && agenda.running().is_empty());
+}
+
+#[test]
+fn whoever_is_woken_again_and_again_takes_half_of_the_time_at_most() {
+    let (mut agenda, jobs, began) = round(3);
+    let (mut now, mut ran) = (began, [Duration::ZERO; 3]);
+    while now < began + Duration::from_secs(30) {
+        agenda.wake(jobs[2]);
+        let step = Duration::from_micros(500);
+        now += step;
+        settle(&mut agenda, now);
+        for job in agenda.running() {
+            ran[job.0 as usize - 1] += step;
+        }
+    }
+    let [first, second, woken] = ran.map(|time| time.as_secs_f64() / 30.0);
+    // Its own third of what is left, and visits for half of the others' slices.
+    assert!((0.19..0.3).contains(&first) && (0.19..0.3).contains(&second), "{ran:?}");
+    assert!(woken < 0.6, "{ran:?}");
+}

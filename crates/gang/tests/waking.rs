@@ -1,0 +1,133 @@
+//! A job that answers what arrives from outside, beside two that compute: woken, and waiting for its turn.
+
+mod job;
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use job::world;
+use midplane_gang::agenda::{AgendaConfig, Phases};
+use midplane_gang::channel::geometry::Geometry;
+use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
+use midplane_gang::names::JobId;
+use midplane_gang::schedule::{Request, RoundRobin};
+use midplane_gang::scheduler::{Scheduler, Submission};
+use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::sim::SimHost;
+use midplane_simhw::time::Instant;
+
+const NODES: u16 = 4;
+const REQUESTS: usize = 60;
+const SLICE: Duration = Duration::from_millis(100);
+const VISIT: Duration = Duration::from_millis(10);
+const SERVER: JobId = JobId(3);
+const COMPUTES: u32 = 0;
+const SERVES: u32 = 1;
+
+/// What has arrived, and how long the answers took.
+#[derive(Default)]
+struct Desk {
+    arrived: VecDeque<Instant>,
+    waker: Option<Waker>,
+    waits: Vec<Duration>,
+}
+
+type Shared = Arc<Mutex<Desk>>;
+
+async fn serve(host: SimHost, desk: Shared) {
+    poll_fn(|context| {
+        let mut desk = desk.lock().unwrap();
+        while let Some(at) = desk.arrived.pop_front() {
+            desk.waits.push(host.now().since(at));
+        }
+        desk.waker = Some(context.waker().clone());
+        if desk.waits.len() == REQUESTS { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+async fn compute(host: SimHost, desk: Shared) {
+    while desk.lock().unwrap().waits.len() < REQUESTS {
+        host.sleep_until(host.now() + Duration::from_millis(1)).await;
+    }
+}
+
+/// How long each answer took, in the order of length.
+fn waits(visit: Duration) -> Vec<Duration> {
+    let mut world = world(NODES, 3, Faults::NONE);
+    let desk = Shared::default();
+    let config = DaemonConfig {
+        nodes: NODES,
+        arity: 2,
+        mode: Mode::Resident,
+        geometry: Geometry::SMALL,
+        channels: 1,
+        costs: Costs::default(),
+    };
+    let of_ranks = Arc::clone(&desk);
+    let start: Start<SimHost> = Arc::new(move |host, launch, descriptor, _| {
+        let desk = Arc::clone(&of_ranks);
+        Box::pin(async move {
+            match (launch.program, descriptor.rank().0) {
+                (SERVES, 0) => serve(host, desk).await,
+                _ => compute(host, desk).await,
+            }
+        })
+    });
+    for node in 1..NODES {
+        let (host, start) = (world.host(NodeId(node)), Arc::clone(&start));
+        world.spawn(NodeId(node), async move {
+            Daemon::open(host, config, start).await.unwrap().serve().await.unwrap();
+        });
+    }
+    let (host, clients) = (world.host(NodeId(0)), Arc::clone(&desk));
+    let task = async move {
+        let root = Daemon::open(host.clone(), config, start).await.unwrap();
+        let agenda = AgendaConfig { slice: SLICE, phases: Phases::Two, with_itself: true, visit };
+        let policy = Box::new(RoundRobin::new(NODES));
+        let mut scheduler = Scheduler::new(root, policy, agenda);
+        for program in [COMPUTES, COMPUTES, SERVES] {
+            let request = Request { nodes: NODES, weight: 1 };
+            scheduler.front().submit(Submission { request, ranks: NODES, program });
+        }
+        let front = scheduler.front();
+        host.spawn({
+            let host = host.clone();
+            async move {
+                let mut rng = host.rng("clients");
+                for _ in 0..REQUESTS {
+                    let pause = Duration::from_micros(30_000 + rng.below(60_000));
+                    host.sleep_until(host.now() + pause).await;
+                    let waker = {
+                        let mut desk = clients.lock().unwrap();
+                        desk.arrived.push_back(host.now());
+                        desk.waker.take()
+                    };
+                    waker.into_iter().for_each(Waker::wake);
+                    front.wake(SERVER);
+                }
+            }
+        });
+        scheduler.run().await.unwrap();
+    };
+    world.block_on(NodeId(0), task).expect("it comes to its end");
+    let mut waits = desk.lock().unwrap().waits.clone();
+    waits.sort();
+    waits
+}
+
+#[test]
+fn a_job_that_is_woken_answers_within_two_visits_and_waits_for_its_turn_otherwise() {
+    let [woken, waiting] = [VISIT, Duration::ZERO].map(waits);
+    let half = REQUESTS / 2;
+    println!("median, longest: woken {:?} {:?}", woken[half], woken[REQUESTS - 1]);
+    println!("median, longest: in its turn {:?} {:?}", waiting[half], waiting[REQUESTS - 1]);
+    assert!(woken[REQUESTS - 1] < 2 * VISIT + Duration::from_millis(1), "{woken:?}");
+    assert!(waiting[REQUESTS - 1] > SLICE, "{waiting:?}");
+    assert!(10 * woken[half] < waiting[half], "{woken:?} {waiting:?}");
+}
