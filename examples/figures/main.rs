@@ -27,6 +27,9 @@ mod incast;
 mod lam_table;
 #[path = "../common/plot.rs"]
 mod plot;
+#[path = "../common/processes.rs"]
+#[expect(dead_code, reason = "other examples use the rest")]
+mod processes;
 #[path = "../common/ranks.rs"]
 #[expect(dead_code, reason = "other examples use the rest")]
 mod ranks;

@@ -25,6 +25,7 @@ use midplane::simhw::profile::Machine;
     preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n  \
     preempt --soak 1000000                      messages over a million preemptions of random clusters\n  \
     preempt --fabric shm --ranks 2 --class W    real processes on this host, real time\n  \
+    preempt --fabric udp --ranks 2              the same over UDP, a daemon a rank\n  \
     preempt --fabric shm --freeze               freezing 64 of them, blocked and spinning\n  \
     preempt --channel                           saving and restoring a real channel\n\n\
     Exit code: 0 all results are the official ones, and the same bits with and without; 1 some are not; 2 bad input."
@@ -54,10 +55,15 @@ pub(crate) struct Arguments {
     /// Runs of each, from different seeds, for the confidence interval.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100), default_value = "3")]
     pub(crate) repeat: u32,
-    /// Where it runs: in virtual time, or as processes of this host under a daemon whose NIC joins them by shared
-    /// memory or UDP.
+    /// Where it runs: in virtual time, or as processes of this host, under one daemon whose NIC joins them by shared
+    /// memory, or under a daemon a rank (8 at most), whose NICs are joined by UDP.
     #[arg(long, value_enum, default_value = "sim")]
     pub(crate) fabric: FabricName,
+    /// Real processes: under these daemons, which may be on several hosts, instead of some of this run's: the socket
+    /// of the first of those that let a job run for ever (--slice-ms 3600000), and of those that stop it, also when
+    /// it is alone (--with-itself).
+    #[arg(long, value_parser = two_sockets, value_name = "ALONE,PREEMPTING")]
+    pub(crate) daemons: Option<[PathBuf; 2]>,
     /// Real processes: run until they were preempted so often, if that takes more than --repeat runs.
     #[arg(long, value_name = "COUNT", default_value = "0")]
     pub(crate) preemptions: usize,
@@ -88,6 +94,10 @@ pub(crate) struct Arguments {
     /// Measure a channel on the paper's machine with FIFOs of 8 to 256 KiB, and beside up to 15 others that are open.
     #[arg(long, conflicts_with_all = ["freeze", "paper", "channel", "soak"])]
     pub(crate) sweep: bool,
+    /// Say when jobs ran under each scheduler whose ranks have noted it in this folder, as those that
+    /// `preempt --be-ticker FOLDER SCHEDULER.JOB.RANK SECONDS` is have.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) turns: Option<PathBuf>,
     /// Draw the slices of two jobs that share the cluster: SVG, or a trace for Perfetto if the name ends in .json.
     #[arg(long, value_name = "FILE")]
     pub(crate) gantt: Option<PathBuf>,
@@ -181,6 +191,12 @@ fn ranks(text: &str) -> Result<u16, String> {
         true => Ok(ranks),
         false => Err("ranks are 1, 2, 4, 8, 16, 32 or 64".to_owned()),
     }
+}
+
+fn two_sockets(text: &str) -> Result<[PathBuf; 2], String> {
+    let (alone, preempting) =
+        text.split_once(',').ok_or("name two sockets, with a comma between")?;
+    Ok([alone, preempting].map(PathBuf::from))
 }
 
 fn slice(text: &str) -> Result<f64, String> {

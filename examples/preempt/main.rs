@@ -5,6 +5,9 @@ mod channel;
 mod cluster;
 #[path = "../common/command_line.rs"]
 mod command_line;
+#[path = "../common/daemons/mod.rs"]
+#[expect(dead_code, reason = "other examples use the rest")]
+mod daemons;
 mod fit;
 mod freezes;
 #[path = "../common/gantt.rs"]
@@ -13,8 +16,12 @@ mod live;
 #[path = "../common/nas_rank.rs"]
 mod nas_rank;
 mod paper;
+mod parts;
 #[path = "../common/pm.rs"]
 mod pm;
+#[path = "../common/processes.rs"]
+#[expect(dead_code, reason = "other examples use the rest")]
+mod processes;
 #[path = "../common/report.rs"]
 mod report;
 mod slices;
@@ -22,13 +29,14 @@ mod slowdown;
 mod soak;
 mod sweep;
 mod trees;
+mod turns;
 
 use std::process::ExitCode;
 
 use arguments::{Arguments, FabricName};
 
 fn main() -> ExitCode {
-    if live::play_part() {
+    if parts::play_part() {
         return ExitCode::SUCCESS;
     }
     let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
@@ -39,6 +47,12 @@ fn main() -> ExitCode {
         && let Err(error) = slices::draw(file, &arguments)
     {
         return report::fail(&format!("--gantt {}: {error}", file.display()), report::BAD_INPUT);
+    }
+    if let Some(folder) = &arguments.turns {
+        return match turns::run(folder, arguments.json) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => report::fail(&error, report::BAD_INPUT),
+        };
     }
     if arguments.channel {
         return match channel::run(arguments.json) {

@@ -85,6 +85,10 @@ impl Geometry {
         message: 8_192,
     };
 
+    /// The same over UDP: messages of 1,360 bytes, which fit an Ethernet's datagram with IPv6's headers, ours and
+    /// a seal's (40 + 8, 48, 40).
+    pub const BULK_UDP: Self = Self { message: 1_360, ..Self::BULK };
+
     /// A channel for small messages: 4 KiB a direction.
     pub const SMALL: Self = Self {
         send: FifoSize { messages: 64, bytes: 4_096 },

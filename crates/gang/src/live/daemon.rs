@@ -98,7 +98,8 @@ pub struct FabricOptions {
 pub enum Fabric {
     /// Shared memory: all daemons are on this host.
     Shm,
-    /// UDP, by the address of each, in the order of hosts.
+    /// UDP, by the address of each, in the order of hosts; frames are sealed with the daemons' key, if they have
+    /// one.
     Udp(Vec<SocketAddr>),
 }
 
@@ -301,6 +302,7 @@ async fn start_nic(
             // Nothing is paced but by the channels themselves.
             let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
             let config = UdpConfig::new(NodeId(host), addresses.clone()).line(line);
+            let config = options.key.iter().cloned().fold(config, UdpConfig::key);
             let nic = UdpNic::start(config, unit).map_err(|error| text(&error))?;
             let server = nic.serve_ports(served).map_err(|error| text(&error))?;
             (ShmOrUdp::Udp(nic), server)
