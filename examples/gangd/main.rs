@@ -7,6 +7,7 @@ mod command_line;
 #[expect(dead_code, reason = "it has no document to print")]
 mod report;
 
+mod place;
 mod spread;
 
 use std::path::PathBuf;
@@ -25,9 +26,9 @@ use midplane::gang::live::message::Cluster;
 use midplane::gang::live::stub;
 use midplane::gang::schedule::{Placing, Policy, QueueTree, RoundRobin};
 use midplane::gang::tree::DEFAULT_ARITY;
-use midplane::simhw::launch::Launch;
 use midplane::simhw::seal::Key;
 use midplane::simhw::udp::resolve_peers;
+use place::Place;
 use spread::Spread;
 
 const EXAMPLES: &str = "\
@@ -46,6 +47,9 @@ Examples:
   # All three at once, over ssh: `gangd`, the two files and this folder are in the same place everywhere
   gangd --peers hosts --key key --spread
 
+  # One on each of the nodes that Slurm gives, two ranks at once on each
+  srun -N 4 --ntasks-per-node 1 gangd --key key --slots 2
+
 Whoever can connect to the socket is the user who started the daemon, nobody else. Ctrl-C or SIGTERM
 ends it, and all that it runs; so does its death.
 Exit code: 0 it was ended; 1 it could not serve; 2 bad input.";
@@ -58,17 +62,27 @@ Exit code: 0 it was ended; 1 it could not serve; 2 bad input.";
 #[command(name = "gangd", version, after_help = EXAMPLES)]
 struct Arguments {
     /// Which of the hosts this one is, from 0
-    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
-    host: u16,
-    /// One daemon's host:port a line, in the order of hosts; without it, this host is alone
+    ///
+    /// Unless given, what has started this daemon says it, as one of several tasks of `srun`, `mpirun`, PMI or an
+    /// indexed Kubernetes job; otherwise it is the first.
+    #[arg(long, value_name = "NUMBER")]
+    host: Option<u16>,
+    /// One daemon's host:port a line, in the order of hosts. Without it, and with a key, srun and its like say
+    /// where the others are; without both, this host is alone
     #[arg(long, value_name = "FILE", requires = "key")]
     peers: Option<PathBuf>,
+    /// Instead of --peers: one host a line, "HOST", "HOST slots=N" or "HOST:N"; a daemon on each
+    #[arg(long, value_name = "FILE", requires = "key", conflicts_with = "peers")]
+    hostfile: Option<PathBuf>,
+    /// The port of each host's daemon, with a hostfile or a launcher; 24700 unless given
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
     /// The key that all daemons share, NUMBER:SECRET with 64 hexadecimal digits
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Start the daemons of the other hosts as well, from host 0: by `ssh HOST ...`, with these options, in the
     /// same folder. They end with this one
-    #[arg(long, requires = "peers")]
+    #[arg(long, requires = "key")]
     spread: bool,
     /// What runs a command on another host, with its first arguments
     #[arg(long, default_value = "ssh -o BatchMode=yes", value_name = "COMMAND")]
@@ -91,11 +105,15 @@ struct Arguments {
     /// Stop and start a job that is alone as well, at the end of each slice
     #[arg(long)]
     with_itself: bool,
+    /// How long a job runs that is woken by its input (`gang run --woken`) in the middle of others' slice; 0: it waits
+    /// for its turn. No slice is interrupted before it has lasted as long
+    #[arg(long, default_value_t = 10, value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=1_000))]
+    visit_ms: u64,
     /// How long daemons below may be silent, for each step of the tree
     #[arg(long, default_value_t = 2_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(100..=600_000))]
     patience_ms: u64,
     /// Give ranks channels to each other, on a NIC of the daemon's: over shared memory between daemons of
-    /// this host, or over UDP, from the addresses of --peers
+    /// this host, or over UDP, from the addresses of --peers, sealed with --key
     #[arg(long, value_enum)]
     fabric: Option<FabricName>,
     /// How channels are preempted: what is in their FIFOs is copied out and in, or stays and is switched to
@@ -109,9 +127,6 @@ struct Arguments {
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 }
-
-/// What fits a datagram of Ethernet.
-const UDP_MESSAGE: u32 = 1_400;
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PolicyName {
@@ -147,14 +162,14 @@ fn fabric(arguments: &Arguments, peers: &[String]) -> Result<Option<FabricOption
         ModeName::Copy => Mode::Copy,
         ModeName::Resident => Mode::Resident,
     };
-    let (fabric, message) = match name {
-        FabricName::Shm => (Fabric::Shm, Geometry::BULK.message),
+    let (fabric, geometry) = match name {
+        FabricName::Shm => (Fabric::Shm, Geometry::BULK),
         FabricName::Udp => {
             let addresses = match peers.is_empty() {
                 true => vec![([127, 0, 0, 1], 0).into()],
                 false => resolve_peers(peers).map_err(|error| format!("--peers: {error}"))?,
             };
-            (Fabric::Udp(addresses), UDP_MESSAGE)
+            (Fabric::Udp(addresses), Geometry::BULK_UDP)
         }
     };
     let socket = arguments.socket.clone().unwrap_or_else(default_socket);
@@ -163,7 +178,6 @@ fn fabric(arguments: &Arguments, peers: &[String]) -> Result<Option<FabricOption
         Some(root) => format!("gangd {root}"),
         None => format!("gangd {}", hash(socket.as_os_str().as_encoded_bytes())),
     };
-    let geometry = Geometry { message, ..Geometry::BULK };
     Ok(Some(FabricOptions { fabric, name, channels: ChannelOptions { mode, geometry } }))
 }
 
@@ -183,24 +197,20 @@ fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
         }
         None => None,
     };
-    let peers = Launch::new().peers(arguments.peers.clone()).read_peers();
-    let peers = peers.map_err(|error| error.to_string())?;
+    let Place { host, peers, slots } = place::find(arguments)?;
     let hosts = u16::try_from(peers.len().max(1)).map_err(|_| "--peers: too many")?;
-    if arguments.host >= hosts {
-        return Err(format!("--host {}: there are {hosts}, counted from 0", arguments.host));
-    }
     let there = std::thread::available_parallelism().map_or(1, |count| count.get() as u16);
-    let slots = arguments.slots.unwrap_or(there);
+    let slots = arguments.slots.or(slots).unwrap_or(there);
     if u32::from(slots) * u32::from(hosts) > u16::MAX.into() {
         return Err(format!("--slots {slots}: more than 65535 on {hosts} hosts"));
     }
-    if arguments.spread && arguments.host != 0 {
-        return Err("--spread: host 0 starts the others".into());
+    if arguments.spread && (host != 0 || hosts == 1) {
+        return Err("--spread: host 0 starts the others, by --peers or --hostfile".into());
     }
     let fabric = fabric(arguments, &peers)?;
     Ok(DaemonOptions {
         fabric,
-        host: arguments.host,
+        host,
         cluster: Cluster { hosts, slots, arity: arguments.arity },
         peers,
         key,
@@ -233,6 +243,7 @@ fn main() -> ExitCode {
         slice: Duration::from_millis(arguments.slice_ms),
         phases: Phases::Two,
         with_itself: arguments.with_itself,
+        visit: Duration::from_millis(arguments.visit_ms),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Two jobs of four ranks that take turns on the same four nodes: under Slurm's own gang scheduling, with the
+# shortest slice that it has, and under gangd, with one of 100 ms.
+#
+#   benches/launchers/turns.sh [SECONDS]
+#
+# Ranks look at the clock every 0.1 ms and note when they ran. Prints, for each scheduler, how long a slice was,
+# how long nobody ran between two jobs (less than 0 is an overlap: both ran), and how far apart the ranks of a job
+# began. A job runs for SECONDS of its own clock, 32 unless given. Needs root and Debian's packages slurmd,
+# slurmctld and slurm-client; where it can't run it says so, and that is no failure.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+source benches/launchers/machine.sh
+source benches/launchers/nodes.sh
+needs timeout od pgrep:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client
+if [[ -z ${FOLDER:-} ]]; then
+    cargo build --release --quiet --example preempt --example gangd --example gang
+fi
+EXAMPLES=$(realpath "${CARGO_TARGET_DIR:-target}")/release/examples
+SECONDS_EACH=${1:-32}
+enter_machine 4 "$@"
+mkdir "$FOLDER/turns"
+ticker() { echo "exec '$EXAMPLES/preempt' --be-ticker '$FOLDER/turns' \"$1\" $SECONDS_EACH"; }
+
+start_slurm 4 "PartitionName=all Nodes=node[1-4] Default=YES OverSubscribe=FORCE:2" "PreemptMode=GANG" \
+    "SchedulerTimeSlice=5"
+pids=()
+for job in 1 2; do
+    timeout $((SECONDS_EACH * 3)) srun -N 4 -n 4 bash -c "$(ticker 'slurm.$SLURM_JOB_ID.$SLURM_PROCID')" &
+    pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || fail "a job under Slurm"; done
+wait_for 20 no_jobs
+
+srun -N 4 -n 4 --job-name daemons bash -c "exec '$EXAMPLES/gangd' --key '$FOLDER/key' --slots 1 --slice-ms 100 \
+    --socket '$FOLDER/'\$SLURM_PROCID.socket" >"$FOLDER/gangd.log" 2>&1 &
+gang=("$EXAMPLES/gang" --socket "$FOLDER/0.socket")
+four_hosts() { "${gang[@]}" list | grep -q '^4 of 4 hosts'; }
+wait_for 30 four_hosts
+pids=()
+for job in 1 2; do
+    timeout $((SECONDS_EACH * 3)) "${gang[@]}" run --ranks 4 -- \
+        bash -c "$(ticker 'gangd.$GANG_JOB.$GANG_RANK')" &
+    pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || fail "a job under gangd"; done
+"$EXAMPLES/preempt" --turns "$FOLDER/turns"
