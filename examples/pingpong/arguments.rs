@@ -17,7 +17,7 @@ Examples:
 
 One way is half a round trip: the median over batches of round trips, and over the rounds; the receiver
 reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, message MPI's
-point-to-point with tags. With --wait poll both processes look without pause and want a core each.
+point-to-point with tags over them, lanes the same over shared memory alone, past the NIC. With --wait poll both processes look without pause and want a core each.
 Other libraries are measured by programs that their packages install; one that is missing is skipped.
 In sim the layers are the columns of the paper's Table 1 between two hosts, and the last two columns
 of the report what the paper has and how far that is. Its columns on one host are not there: frames of
@@ -45,6 +45,8 @@ pub(crate) enum Layer {
     Vi,
     /// Messages with tags over Virtual Interfaces.
     Message,
+    /// Messages with tags over lanes of shared memory, past the NIC.
+    Lanes,
 }
 
 /// How long messages come into registered memory.
@@ -234,18 +236,23 @@ impl Arguments {
         if self.fabric.contains(&Fabric::Sim) && self.sizes.contains(&0) {
             return Err("--sizes 0: --fabric sim sends one byte at least".into());
         }
+        if self.layer.contains(&Layer::Lanes) && self.fabric.iter().any(|f| *f != Fabric::Shm) {
+            return Err("--layer lanes: only --fabric shm has lanes".into());
+        }
         Ok(())
     }
 
     pub(crate) fn contests(&self) -> Vec<Contest> {
-        let all = [Layer::Raw, Layer::Vi, Layer::Message];
-        let layers = if self.layer.is_empty() { &all[..] } else { &self.layer[..] };
+        let all = [Layer::Raw, Layer::Vi, Layer::Message, Layer::Lanes];
         let mut contests = Vec::new();
         for fabric in &self.fabric {
             if *fabric == Fabric::Sim {
                 contests.extend(Column::ALL.map(Contest::Simulated));
                 continue;
             }
+            // Only processes of one host have lanes.
+            let those = if *fabric == Fabric::Shm { &all[..] } else { &all[..3] };
+            let layers = if self.layer.is_empty() { those } else { &self.layer[..] };
             for wait in &self.wait {
                 for layer in layers {
                     let all = &self.registration[..];

@@ -13,16 +13,20 @@ use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 use midplane::via::VIA;
 use midplane::via::firmware::{Via, ViaConfig};
+use midplane::via::lanes::LaneCarrier;
 use midplane::via::message::engine::{DEFAULT_EAGER, SOCKET_EAGER};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::arguments::{Arguments, Contest, Fabric, Layer, Registration, Wait};
 use crate::baseline::{self, Game};
 use crate::lam_table::{self, Column};
-use crate::layers::{Interface, Messages, Raw};
+use crate::layers::{Interface, Messages, Raw, interfaces};
 use crate::libraries;
 use crate::measure::{self, Figures, Side};
 use crate::processes::{self, Peer};
+
+/// Longest packet of a lane, and longest message that leaves whole there.
+const LANE_MTU: usize = 16 << 10;
 
 fn runtime(wait: Wait) -> Result<Runtime, String> {
     let built = match wait {
@@ -119,6 +123,11 @@ async fn ours<G: Game>(
     game: G,
 ) -> Result<G::Result, String> {
     match fabric {
+        Fabric::Shm if layer == Layer::Lanes => {
+            let config = ShmConfig::new(place, NodeId(node), 2).mtu(LANE_MTU);
+            let carrier = LaneCarrier::open(&config).map_err(|error| error.to_string())?;
+            game.play(&mut Messages::new(carrier, most, wait, LANE_MTU)?).await
+        }
         Fabric::Shm => {
             let config = ShmConfig::new(place, NodeId(node), 2);
             let nic = ShmNic::start(config, unit()?).map_err(|error| error.to_string())?;
@@ -161,7 +170,9 @@ async fn play<G: Game>(
         Layer::Vi => game.play(&mut Interface::new(host, peer, most, wait).await?).await,
         Layer::Message => {
             let eager = if fabric == Fabric::Udp { SOCKET_EAGER } else { DEFAULT_EAGER };
-            game.play(&mut Messages::new(host, peer, most, (wait, how), eager).await?).await
+            let carrier = interfaces(host, how, eager).await?;
+            game.play(&mut Messages::new(carrier, most, wait, eager)?).await
         }
+        Layer::Lanes => unreachable!("over shared memory alone, which is checked"),
     }
 }

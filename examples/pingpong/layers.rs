@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use bytes::Bytes;
 use midplane::nicvm::messages;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
@@ -11,6 +12,7 @@ use midplane::simhw::region::Region;
 use midplane::via::attributes::{Address, Reliability, ViAttributes};
 use midplane::via::descriptor::Descriptor;
 use midplane::via::memory::{Memory, MemoryOptions};
+use midplane::via::message::carrier::Carrier;
 use midplane::via::message::communicator::{Communicator, block_on};
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::{Peer, Tag};
@@ -51,10 +53,9 @@ impl Looks {
     #[inline]
     fn again(&mut self) {
         self.0 += 1;
+        // No pause between looks: that takes longer than one.
         if self.0.is_multiple_of(LOOKS) {
             std::thread::yield_now();
-        } else {
-            std::hint::spin_loop();
         }
     }
 }
@@ -269,48 +270,48 @@ impl Side for Interface {
     }
 }
 
-type Lower = Engine<RdmaCarrier>;
-
 /// Messages with tags: polled by hand, or as futures.
-pub(crate) enum Messages {
-    Polled(Box<Polled>),
-    Awaited { all: Communicator<Lower>, peer: Rank, wait: Wait, scratch: Vec<u8> },
+pub(crate) enum Messages<C> {
+    Polled(Box<Polled<C>>),
+    Awaited { all: Communicator<Engine<C>>, peer: Rank, wait: Wait, scratch: Bytes },
 }
 
 /// What is polled by hand.
-pub(crate) struct Polled {
-    process: Process<Lower>,
+pub(crate) struct Polled<C> {
+    process: Process<Engine<C>>,
     scope: Scope,
     peer: Rank,
-    scratch: Vec<u8>,
+    scratch: Bytes,
     storage: Vec<u8>,
 }
 
 const TAG: Tag = Tag(1);
 
-impl Messages {
-    pub(crate) async fn new(
-        host: &impl Host,
-        node: NodeId,
-        most: usize,
-        (wait, how): (Wait, Registration),
-        eager: usize,
-    ) -> Result<Self, String> {
-        let own = Peer(host.node().0.into());
-        // A packet has a quarter of an area, and a message that leaves whole is one.
-        let area = (4 * (eager + 64)).max(1 << 18);
-        let config = RdmaConfig::default().area(area).registration(match how {
-            Registration::Copied => rdma::Registration::Copied,
-            Registration::Cached => rdma::Registration::Cached,
-            Registration::Registered => rdma::Registration::Registered,
-        });
-        let carrier = RdmaCarrier::open(host, own, &[NodeId(0), NodeId(1)], config).await;
-        let engine = Engine::new(carrier.map_err(failed)?, Config::default().eager(eager));
+/// What carries messages between Virtual Interfaces.
+pub(crate) async fn interfaces(
+    host: &impl Host,
+    how: Registration,
+    eager: usize,
+) -> Result<RdmaCarrier, String> {
+    let own = Peer(host.node().0.into());
+    // A packet has a quarter of an area, and a message that leaves whole is one.
+    let area = (4 * (eager + 64)).max(1 << 18);
+    let config = RdmaConfig::default().area(area).registration(match how {
+        Registration::Copied => rdma::Registration::Copied,
+        Registration::Cached => rdma::Registration::Cached,
+        Registration::Registered => rdma::Registration::Registered,
+    });
+    RdmaCarrier::open(host, own, &[NodeId(0), NodeId(1)], config).await.map_err(failed)
+}
+
+impl<C: Carrier> Messages<C> {
+    pub(crate) fn new(carrier: C, most: usize, wait: Wait, eager: usize) -> Result<Self, String> {
+        let peer = Rank(1 - carrier.own().0);
+        let engine = Engine::new(carrier, Config::default().eager(eager));
         let (process, scope) = Process::new(engine, 2).map_err(failed)?;
-        let peer = Rank(node.0.into());
-        let scratch = vec![0; most.max(8)];
+        let scratch = Bytes::from(vec![0; most.max(8)]);
         if wait == Wait::Poll {
-            let storage = scratch.clone();
+            let storage = scratch.to_vec();
             let polled = Polled { process, scope, peer, scratch, storage };
             return Ok(Self::Polled(Box::new(polled)));
         }
@@ -319,7 +320,10 @@ impl Messages {
 }
 
 /// Looks until a request is done; what came of it.
-fn finish(process: &mut Process<Lower>, request: Request) -> Result<Vec<u8>, String> {
+fn finish<C: Carrier>(
+    process: &mut Process<Engine<C>>,
+    request: Request,
+) -> Result<Vec<u8>, String> {
     let mut looks = Looks::default();
     loop {
         if process.lower_mut().requests().state(request) == Some(State::Done) {
@@ -333,18 +337,18 @@ fn finish(process: &mut Process<Lower>, request: Request) -> Result<Vec<u8>, Str
     }
 }
 
-impl Side for Messages {
+impl<C: Carrier> Side for Messages<C> {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
         match self {
             Self::Polled(polled) => {
                 let Polled { process, scope, peer, scratch, .. } = &mut **polled;
-                let load = Load::Copy(&scratch[..bytes]);
+                let load = Load::Bytes(scratch.slice(..bytes));
                 let sent =
                     process.isend(scope, Mode::Standard, *peer, TAG, load).map_err(failed)?;
                 finish(process, sent).map(drop)
             }
             Self::Awaited { all, peer, wait, scratch } => {
-                let sent = all.send(*peer, TAG, scratch[..bytes].to_vec());
+                let sent = all.send(*peer, TAG, scratch.slice(..bytes));
                 rest(*wait, sent).await.map_err(failed)
             }
         }

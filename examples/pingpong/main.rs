@@ -193,7 +193,7 @@ fn table(runs: &[Run]) -> String {
             .zip(run.deviation())
             .map_or(String::new(), |(paper, far)| format!("{paper:>12.0}{:>10.1}%", 100.0 * far));
         text += &format!(
-            "{:<10}{:<9}{:<11}{:<7}{:>9}{:>12.3}{:>12.3}{:>10.3}{more}\n",
+            "{:<10}{:<9}{:<11}{:<7}{:>9}{:>12.3}{:>12}{:>10}{more}\n",
             run.fabric,
             run.layer,
             run.registration.as_deref().unwrap_or(""),

@@ -2,6 +2,7 @@
 
 pub(crate) mod alarm;
 pub(crate) mod clock;
+pub(crate) mod looks;
 
 use std::future::{Future, poll_fn};
 use std::sync::Mutex;

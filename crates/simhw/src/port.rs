@@ -20,7 +20,7 @@ use std::task::Poll;
 use thiserror::Error;
 
 use crate::id::PortId;
-use crate::live::clock::Clock;
+use crate::live::looks::Looks;
 use crate::region::{MAX_REGION, Region, RegionOptions, RegionRef};
 use crate::ring::{Consumer, Producer, ring, ring_bytes};
 use crate::segment::Segment;
@@ -114,9 +114,6 @@ pub enum PostError {
 #[error("the NIC behind the port has stopped")]
 pub struct PortClosed;
 
-/// Waits after which a port looks for a completion for as long as its NIC allows once more.
-const LOOKS_ANEW: u32 = 16;
-
 /// A process's own way into its NIC. Exclusive, and no lock around its rings.
 ///
 /// A posted command holds one slot of the completion ring until its completion is taken, so that a
@@ -126,8 +123,8 @@ pub struct Port {
     id: PortId,
     depth: usize,
     outstanding: usize,
-    /// Times in a row that looking for a completion before waiting for it was in vain.
-    vain: u32,
+    /// How looking for a completion before waiting for it has paid.
+    looks: Looks,
     commands: Producer,
     completions: Consumer,
     registrar: Arc<Registrar>,
@@ -147,7 +144,7 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
         id,
         depth,
         outstanding: 0,
-        vain: 0,
+        looks: Looks::default(),
         commands: command_in,
         completions: completion_out,
         registrar: Arc::clone(&registrar),
@@ -182,9 +179,9 @@ pub(crate) fn borrowed_port(
     let ground = ground::Ground::new(words, registrations, lender);
     let registrar = Arc::new(Registrar::far(name, Box::new(bell), ground));
     let id = name.id;
-    let near = Arc::clone(&registrar);
+    let (near, looks) = (Arc::clone(&registrar), Looks::default());
     Ok((
-        Port { id, depth, outstanding: 0, vain: 0, commands, completions, registrar: near },
+        Port { id, depth, outstanding: 0, looks, commands, completions, registrar: near },
         registrar,
     ))
 }
@@ -356,25 +353,11 @@ impl Port {
 
     /// Looks for a completion for as long as that has paid lately, within what the NIC allows.
     fn look(&mut self) -> Option<Completion> {
-        let first = self.poll();
         let most = self.registrar.spin_nanos();
-        if first.is_some() || most == 0 {
-            return first;
-        }
-        // Half as long each time it was in vain, but now and then as long as ever: who has once been
-        // slower than a short look would never be found by one again.
-        let again = self.vain.is_multiple_of(LOOKS_ANEW);
-        let spin = if again { most } else { most >> self.vain.min(4) };
-        let until = Clock::now().plus_nanos(spin.into());
-        while Clock::now() < until {
-            std::hint::spin_loop();
-            if let Some(completion) = self.poll() {
-                self.vain = 0;
-                return Some(completion);
-            }
-        }
-        self.vain = self.vain.wrapping_add(1);
-        None
+        let mut looks = std::mem::take(&mut self.looks);
+        let found = self.poll().or_else(|| looks.look(most, || self.poll()));
+        self.looks = looks;
+        found
     }
 
     /// Whether the NIC has stopped.

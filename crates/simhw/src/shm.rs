@@ -21,6 +21,7 @@ mod driver;
 mod engine;
 mod host;
 mod lane;
+pub mod lanes;
 #[doc(hidden)]
 pub mod measure;
 mod nic;

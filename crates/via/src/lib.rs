@@ -2,6 +2,7 @@
 //!
 //! - [`message`]: start here: messages with MPI's matching rules, over whatever carries packets
 //! - [`rdma`]: carries packets over Virtual Interfaces, as LAM over VIA does
+//! - `lanes`, on Linux: carries packets between the processes of one host, past the NIC
 //! - [`nic`]: the host's half: opens a NIC, makes interfaces, connects them, posts descriptors
 //! - [`descriptor`], [`memory`]: what is posted
 //! - [`slots`]: `Bytes` in and out of registered slots over one connection, without matching
@@ -16,6 +17,8 @@ pub mod attributes;
 mod command;
 pub mod descriptor;
 pub mod firmware;
+#[cfg(target_os = "linux")]
+pub mod lanes;
 pub mod memory;
 pub mod message;
 pub mod nic;

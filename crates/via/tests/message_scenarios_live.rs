@@ -1,5 +1,5 @@
 //! The scenarios of MPICH's point-to-point tests over Virtual Interfaces on the live fabrics: shared
-//! memory, and sockets between which datagrams are lost, doubled and reordered.
+//! memory, and sockets between which datagrams are lost, doubled and reordered. And over lanes.
 
 #[path = "scenarios/list.rs"]
 mod list;
@@ -25,6 +25,29 @@ mod shm {
                 #[test]
                 fn $name() {
                     live::shm($ranks, narrow(), &|world| Box::pin(scenarios::$group::$name(world)));
+                }
+            )+)+
+        };
+    }
+
+    list::each!(run);
+}
+
+/// The same, with few slots and short frames: room runs out, and long messages go in many parts.
+#[cfg(target_os = "linux")]
+mod lanes {
+    use super::{list, live, scenarios};
+
+    macro_rules! run {
+        ($($group:ident: $($name:ident $ranks:literal),+;)+) => {
+            $($(
+                #[test]
+                fn $name() {
+                    live::lanes(
+                        $ranks,
+                        |config| config.slots(4).areas(4).mtu(4_096),
+                        &|world| Box::pin(scenarios::$group::$name(world)),
+                    );
                 }
             )+)+
         };

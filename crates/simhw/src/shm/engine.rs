@@ -291,12 +291,13 @@ impl<F> std::fmt::Debug for Engine<F> {
 /// Checks a frame and hands it to the firmware. What is wrong is counted, never answered.
 #[inline]
 fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: &mut Receiver) {
-    let Ok(arrived) = receiver.frame() else {
+    let header = Header::parse_alone(&receiver.header()).ok();
+    let found = header.and_then(|h| Some((h, receiver.extent(h.length.into())?)));
+    let Some((header, extent)) = found else {
         nic.counters.drops.add(DropCause::Malformed);
-        receiver.give_back(None);
+        receiver.give_back(0);
         return;
     };
-    let header = arrived.header;
     if header.source != from {
         nic.counters.drops.add(DropCause::Stranger);
     } else if header.destination != nic.node() {
@@ -304,9 +305,9 @@ fn deliver(firmware: &mut impl Firmware, nic: &mut Nic, from: NodeId, receiver: 
     } else {
         nic.counters.frames_received += 1;
         nic.counters.bytes_received += header.frame_bytes() as u64;
-        nic.begin_frame(from, &arrived);
-        firmware.on_frame(nic, Frame { header, payload: receiver.payload(&arrived) });
+        nic.begin_frame(from, extent);
+        firmware.on_frame(nic, Frame { header, payload: receiver.payload(extent) });
         nic.end_turn();
     }
-    receiver.give_back(Some(&arrived));
+    receiver.give_back(extent.length);
 }

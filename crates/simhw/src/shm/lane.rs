@@ -4,11 +4,12 @@
 //! at most eight; its second line has those of up to 64. What is longer lies in the next of the
 //! direction's areas. The far lines are written first and the sequence number last, with release, so
 //! that the consumer, which polls that word, sees a whole frame or none, and a producer that is
-//! killed at any instruction leaves no half of one. A header is copied out once and checked once.
+//! killed at any instruction leaves no half of one. A header is copied out once, and is what whoever
+//! uses the lane makes of it; the payload's length is whatever it says.
 
 use std::sync::Arc;
 
-use crate::frame::{FrameError, HEADER_BYTES, Header};
+use crate::frame::HEADER_BYTES;
 use crate::region::Payload;
 use crate::segment::{LINE, Line, Segment, View};
 use crate::sync::Ordering;
@@ -53,12 +54,14 @@ struct Place {
 }
 
 impl Place {
+    #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "below the count of slots")]
     const fn slot(&self, number: u64) -> usize {
         let index = number as usize & (self.shape.slots - 1);
         self.offset + HEAD + index * SLOT
     }
 
+    #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "below the count of areas")]
     const fn area(&self, number: u64) -> usize {
         let index = number as usize & (self.shape.areas - 1);
@@ -66,6 +69,7 @@ impl Place {
     }
 
     /// Where a payload of `length` lies; the number of its area is that of the areas before it.
+    #[inline]
     const fn payload(&self, slot: usize, area: u64, length: usize) -> usize {
         if length <= NEAR_BYTES {
             slot + NEAR_WORD * 8
@@ -76,13 +80,26 @@ impl Place {
         }
     }
 
+    #[inline]
     fn returned(&self) -> &Line {
         self.segment.line(self.offset)
     }
 
-    fn asleep(&self) -> &Line {
+    /// Word 0: the consumer sleeps. Word 1: the producer waits for slots.
+    #[inline]
+    fn sleepers(&self) -> &Line {
         self.segment.line(self.offset + LINE)
     }
+}
+
+const CONSUMER: usize = 0;
+const PRODUCER: usize = 1;
+
+/// Whether that side has gone to sleep; it is told once.
+#[inline]
+fn takes(sleepers: &Line, side: usize) -> bool {
+    let word = &sleepers[side];
+    word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0
 }
 
 /// The direction has no room for a frame now.
@@ -117,11 +134,11 @@ pub(super) struct Receiver {
     areas_returned: u64,
 }
 
-/// A frame that has arrived: its header, and where its payload lies in the direction's segment.
+/// Where a payload lies in the direction's segment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Arrived {
-    pub(super) header: Header,
+pub(super) struct Extent {
     pub(super) offset: usize,
+    pub(super) length: usize,
 }
 
 impl Sender {
@@ -139,7 +156,12 @@ impl Sender {
     }
 
     /// Writes one frame that nobody sees before [`Sender::publish`].
-    pub(super) fn stage(&mut self, header: &Header, payload: View<'_>) -> Result<(), Full> {
+    #[inline]
+    pub(super) fn stage(
+        &mut self,
+        header: &[u8; HEADER_BYTES],
+        payload: View<'_>,
+    ) -> Result<(), Full> {
         let length = payload.len();
         self.make_room(length > LINE)?;
         let slot = self.place.slot(self.staged);
@@ -152,8 +174,7 @@ impl Sender {
             payload.copy_to(&mut near);
             line[NEAR_WORD].store(u64::from_le_bytes(near), Ordering::Relaxed);
         }
-        let bytes = header.emit();
-        let (words, _) = bytes.as_chunks::<8>();
+        let (words, _) = header.as_chunks::<8>();
         for (word, value) in line[1..].iter().zip(words) {
             word.store(u64::from_le_bytes(*value), Ordering::Relaxed);
         }
@@ -166,7 +187,18 @@ impl Sender {
         Ok(())
     }
 
+    /// Whether a frame of `length` bytes would be taken now.
+    pub(super) fn has_room_for(&mut self, length: usize) -> bool {
+        self.make_room(length > LINE).is_ok()
+    }
+
+    /// The consumer wakes this side when slots come back, once. A fence and another look must follow.
+    pub(super) fn await_room(&self) {
+        self.place.sleepers()[PRODUCER].store(1, Ordering::Relaxed);
+    }
+
     /// Whether the next frame has a slot, and an area if it needs one.
+    #[inline]
     fn make_room(&mut self, needs_area: bool) -> Result<(), Full> {
         if self.has_room(needs_area) {
             return Ok(());
@@ -185,6 +217,7 @@ impl Sender {
         if self.has_room(needs_area) { Ok(()) } else { Err(Full) }
     }
 
+    #[inline]
     const fn has_room(&self, needs_area: bool) -> bool {
         self.staged - self.returned < self.place.shape.slots as u64
             && (!needs_area
@@ -192,6 +225,7 @@ impl Sender {
     }
 
     /// Publishes all that is staged, the oldest last: the consumer sees all of it or nothing.
+    #[inline]
     pub(super) fn publish(&mut self) {
         for number in (self.published..self.staged).rev() {
             let line = self.place.segment.line(self.place.slot(number));
@@ -209,9 +243,9 @@ impl Sender {
 
     /// Whether the consumer went to sleep and has to be woken; it is told once. A fence must lie
     /// between publishing and this.
+    #[inline]
     pub(super) fn takes_wake(&self) -> bool {
-        let asleep = &self.place.asleep()[0];
-        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+        takes(self.place.sleepers(), CONSUMER)
     }
 
     /// Frames that have been published, and the consumer has not been known to take.
@@ -236,52 +270,62 @@ impl Receiver {
         self.place.segment.line(slot)[0].load(Ordering::Acquire) == self.next + 1
     }
 
-    /// The next frame, which [`Receiver::has_frame`] has seen.
-    ///
-    /// # Errors
-    /// [`FrameError`] if its header is none, or says more bytes than the direction carries.
-    pub(super) fn frame(&self) -> Result<Arrived, FrameError> {
-        let slot = self.place.slot(self.next);
-        let line = self.place.segment.line(slot);
+    /// The header of the next frame, which [`Receiver::has_frame`] has seen.
+    #[inline]
+    pub(super) fn header(&self) -> [u8; HEADER_BYTES] {
+        let line = self.place.segment.line(self.place.slot(self.next));
         let mut bytes = [0; HEADER_BYTES];
         let (words, _) = bytes.as_chunks_mut::<8>();
         for (value, word) in words.iter_mut().zip(&line[1..]) {
             *value = word.load(Ordering::Relaxed).to_le_bytes();
         }
-        let header = Header::parse_alone(&bytes)?;
-        let length = usize::from(header.length);
-        if length > self.place.shape.mtu {
-            return Err(FrameError::Length);
-        }
-        Ok(Arrived { header, offset: self.place.payload(slot, self.areas, length) })
+        bytes
     }
 
-    /// The payload of a frame that was not [given back](Receiver::give_back) yet.
-    pub(super) fn payload(&self, arrived: &Arrived) -> Payload<'_> {
-        let length = usize::from(arrived.header.length);
-        let view = self.place.segment.view(arrived.offset, length);
+    /// Where the payload of the next frame lies, if it has `length` bytes; `None` if the direction
+    /// carries none so long.
+    #[inline]
+    pub(super) fn extent(&self, length: usize) -> Option<Extent> {
+        let slot = self.place.slot(self.next);
+        let offset = self.place.payload(slot, self.areas, length);
+        (length <= self.place.shape.mtu).then_some(Extent { offset, length })
+    }
+
+    /// A payload that was not [given back](Receiver::give_back) yet.
+    #[inline]
+    pub(super) fn payload(&self, extent: Extent) -> Payload<'_> {
+        let view = self.place.segment.view(extent.offset, extent.length);
         Payload::from(view.expect("its area is as long as the MTU"))
     }
 
-    /// The frame is done with: its slot may be used again.
-    pub(super) fn give_back(&mut self, arrived: Option<&Arrived>) {
+    /// The frame, with a payload of `length` bytes, is done with: its slot may be used again. Whether
+    /// the producer can see that now.
+    #[inline]
+    pub(super) fn give_back(&mut self, length: usize) -> bool {
         self.next += 1;
-        let length = arrived.map_or(0, |arrived| usize::from(arrived.header.length));
         self.areas += u64::from(length > LINE);
         let shape = self.place.shape;
-        if self.next - self.returned >= (shape.slots as u64).div_ceil(4)
-            || self.areas - self.areas_returned >= (shape.areas as u64).div_ceil(4)
-        {
+        let tells = self.next - self.returned >= (shape.slots as u64).div_ceil(4)
+            || self.areas - self.areas_returned >= (shape.areas as u64).div_ceil(4);
+        if tells {
             self.returned = self.next;
             self.areas_returned = self.areas;
             self.place.returned()[0].store(self.next, Ordering::Release);
         }
+        tells
+    }
+
+    /// Whether the producer waits for slots and has to be woken; it is told once. A fence must lie
+    /// between giving back and this.
+    #[inline]
+    pub(super) fn takes_wake(&self) -> bool {
+        takes(self.place.sleepers(), PRODUCER)
     }
 
     /// From now on the producer wakes this side when it publishes. A fence and another look must
     /// follow.
     pub(super) fn fall_asleep(&self) {
-        let asleep = &self.place.asleep()[0];
+        let asleep = &self.place.sleepers()[CONSUMER];
         if asleep.load(Ordering::Relaxed) == 0 {
             asleep.store(1, Ordering::Relaxed);
         }
@@ -289,10 +333,11 @@ impl Receiver {
 
     /// The producer need not wake this side.
     pub(super) fn stay_awake(&self) {
-        self.place.asleep()[0].store(0, Ordering::Relaxed);
+        self.place.sleepers()[CONSUMER].store(0, Ordering::Relaxed);
     }
 
     /// Frames that it can hold.
+    #[inline]
     pub(super) const fn slots(&self) -> usize {
         self.place.shape.slots
     }

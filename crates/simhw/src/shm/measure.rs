@@ -54,7 +54,7 @@ impl Bare {
     /// Publishes one frame; `false` while there is no slot.
     #[inline]
     pub fn send(&mut self, header: &Header, payload: &[u8]) -> bool {
-        let is_staged = self.link.sender.stage(header, View::from(payload)).is_ok();
+        let is_staged = self.link.sender.stage(&header.emit(), View::from(payload)).is_ok();
         self.link.sender.publish();
         is_staged
     }
@@ -65,9 +65,10 @@ impl Bare {
         if !self.link.receiver.has_frame() {
             return None;
         }
-        let arrived = self.link.receiver.frame().ok()?;
-        let length = self.link.receiver.payload(&arrived).copy_to(out);
-        self.link.receiver.give_back(Some(&arrived));
+        let header = Header::parse_alone(&self.link.receiver.header()).ok()?;
+        let extent = self.link.receiver.extent(header.length.into())?;
+        let length = self.link.receiver.payload(extent).copy_to(out);
+        self.link.receiver.give_back(length);
         Some(length)
     }
 }

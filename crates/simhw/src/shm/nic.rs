@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::ShmCounters;
 use super::config::ShmConfig;
-use super::lane::{Arrived, Sender};
+use super::lane::{Extent, Sender};
 use super::rendezvous::Link;
 use super::retry::Retry;
 use crate::drops::DropCause;
@@ -141,9 +141,8 @@ impl Nic {
     }
 
     /// A turn handles this frame of `from`.
-    pub(super) fn begin_frame(&mut self, from: NodeId, arrived: &Arrived) {
-        let end = arrived.offset + usize::from(arrived.header.length);
-        self.current = Some((from, arrived.offset..end));
+    pub(super) fn begin_frame(&mut self, from: NodeId, payload: Extent) {
+        self.current = Some((from, payload.offset..payload.offset + payload.length));
     }
 
     /// Ends a turn: what it did not commit never happened.
@@ -244,7 +243,7 @@ impl Nic {
                 return Ok(());
             }
         };
-        if peer.sender.stage(header, payload.view()).is_err() {
+        if peer.sender.stage(&header.emit(), payload.view()).is_err() {
             return Err(TransmitRefused::Busy { until: peer.retry.on_full(*now) });
         }
         peer.retry.on_room();

@@ -72,6 +72,10 @@ impl Kind {
         Self::Withdrawn,
     ];
 
+    fn of(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as u32 == number)
+    }
+
     /// Whether such a packet takes part in matching, and so has its place in the sender's order.
     #[must_use]
     pub const fn is_matched(self) -> bool {
@@ -171,6 +175,39 @@ impl Envelope {
         if self.is_plain() { PLAIN } else { LONGEST }
     }
 
+    /// All of it but the sender, in words of 64 bits: length and tag, the flags, context and sequence,
+    /// both handles. For carriers that know who sends.
+    #[must_use]
+    pub fn words(&self) -> [u64; 5] {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let flags = self.kind as u64 | u64::from(self.marks.0) << 8;
+        let about = pair(self.length, self.tag.0);
+        [about, flags, pair(self.context.0, self.sequence), self.to, self.from]
+    }
+
+    /// What these words of `source` say.
+    ///
+    /// # Errors
+    /// [`Malformed`] if they have flags that nobody sets.
+    pub fn of_words(source: Peer, words: [u64; 5]) -> Result<Self, Malformed> {
+        let [about, flags, place, to, from] = words;
+        let (kind, marks) = (flags & 0xFF, flags >> 8);
+        if marks & !0xF != 0 {
+            return Err(Malformed);
+        }
+        Ok(Self {
+            length: about as u32,
+            tag: Tag((about >> 32) as u32),
+            kind: Kind::of(kind as u32).ok_or(Malformed)?,
+            marks: Marks(marks as u8),
+            source,
+            context: Context(place as u32),
+            sequence: (place >> 32) as u32,
+            to,
+            from,
+        })
+    }
+
     /// Writes it to the start of `out`; returns its size.
     #[must_use]
     pub fn emit(&self, out: &mut [u8; LONGEST]) -> usize {
@@ -197,7 +234,7 @@ impl Envelope {
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let (words, rest) = Words::ref_from_prefix(bytes).map_err(|_| Malformed)?;
         let [kind, marks, 0, 0] = words.flags.get().to_le_bytes() else { return Err(Malformed) };
-        let kind = Kind::ALL.into_iter().find(|k| *k as u8 == kind).ok_or(Malformed)?;
+        let kind = Kind::of(kind.into()).ok_or(Malformed)?;
         if marks & 0xF0 != 0 {
             return Err(Malformed);
         }
@@ -249,6 +286,17 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn any_words_are_refused_or_give_themselves_back(
+            mut words: [u64; 5], kind in 0_u64..12, marks in 0_u64..20,
+        ) {
+            words[1] = kind | marks << 8;
+            match Envelope::of_words(Peer(3), words) {
+                Ok(envelope) => prop_assert_eq!((envelope.words(), envelope.source), (words, Peer(3))),
+                Err(Malformed) => prop_assert!(!(1..=8).contains(&kind) || marks > 15),
+            }
+        }
+
         #[test]
         fn any_bytes_are_refused_or_give_themselves_back(
             mut bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 0_u8..12, marks in 0_u8..20,

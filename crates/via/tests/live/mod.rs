@@ -16,11 +16,14 @@ use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::link::LinkProfile;
 #[cfg(target_os = "linux")]
-use midplane_simhw::shm::ShmHost;
+use midplane_simhw::shm::{ShmConfig, ShmHost};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::udp::{StartError, UdpConfig, UdpHost, UdpNic};
 use midplane_via::VIA;
 use midplane_via::firmware::{Via, ViaConfig};
+#[cfg(target_os = "linux")]
+use midplane_via::lanes::LaneCarrier;
+use midplane_via::message::carrier::Carrier;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
@@ -30,9 +33,9 @@ use relay::Relay;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
-pub(crate) type World = Communicator<Engine<RdmaCarrier>>;
+pub(crate) type World<C> = Communicator<Engine<C>>;
 /// What each process runs: one type for all, for each further one costs a compilation.
-pub(crate) type Program = dyn Fn(World) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type Program<C> = dyn Fn(World<C>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// On the machine's clock: only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -48,22 +51,27 @@ fn unit() -> Unit {
     unit
 }
 
-async fn join(host: &impl Host, nodes: &[NodeId], config: RdmaConfig) -> World {
-    let own = Peer(host.node().0.into());
-    let carrier = RdmaCarrier::open(host, own, nodes, config).await.unwrap();
-    let engine = Engine::new(carrier, Config::default());
-    let (process, scope) = Process::new(engine, nodes.len() as u32).unwrap();
-    Communicator::world(process, scope)
+/// A carrier for each host.
+async fn carriers(hosts: &[impl Host], config: RdmaConfig) -> Vec<RdmaCarrier> {
+    let nodes: Vec<NodeId> = hosts.iter().map(Host::node).collect();
+    let mut carriers = Vec::new();
+    for host in hosts {
+        let own = Peer(host.node().0.into());
+        carriers.push(RdmaCarrier::open(host, own, &nodes, config).await.unwrap());
+    }
+    carriers
 }
 
 /// Runs one program in each process; one that has come to its end serves the others, as one does
 /// that has not finalised.
-async fn play(hosts: Vec<impl Host>, config: RdmaConfig, program: &Program) {
-    let nodes: Vec<NodeId> = hosts.iter().map(|host| host.node()).collect();
-    let at_the_end = Arc::new(Barrier::new(hosts.len()));
+async fn play<C: Carrier + 'static>(carriers: Vec<C>, program: &Program<C>) {
+    let ranks = carriers.len();
+    let at_the_end = Arc::new(Barrier::new(ranks));
     let (mut tasks, mut views) = (JoinSet::new(), Vec::new());
-    for host in &hosts {
-        let world = join(host, &nodes, config).await;
+    for carrier in carriers {
+        let engine = Engine::new(carrier, Config::default());
+        let (process, scope) = Process::new(engine, ranks as u32).unwrap();
+        let world = Communicator::world(process, scope);
         views.push(world.clone());
         let (program, at_the_end) = (program(world.clone()), Arc::clone(&at_the_end));
         tasks.spawn(async move {
@@ -95,24 +103,53 @@ fn live<T>(run: impl Future<Output = T>) -> T {
 
 /// Messages over shared memory.
 #[cfg(target_os = "linux")]
-pub(crate) fn shm(ranks: u16, config: RdmaConfig, program: &Program) {
-    over_shm(ranks, async |hosts| play(hosts, config, program).await);
+pub(crate) fn shm(ranks: u16, config: RdmaConfig, program: &Program<RdmaCarrier>) {
+    over_shm(ranks, async |hosts| play(carriers(&hosts, config).await, program).await);
 }
 
 /// Messages over sockets, through a relay with these faults; how many datagrams met one.
-pub(crate) fn udp(ranks: u16, config: RdmaConfig, faults: Faults, program: &Program) -> u64 {
-    over_udp(ranks, faults, async |hosts| play(hosts, config, program).await)
+pub(crate) fn udp(
+    ranks: u16,
+    config: RdmaConfig,
+    faults: Faults,
+    program: &Program<RdmaCarrier>,
+) -> u64 {
+    over_udp(ranks, faults, async |hosts| play(carriers(&hosts, config).await, program).await)
+}
+
+/// Messages over lanes that `change` makes narrow.
+#[cfg(target_os = "linux")]
+pub(crate) fn lanes(
+    ranks: u16,
+    change: impl Fn(ShmConfig) -> ShmConfig,
+    program: &Program<LaneCarrier>,
+) {
+    let name = fabric_name();
+    live(async {
+        let open = |node| {
+            let config = ShmConfig::new(&name, NodeId(node), ranks);
+            LaneCarrier::open(&change(config)).unwrap()
+        };
+        play((0..ranks).map(open).collect(), program).await;
+    });
+}
+
+/// A name that no fabric has had.
+#[cfg(target_os = "linux")]
+fn fabric_name() -> String {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    static FABRICS: AtomicUsize = AtomicUsize::new(0);
+    let number = FABRICS.fetch_add(1, Ordering::Relaxed);
+    format!("midplane-scenarios-{}-{number}", std::process::id())
 }
 
 /// Hosts whose NICs are joined by shared memory.
 #[cfg(target_os = "linux")]
 pub(crate) fn over_shm(ranks: u16, work: impl AsyncFnOnce(Vec<ShmHost>)) {
-    use midplane_simhw::shm::{ShmConfig, ShmNic};
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use midplane_simhw::shm::ShmNic;
 
-    static FABRICS: AtomicUsize = AtomicUsize::new(0);
-    let number = FABRICS.fetch_add(1, Ordering::Relaxed);
-    let name = format!("midplane-scenarios-{}-{number}", std::process::id());
+    let name = fabric_name();
     live(async {
         let nics: Vec<_> = (0..ranks)
             .map(|node| ShmNic::start(ShmConfig::new(&name, NodeId(node), ranks), unit()).unwrap())

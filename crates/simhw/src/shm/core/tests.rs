@@ -69,7 +69,7 @@ fn a_nic_that_ends_has_all_that_it_waits_for_from_a_peer_that_is_gone() {
     assert_eq!(drive(&core), Next::Wait(Instant::FAR_FUTURE));
     core.end();
     assert!(matches!(drive(&core), Next::Wait(_)), "a frame is owed");
-    peer.stage(&Header { source: THERE, ..Header::default() }, View::from(&[][..])).unwrap();
+    peer.stage(&Header { source: THERE, ..Header::default() }.emit(), View::from(&[][..])).unwrap();
     peer.publish();
     core.left(THERE);
     assert_eq!(drive(&core), Next::End);

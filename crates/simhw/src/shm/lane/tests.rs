@@ -3,6 +3,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::*;
+use crate::frame::Header;
 use crate::id::NodeId;
 
 const SHAPE: Shape = Shape { slots: 8, areas: 4, mtu: 200 };
@@ -24,10 +25,11 @@ fn take(receiver: &mut Receiver) -> Option<(Header, Vec<u8>)> {
     if !receiver.has_frame() {
         return None;
     }
-    let arrived = receiver.frame().unwrap();
-    let payload = receiver.payload(&arrived).to_vec();
-    receiver.give_back(Some(&arrived));
-    Some((arrived.header, payload))
+    let header = Header::parse_alone(&receiver.header()).unwrap();
+    let extent = receiver.extent(header.length.into()).unwrap();
+    let payload = receiver.payload(extent).to_vec();
+    receiver.give_back(extent.length);
+    Some((header, payload))
 }
 
 #[derive(Clone, Debug)]
@@ -59,7 +61,7 @@ proptest! {
                     let held = || staged.iter().chain(&model);
                     let areas = held().filter(|(_, payload): &&(Header, Vec<u8>)| payload.len() > 64).count();
                     let slots = held().count();
-                    let took = sender.stage(&header(number, length), View::from(&payload[..])).is_ok();
+                    let took = sender.stage(&header(number, length).emit(), View::from(&payload[..])).is_ok();
                     // Both come back in batches of a quarter.
                     prop_assert!(took || slots + 2 > 8 || (length > 64 && areas + 1 > 4));
                     prop_assert!(!took || (slots < 8 && (length <= 64 || areas < 4)));
@@ -89,7 +91,10 @@ fn two_threads_pass_every_frame_whole_and_in_order() {
     let writer = std::thread::spawn(move || {
         for number in 0..total {
             let payload = bytes(number, length(number));
-            while sender.stage(&header(number, payload.len()), View::from(&payload[..])).is_err() {
+            while sender
+                .stage(&header(number, payload.len()).emit(), View::from(&payload[..]))
+                .is_err()
+            {
                 std::thread::yield_now();
             }
             sender.publish();
@@ -114,28 +119,21 @@ fn a_peer_that_writes_nonsense_harms_only_itself() {
     for nonsense in [1, 9, u64::MAX] {
         sender.place.returned()[0].store(nonsense, Ordering::Relaxed);
         let mut took = 0;
-        while sender.stage(&header(0, 0), View::from(&[][..])).is_ok() {
+        while sender.stage(&header(0, 0).emit(), View::from(&[][..])).is_ok() {
             took += 1;
         }
         assert_eq!(took, 8);
         sender.abort();
     }
     assert_eq!(sender.under_way(), 0);
-    // A header that is none, one that is too long, and a good frame after them.
-    let slot = |number| sender.place.segment.line(sender.place.slot(number));
-    slot(0)[1].store(u64::MAX, Ordering::Relaxed);
-    slot(0)[0].store(1, Ordering::Release);
-    assert!(receiver.has_frame());
-    assert_eq!(receiver.frame().unwrap_err(), FrameError::Magic);
-    receiver.give_back(None);
-    let long = header(0, 201).emit();
-    for (word, value) in slot(1)[1..].iter().zip(long.as_chunks::<8>().0) {
-        word.store(u64::from_le_bytes(*value), Ordering::Relaxed);
+    // A payload that is longer than any, and a frame after it.
+    for number in [0, 1] {
+        sender.place.segment.line(sender.place.slot(number))[0]
+            .store(number + 1, Ordering::Release);
+        assert!(receiver.has_frame());
+        assert!(receiver.extent(201).is_none() && receiver.extent(usize::MAX).is_none());
+        receiver.give_back(0);
     }
-    slot(1)[0].store(2, Ordering::Release);
-    assert!(receiver.has_frame());
-    assert_eq!(receiver.frame().unwrap_err(), FrameError::Length);
-    receiver.give_back(None);
     assert!(!receiver.has_frame());
 }
 
@@ -149,4 +147,15 @@ fn a_sleeper_is_woken_once() {
     receiver.fall_asleep();
     receiver.stay_awake();
     assert!(!sender.takes_wake());
+}
+
+#[test]
+fn a_producer_without_room_is_woken_once_when_slots_come_back() {
+    let (mut sender, mut receiver) = pair();
+    while sender.stage(&header(0, 65).emit(), View::from(&[7; 65][..])).is_ok() {}
+    sender.publish();
+    assert!(sender.has_room_for(64) && !sender.has_room_for(65), "areas are what is short");
+    sender.await_room();
+    assert!(take(&mut receiver).is_some() && receiver.takes_wake(), "a quarter of four areas");
+    assert!(!receiver.takes_wake() && sender.has_room_for(65));
 }

@@ -1,0 +1,444 @@
+//! Lanes between the processes of one host, and no NIC: what a process sends lies in the other's
+//! reach as soon as it is written, and nothing runs between the two.
+//!
+//! The same slots, the same meeting place and the same ways of sleeping and being woken as under a
+//! [`ShmNic`](super::ShmNic), but no firmware: nothing admits, counts or schedules what goes here, no
+//! extension hears of it, and it can't be stopped and saved.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use rustix::event::{EventfdFlags, eventfd};
+use thiserror::Error;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+
+use super::config::{ShmConfig, StartError};
+use super::rendezvous::{Link, Lobby, Rendezvous};
+use crate::frame::HEADER_BYTES;
+use crate::id::{Incarnation, NodeId};
+use crate::live::looks::Looks;
+use crate::region::Payload;
+use crate::segment::View;
+use crate::sync::{Ordering, fence};
+use crate::time::nanos;
+
+/// Words that go before a payload, the sender's own.
+pub const WORDS: usize = 5;
+
+/// What has come.
+#[derive(Debug)]
+pub enum News<'a> {
+    /// A frame.
+    Frame {
+        /// Who sent it.
+        from: NodeId,
+        /// Its words.
+        words: [u64; WORDS],
+        /// Its payload; its sender may be writing it.
+        payload: Payload<'a>,
+    },
+    /// A process is gone, for good: nothing more comes from it, and nothing goes there.
+    Left(NodeId),
+}
+
+/// Why a frame was not sent.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum SendRefused {
+    /// The other has not taken what is under way, or is not there yet; [`Lanes::arm`] tells when.
+    #[error("no slot is free; try again once the other process has taken a frame")]
+    Full,
+    /// It was there, and is gone.
+    #[error("node {0} is gone")]
+    Gone(NodeId),
+    /// There is no such node, or it is this one.
+    #[error("there is no lane to node {0}")]
+    NoLane(NodeId),
+    /// A frame carries at most the MTU.
+    #[error("a payload has {bytes} bytes, more than the MTU of {mtu}; cut it")]
+    TooLong {
+        /// Bytes of the payload.
+        bytes: usize,
+        /// Most bytes of one.
+        mtu: usize,
+    },
+}
+
+/// Another process.
+#[derive(Debug, Default)]
+enum Peer {
+    #[default]
+    Expected,
+    Here(Box<Here>),
+    Gone,
+}
+
+#[derive(Debug)]
+struct Here {
+    link: Link,
+    /// Its connection has ended, or it breaks the rules: what it has published is all.
+    is_leaving: bool,
+    /// A frame was refused since it last had room.
+    was_full: Option<usize>,
+}
+
+/// What the meeting place tells.
+#[derive(Debug, Default)]
+struct Inbox {
+    news: Mutex<Vec<(NodeId, Option<Link>)>>,
+    has_news: AtomicBool,
+}
+
+struct Door {
+    inbox: Arc<Inbox>,
+    event: OwnedFd,
+}
+
+impl Door {
+    fn tell(&self, node: NodeId, link: Option<Link>) {
+        self.inbox.news.lock().unwrap_or_else(PoisonError::into_inner).push((node, link));
+        self.inbox.has_news.store(true, Ordering::Release);
+        ring(&self.event);
+    }
+}
+
+impl Lobby for Door {
+    fn joined(&self, link: Link) {
+        self.tell(link.node, Some(link));
+    }
+
+    fn left(&self, node: NodeId) {
+        self.tell(node, None);
+    }
+}
+
+fn ring(event: &OwnedFd) {
+    // It can fail only if the counter is full: whoever waits is woken already.
+    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
+}
+
+/// A process's lanes to all others of a fabric. Frames from one process come in order, each once, and
+/// what a process has sent before it ended still comes. Dropping it ends them.
+#[derive(Debug)]
+pub struct Lanes {
+    node: NodeId,
+    mtu: usize,
+    spin: u32,
+    peers: Vec<Peer>,
+    /// Who is looked at first.
+    turn: usize,
+    /// The frame that was handed out last: whose, and its length.
+    lent: Option<(usize, usize)>,
+    looks: Looks,
+    /// Some may be leaving.
+    are_leaving: bool,
+    inbox: Arc<Inbox>,
+    event: AsyncFd<OwnedFd>,
+    _rendezvous: Rendezvous,
+}
+
+impl Lanes {
+    /// Looks for the other processes of the fabric that `config` names; no NIC may have the name.
+    ///
+    /// # Errors
+    /// [`StartError`] says what to do about it.
+    ///
+    /// # Panics
+    /// If the current runtime's I/O is not enabled.
+    pub fn open(config: &ShmConfig) -> Result<Self, StartError> {
+        config.check()?;
+        Handle::try_current().map_err(|_| StartError::NoRuntime)?;
+        let failed = |error: std::io::Error| StartError::System(error.kind());
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = eventfd(0, flags).map_err(|error| failed(error.into()))?;
+        let (for_door, for_peers) =
+            (event.try_clone().map_err(failed)?, event.try_clone().map_err(failed)?);
+        let inbox = Arc::new(Inbox::default());
+        let door = Door { inbox: Arc::clone(&inbox), event: for_door };
+        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, for_peers, Arc::new(door))?;
+        // Not all versions of tokio that will do deprecate it.
+        #[allow(deprecated, reason = "an OwnedFd stays open; the replacement is unsafe")]
+        let event = AsyncFd::with_interest(event, Interest::READABLE).map_err(failed)?;
+        Ok(Self {
+            node: config.node,
+            mtu: config.mtu,
+            spin: u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX),
+            peers: (0..config.nodes).map(|_| Peer::default()).collect(),
+            turn: 0,
+            lent: None,
+            looks: Looks::default(),
+            are_leaving: false,
+            inbox,
+            event,
+            _rendezvous: rendezvous,
+        })
+    }
+
+    /// The process that this is.
+    #[must_use]
+    pub const fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Processes of the fabric, this one included.
+    #[must_use]
+    pub fn nodes(&self) -> u16 {
+        u16::try_from(self.peers.len()).expect("it was a u16")
+    }
+
+    /// Most bytes of a payload.
+    #[must_use]
+    pub const fn mtu(&self) -> usize {
+        self.mtu
+    }
+
+    /// Sends a frame: copied, and in the other's reach when this returns.
+    ///
+    /// # Errors
+    /// [`SendRefused`]; nothing is sent then.
+    #[inline]
+    pub fn send(
+        &mut self,
+        to: NodeId,
+        words: [u64; WORDS],
+        payload: &[u8],
+    ) -> Result<(), SendRefused> {
+        let (bytes, mtu) = (payload.len(), self.mtu);
+        if bytes > mtu {
+            return Err(SendRefused::TooLong { bytes, mtu });
+        }
+        let here = match self.peers.get_mut(to.index()) {
+            Some(Peer::Here(here)) if !here.is_leaving => here,
+            Some(Peer::Expected) if to != self.node => return Err(SendRefused::Full),
+            Some(Peer::Here(_) | Peer::Gone) => return Err(SendRefused::Gone(to)),
+            Some(Peer::Expected) | None => return Err(SendRefused::NoLane(to)),
+        };
+        let sender = &mut here.link.sender;
+        if sender.stage(&header_of(words, bytes), View::from(payload)).is_err() {
+            here.was_full = Some(bytes);
+            return Err(SendRefused::Full);
+        }
+        here.was_full = None;
+        sender.publish();
+        // The sleeper has one between going to sleep and its last look.
+        fence(Ordering::SeqCst);
+        if sender.takes_wake() {
+            ring(&here.link.event);
+        }
+        Ok(())
+    }
+
+    /// What has come next, if anything has. Frames of several processes take turns.
+    #[inline]
+    pub fn poll(&mut self) -> Option<News<'_>> {
+        self.take_back();
+        let found = match self.find() {
+            Some(found) => Some(found),
+            // A process that has come may have sent something already.
+            None if self.take_news() => self.find(),
+            None => None,
+        };
+        match found {
+            Some(at) => self.lend(at),
+            None if self.are_leaving => self.leaver().map(News::Left),
+            None => None,
+        }
+    }
+
+    /// Who has a frame.
+    #[inline]
+    fn find(&mut self) -> Option<usize> {
+        let count = self.peers.len();
+        for step in 0..count {
+            let at = self.turn + step;
+            let at = if at < count { at } else { at - count };
+            if let Peer::Here(here) = &self.peers[at]
+                && here.link.receiver.has_frame()
+            {
+                self.turn = if at + 1 < count { at + 1 } else { 0 };
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn lend(&mut self, at: usize) -> Option<News<'_>> {
+        let Peer::Here(here) = &mut self.peers[at] else { return None };
+        let receiver = &mut here.link.receiver;
+        let (words, length) = words_of(receiver.header());
+        let Some(extent) = receiver.extent(length) else {
+            // Nobody of ours writes that: from here on nothing can be believed.
+            let node = here.link.node;
+            self.peers[at] = Peer::Gone;
+            return Some(News::Left(node));
+        };
+        self.lent = Some((at, length));
+        let Peer::Here(here) = &self.peers[at] else { return None };
+        let payload = here.link.receiver.payload(extent);
+        Some(News::Frame { from: here.link.node, words, payload })
+    }
+
+    /// The frame that was handed out last is done with.
+    #[inline]
+    fn take_back(&mut self) {
+        let Some((at, length)) = self.lent.take() else { return };
+        let Peer::Here(here) = &mut self.peers[at] else { return };
+        if here.link.receiver.give_back(length) {
+            fence(Ordering::SeqCst);
+            if here.link.receiver.takes_wake() {
+                ring(&here.link.event);
+            }
+        }
+    }
+
+    /// Takes in who has come and gone; whether anybody has.
+    #[inline]
+    fn take_news(&mut self) -> bool {
+        self.inbox.has_news.load(Ordering::Relaxed) && self.take_all_news()
+    }
+
+    fn take_all_news(&mut self) -> bool {
+        if !self.inbox.has_news.swap(false, Ordering::Acquire) {
+            return false;
+        }
+        let mut news = self.inbox.news.lock().unwrap_or_else(PoisonError::into_inner);
+        for (node, link) in news.drain(..) {
+            let peer = &mut self.peers[node.index()];
+            match (link, &mut *peer) {
+                (Some(link), Peer::Expected) => {
+                    let here = Here { link, is_leaving: false, was_full: None };
+                    *peer = Peer::Here(Box::new(here));
+                }
+                // Another life of it, or its end: either way this one is over.
+                (_, Peer::Here(here)) => {
+                    here.is_leaving = true;
+                    self.are_leaving = true;
+                }
+                (_, Peer::Expected | Peer::Gone) => {}
+            }
+        }
+        true
+    }
+
+    /// A process that has left and of which nothing is left.
+    fn leaver(&mut self) -> Option<NodeId> {
+        let left = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving);
+        let at = self.peers.iter().position(left);
+        self.are_leaving = at.is_some();
+        let at = at?;
+        match std::mem::replace(&mut self.peers[at], Peer::Gone) {
+            Peer::Here(here) => Some(here.link.node),
+            Peer::Expected | Peer::Gone => None,
+        }
+    }
+
+    /// Whether there is anything to see: frames, news, room where there was none.
+    fn has_any(&mut self) -> bool {
+        self.inbox.has_news.load(Ordering::Relaxed)
+            || self.peers.iter_mut().any(|peer| match peer {
+                Peer::Here(here) => {
+                    let has_room = |bytes| here.link.sender.has_room_for(bytes);
+                    here.is_leaving
+                        || here.link.receiver.has_frame()
+                        || here.was_full.is_some_and(has_room)
+                }
+                Peer::Expected | Peer::Gone => false,
+            })
+    }
+
+    /// Looks for as long as that pays; then `waker` is woken once something has come, or there is room
+    /// where a frame was refused. `false` if that is so already, and nothing is armed; also now and
+    /// then where it is not.
+    pub fn arm(&mut self, waker: &Waker) -> bool {
+        self.take_back();
+        let mut looks = std::mem::take(&mut self.looks);
+        let found = self.has_any().then_some(());
+        let found = found.or_else(|| looks.look(self.spin, || self.has_any().then_some(())));
+        self.looks = looks;
+        if found.is_some() {
+            return false;
+        }
+        self.fall_asleep();
+        let mut context = Context::from_waker(waker);
+        // The event's count is never read: each further event is told.
+        if let Poll::Ready(Ok(mut ready)) = self.event.poll_read_ready(&mut context) {
+            ready.clear_ready();
+            return false;
+        }
+        !self.has_any()
+    }
+
+    /// Others wake this side, each once; whoever polls meanwhile takes nothing from who waits.
+    fn fall_asleep(&self) {
+        for peer in &self.peers {
+            let Peer::Here(here) = peer else { continue };
+            here.link.receiver.fall_asleep();
+            if here.was_full.is_some() {
+                here.link.sender.await_room();
+            }
+        }
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// A frame's header: its length, then its words.
+#[inline]
+fn header_of(words: [u64; WORDS], length: usize) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    let (all, _) = bytes.as_chunks_mut::<8>();
+    all[0] = (length as u64).to_le_bytes();
+    for (to, word) in all[1..].iter_mut().zip(words) {
+        *to = word.to_le_bytes();
+    }
+    bytes
+}
+
+#[inline]
+fn words_of(header: [u8; HEADER_BYTES]) -> ([u64; WORDS], usize) {
+    let (all, _) = header.as_chunks::<8>();
+    let mut words = [0; WORDS];
+    for (word, from) in words.iter_mut().zip(&all[1..]) {
+        *word = u64::from_le_bytes(*from);
+    }
+    (words, usize::try_from(u64::from_le_bytes(all[0])).unwrap_or(usize::MAX))
+}
+
+#[cfg(all(test, not(midplane_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_longer_than_any_ends_its_sender() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _entered = runtime.enter();
+        let fabric = format!("midplane-lanes-nonsense-{}", std::process::id());
+        let open = |node| Lanes::open(&ShmConfig::new(&fabric, NodeId(node), 2)).unwrap();
+        let (mut honest, mut liar) = (open(0), open(1));
+        while liar.send(NodeId(0), [1; WORDS], &[]) == Err(SendRefused::Full) {
+            assert!(liar.poll().is_none());
+            std::thread::yield_now();
+        }
+        let Peer::Here(here) = &mut liar.peers[0] else { panic!("it was sent something") };
+        for length in [usize::MAX, 0] {
+            let header = header_of([2; WORDS], length);
+            here.link.sender.stage(&header, View::from(&[][..])).unwrap();
+        }
+        here.link.sender.publish();
+        let words = loop {
+            match honest.poll() {
+                Some(News::Frame { words, .. }) => break words,
+                Some(News::Left(_)) => panic!("what it said before was good"),
+                None => std::thread::yield_now(),
+            }
+        };
+        assert_eq!(words, [1; WORDS]);
+        assert!(matches!(honest.poll(), Some(News::Left(NodeId(1)))));
+        assert!(honest.poll().is_none(), "nothing more is believed");
+        assert_eq!(honest.send(NodeId(1), [0; WORDS], &[]), Err(SendRefused::Gone(NodeId(1))));
+    }
+}

@@ -1,0 +1,91 @@
+//! Packets between the processes of one host, past the NIC: a copy into the other's reach, a copy out.
+//!
+//! What LAM/MPI's shared-memory progression interfaces were beside that over VIA: the shortest way
+//! where both ends are on one host. The [Virtual Interfaces](crate::rdma) are what goes everywhere, is
+//! admitted and scheduled with what else the NIC sends, and stands still when its process is stopped.
+
+use std::task::Waker;
+
+use midplane_simhw::id::NodeId;
+use midplane_simhw::shm::lanes::{Lanes, News, SendRefused};
+use midplane_simhw::shm::{ShmConfig, StartError};
+
+use crate::message::carrier::{Carrier, Event, Refusal};
+use crate::message::envelope::{Envelope, Peer};
+use crate::message::progression::InitError;
+
+/// Carries packets over lanes: process `p` is node `p` of their fabric.
+#[derive(Debug)]
+pub struct LaneCarrier {
+    lanes: Option<Lanes>,
+    own: Peer,
+    nodes: u16,
+    room: usize,
+}
+
+impl LaneCarrier {
+    /// Looks for the processes of the fabric that `config` names; no NIC may have the name.
+    ///
+    /// # Errors
+    /// [`StartError`] says what to do about it.
+    ///
+    /// # Panics
+    /// If the current runtime's I/O is not enabled.
+    pub fn open(config: &ShmConfig) -> Result<Self, StartError> {
+        let lanes = Lanes::open(config)?;
+        let own = Peer(lanes.node().0.into());
+        Ok(Self { own, nodes: lanes.nodes(), room: lanes.mtu(), lanes: Some(lanes) })
+    }
+}
+
+impl Carrier for LaneCarrier {
+    fn own(&self) -> Peer {
+        self.own
+    }
+
+    /// Whoever takes part is found: nothing is to be done.
+    fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
+        match peers.iter().find(|peer| peer.0 >= self.nodes.into()) {
+            Some(unknown) => Err(InitError::Unknown(*unknown)),
+            None => Ok(()),
+        }
+    }
+
+    fn room(&self) -> usize {
+        self.room
+    }
+
+    #[inline]
+    fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
+        let (Some(lanes), Ok(node)) = (&mut self.lanes, u16::try_from(to.0)) else {
+            return Err(Refusal::Lost);
+        };
+        lanes.send(NodeId(node), envelope.words(), payload).map_err(|refused| match refused {
+            SendRefused::Full => Refusal::Full,
+            _ => Refusal::Lost,
+        })
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Event<'_>> {
+        match self.lanes.as_mut()?.poll()? {
+            News::Left(node) => Some(Event::Lost(Peer(node.0.into()))),
+            News::Frame { from, words, payload } => {
+                let from = Peer(from.0.into());
+                match Envelope::of_words(from, words) {
+                    Ok(envelope) => Some(Event::Packet { from, envelope, payload }),
+                    // It may have meant any message: nothing of that process can be believed.
+                    Err(_) => Some(Event::Lost(from)),
+                }
+            }
+        }
+    }
+
+    fn arm(&mut self, waker: &Waker) -> bool {
+        self.lanes.as_mut().is_none_or(|lanes| lanes.arm(waker))
+    }
+
+    fn close(&mut self) {
+        self.lanes = None;
+    }
+}
