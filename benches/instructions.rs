@@ -64,6 +64,8 @@ const PIECES: &[(&str, Prepare)] = &[
     ("64 B there and back over shm: interfaces", || over(interfaces::interfaces)),
     #[cfg(target_os = "linux")]
     ("64 B there and back over shm: messages", || over(interfaces::messages)),
+    #[cfg(target_os = "linux")]
+    ("64 B there and back over lanes: messages", || over(interfaces::lanes)),
 ];
 
 /// Work over NICs that live as long as it.

@@ -12,7 +12,9 @@ use midplane::via::VIA;
 use midplane::via::attributes::{Address, Reliability, ViAttributes};
 use midplane::via::descriptor::{Completed, Descriptor};
 use midplane::via::firmware::{Via, ViaConfig};
+use midplane::via::lanes::LaneCarrier;
 use midplane::via::memory::{Memory, MemoryOptions};
+use midplane::via::message::carrier::Carrier;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::{Peer, Tag};
 use midplane::via::message::group::{Rank, Scope};
@@ -136,22 +138,19 @@ pub(crate) fn interfaces(both: &Nics) -> impl FnMut() + use<> {
 }
 
 /// One process of the message layer.
-struct Talker {
-    process: Process<Engine<RdmaCarrier>>,
+struct Talker<C> {
+    process: Process<Engine<C>>,
     scope: Scope,
     peer: Rank,
     storage: Vec<u8>,
 }
 
-impl Talker {
-    async fn open(nic: &ShmNic) -> Self {
-        let node = nic.host().node();
-        let nodes = [NodeId(0), NodeId(1)];
-        let own = Peer(node.0.into());
-        let carrier = RdmaCarrier::open(&nic.host(), own, &nodes, RdmaConfig::default()).await;
-        let engine = Engine::new(carrier.expect("it runs"), Config::default());
+impl<C: Carrier> Talker<C> {
+    fn over(carrier: C) -> Self {
+        let peer = Rank(1 - carrier.own().0);
+        let engine = Engine::new(carrier, Config::default());
         let (process, scope) = Process::new(engine, 2).expect("two of them");
-        Self { process, scope, peer: Rank(1 - u32::from(node.0)), storage: vec![0; BYTES] }
+        Self { process, scope, peer, storage: vec![0; BYTES] }
     }
 
     fn send(&mut self) -> Request {
@@ -183,12 +182,32 @@ impl Talker {
     }
 }
 
+async fn carrier(nic: &ShmNic) -> RdmaCarrier {
+    let own = Peer(nic.host().node().0.into());
+    let nodes = [NodeId(0), NodeId(1)];
+    RdmaCarrier::open(&nic.host(), own, &nodes, RdmaConfig::default()).await.expect("it runs")
+}
+
 /// Messages with tags over them.
 pub(crate) fn messages(both: &Nics) -> impl FnMut() + use<> {
     let Nics { runtime, nics } = both;
-    let both = async { tokio::join!(Talker::open(&nics[0]), Talker::open(&nics[1])) };
-    let (mut a, mut b) = runtime.block_on(both);
-    let pass = |from: &mut Talker, to: &mut Talker| {
+    let (a, b) = runtime.block_on(async { tokio::join!(carrier(&nics[0]), carrier(&nics[1])) });
+    there_and_back(a, b)
+}
+
+/// Messages with tags over lanes, past the NICs.
+pub(crate) fn lanes(both: &Nics) -> impl FnMut() + use<> {
+    let _entered = both.runtime.enter();
+    let name = format!("bench lanes {}", std::process::id());
+    let open = |node| {
+        LaneCarrier::open(&ShmConfig::new(&name, NodeId(node), 2)).expect("the fabric is new")
+    };
+    there_and_back(open(0), open(1))
+}
+
+fn there_and_back<C: Carrier>(a: C, b: C) -> impl FnMut() {
+    let (mut a, mut b) = (Talker::over(a), Talker::over(b));
+    let pass = |from: &mut Talker<C>, to: &mut Talker<C>| {
         let (received, sent) = (to.receive(), from.send());
         let (mut is_received, mut is_sent) = (false, false);
         while !(is_received && is_sent) {

@@ -226,6 +226,11 @@ impl Control {
         Some(Transmit { header: chosen.header, body })
     }
 
+    /// Whether [`Control::poll_transmit`] has nothing to say.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ready.is_empty()
+    }
+
     /// What has happened, oldest first.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {

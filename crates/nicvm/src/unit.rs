@@ -417,6 +417,7 @@ impl Firmware for Unit {
             timeouts: Timeouts::default(),
             transmit: Transmit::default(),
             asked: Vec::new(),
+            is_stirred: true,
             steersman: None,
             control_refused: 0,
             own: VecDeque::new(),
@@ -441,7 +442,7 @@ impl Firmware for Unit {
 
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
         self.take_commands(hw, port);
-        self.finish(hw);
+        self.finish_handlers(hw);
     }
 
     fn on_port_closed(&mut self, hw: &mut impl Hardware, port: PortId) {
@@ -462,17 +463,19 @@ impl Firmware for Unit {
         let header = frame.header;
         if header.kind != Kind::Data {
             self.on_control_frame(hw, &frame);
+            self.finish(hw);
         } else if self.is_for(hw.node(), hw.incarnation(), &header) {
             self.counters.data_frames += 1;
             let _ = self.run(hw, header.extension, Handler::Frame, |extension, nic| {
                 extension.on_data(nic, header.source, &frame);
             });
+            self.finish_handlers(hw);
         } else {
             self.counters.stale_frames += 1;
             let lent = self.lent.as_mut().expect("the unit has started");
             lent.control.handle_stale_data(hw.now(), &header);
+            self.finish(hw);
         }
-        self.finish(hw);
     }
 
     fn on_dma_done(&mut self, hw: &mut impl Hardware, _: DmaId) {

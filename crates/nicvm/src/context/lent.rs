@@ -55,6 +55,8 @@ pub(crate) struct Lent {
     pub(crate) timeouts: Timeouts,
     pub(crate) transmit: Transmit,
     pub(crate) asked: Vec<Asked>,
+    /// Something was asked for, since the last turn's end, that the end of a turn has to see to.
+    pub(crate) is_stirred: bool,
     /// The extension that steers the gate.
     pub(crate) steersman: Option<ExtensionId>,
     /// Control messages that were refused, for a peer's queue was full.
@@ -93,6 +95,16 @@ impl Lent {
         let mut asked = std::mem::take(&mut self.asked);
         for request in asked.drain(..) {
             match request {
+                Asked::SentDirectly(leaves) => {
+                    self.transmit.on_sent_directly(leaves);
+                    continue;
+                }
+                // Control messages go first.
+                Asked::Send(message)
+                    if self.control.is_idle() && self.transmit.send_at_once(hw, &message) =>
+                {
+                    continue;
+                }
                 Asked::Control { to, length, body } => {
                     let body = &body[..usize::from(length)];
                     let address = Address { extension, epoch };
@@ -106,7 +118,6 @@ impl Lent {
                 Asked::SendPacket(packet) => self.transmit.enqueue_packet(now, packet),
                 Asked::StopPort(port) => self.stop_port(hw, port),
                 Asked::ResumePort(port) => self.resume_port(now, port),
-                Asked::SentDirectly(leaves) => self.transmit.on_sent_directly(leaves),
                 Asked::Install(admission) => self.transmit.install(extension, admission),
                 Asked::Admission(steering) => self.transmit.steer(now, extension, steering),
                 Asked::Allow { destination, bytes } => self.transmit.allow(destination, bytes),
@@ -121,6 +132,7 @@ impl Lent {
                 Asked::Own(own) => self.own.push_back((extension, own)),
                 Asked::Change(change) => self.changes.push_back(change),
             }
+            self.is_stirred = true;
         }
         self.asked = asked;
     }

@@ -56,6 +56,10 @@ impl Lanes {
         self.active.push_back(at);
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
     pub(super) fn contains(&self, key: &Key) -> bool {
         self.by_key.contains_key(key)
     }

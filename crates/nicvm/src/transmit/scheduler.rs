@@ -115,23 +115,50 @@ impl Transmit {
     }
 
     pub(crate) fn enqueue(&mut self, message: Message) {
-        let key = Key {
-            node: message.node,
-            controlled: message.controlled,
-            extension: message.extension,
-            lane: message.lane,
-        };
         let number = self.next_number;
         self.next_number = number.wrapping_add(1);
-        self.lanes.push(key, Outgoing::message(message, number));
+        self.lanes.push(key_of(&message), Outgoing::message(message, number));
     }
 
-    /// Whether a packet may go past the lanes: nobody has a say in it, and nothing is before it.
+    /// Whether nothing waits, and nothing is to be told.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.lanes.is_empty() && self.news.is_empty()
+    }
+
+    /// Whether a packet may go past the lanes.
     pub(crate) fn is_open(&self, extension: ExtensionId, packet: &Packet<'_>) -> bool {
-        !packet.controlled
+        self.is_free(&lane_of(extension, packet))
+    }
+
+    /// Nobody has a say in what goes that way, and nothing is before it.
+    fn is_free(&self, key: &Key) -> bool {
+        !key.controlled
             && self.admissions.is_empty()
             && self.lanes.first().is_none()
-            && !self.lanes.contains(&lane_of(extension, packet))
+            && !self.lanes.contains(key)
+    }
+
+    /// Sends a message of one frame past the lanes, if it may go there and the line takes it now.
+    pub(crate) fn send_at_once(&mut self, hw: &mut dyn Hardware, message: &Message) -> bool {
+        let outgoing = Outgoing::message(*message, self.next_number);
+        let is_one = outgoing.next_length(hw.mtu() as u32) == message.source.length;
+        if !is_one || !self.is_free(&key_of(message)) || self.is_parked(&outgoing) {
+            return false;
+        }
+        let header = outgoing.next_header(hw);
+        hw.charge(TRANSMIT_INSTRUCTIONS);
+        let status = match hw.transmit(&header, outgoing.next_source(header.length)) {
+            Ok(leaves) => {
+                self.on_sent_directly(leaves);
+                Status::Done
+            }
+            Err(TransmitRefused::Busy { .. }) => return false,
+            // The application has withdrawn the memory.
+            Err(_) => Status::Region,
+        };
+        self.next_number = self.next_number.wrapping_add(1);
+        outgoing.complete(hw, status);
+        true
     }
 
     /// Sends a packet past the lanes; nothing is remembered of it, so that it can be aborted.
@@ -438,6 +465,11 @@ pub(crate) struct Waiting {
 pub(crate) struct WaitingPacket {
     key: Key,
     outgoing: Outgoing,
+}
+
+const fn key_of(message: &Message) -> Key {
+    let Message { node, controlled, extension, lane, .. } = *message;
+    Key { node, controlled, extension, lane }
 }
 
 const fn lane_of(extension: ExtensionId, packet: &Packet<'_>) -> Key {

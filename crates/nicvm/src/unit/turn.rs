@@ -14,7 +14,30 @@ use crate::planted::{self, Bug};
 use crate::transmit::{News, TRANSMIT_INSTRUCTIONS};
 
 impl Unit {
-    /// The end of every turn: news to who steers the gate, frames to the line, the alarm.
+    /// The end of a turn in which nothing but handlers of commands and data frames ran.
+    #[inline]
+    pub(super) fn finish_handlers(&mut self, hw: &mut dyn Hardware) {
+        if !self.is_quiet() {
+            self.finish(hw);
+        }
+    }
+
+    /// Whether the end of a turn has nothing to see to: nothing waits, nobody is to be told anything,
+    /// and no alarm has moved.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        let lent = self.lent.as_ref().expect("the unit has started");
+        !lent.is_stirred
+            && lent.transmit.is_idle()
+            && lent.control.is_idle()
+            && lent.port_news.is_empty()
+            && self.is_settled()
+            && self.waiting.is_none()
+            && self.unfinished.is_empty()
+            && self.abandoned.is_empty()
+    }
+
+    /// The end of any turn: news to who steers the gate, frames to the line, the alarm.
     pub(super) fn finish(&mut self, hw: &mut dyn Hardware) {
         for _ in 0..ROUNDS_PER_TURN {
             self.settle(hw);
@@ -29,6 +52,7 @@ impl Unit {
             }
         }
         self.set_alarm(hw);
+        self.lent.as_mut().expect("the unit has started").is_stirred = false;
     }
 
     /// Tells every extension of ports whose processes stand still or go on.
