@@ -136,7 +136,8 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_input(&error) => {
-            report::fail(&format!("--peers: {address}: {error}"), report::BAD_INPUT)
+            let what = "stop the other process, or choose another address";
+            report::fail(&format!("--peers: {address}: {error}; {what}"), report::BAD_INPUT)
         }
         Err(error) => report::fail(&format!("{address}: {error}"), report::DID_NOT_HOLD),
     }

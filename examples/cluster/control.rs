@@ -87,7 +87,9 @@ impl Leader {
         ranks: u16,
         wait: Duration,
     ) -> Result<(Self, Vec<SocketAddr>), String> {
-        let at = TcpListener::bind(own).await.map_err(|error| format!("--peers {own}: {error}"))?;
+        let at = TcpListener::bind(own).await.map_err(|error| {
+            format!("--peers {own}: {error}; stop the other process or choose another port")
+        })?;
         let mut found: Vec<Option<(Line, SocketAddr)>> = (1..ranks).map(|_| None).collect();
         let all = async {
             while found.iter().any(Option::is_none) {

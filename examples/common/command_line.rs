@@ -19,6 +19,10 @@ pub(crate) fn parse<A: Parser>(
             let _ = error.print();
             return ExitCode::SUCCESS;
         }
+        if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+            eprintln!("error: say what to do; --help tells what there is");
+            return ExitCode::from(2);
+        }
         let text = error.render().to_string();
         let what = text.split("\n\n").next().unwrap_or(&text);
         let words: Vec<&str> = what.split_whitespace().collect();

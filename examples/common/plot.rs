@@ -52,7 +52,7 @@ impl<'a> From<&'a str> for Axis<'a> {
 
 /// Pixels of a panel without its legend.
 const PANEL: (u32, u32) = (340, 320);
-/// Panels in a row.
+/// Most panels in a row.
 const COLUMNS: usize = 4;
 /// Pixels of a line of the legend, of its sample of the line, and of a letter about.
 const LEGEND_LINE: i32 = 18;
@@ -97,8 +97,8 @@ fn render<'a>(
     axes: [Axis<'_>; 2],
     panels: &[Panel],
 ) -> Result<(), Fault<'a>> {
-    let columns = panels.len().clamp(1, COLUMNS);
-    let rows = panels.len().div_ceil(columns).max(1);
+    let rows = panels.len().div_ceil(COLUMNS).max(1);
+    let columns = panels.len().div_ceil(rows).max(1);
     let legend = panels.iter().map(|panel| legend(panel).1).max().unwrap_or_default();
     let size = (PANEL.0 * columns as u32, (PANEL.1 + legend as u32) * rows as u32);
     let root = SVGBackend::with_string(text, size).into_drawing_area();
@@ -131,12 +131,10 @@ impl Axis<'_> {
         match self.scale {
             Scale::Linear if most < 10.0 => format!("{place:.1}"),
             Scale::Linear => format!("{place:.0}"),
-            Scale::Binary if place.fract() != 0.0 => String::new(),
+            // Between two powers there is room for a line, not for a number.
+            Scale::Binary | Scale::Decimal if place.fract() != 0.0 => String::new(),
             Scale::Binary => binary(place.exp2()),
-            Scale::Decimal => match 10_f64.powf(place) {
-                number if number < 10.0 => format!("{number:.2}"),
-                number => format!("{number:.0}"),
-            },
+            Scale::Decimal => decimal(10_f64.powf(place)),
         }
     }
 
@@ -159,6 +157,16 @@ fn binary(number: f64) -> String {
     match number {
         number if number >= 1_048_576.0 => format!("{} Mi", number / 1_048_576.0),
         number if number >= 1_024.0 => format!("{} Ki", number / 1_024.0),
+        number => format!("{number}"),
+    }
+}
+
+/// A power of ten, in short.
+fn decimal(number: f64) -> String {
+    match number {
+        number if number >= 1e6 => format!("{:.0} M", number / 1e6),
+        number if number >= 1e4 => format!("{:.0} k", number / 1e3),
+        number if number >= 1.0 => format!("{number:.0}"),
         number => format!("{number}"),
     }
 }

@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     if !(0.0..=0.1).contains(&arguments.loss) {
-        eprintln!("--loss {}: a share from 0 to 0.1", arguments.loss);
+        eprintln!("error: --loss {}: a share from 0 to 0.1", arguments.loss);
         return ExitCode::from(2);
     }
     let runs = vec![on_nics(&arguments), hosts::run(&arguments)];

@@ -11,7 +11,7 @@ mod processes;
 #[path = "../common/report.rs"]
 mod report;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -104,13 +104,19 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     let Some(what) = &arguments.what else {
+        if arguments.node.is_some() {
+            return report::fail("--node: say which order it takes; see --help", report::BAD_INPUT);
+        }
         return demo::run(arguments.json, arguments.sandboxed);
     };
     let Some(node) = &arguments.node else {
         return report::fail("--node: say which node takes the order", report::BAD_INPUT);
     };
     let Some(address) = node.to_socket_addrs().ok().and_then(|mut found| found.next()) else {
-        return report::fail(&format!("--node {node}: no such host:port"), report::BAD_INPUT);
+        return report::fail(
+            &format!("--node {node}: it must be host:port with a host that resolves"),
+            report::BAD_INPUT,
+        );
     };
     let (order, module) = match order(what) {
         Ok(order) => order,
@@ -157,7 +163,12 @@ fn order(what: &What) -> Result<(Order, Vec<u8>), String> {
 /// # Errors
 /// One line that names the node.
 pub(crate) fn send(address: SocketAddr, order: &Order, module: &[u8]) -> Result<Answer, String> {
-    let failed = |error: std::io::Error| format!("node {address}: {error}");
+    let failed = |error: std::io::Error| match error.kind() {
+        ErrorKind::ConnectionRefused => {
+            format!("node {address}: nobody listens; start `node` there")
+        }
+        _ => format!("node {address}: {error}"),
+    };
     let mut stream =
         TcpStream::connect_timeout(&address, Duration::from_secs(3)).map_err(failed)?;
     stream.set_read_timeout(Some(Duration::from_secs(15))).map_err(failed)?;

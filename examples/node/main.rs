@@ -95,7 +95,9 @@ fn main() -> ExitCode {
 async fn run(node: NodeId, peers: Vec<SocketAddr>, seconds: Option<u32>) -> Result<(), String> {
     let own = *peers.get(node.index()).ok_or("--rank: there are not that many peers")?;
     let listener = TcpListener::bind(own).await;
-    let listener = listener.map_err(|error| format!("listening at {own}: {error}"))?;
+    let listener = listener.map_err(|error| {
+        format!("--peers: {own}: {error}; stop the other process or choose another port")
+    })?;
     let members = (0..peers.len() as u16).map(NodeId).collect();
     let mut unit = Unit::default();
     let installed = unit

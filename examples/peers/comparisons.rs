@@ -90,7 +90,7 @@ pub(crate) fn absent() -> Vec<String> {
             .into(),
     );
     skipped.push("bach's simulator: `cargo bench --bench sim -- --report`".into());
-    skipped.push("quinn: `cargo bench --bench c_send`".into());
+    skipped.push("quinn: `cargo bench -p midplane-warp --bench c_send`".into());
     skipped
 }
 

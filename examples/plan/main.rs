@@ -88,7 +88,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(problem) => {
-            eprintln!("{}", problem.replace('\n', " "));
+            eprintln!("error: {}", problem.replace('\n', " "));
             ExitCode::from(2)
         }
     }

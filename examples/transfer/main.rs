@@ -119,7 +119,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(problem) => {
-            eprintln!("runtime: {problem}");
+            eprintln!("error: runtime: {problem}");
             return ExitCode::from(1);
         }
     };
@@ -130,11 +130,11 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(transfer::Fault::Input(problem)) => {
-            eprintln!("{problem}");
+            eprintln!("error: {problem}");
             ExitCode::from(2)
         }
         Err(transfer::Fault::Lost(problem)) => {
-            eprintln!("{problem}");
+            eprintln!("error: {problem}");
             ExitCode::from(1)
         }
     }

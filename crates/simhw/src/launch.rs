@@ -85,7 +85,7 @@ impl Place {
 #[non_exhaustive]
 pub enum LaunchError {
     /// A file of peers or hosts cannot be read.
-    #[error("{flag} {}: {kind}; name a file that can be read", path.display())]
+    #[error("{flag} {}: {}; name a file that can be read", path.display(), why(*kind))]
     Unreadable {
         /// The flag that names it.
         flag: &'static str,
@@ -320,6 +320,16 @@ fn read_list(path: &Path) -> Result<Vec<String>, LaunchError> {
         return Err(LaunchError::Empty { flag: PEERS, path: path.into() });
     }
     Ok(entries)
+}
+
+/// Why a file can't be read, as people say it.
+fn why(kind: ErrorKind) -> String {
+    match kind {
+        ErrorKind::NotFound => "there is no such file".into(),
+        ErrorKind::PermissionDenied => "this user may not read it".into(),
+        ErrorKind::InvalidData => "it is not text".into(),
+        other => other.to_string(),
+    }
 }
 
 /// The lines of a file, or of standard input up to an empty one.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use midplane::warp::gate::GateKeeper;
+use midplane_warp::gate::GateKeeper;
 use quinn::rustls::RootCertStore;
 use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
 use quinn::{ClientConfig, Connection, Endpoint, ServerConfig};
