@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 source benches/launchers/machine.sh
 source benches/launchers/nodes.sh
-needs timeout od pgrep:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client
+needs timeout od pgrep:procps slurmctld:slurmctld slurmd:slurmd srun:slurm-client salloc:slurm-client
 if [[ -z ${FOLDER:-} ]]; then
     cargo build --release --quiet --example preempt --example gangd --example gang
 fi
@@ -24,12 +24,19 @@ ticker() { echo "exec '$EXAMPLES/preempt' --be-ticker '$FOLDER/turns' \"$1\" $SE
 
 start_slurm 4 "PartitionName=all Nodes=node[1-4] Default=YES OverSubscribe=FORCE:2" "PreemptMode=GANG" \
     "SchedulerTimeSlice=5"
+# A step of a job that is suspended is asked for again a minute later: each begins in a turn of its job's.
+runs() { [[ $(squeue -h -j "$1" -o %T) == RUNNING ]]; }
 pids=()
 for job in 1 2; do
-    timeout $((SECONDS_EACH * 3)) srun -N 4 -n 4 bash -c "$(ticker 'slurm.$SLURM_JOB_ID.$SLURM_PROCID')" &
+    salloc --quiet --no-shell -N 4 -n 4
+done
+for job in 1 2; do
+    wait_for 30 runs $job
+    srun --quiet --jobid $job -N 4 -n 4 bash -c "$(ticker 'slurm.$SLURM_JOB_ID.$SLURM_PROCID')" &
     pids+=($!)
 done
 for pid in "${pids[@]}"; do wait "$pid" || fail "a job under Slurm"; done
+scancel 1 2
 wait_for 20 no_jobs
 
 srun -N 4 -n 4 --job-name daemons bash -c "exec '$EXAMPLES/gangd' --key '$FOLDER/key' --slots 1 --slice-ms 100 \

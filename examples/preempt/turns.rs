@@ -11,7 +11,7 @@ use super::report;
 
 /// How often a rank looks at the clock.
 const TICK: Duration = Duration::from_micros(100);
-/// A rank that notes nothing for so long stood still: shorter than any slice, longer than others keep a processor.
+/// A rank that notes nothing for so long may have stood still: less than a slice, more than looks are apart.
 const STOOD_NS: u64 = 20_000_000;
 
 /// From when to when something ran, in nanoseconds of this machine's clock.
@@ -67,6 +67,28 @@ struct Row {
 #[derive(Serialize)]
 struct Document {
     turns: Vec<Row>,
+}
+
+/// The spans of a rank without the pauses in which others only had its processor: those that are less than half as long
+/// as the pauses in which it stood for half of the time that it stood.
+fn joined(spans: &[Span]) -> Vec<Span> {
+    let mut pauses: Vec<u64> = spans.windows(2).map(|pair| pair[1].0 - pair[0].1).collect();
+    pauses.sort_unstable_by(|a, b| b.cmp(a));
+    let half = pauses.iter().sum::<u64>() / 2;
+    let mut stood = 0;
+    let typical = pauses.iter().find(|pause| {
+        stood += **pause;
+        stood >= half
+    });
+    let shortest = typical.copied().unwrap_or(0) / 2;
+    let mut joined: Vec<Span> = Vec::new();
+    for span in spans {
+        match joined.last_mut() {
+            Some(last) if span.0 - last.1 < shortest => last.1 = span.1,
+            _ => joined.push(*span),
+        }
+    }
+    joined
 }
 
 /// The turns of one job, from the spans of its ranks: spans that overlap are one turn.
@@ -149,7 +171,7 @@ fn read(folder: &Path) -> Result<Notes, String> {
         let spans: Option<Vec<Span>> = text.lines().map(span).collect();
         let spans = spans.ok_or_else(|| wrong(&format!("{name} has a line that is no span")))?;
         let jobs = all.entry(scheduler.to_owned()).or_default();
-        jobs.entry(job.to_owned()).or_default().push(spans);
+        jobs.entry(job.to_owned()).or_default().push(joined(&spans));
     }
     if all.is_empty() { Err(wrong(&"nobody has noted anything there")) } else { Ok(all) }
 }
