@@ -80,6 +80,11 @@ pub(crate) const fn length(count: usize) -> usize {
     STAMP_BYTES + count * UPDATE_BYTES
 }
 
+/// How many updates a message of `bytes` has room for.
+pub(crate) const fn room(bytes: usize) -> usize {
+    bytes.saturating_sub(STAMP_BYTES) / UPDATE_BYTES
+}
+
 /// A message of updates, sent at `now`.
 pub(crate) fn updates(now: Instant, some: &[(usize, f64)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length(some.len()));

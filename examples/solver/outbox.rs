@@ -1,6 +1,7 @@
 //! What a rank has to send, and when it is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use midplane::nicvm::messages;
 use midplane::simhw::id::NodeId;
@@ -34,6 +35,11 @@ const GAIN: f64 = 4.0;
 const SIZE_GAIN: f64 = 1.0 / 8.0;
 /// The share of the mean size that a message has at least.
 const LEAST_SHARE: f64 = 0.5;
+/// A target that was sent nothing for so long is sent what there is credit for: at the least rate all
+/// values together take 36 ms ...
+const PATIENCE: Duration = Duration::from_millis(8);
+/// ... if those are so many: headers take more than fewer.
+const LEAST_PART: usize = 18;
 
 /// The updates of one rank on their way out.
 #[derive(Debug)]
@@ -49,6 +55,8 @@ pub(crate) struct Outbox {
     dirty: BTreeMap<NodeId, BTreeSet<usize>>,
     /// The last value of each unknown that a target was sent.
     told: BTreeMap<NodeId, BTreeMap<usize, f64>>,
+    /// When that was last.
+    told_at: BTreeMap<NodeId, Instant>,
     trigger: Trigger,
     memory: Region,
     free: Vec<usize>,
@@ -109,6 +117,7 @@ impl Outbox {
             control: setting.control,
             dirty: targets.iter().map(|target| (*target, BTreeSet::new())).collect(),
             told: BTreeMap::new(),
+            told_at: BTreeMap::new(),
             targets,
             own,
             gates,
@@ -230,6 +239,23 @@ impl Outbox {
         self.gather.adjust(1.0 + refused - accepted, seconds);
     }
 
+    /// How many of `dirty` values may go to a target now, if any: all that fit into a message, as soon
+    /// as the gate has credit for them; after a while as many as there is credit for.
+    fn allowed(&self, now: Instant, target: NodeId, dirty: usize) -> Option<usize> {
+        if self.waiting() >= READY {
+            return None;
+        }
+        let gate = &self.gates[&target];
+        let all = dirty.min(MOST_UPDATES);
+        if gate.is_open(message::length(all) as u32 + HEADERS) {
+            return Some(all);
+        }
+        let told_at = self.told_at.get(&target).copied().unwrap_or(Instant::ZERO);
+        let part =
+            message::room(gate.budget(Duration::ZERO).saturating_sub(HEADERS.into()) as usize);
+        (now.since(told_at) > PATIENCE && part >= LEAST_PART).then_some(part.min(all))
+    }
+
     /// The latest values, as soon as the gate has credit for all that are new. Its credit grows with
     /// the network's share and what is new with the computing: messages are as small as the two let
     /// them be, and a rate that changes shows in the next one.
@@ -243,7 +269,6 @@ impl Outbox {
         loop {
             let dirty = &self.dirty[&target];
             let count = dirty.len().min(MOST_UPDATES);
-            let bytes = message::length(count) as u32 + HEADERS;
             let wanted = match self.is_costly {
                 true => self.gather.lambda() * MOST_UPDATES as f64,
                 false => LEAST_SHARE * self.size,
@@ -252,10 +277,10 @@ impl Outbox {
             if count == 0 || is_small {
                 return Ok(());
             }
-            if self.waiting() >= READY || !self.gates[&target].is_open(bytes) {
+            let Some(count) = self.allowed(now, target, count) else {
                 self.refused += 1;
                 return Ok(());
-            }
+            };
             // Those that have moved most since this target was told, where not all of them fit.
             let told = self.told.entry(target).or_default();
             let moved = |i: &usize| (x[*i] - told.get(i).copied().unwrap_or(0.0)).abs();
@@ -269,6 +294,7 @@ impl Outbox {
             if !self.send_to(port, now, target, &some)? {
                 return Ok(());
             }
+            self.told_at.insert(target, now);
             self.size += SIZE_GAIN * (count as f64 - self.size);
             let dirty = self.dirty.entry(target).or_default();
             for (i, _) in &some {

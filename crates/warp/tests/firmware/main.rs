@@ -1,5 +1,6 @@
 //! The extension on simulated NICs: many senders to one receiver.
 
+mod hostile;
 mod star;
 
 use std::time::Duration;
