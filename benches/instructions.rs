@@ -2,6 +2,9 @@
 //!
 //! `cargo bench --bench instructions` runs each piece of work by itself under valgrind's callgrind, which
 //! counts what the work takes and not what prepares it. Without valgrind it says so, and ends.
+//!
+//! What reads the clock dies under valgrind where rustix asks the system for it without libc: all rows
+//! are counted with `RUSTFLAGS="--cfg rustix_use_libc" cargo bench --bench instructions`.
 
 #[path = "../examples/common/chains.rs"]
 #[expect(dead_code, reason = "studies use more of it")]
@@ -99,6 +102,9 @@ fn count(piece: usize) -> Result<f64, String> {
         .output()
         .map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("{} under valgrind; see above for how to build", output.status));
+    }
     let all = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
     let all: f64 = all.ok_or_else(|| said.lines().last().unwrap_or("no count").to_owned())?;
     Ok(all / COUNTED as f64)
@@ -119,13 +125,11 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     println!("instructions, mean of {COUNTED} times after {WARM_UP}");
+    println!("(rows that are skipped need RUSTFLAGS=\"--cfg rustix_use_libc\")");
     for (at, (what, _)) in PIECES.iter().enumerate() {
         match count(at) {
             Ok(each) => println!("{what:<44}{each:>10.1}"),
-            Err(why) => {
-                println!("{what:<44}{why}");
-                return ExitCode::FAILURE;
-            }
+            Err(why) => println!("{what:<44}skipped: {why}"),
         }
     }
     ExitCode::SUCCESS

@@ -149,9 +149,15 @@ impl<C: Carrier> Engine<C> {
         &mut self.carrier
     }
 
-    /// Takes in what has come, a batch at most; whether there may be more.
-    fn take_in(&mut self) -> bool {
+    /// Takes in what has come, a batch at most, and where `looks` no more than what ends a request: who
+    /// looks for that has it the sooner. Whether there may be more.
+    #[inline]
+    fn take_in(&mut self, looks: bool) -> bool {
+        let before = self.desk.requests.completed();
         for _ in 0..self.desk.config.batch {
+            if looks && self.desk.requests.completed() != before {
+                return true;
+            }
             if let Some((envelope, bytes)) = self.desk.to_self.pop_front() {
                 self.desk.on_packet(self.desk.own, &envelope, Payload::from(&bytes[..]));
                 continue;
@@ -173,11 +179,12 @@ impl<C: Carrier> Engine<C> {
         !self.desk.busy.is_empty() && self.desk.flush(&mut self.carrier)
     }
 
-    fn progress(&mut self) -> bool {
+    #[inline]
+    fn progress(&mut self, looks: bool) -> bool {
         if self.desk.requests.has_marked() {
             self.desk.cancel_marked();
         }
-        let more = self.take_in() | self.flush();
+        let more = self.take_in(looks) | self.flush();
         more || !self.desk.to_self.is_empty()
     }
 }
@@ -321,7 +328,7 @@ impl<C: Carrier> Progression for Engine<C> {
     #[inline]
     fn advance(&mut self, wait: Wait<'_>) -> usize {
         loop {
-            let more = self.progress();
+            let more = self.progress(matches!(wait, Wait::Not));
             let completed = self.desk.requests.take_completed();
             let Wait::Wake(waker) = wait else { return completed };
             if completed > 0 {

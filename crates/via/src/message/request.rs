@@ -405,7 +405,12 @@ impl Requests {
         }
     }
 
-    /// Requests that became done since this was asked last.
+    /// Requests that became done since they were taken last.
+    pub(super) const fn completed(&self) -> usize {
+        self.completed
+    }
+
+    /// The same, and they are taken.
     pub(super) fn take_completed(&mut self) -> usize {
         std::mem::take(&mut self.completed)
     }
