@@ -15,7 +15,7 @@ use crate::daemons::stage::{Daemons, Stage};
 
 const RANKS: u16 = 4;
 /// Messages that each rank sends around the ring, and what each costs to make.
-const COUNT: u32 = 4_000;
+const COUNT: u32 = 2_000;
 const WORK: Duration = Duration::from_micros(100);
 /// When the other job comes, as a part of what this one takes alone.
 const COMES: f64 = 0.6;

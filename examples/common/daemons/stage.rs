@@ -185,7 +185,8 @@ pub(crate) struct Front(Child);
 
 impl Front {
     pub(super) fn start(command: &mut Command) -> Result<Self, String> {
-        let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let started = started.spawn();
         started.map(Self).map_err(|error| format!("running a job: {error}"))
     }
 
@@ -197,9 +198,12 @@ impl Front {
         let failed = |error: std::io::Error| format!("running a job: {error}");
         let mut text = String::new();
         self.0.stdout.take().expect("it is a pipe").read_to_string(&mut text).map_err(failed)?;
-        match self.0.wait().map_err(failed)?.success() {
-            true => Ok(text.lines().map(str::to_owned).collect()),
-            false => Err("a job failed".into()),
+        let mut complaint = String::new();
+        let errors = self.0.stderr.as_mut().expect("it is a pipe");
+        errors.read_to_string(&mut complaint).map_err(failed)?;
+        match (self.0.wait().map_err(failed)?.success(), complaint.lines().last()) {
+            (true, _) => Ok(text.lines().map(str::to_owned).collect()),
+            (false, why) => Err(format!("a job failed: {}", why.unwrap_or("it does not say why"))),
         }
     }
 }
