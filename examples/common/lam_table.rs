@@ -24,23 +24,25 @@ use midplane::via::message::process::Process;
 use midplane::via::message::request::Mode;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
-/// A column of the table: one way between two hosts.
+/// A column of the table: one way between two processes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Column {
-    /// The kernel's TCP.
+    /// The kernel's TCP, between two hosts.
     Tcp,
-    /// Our messages, copied into registered memory and out of it.
+    /// Our messages, copied into registered memory and out of it, between two hosts.
     Copied,
+    /// The same on one host.
+    Local,
 }
 
 impl Column {
-    pub(crate) const ALL: [Self; 2] = [Self::Tcp, Self::Copied];
+    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::Copied, Self::Local];
 }
 
 /// Most bytes of a message.
 const LONGEST: usize = 1 << 20;
 
-/// The paper's columns of messages between two hosts, of 2^n bytes, in microseconds.
+/// The paper's columns, messages of 2^n bytes, in microseconds.
 const TCP: [f64; 16] = [
     114., 114., 114., 116., 116., 120., 126., 138., 163., 213., 310., 426., 609., 996., 1743.,
     3219.,
@@ -48,9 +50,13 @@ const TCP: [f64; 16] = [
 const VIA_COPIED: [f64; 16] =
     [63., 64., 64., 66., 67., 69., 77., 88., 120., 169., 271., 401., 590., 975., 1756., 3277.];
 
+const VIA_LOCAL: [f64; 16] =
+    [10., 10., 10., 10., 10., 10., 11., 12., 18., 21., 27., 32., 49., 106., 210., 407.];
+
 /// Round trips that are timed; virtual time is the same in all of them, but for credits.
 const ROUNDS: u64 = 50;
-const NODES: [NodeId; 2] = [NodeId(0), NodeId(1)];
+const REMOTE: [NodeId; 2] = [NodeId(0), NodeId(1)];
+const LOCAL: [NodeId; 2] = [NodeId(0), NodeId(0)];
 /// Nanoseconds that LAM's layer over TCP takes of either processor.
 const LAM_OVER_TCP: u64 = 7_000;
 /// Bytes that LAM's layer puts before a message.
@@ -66,6 +72,7 @@ pub(crate) fn published(column: Column, bytes: usize) -> Option<f64> {
     let column = match column {
         Column::Tcp => &TCP,
         Column::Copied => &VIA_COPIED,
+        Column::Local => &VIA_LOCAL,
     };
     column.get(row).copied()
 }
@@ -77,7 +84,8 @@ pub(crate) fn published(column: Column, bytes: usize) -> Option<f64> {
 pub(crate) fn one_way_us(column: Column, bytes: usize) -> Result<f64, String> {
     match column {
         Column::Tcp => tcp_us(bytes),
-        Column::Copied => messages_us(bytes),
+        Column::Copied => messages_us(&Machine::MVIA_FAST_ETHERNET, REMOTE, bytes),
+        Column::Local => messages_us(&on_two_processors(), LOCAL, bytes),
     }
 }
 
@@ -95,23 +103,30 @@ fn per_way(nanos: Option<Result<u64, String>>) -> Result<f64, String> {
     Ok(nanos as f64 / (2 * ROUNDS) as f64 / 1e3)
 }
 
+/// The paper's PCs have two processors each: two processes on one of them need not take turns.
+const fn on_two_processors() -> Machine {
+    let mut machine = Machine::MVIA_FAST_ETHERNET;
+    machine.host.context_switch_ns = 0;
+    machine
+}
+
 /// Our messages over interfaces as unreliable as M-VIA's: the simulated network loses nothing.
-fn messages_us(bytes: usize) -> Result<f64, String> {
-    let mut world = world(&Machine::MVIA_FAST_ETHERNET, || {
+fn messages_us(machine: &Machine, nodes: [NodeId; 2], bytes: usize) -> Result<f64, String> {
+    let mut world = world(machine, || {
         let mut unit = Unit::default();
         unit.install(VIA, Via::new(ViaConfig::default())).expect("it is the first");
         unit
     });
-    let host = world.host(NODES[1]);
-    world.spawn(NODES[1], async move {
-        let Ok(side) = Side::open(&host, 1).await else { return };
+    let host = world.host(nodes[1]);
+    world.spawn(nodes[1], async move {
+        let Ok(side) = Side::open(&host, 1, nodes).await else { return };
         while let Ok(message) = side.receive().await {
             let _ = side.send(message).await;
         }
     });
-    let host = world.host(NODES[0]);
-    per_way(world.block_on(NODES[0], async move {
-        let side = Side::open(&host, 0).await?;
+    let host = world.host(nodes[0]);
+    per_way(world.block_on(nodes[0], async move {
+        let side = Side::open(&host, 0, nodes).await?;
         let mut message = vec![7; bytes];
         let mut began = host.now();
         for round in 0..=ROUNDS {
@@ -130,23 +145,28 @@ struct Side<'a> {
     host: &'a SimHost,
     all: Communicator<Engine<RdmaCarrier>>,
     peer: Rank,
+    is_local: bool,
 }
 
 const TAG: Tag = Tag(1);
 
 impl<'a> Side<'a> {
-    async fn open(host: &'a SimHost, own: u32) -> Result<Self, String> {
+    async fn open(host: &'a SimHost, own: u32, nodes: [NodeId; 2]) -> Result<Self, String> {
         // As the paper's: every message leaves whole, through an area that has room for it.
         let config = RdmaConfig::default().area(4 * LONGEST + 4096).reliability(LEVEL);
-        let carrier = RdmaCarrier::open(host, Peer(own), &NODES, config).await.map_err(text)?;
+        let carrier = RdmaCarrier::open(host, Peer(own), &nodes, config).await.map_err(text)?;
         let config = Config::default().eager(LONGEST).window(4 * LONGEST);
         let (process, scope) = Process::new(Engine::new(carrier, config), 2).map_err(text)?;
-        Ok(Self { host, all: Communicator::world(process, scope), peer: Rank(1 - own) })
+        let (all, peer) = (Communicator::world(process, scope), Rank(1 - own));
+        Ok(Self { host, all, peer, is_local: nodes[0] == nodes[1] })
     }
 
     /// The processor copies as it says that it does: the library's own copies take no virtual time.
     async fn copy(&self, bytes: usize) {
-        self.host.compute(self.host.profile().copy.nanos(bytes)).await;
+        let profile = self.host.profile();
+        let near = profile.loopback.filter(|_| self.is_local);
+        let nanos = near.map_or(profile.copy.nanos(bytes), |loopback| loopback.copy_ns(bytes));
+        self.host.compute(nanos).await;
     }
 
     async fn send(&self, message: Vec<u8>) -> Result<(), String> {
@@ -167,13 +187,13 @@ const LEVEL: Reliability = Reliability::Unreliable;
 
 fn tcp_us(bytes: usize) -> Result<f64, String> {
     let mut world = world(&Machine::TCP_FAST_ETHERNET, || KernelTcp::new(TcpCosts::LINUX_2_2));
-    let host = world.host(NODES[1]);
-    world.spawn(NODES[1], async move {
+    let host = world.host(REMOTE[1]);
+    world.spawn(REMOTE[1], async move {
         let Ok(mut stream) = Stream::open(&host, bytes) else { return };
         while stream.receive().await.is_ok() && stream.send().await.is_ok() {}
     });
-    let host = world.host(NODES[0]);
-    per_way(world.block_on(NODES[0], async move {
+    let host = world.host(REMOTE[0]);
+    per_way(world.block_on(REMOTE[0], async move {
         let mut stream = Stream::open(&host, bytes)?;
         let mut began = host.now();
         for round in 0..=ROUNDS {

@@ -15,13 +15,14 @@ Examples:
   pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
   pingpong --json --plot pingpong.svg
 
-One way is half a round trip: the median over batches of round trips, and over the rounds; the receiver
-reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, message MPI's
-point-to-point with tags over them, lanes the same over shared memory alone, past the NIC. With --wait poll both processes look without pause and want a core each.
+One way is half a round trip: the median over batches of round trips, and over the rounds. Messages lie
+where their layer sends them from, the kernel's in a buffer, those of raw and vi in registered memory; the
+receiver reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, message
+MPI's point-to-point with tags over them, lanes the same over shared memory alone, past the NIC. With
+--wait poll both processes look without pause and want a core each.
 Other libraries are measured by programs that their packages install; one that is missing is skipped.
-In sim the layers are the columns of the paper's Table 1 between two hosts, and the last two columns
-of the report what the paper has and how far that is. Its columns on one host are not there: frames of
-a simulated NIC to its own node go through the switch.
+In sim the layers are columns of the paper's Table 1, and the last two columns of the report what the
+paper has and how far that is; local is its column of VIA on one host.
 
 Exit code: 0 it ran; 1 a process was lost, or a published figure missed by more than 10 %; 2 bad input.";
 
@@ -141,6 +142,7 @@ impl Contest {
             Self::Kernel(_) => "kernel".into(),
             Self::Simulated(Column::Tcp) => "tcp".into(),
             Self::Simulated(Column::Copied) => "copied".into(),
+            Self::Simulated(Column::Local) => "local".into(),
         }
     }
 

@@ -45,6 +45,21 @@ async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
 /// more than cores, the one that it waits for may be among them.
 const LOOKS: u32 = 256;
 
+/// Bytes that a receiver reads of a message at a time: it looks at all of them where they lie, and keeps none.
+const GLANCE: usize = 4096;
+
+/// Reads every byte of a message that lies in registered memory.
+fn read_all(
+    scratch: &mut [u8],
+    bytes: usize,
+    read: impl Fn(usize, &mut [u8]) -> Result<(), midplane::simhw::region::RegionError>,
+) -> Result<(), String> {
+    for at in (0..bytes).step_by(GLANCE) {
+        read(at, &mut scratch[..GLANCE.min(bytes - at)]).map_err(failed)?;
+    }
+    Ok(())
+}
+
 /// How often somebody has looked in vain.
 #[derive(Debug, Default)]
 struct Looks(u32);
@@ -96,6 +111,7 @@ impl Raw {
         let room = most.max(8);
         let receives = port.register(RECEIVES * room).map_err(failed)?;
         let sends = port.register(room).map_err(failed)?;
+        sends.write(0, &vec![7; room]).map_err(failed)?;
         let mut raw = Self {
             port,
             node,
@@ -105,7 +121,7 @@ impl Raw {
             sends,
             arrived: Vec::new(),
             spent: None,
-            scratch: vec![0; room],
+            scratch: vec![0; GLANCE],
         };
         for slot in 0..RECEIVES {
             raw.lend(slot)?;
@@ -121,7 +137,6 @@ impl Raw {
 
 impl Side for Raw {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
-        self.sends.write(0, &self.scratch[..bytes]).map_err(failed)?;
         let range = self.sends.range(0, bytes).expect("it is that long");
         let command = messages::send(self.node, PORT, range, SENT);
         while self.port.submit(&command).is_err() {
@@ -164,7 +179,8 @@ impl Side for Raw {
         if length != bytes {
             return Err(format!("a message has {length} bytes, not {bytes}"));
         }
-        self.receives.read(slot * self.room, &mut self.scratch[..length]).map_err(failed)?;
+        let (receives, begin) = (&self.receives, slot * self.room);
+        read_all(&mut self.scratch, length, |at, out| receives.read(begin + at, out))?;
         match self.spent.replace(slot) {
             Some(before) => self.lend(before),
             None => Ok(()),
@@ -213,7 +229,8 @@ impl Interface {
         let ticket = nic.connect_peer(vi, to, own, patience).map_err(failed)?;
         nic.finish(&ticket).await.map_err(failed)?;
         let sends = nic.register(room, MemoryOptions::default()).map_err(failed)?;
-        let (spare, scratch) = (Vec::new(), vec![0; room]);
+        sends.write(0, &vec![7; room]).map_err(failed)?;
+        let (spare, scratch) = (Vec::new(), vec![0; GLANCE]);
         Ok(Self { nic, vi, wait, sends, spare, sending: 0, spent: None, scratch })
     }
 }
@@ -225,7 +242,6 @@ impl Side for Interface {
             self.sending -= 1;
             self.spare.push(done.descriptor);
         }
-        self.sends.write(0, &self.scratch[..bytes]).map_err(failed)?;
         let mut descriptor = self.spare.pop().unwrap_or_default();
         descriptor.segments.clear();
         descriptor.segments.push(self.sends.segment(0, bytes).map_err(failed)?);
@@ -262,7 +278,8 @@ impl Side for Interface {
             return Err(format!("a message has {} bytes, not {bytes}", done.length));
         }
         let segment = &done.descriptor.segments[0];
-        segment.memory().read(segment.offset(), &mut self.scratch[..bytes]).map_err(failed)?;
+        let (memory, begin) = (segment.memory(), segment.offset());
+        read_all(&mut self.scratch, bytes, |at, out| memory.read(begin + at, out))?;
         match self.spent.replace(done.descriptor) {
             Some(before) => self.nic.post_receive(self.vi, before).map_err(failed),
             None => Ok(()),
@@ -309,7 +326,7 @@ impl<C: Carrier> Messages<C> {
         let peer = Rank(1 - carrier.own().0);
         let engine = Engine::new(carrier, Config::default().eager(eager));
         let (process, scope) = Process::new(engine, 2).map_err(failed)?;
-        let scratch = Bytes::from(vec![0; most.max(8)]);
+        let scratch = Bytes::from(vec![7; most.max(8)]);
         if wait == Wait::Poll {
             let storage = scratch.to_vec();
             let polled = Polled { process, scope, peer, scratch, storage };

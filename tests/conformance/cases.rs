@@ -1,5 +1,6 @@
 //! The cases: every node runs the function, and it says what each of them does.
 
+pub(crate) mod buffers;
 pub(crate) mod coordinated;
 pub(crate) mod host;
 pub(crate) mod messages;

@@ -88,22 +88,23 @@ conformance! {
         only_the_named_range_is_sent_and_written,
         messages_of_one_sender_stay_in_order,
         messages_of_two_senders_do_not_mix,
-        buffers_are_taken_in_the_order_of_their_posts,
-        a_message_too_long_is_cut_and_the_next_is_not,
         a_message_for_a_port_that_never_listened_is_lost_quietly,
         a_message_without_a_buffer_is_lost_quietly,
         a_message_to_a_node_that_is_not_there_is_lost_quietly,
         a_dropped_completion_future_loses_nothing,
         each_port_gets_its_own_messages,
         answers_come_back,
-        a_port_dropped_with_buffers_harms_nobody,
-        a_port_inherits_no_buffers,
         a_message_finds_a_well_known_port,
         a_message_to_everybody_arrives_once_at_each_other_node,
+        ports_of_two_tasks_do_not_disturb_each_other;
+    buffers:
+        buffers_are_taken_in_the_order_of_their_posts,
+        a_message_too_long_is_cut_and_the_next_is_not,
+        a_port_dropped_with_buffers_harms_nobody,
+        a_port_inherits_no_buffers,
         a_buffer_that_may_not_be_written_gets_nothing,
         a_region_sent_again_is_read_again,
-        a_region_may_go_once_it_was_read,
-        ports_of_two_tasks_do_not_disturb_each_other;
+        a_region_may_go_once_it_was_read;
     coordinated:
         coordinated_messages_of_two_senders_all_arrive,
         coordinated_messages_of_one_sender_stay_in_order,

@@ -30,6 +30,10 @@ use crate::sync::AtomicU64;
 mod file;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub(crate) use file::{Kind, SegmentError};
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+mod gather;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+pub(crate) use gather::send_gathered;
 #[cfg(all(test, midplane_loom))]
 mod model;
 #[cfg(all(test, midplane_loom))]

@@ -300,6 +300,7 @@ impl<F: Firmware> World<F> {
             Event::Medium { medium } => {
                 self.network.on_medium(&mut self.queue, self.now, medium);
             }
+            Event::Looped { node, frame, life } => self.on_looped(node, frame, life),
             Event::Wake { slot } => self.executor.wake_sleeper(slot),
             Event::Completion { node, life } => {
                 if self.is_live(node, life) {
@@ -369,10 +370,11 @@ impl<F: Firmware> World<F> {
         let firmware = &mut self.firmware[node.index()];
         let mut closed = None;
         let mut current = (crate::frame::Header::default(), Vec::new());
-        let mut frame = None;
+        let (mut frame, mut is_looped) = (None, false);
         if let Work::Frame(key) = work {
             let arrived = self.network.frames.at(key);
             frame = Some(arrived.number);
+            is_looped = arrived.looped;
             current = (arrived.header, std::mem::take(&mut arrived.payload));
             nic.held -= HEADER_BYTES as u32 + current.1.len() as u32;
         }
@@ -392,12 +394,10 @@ impl<F: Firmware> World<F> {
             cost_ps: 0,
             times,
             frame,
+            looped: is_looped,
             left: false,
         };
-        hw.charge(u64::from(hw.nic.profile.event_instructions));
-        if hw.nic.host.runs_firmware && idle && !matches!(work, Work::Start | Work::Doorbell(_)) {
-            hw.cost_ps += u64::from(hw.nic.host.interrupt_ns) * 1000;
-        }
+        hw.begin_event(idle && !matches!(work, Work::Start | Work::Doorbell(_)));
         match work {
             Work::Start => firmware.on_start(&mut hw),
             Work::Doorbell(port) => {

@@ -105,16 +105,19 @@ impl UdpNic {
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
         let desk = Desk::new(config.node, config.port_depth);
-        let nic = Nic::new(&config)?;
-        let is_sealed = nic.is_sealed();
+        let seals = nic::seals(&config)?;
+        let is_sealed = seals.is_some();
         if !is_sealed {
             warn!(node = config.node.0, %address, "no key: the network is trusted");
         }
         let (end, ended) = oneshot::channel();
-        match config.coprocessor {
+        let (node, mtu, coprocessor) = (config.node, config.mtu, config.coprocessor);
+        let tasks = Tasks::new(config.node, config.seed, runtime.clone());
+        let nic = move |socket| Nic::new(&config, seals, socket);
+        match coprocessor {
             Coprocessor::Task => {
                 let driver =
-                    Driver::new(socket, nic, firmware, Arc::clone(&desk)).map_err(failed)?;
+                    Driver::new(nic, socket, firmware, Arc::clone(&desk)).map_err(failed)?;
                 driver.serve_inline();
                 runtime.spawn(async move {
                     driver.run().await;
@@ -123,12 +126,12 @@ impl UdpNic {
             }
             Coprocessor::Thread => {
                 let desk = Arc::clone(&desk);
-                let driver = || Ok(Driver::new(socket, nic, firmware, desk)?.run());
-                run_on_thread(format!("nic {}", config.node), end, driver).map_err(failed)?;
+                let driver = || Ok(Driver::new(nic, socket, firmware, desk)?.run());
+                run_on_thread(format!("nic {node}"), end, driver).map_err(failed)?;
             }
         }
-        let host = UdpHost::new(Tasks::new(config.node, config.seed, runtime), Arc::clone(&desk));
-        Ok(Self { host, desk, address, is_sealed, mtu: config.mtu, ended })
+        let host = UdpHost::new(tasks, Arc::clone(&desk));
+        Ok(Self { host, desk, address, is_sealed, mtu, ended })
     }
 
     /// The application's side of the NIC.

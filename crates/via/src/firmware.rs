@@ -4,6 +4,7 @@
 //! that loses, doubles and reorders. Frames of a connection are numbered and taken in order; what
 //! is missing is asked for at once, and what nobody answers is sent again.
 
+mod config;
 mod connect;
 mod endpoint;
 mod fragments;
@@ -33,6 +34,7 @@ use crate::command::{
     DESTROY, DISCONNECT, EVENT, POST_RECEIVE, POST_SEND, QUERY,
 };
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
+pub use config::ViaConfig;
 use connect::{Incoming, Message, Pending, say};
 use endpoint::Endpoint;
 use fragments::Cutter;
@@ -48,45 +50,6 @@ const MIN_PATIENCE_NS: u64 = 1_000_000;
 const _: () = assert!(window::CONVERSATION_NS < MIN_PATIENCE_NS);
 /// Most asynchronous errors that are kept for a port which does not ask.
 const MAX_ERRORS: usize = 256;
-
-/// How the extension behaves.
-#[derive(Clone, Copy, Debug)]
-pub struct ViaConfig {
-    max_vis: usize,
-    acknowledgement_delay_ns: u64,
-    dead_after_ns: u64,
-}
-
-impl Default for ViaConfig {
-    fn default() -> Self {
-        Self { max_vis: 4096, acknowledgement_delay_ns: 50_000, dead_after_ns: 2_000_000_000 }
-    }
-}
-
-impl ViaConfig {
-    /// Most interfaces of one NIC, up to 65,536. Default: 4,096.
-    #[must_use]
-    pub const fn max_vis(mut self, interfaces: usize) -> Self {
-        self.max_vis = if interfaces < 65_536 { interfaces } else { 65_536 };
-        self
-    }
-
-    /// How long an acknowledgement waits for a frame to travel with; where answers follow questions, half a
-    /// millisecond at least. Default: 50 us.
-    #[must_use]
-    pub fn acknowledgement_delay(mut self, time: Duration) -> Self {
-        self.acknowledgement_delay_ns = nanos(time);
-        self
-    }
-
-    /// How long the other end may be silent while something is expected of it. Longer than any
-    /// pause of a process whose NIC stops with it. Default: 2 s.
-    #[must_use]
-    pub fn dead_after(mut self, time: Duration) -> Self {
-        self.dead_after_ns = nanos(time);
-        self
-    }
-}
 
 /// Virtual Interfaces, as an extension.
 #[derive(Debug, Default)]

@@ -5,6 +5,13 @@
 //! holds the sender up, and nobody else. Registered memory is never lent as a slice, for its NIC may be
 //! told to write it by others: what arrives is copied once, into memory that the slot keeps for that.
 //!
+//! To lend the slot itself, nobody may be able to write it while a [`Bytes`] of it lives: neither another
+//! descriptor that names its region, nor a stale one, nor a peer's write. `midplane-simhw` would have to own
+//! such memory apart from regions, with a state of each slot that its NICs respect before each write. A NIC
+//! in another process, as `nicd`'s, can't be held to that: what it maps, it may write at any time, and a slice
+//! of such memory is undefined behaviour however well it behaves. One copy is what a promise that holds
+//! everywhere costs.
+//!
 //! All progress is made while a future of the [`Channel`] is polled; a drop elsewhere wakes it.
 
 mod ledger;

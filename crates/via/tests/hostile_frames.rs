@@ -3,9 +3,12 @@
 
 #[path = "pair/forger.rs"]
 mod forger;
+mod hostile;
 mod pair;
 
 use forger::{ECHOES, Forged};
+use hostile::session::{self, FRAME, Verdict};
+use midplane_simhw::rng::Rng;
 use proptest::prelude::*;
 
 /// Numbers near those of a connection that has just begun, and any others.
@@ -49,4 +52,28 @@ proptest! {
 #[test]
 fn an_honest_node_is_answered() {
     assert_eq!(forger::run(Vec::new()).echoed, ECHOES);
+}
+
+/// Sessions of the fuzz target that every run of the tests makes.
+const SESSIONS: u64 = 3_000;
+
+#[test]
+fn any_bytes_are_frames_that_touch_and_read_nothing_that_is_not_open() {
+    let mut sum = Verdict::default();
+    for seed in 0..SESSIONS {
+        let mut rng = Rng::new(seed, "frames");
+        let bytes = rng.between(0, 60 * FRAME as u64);
+        let mut input = vec![0; bytes as usize];
+        rng.fill(&mut input);
+        let verdict = session::run(&input);
+        assert!(!verdict.touched, "seed {seed}: memory that is not open was written");
+        assert!(!verdict.leaked, "seed {seed}: memory that is not open was read");
+        assert_eq!(verdict.traps, 0, "seed {seed}: a handler panicked");
+        sum.received += verdict.received;
+        sum.written += verdict.written;
+        sum.read += verdict.read;
+    }
+    // They get as far as memory: a session that broke at its first frame would prove nothing.
+    let reached = [sum.received, sum.written, sum.read];
+    assert!(reached.iter().all(|count| *count > SESSIONS / 10), "{reached:?}");
 }

@@ -8,7 +8,6 @@ use midplane::nicvm::messages::{self, receive, send};
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::port::{Command, Port, PortOptions, Status, WELL_KNOWN};
-use midplane::simhw::region::{RegionOptions, Rights};
 
 use super::{contents, filled, lend, next, open, pattern, poll_once, settle, succeed};
 use crate::fabrics::{CENTRE, MTU, NODES, Site};
@@ -16,14 +15,14 @@ use crate::fabrics::{CENTRE, MTU, NODES, Site};
 const FIRST: NodeId = NodeId(1);
 
 /// A port of every node, and the numbers of all of them, once all are open.
-async fn open_all<H: Host>(site: &Site<H>) -> (Port, [PortId; NODES as usize]) {
+pub(super) async fn open_all<H: Host>(site: &Site<H>) -> (Port, [PortId; NODES as usize]) {
     let port = open(&site.host);
     let ports = site.learn_ports(port.id()).await;
     (port, ports)
 }
 
 /// Sends `bytes` to the centre; returns when they have been read.
-async fn send_to_centre(port: &mut Port, to: PortId, bytes: &[u8]) {
+pub(super) async fn send_to_centre(port: &mut Port, to: PortId, bytes: &[u8]) {
     let region = filled(port, bytes);
     succeed(port, &send(CENTRE, to, region.whole(), 1)).await;
 }
@@ -179,49 +178,6 @@ pub(crate) async fn messages_of_two_senders_do_not_mix<H: Host>(site: Site<H>) {
     }
 }
 
-pub(crate) async fn buffers_are_taken_in_the_order_of_their_posts<H: Host>(site: Site<H>) {
-    let (mut port, ports) = open_all(&site).await;
-    if site.is(0) {
-        let region = port.register(8).unwrap();
-        for cookie in [30, 10, 20] {
-            port.post(&receive(region.whole(), cookie)).unwrap();
-        }
-        settle(&mut port).await;
-        site.meet().await;
-        for cookie in [30, 10, 20] {
-            assert_eq!(next(&mut port).await.cookie, cookie);
-        }
-        return;
-    }
-    site.meet().await;
-    for _ in 0..3 {
-        if site.is(1) {
-            send_to_centre(&mut port, ports[0], &[1]).await;
-        }
-    }
-}
-
-pub(crate) async fn a_message_too_long_is_cut_and_the_next_is_not<H: Host>(site: Site<H>) {
-    let (mut port, ports) = open_all(&site).await;
-    let (long, fitting) = (pattern(1, 3_000), pattern(2, 2_000));
-    if site.is(0) {
-        let buffers = lend(&mut port, 2, 2_000, receive).await;
-        site.meet().await;
-        let cut = next(&mut port).await;
-        assert_eq!((cut.status, cut.length, cut.args[1]), (Status::Truncated, 2_000, 3_000));
-        assert_eq!(contents(&buffers[0], 2_000), long[..2_000]);
-        let whole = next(&mut port).await;
-        assert_eq!((whole.status, whole.length), (Status::Done, 2_000));
-        assert_eq!(contents(&buffers[1], 2_000), fitting);
-        return;
-    }
-    site.meet().await;
-    if site.is(1) {
-        send_to_centre(&mut port, ports[0], &long).await;
-        send_to_centre(&mut port, ports[0], &fitting).await;
-    }
-}
-
 /// Messages that find no buffer; `listened`: one was posted before, and used.
 async fn lose_quietly<H: Host>(site: &Site<H>, listened: bool) {
     let (mut port, ports) = open_all(site).await;
@@ -360,48 +316,6 @@ pub(crate) async fn answers_come_back<H: Host>(site: Site<H>) {
     }
 }
 
-pub(crate) async fn a_port_dropped_with_buffers_harms_nobody<H: Host>(site: Site<H>) {
-    let mut going = open(&site.host);
-    let gone = site.learn_ports(going.id()).await;
-    let (mut port, ports) = open_all(&site).await;
-    if site.is(0) {
-        let _gone = lend(&mut going, 3, 64, receive).await;
-        let buffers = lend(&mut port, 1, 64, receive).await;
-        drop(going);
-        site.meet().await;
-        let completion = next(&mut port).await;
-        assert_eq!(contents(&buffers[0], completion.length), b"alive");
-        return;
-    }
-    site.meet().await;
-    if site.is(1) {
-        send_to_centre(&mut port, gone[0], b"too late").await;
-        send_to_centre(&mut port, ports[0], b"alive").await;
-    }
-}
-
-pub(crate) async fn a_port_inherits_no_buffers<H: Host>(site: Site<H>) {
-    let mut other = open(&site.host);
-    // Often enough that the NIC has seen one of them go before the next is opened.
-    for _ in 0..3 {
-        let mut going = open(&site.host);
-        let gone = lend(&mut going, 2, 64, receive).await;
-        drop(going);
-        drop(gone);
-        settle(&mut other).await;
-        // The number may be the dropped port's.
-        let mut port = open(&site.host);
-        let region = port.register(64).unwrap();
-        port.submit(&receive(region.whole(), 1_000)).unwrap();
-        settle(&mut port).await;
-        let message = filled(&mut other, b"new");
-        succeed(&mut other, &send(site.host.node(), port.id(), message.whole(), 5)).await;
-        let completion = next(&mut port).await;
-        assert_eq!((completion.status, completion.cookie), (Status::Done, 1_000));
-        assert_eq!(contents(&region, completion.length), b"new");
-    }
-}
-
 pub(crate) async fn a_message_finds_a_well_known_port<H: Host>(site: Site<H>) {
     const SERVICE: PortId = PortId(WELL_KNOWN.start);
     if site.is(0) {
@@ -444,50 +358,6 @@ pub(crate) async fn a_message_to_everybody_arrives_once_at_each_other_node<H: Ho
         assert!(port.poll().is_none());
     }
     site.meet().await;
-}
-
-pub(crate) async fn a_buffer_that_may_not_be_written_gets_nothing<H: Host>(site: Site<H>) {
-    let (mut from, mut to) = (open(&site.host), open(&site.host));
-    let options = RegionOptions::default().rights(Rights::LOCAL_READ);
-    let buffer = to.register_with(8, options).unwrap();
-    buffer.write(0, &[1; 8]).unwrap();
-    to.submit(&receive(buffer.whole(), 1)).unwrap();
-    settle_or_region(&mut to).await;
-    let region = filled(&mut from, &[2; 8]);
-    succeed(&mut from, &send(site.host.node(), to.id(), region.whole(), 3)).await;
-    settle(&mut from).await;
-    assert_eq!(contents(&buffer, 8), [1; 8]);
-}
-
-/// Waits until the NIC has taken a buffer that it may refuse.
-async fn settle_or_region(port: &mut Port) {
-    port.submit(&super::ask(u64::MAX)).unwrap();
-    while next(port).await.cookie != u64::MAX {}
-}
-
-pub(crate) async fn a_region_sent_again_is_read_again<H: Host>(site: Site<H>) {
-    let (mut from, mut to) = (open(&site.host), open(&site.host));
-    let buffers = lend(&mut to, 5, 8, receive).await;
-    let region = from.register(8).unwrap();
-    for round in 0..5_u64 {
-        region.write(0, &round.to_le_bytes()).unwrap();
-        succeed(&mut from, &send(site.host.node(), to.id(), region.whole(), round)).await;
-        let completion = next(&mut to).await;
-        assert_eq!(completion.cookie, round);
-        assert_eq!(contents(&buffers[round as usize], 8), round.to_le_bytes());
-    }
-}
-
-pub(crate) async fn a_region_may_go_once_it_was_read<H: Host>(site: Site<H>) {
-    let (mut from, mut to) = (open(&site.host), open(&site.host));
-    let bytes = pattern(6, 3_000);
-    let buffers = lend(&mut to, 1, 3_000, receive).await;
-    let region = filled(&mut from, &bytes);
-    succeed(&mut from, &send(site.host.node(), to.id(), region.whole(), 1)).await;
-    drop(region);
-    let _other = filled(&mut from, &[0xFF; 3_000]);
-    let completion = next(&mut to).await;
-    assert_eq!(contents(&buffers[0], completion.length), bytes);
 }
 
 pub(crate) async fn ports_of_two_tasks_do_not_disturb_each_other<H: Host>(site: Site<H>) {

@@ -29,6 +29,41 @@ pub enum Notice {
     Signal,
 }
 
+/// What a frame to the own node costs where the kernel hands it from one process to another: nothing of it
+/// meets the NIC or the line.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Loopback {
+    /// Nanoseconds of a frame, beside what follows.
+    pub frame_ns: u32,
+    /// Payload bytes above which a frame takes `long_ns` more.
+    pub short_bytes: u32,
+    /// Nanoseconds that a longer frame takes more.
+    pub long_ns: u32,
+    /// Bytes up to which a copy, by the kernel or by a process, finds everything in the nearest cache.
+    pub near_bytes: u32,
+    /// Picoseconds of each byte of such a copy.
+    pub near_byte_ps: u32,
+    /// Picoseconds of each byte of a longer one.
+    pub far_byte_ps: u32,
+}
+
+impl Loopback {
+    /// Nanoseconds to copy `bytes` that this host's processor has written or read last.
+    #[must_use]
+    pub const fn copy_ns(&self, bytes: usize) -> u64 {
+        let near = bytes <= self.near_bytes as usize;
+        let byte_ps = if near { self.near_byte_ps } else { self.far_byte_ps };
+        DmaCost { setup_ns: 0, byte_ps }.nanos(bytes)
+    }
+
+    /// Nanoseconds to hand over a frame with so many bytes, which are copied once.
+    #[must_use]
+    pub const fn frame_ns(&self, bytes: usize) -> u64 {
+        let long = if bytes > self.short_bytes as usize { self.long_ns } else { 0 };
+        self.frame_ns as u64 + long as u64 + self.copy_ns(bytes)
+    }
+}
+
 /// What a host's one processor spends on what. Only the simulated fabric charges it, and nothing
 /// unless [`World::set_hosts`](crate::sim::World::set_hosts) says so.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -56,6 +91,9 @@ pub struct HostProfile {
     /// The firmware runs on this processor, in the kernel: its instructions are the processor's, an
     /// interrupt leads to it when a frame comes, and it writes into memory by copying.
     pub runs_firmware: bool,
+    /// How frames to the own node pass within the host; `None` where they leave on the line as all others
+    /// do, and come back.
+    pub loopback: Option<Loopback>,
 }
 
 impl HostProfile {
@@ -72,6 +110,7 @@ impl HostProfile {
         ringing: Ringing::Mapped,
         notice: Notice::Polled,
         runs_firmware: false,
+        loopback: None,
     };
 
     /// Nanoseconds to pin a buffer that begins at a page.

@@ -21,6 +21,8 @@ pub(super) enum Event {
     OutputFree { link: LinkId },
     /// Something happens on a shared medium.
     Medium { medium: MediumId },
+    /// A frame has come from its own node.
+    Looped { node: NodeId, frame: u32, life: u16 },
     /// A coprocessor is free for its next event.
     Coprocessor { node: NodeId, life: u16 },
     /// A doorbell is seen.
@@ -54,7 +56,7 @@ impl Event {
     const fn priority(self) -> u64 {
         match self {
             Self::OutputFree { .. } | Self::Medium { .. } => 0,
-            Self::Piece { .. } => 1,
+            Self::Piece { .. } | Self::Looped { .. } => 1,
             Self::DmaDone { .. } | Self::Completion { .. } | Self::Interrupt { .. } => 2,
             Self::Doorbell { .. } | Self::Coprocessor { .. } => 3,
             Self::Timer { .. } | Self::Wake { .. } => 4,
@@ -72,6 +74,7 @@ impl Event {
             }
             Self::OutputFree { link } => 2 | (link.0 as u64) << 4,
             Self::Medium { medium } => 14 | (medium.0 as u64) << 4,
+            Self::Looped { node, frame, .. } => 13 | (node.0 as u64) << 4 | (frame as u64) << 24,
             Self::Coprocessor { node, .. } => 3 | (node.0 as u64) << 4,
             Self::Doorbell { node, port, .. } => 4 | (node.0 as u64) << 4 | (port.0 as u64) << 20,
             Self::Timer { node, timer, .. } => 5 | (node.0 as u64) << 4 | (timer.0 as u64) << 20,

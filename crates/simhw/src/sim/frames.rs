@@ -30,6 +30,8 @@ pub(super) struct InFlight {
     pub(super) reserved: bool,
     /// Whether a piece has arrived.
     pub(super) arrived: bool,
+    /// It passes within its node.
+    pub(super) looped: bool,
     /// Why the first lost piece was lost.
     pub(super) lost: Option<DropCause>,
     /// The line that the pieces leave the NIC on, as it was after the last one that left.
@@ -80,6 +82,7 @@ impl FramePool {
                     outstanding: 0,
                     reserved: false,
                     arrived: false,
+                    looped: false,
                     lost: None,
                     line,
                     delay: 0,
@@ -100,6 +103,7 @@ impl FramePool {
         frame.origin = origin;
         frame.reserved = false;
         frame.arrived = false;
+        frame.looped = false;
         frame.line = line;
         frame.lost = None;
         frame.delay = 0;

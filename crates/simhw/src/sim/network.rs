@@ -1,6 +1,7 @@
 //! The wires and switches: where frames go, and what becomes of them.
 
 mod endings;
+mod looped;
 mod standstill;
 
 use std::collections::BTreeSet;

@@ -94,12 +94,20 @@ struct Engines {
 /// What a turn has asked for and not committed.
 #[derive(Debug, Default)]
 struct Staged {
-    /// Each with when it is gathered, if it is.
-    frames: Vec<(u32, Option<(Instant, Instant)>)>,
+    frames: Vec<(u32, Way)>,
     effects: Vec<Effect>,
     bytes: Vec<u8>,
     /// What changes before a commit, as it was at the last.
     saved: Option<Saved>,
+}
+
+/// Where a staged frame goes.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// To the line; from when to when it is gathered, if it is.
+    Line(Option<(Instant, Instant)>),
+    /// To this node itself, where it is then.
+    Within(Instant),
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -29,6 +29,15 @@ impl<F: Firmware> World<F> {
         }
     }
 
+    /// A frame has come from its own node; one that a former life sent is lost with it.
+    pub(super) fn on_looped(&mut self, node: NodeId, key: u32, life: u16) {
+        if self.nics[node.index()].life == life {
+            self.receive(node, key);
+        } else {
+            self.network.drop_frame(key, DropCause::NicDown);
+        }
+    }
+
     fn frame_bytes(&mut self, key: u32) -> u32 {
         HEADER_BYTES as u32 + u32::from(self.network.frames.at(key).header.length)
     }

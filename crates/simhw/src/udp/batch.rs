@@ -10,6 +10,9 @@ use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use super::clock::{Clock, Stamps};
 use super::kernel;
 use super::watched::Watched;
+use crate::region::Payload;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+use crate::segment::send_gathered;
 use crate::time::Instant;
 
 /// Bytes of one receive buffer: the largest datagram, and the most that the system joins.
@@ -42,6 +45,22 @@ pub(super) struct Socket {
     state: UdpSocketState,
     /// Datagrams sent together, one after another.
     joined: Vec<u8>,
+}
+
+/// A frame that is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaving<'a> {
+    pub(super) to: SocketAddr,
+    pub(super) bytes: &'a [u8],
+    /// What follows them, where it lies; Linux only.
+    pub(super) rest: Payload<'a>,
+}
+
+impl<'a> Leaving<'a> {
+    /// A frame that lies in one piece.
+    pub(super) const fn whole(to: SocketAddr, bytes: &'a [u8]) -> Self {
+        Self { to, bytes, rest: Payload::EMPTY }
+    }
 }
 
 /// What became of the frames at the front of a queue.
@@ -82,24 +101,21 @@ impl Socket {
 
     /// Sends one or more from the front of `frames`, which is not empty: as many as go to one
     /// address and are of one size.
-    pub(super) fn send<'a>(
-        &mut self,
-        frames: impl Iterator<Item = (SocketAddr, &'a [u8])> + Clone,
-    ) -> Sent {
+    pub(super) fn send<'a>(&mut self, frames: impl Iterator<Item = Leaving<'a>> + Clone) -> Sent {
         let mut all = frames.clone();
-        let Some((to, first)) = all.next() else {
+        let Some(first) = all.next() else {
             return Sent::Taken(0);
         };
-        let alike = self.join(to, first, all);
+        let alike = self.join(&first, all);
         if alike > 1 {
-            match self.send_datagrams(to, &self.joined, Some(first.len())) {
+            match self.send_datagrams(first.to, &self.joined, Some(first.bytes.len())) {
                 Ok(()) => return Sent::Taken(alike),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Sent::Blocked,
                 // Some drivers cannot; quinn-udp then stops trying.
                 Err(_) => {}
             }
         }
-        match self.send_datagrams(to, first, None) {
+        match self.send_one(&first) {
             Ok(()) => Sent::Taken(1),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,
             Err(_) => Sent::Refused,
@@ -109,24 +125,36 @@ impl Socket {
     /// Gathers what can go with `first`; returns how many it is with it.
     fn join<'a>(
         &mut self,
-        to: SocketAddr,
-        first: &[u8],
-        rest: impl Iterator<Item = (SocketAddr, &'a [u8])> + Clone,
+        first: &Leaving<'a>,
+        rest: impl Iterator<Item = Leaving<'a>> + Clone,
     ) -> usize {
-        let most = self.state.max_gso_segments().min(SEND_BYTES / first.len().max(1));
-        let like = |next: &(SocketAddr, &[u8])| next.0 == to && next.1.len() == first.len();
+        let bytes = first.bytes.len();
+        let most = self.state.max_gso_segments().min(SEND_BYTES / bytes.max(1));
+        let like = |next: &Leaving<'a>| {
+            next.to == first.to && next.bytes.len() == bytes && next.rest.is_empty()
+        };
         let alike = rest.take_while(like).take(most.saturating_sub(1));
-        if first.len() > SEGMENT_BYTES || alike.clone().next().is_none() {
+        let is_long = bytes > SEGMENT_BYTES || !first.rest.is_empty();
+        if is_long || alike.clone().next().is_none() {
             return 1;
         }
         self.joined.clear();
-        self.joined.extend_from_slice(first);
+        self.joined.extend_from_slice(first.bytes);
         let mut count = 1;
-        for (_, frame) in alike {
-            self.joined.extend_from_slice(frame);
+        for frame in alike {
+            self.joined.extend_from_slice(frame.bytes);
             count += 1;
         }
         count
+    }
+
+    fn send_one(&self, frame: &Leaving<'_>) -> io::Result<()> {
+        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        if !frame.rest.is_empty() {
+            let socket = self.io.socket();
+            return send_gathered(socket, frame.to, frame.bytes, frame.rest.view());
+        }
+        self.send_datagrams(frame.to, frame.bytes, None)
     }
 
     fn send_datagrams(
@@ -178,7 +206,8 @@ const fn allow_fragments(_: &std::net::UdpSocket) {}
 /// Memory for one batch of datagrams.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    memory: Vec<u8>,
+    /// Shared with who still has to copy out of it, between two batches with nobody.
+    memory: Arc<Vec<u8>>,
     meta: [RecvMeta; BUFFERS],
     filled: usize,
     /// Whether nothing more had arrived then.
@@ -198,7 +227,7 @@ pub(super) struct Datagram<'a> {
 impl Inbox {
     pub(super) fn new() -> Self {
         Self {
-            memory: vec![0; BUFFERS * BUFFER_BYTES],
+            memory: Arc::new(vec![0; BUFFERS * BUFFER_BYTES]),
             meta: [RecvMeta::default(); BUFFERS],
             filled: 0,
             emptied: true,
@@ -212,7 +241,8 @@ impl Inbox {
     }
 
     fn fill(&mut self, state: &UdpSocketState, socket: &std::net::UdpSocket) -> io::Result<()> {
-        let mut chunks = self.memory.chunks_exact_mut(BUFFER_BYTES);
+        let memory = Arc::get_mut(&mut self.memory).expect("a turn gives it back");
+        let mut chunks = memory.chunks_exact_mut(BUFFER_BYTES);
         let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
             IoSliceMut::new(chunks.next().expect("memory for every buffer"))
         });
@@ -237,6 +267,11 @@ impl Inbox {
     /// When the batch was taken.
     pub(super) const fn taken_at(&self) -> Instant {
         self.stamps.now()
+    }
+
+    /// What the datagrams of the last batch lie in.
+    pub(super) const fn memory(&self) -> &Arc<Vec<u8>> {
+        &self.memory
     }
 
     /// The datagrams of the last batch, in order.

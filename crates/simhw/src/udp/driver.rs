@@ -146,14 +146,14 @@ pub(super) struct Driver<F: Firmware> {
 impl<F: Firmware + Send + 'static> Driver<F> {
     /// A driver on the current runtime.
     pub(super) fn new(
+        nic: impl FnOnce(Socket) -> Nic,
         socket: std::net::UdpSocket,
-        nic: Nic,
         firmware: F,
         desk: Arc<Desk>,
     ) -> std::io::Result<Self> {
         let (socket, alarm) = (Socket::new(socket)?, Alarm::new()?);
         let io = socket.watched();
-        let engine = Engine::new(socket, nic, firmware, Arc::clone(&desk));
+        let engine = Engine::new(nic(socket), firmware, Arc::clone(&desk));
         let core = Core {
             engine: Mutex::new(Some(engine)),
             desk,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::batch::{Datagram, Inbox, RETRY_NANOS, Sent, Socket};
+use super::batch::{Datagram, Inbox};
 use super::clock::Clock;
 use super::desk::{Desk, Ending};
 use super::nic::Nic;
@@ -21,25 +21,21 @@ const MAX_DATAGRAM: usize = 65_536;
 
 /// What a running NIC consists of.
 pub(super) struct Engine<F> {
-    socket: Socket,
-    /// The system takes nothing now.
-    blocked: bool,
     nic: Nic,
     firmware: F,
     inbox: Inbox,
     /// Where sealed frames are opened.
-    plain: Vec<u8>,
+    plain: Arc<Vec<u8>>,
     desk: Arc<Desk>,
     /// The firmware has given back what others wait for; until when they are waited for.
     stopping: Option<Instant>,
 }
 
 impl<F: Firmware> Engine<F> {
-    pub(super) fn new(socket: Socket, nic: Nic, firmware: F, desk: Arc<Desk>) -> Self {
-        let plain = if nic.is_sealed() { vec![0; MAX_DATAGRAM] } else { Vec::new() };
+    pub(super) fn new(nic: Nic, firmware: F, desk: Arc<Desk>) -> Self {
+        let plain = Arc::new(if nic.is_sealed() { vec![0; MAX_DATAGRAM] } else { Vec::new() });
         let inbox = Inbox::new();
-        let mut engine =
-            Self { socket, blocked: false, nic, firmware, inbox, plain, desk, stopping: None };
+        let mut engine = Self { nic, firmware, inbox, plain, desk, stopping: None };
         engine.call(|firmware, nic| firmware.on_start(nic));
         engine
     }
@@ -48,10 +44,10 @@ impl<F: Firmware> Engine<F> {
     /// the runtime has told of any, or if it `looks` by itself.
     pub(super) fn turn(&mut self, looks: bool) -> Ending {
         // What should have left goes before what this turn decides.
-        self.transmit();
+        self.nic.hand_over();
         let received = match looks {
-            true => self.socket.receive_unasked(&mut self.inbox),
-            false => self.socket.receive(&mut self.inbox),
+            true => self.nic.socket.receive_unasked(&mut self.inbox),
+            false => self.nic.socket.receive(&mut self.inbox),
         };
         // Bells first: what was posted before a frame arrived is there when it is handled.
         let ending = self.run_errands();
@@ -59,7 +55,7 @@ impl<F: Firmware> Engine<F> {
             self.deliver();
         }
         self.run_work();
-        self.transmit();
+        self.nic.hand_over();
         ending
     }
 
@@ -67,7 +63,7 @@ impl<F: Firmware> Engine<F> {
     pub(super) fn answer_bells(&mut self) {
         self.run_errands();
         self.run_work();
-        self.transmit();
+        self.nic.hand_over();
     }
 
     /// Whether the next turn has something to do already.
@@ -81,12 +77,7 @@ impl<F: Firmware> Engine<F> {
 
     /// When the NIC has something to do by itself.
     pub(super) fn next_due(&self) -> Instant {
-        self.nic.next_alarm().min(self.next_send())
-    }
-
-    /// When frames are handed to the system next.
-    fn next_send(&self) -> Instant {
-        if self.blocked { Clock::now().plus_nanos(RETRY_NANOS) } else { self.nic.line.next_due() }
+        self.nic.next_alarm().min(self.nic.next_send())
     }
 
     /// While the NIC ends: until when it waits for keys or for peers, if it does.
@@ -110,8 +101,8 @@ impl<F: Firmware> Engine<F> {
 
     /// Sends what is staged; when the next of it is due, if anything is left.
     pub(super) fn flush(&mut self) -> Option<Instant> {
-        self.transmit();
-        (!self.nic.line.is_empty()).then(|| self.next_send())
+        self.nic.hand_over();
+        (!self.nic.line.is_empty()).then(|| self.nic.next_send())
     }
 
     /// One call of the firmware.
@@ -123,8 +114,13 @@ impl<F: Firmware> Engine<F> {
 
     /// Hands a batch of datagrams to the firmware.
     fn deliver(&mut self) {
-        for datagram in self.inbox.datagrams() {
-            deliver(&mut self.nic, &mut self.firmware, &mut self.plain, datagram);
+        let Self { nic, firmware, plain, inbox, .. } = self;
+        for datagram in inbox.datagrams() {
+            if nic.is_sealed() {
+                deliver_sealed(nic, firmware, plain, datagram);
+            } else {
+                deliver(nic, firmware, inbox.memory(), check(nic, datagram), datagram);
+            }
         }
     }
 
@@ -168,55 +164,53 @@ impl<F: Firmware> Engine<F> {
             self.call(|firmware, nic| firmware.on_timer(nic, timer));
         }
     }
-
-    /// Hands what is due to the system.
-    fn transmit(&mut self) {
-        if self.nic.line.is_empty() {
-            return self.blocked = false;
-        }
-        let now = Clock::now();
-        loop {
-            let due = self.nic.line.due(now);
-            match self.socket.send(due) {
-                Sent::Taken(0) => break self.blocked = false,
-                Sent::Taken(count) => {
-                    self.nic.counters.frames_sent += count as u64;
-                    self.nic.counters.bytes_sent += self.nic.line.left(now, count);
-                }
-                Sent::Refused => {
-                    self.nic.line.left(now, 1);
-                    self.nic.counters.drops.add(DropCause::System);
-                }
-                Sent::Blocked => break self.blocked = true,
-            }
-        }
-    }
 }
 
 impl<F> Drop for Engine<F> {
     /// However it ends, nobody waits for it any longer.
     fn drop(&mut self) {
+        let dropped = self.nic.socket.dropped();
         let counters = &mut self.nic.counters;
-        counters.drops.add_many(DropCause::System, self.socket.dropped());
+        counters.drops.add_many(DropCause::System, dropped);
         self.desk.close(counters);
     }
 }
 
-/// Checks a datagram and hands it to the firmware. What is wrong is counted, never answered.
-fn deliver(nic: &mut Nic, firmware: &mut impl Firmware, plain: &mut [u8], datagram: Datagram<'_>) {
-    let checked =
-        if nic.is_sealed() { open(nic, plain, datagram) } else { check(nic, datagram).map(Some) };
+/// Hands what has been found in a datagram to the firmware; it lies in `memory`. What is wrong is counted,
+/// never answered.
+fn deliver(
+    nic: &mut Nic,
+    firmware: &mut impl Firmware,
+    memory: &Arc<Vec<u8>>,
+    checked: Result<Frame<'_>, DropCause>,
+    datagram: Datagram<'_>,
+) {
     match checked {
-        Ok(Some(frame)) => {
+        Ok(frame) => {
             nic.counters.frames_received += 1;
             nic.counters.bytes_received += datagram.bytes.len() as u64;
-            nic.begin_turn();
+            nic.begin_frame(memory);
             firmware.on_frame(nic, frame);
             nic.end_turn();
         }
-        Ok(None) => {}
         Err(cause) => nic.counters.drops.add(cause),
     }
+}
+
+/// Opens a sealed datagram into `plain`, and hands its frame to the firmware.
+fn deliver_sealed(
+    nic: &mut Nic,
+    firmware: &mut impl Firmware,
+    plain: &mut Arc<Vec<u8>>,
+    datagram: Datagram<'_>,
+) {
+    let into = Arc::get_mut(plain).expect("a turn gives it back");
+    let checked = match open(nic, into, datagram) {
+        Ok(None) => return,
+        Ok(Some((envelope, length))) => frame_of(nic, &envelope, &plain[..length]),
+        Err(cause) => Err(cause),
+    };
+    deliver(nic, firmware, plain, checked, datagram);
 }
 
 fn check<'a>(nic: &Nic, datagram: Datagram<'a>) -> Result<Frame<'a>, DropCause> {
@@ -230,12 +224,12 @@ fn check<'a>(nic: &Nic, datagram: Datagram<'a>) -> Result<Frame<'a>, DropCause> 
     Ok(Frame { header, payload: Payload::from(payload) })
 }
 
-/// The frame of a sealed datagram, if it is not about keys alone.
-fn open<'a>(
+/// Opens a sealed datagram: how long the frame in `plain` is now, if it is not about keys alone.
+fn open(
     nic: &mut Nic,
-    plain: &'a mut [u8],
+    plain: &mut [u8],
     datagram: Datagram<'_>,
-) -> Result<Option<Frame<'a>>, DropCause> {
+) -> Result<Option<(Envelope, usize)>, DropCause> {
     let (envelope, body) = Envelope::parse(datagram.bytes).map_err(|error| match error {
         EnvelopeError::Magic if Header::parse(datagram.bytes).is_ok() => DropCause::Unsealed,
         _ => DropCause::Malformed,
@@ -243,12 +237,19 @@ fn open<'a>(
     if !nic.is_from(datagram.from, envelope.source) {
         return Err(DropCause::Stranger);
     }
-    let Opened::Frame(length) = nic.open(&envelope, body, plain)? else { return Ok(None) };
-    let (header, payload) = Header::parse(&plain[..length]).map_err(|_| DropCause::Malformed)?;
+    Ok(match nic.open(&envelope, body, plain)? {
+        Opened::Frame(length) => Some((envelope, length)),
+        Opened::Handshake => None,
+    })
+}
+
+/// The frame that was sealed in an envelope.
+fn frame_of<'a>(nic: &Nic, envelope: &Envelope, plain: &'a [u8]) -> Result<Frame<'a>, DropCause> {
+    let (header, payload) = Header::parse(plain).map_err(|_| DropCause::Malformed)?;
     if (header.source, header.destination) != (envelope.source, nic.node()) {
         return Err(DropCause::Misrouted);
     }
     // What switches have made of it stands outside.
     let header = Header { hop_limit: envelope.hop_limit, ..header };
-    Ok(Some(Frame { header, payload: Payload::from(payload) }))
+    Ok(Frame { header, payload: Payload::from(payload) })
 }

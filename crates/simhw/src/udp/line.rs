@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::batch::Leaving;
+use crate::region::{Payload, RegionRef};
 use crate::time::{Instant, LineRate, Serializer, nanos};
 
 /// A frame and when its first bit leaves.
@@ -15,6 +17,25 @@ pub(super) struct Departing {
     wire_bytes: u32,
     pub(super) to: SocketAddr,
     pub(super) bytes: Vec<u8>,
+    /// What follows them, still where the application has it.
+    pub(super) rest: Option<RegionRef>,
+}
+
+impl Departing {
+    fn len(&self) -> usize {
+        self.bytes.len() + self.rest.map_or(0, |rest| rest.length as usize)
+    }
+}
+
+/// A frame, to the system; `read` finds what is not with it.
+pub(super) fn leaving<'a>(
+    frame: &'a Departing,
+    read: impl Fn(RegionRef) -> Payload<'a>,
+) -> Leaving<'a> {
+    Leaving {
+        rest: frame.rest.map_or(Payload::EMPTY, read),
+        ..Leaving::whole(frame.to, &frame.bytes)
+    }
 }
 
 /// A paced line with transactions: what is put on it counts from the next commit.
@@ -38,8 +59,14 @@ pub(super) struct Line {
     ahead: u64,
     /// Buffers of frames that have left.
     spare: Vec<Vec<u8>>,
+    /// Some frame's bytes are not all with it.
+    borrows: bool,
 }
 
+/// Least bytes that are sent from where the application has them: copying fewer costs less than a second
+/// part of a datagram, and frames alike go together. None are where the system can't be told of both.
+pub(super) const LEAST_LENT: usize =
+    if cfg!(all(target_os = "linux", not(all(test, midplane_loom)))) { 4_096 } else { usize::MAX };
 /// Buffers that a line keeps for its next frames.
 const SPARES: usize = 16;
 /// Frames that may have begun and not yet be with the system, for each that may wait: the bound
@@ -64,6 +91,7 @@ impl Line {
             catch_up: nanos(catch_up),
             ahead: nanos(ahead),
             spare: Vec::new(),
+            borrows: false,
         }
     }
 
@@ -104,13 +132,14 @@ impl Line {
         now: Instant,
         wire_bytes: u32,
         to: SocketAddr,
-        bytes: Vec<u8>,
+        (bytes, rest): (Vec<u8>, Option<RegionRef>),
     ) -> Instant {
         // A line that was idle may make up for some of it: who wakes late has not lost its time.
         let from = now - Duration::from_nanos(self.catch_up);
         let begins = self.staged.free_at().max(from);
         let promised = self.staged.send(from, wire_bytes).max(now);
-        self.frames.push_back(Departing { begins, promised, wire_bytes, to, bytes });
+        self.borrows |= rest.is_some();
+        self.frames.push_back(Departing { begins, promised, wire_bytes, to, bytes, rest });
         promised
     }
 
@@ -127,7 +156,9 @@ impl Line {
             self.staged.delay(takes);
         }
         let promised = now.plus_nanos(takes);
-        self.urgent.push_back(Departing { begins: now, promised, wire_bytes, to, bytes });
+        let begins = now;
+        let frame = Departing { begins, promised, wire_bytes, to, bytes, rest: None };
+        self.urgent.push_back(frame);
         promised
     }
 
@@ -143,9 +174,26 @@ impl Line {
         self.urgent.truncate(self.committed_urgent);
     }
 
+    /// Whether frames on the line are not whole.
+    pub(super) const fn borrows(&self) -> bool {
+        self.borrows
+    }
+
+    /// Makes every frame whole with what `read` finds; one whose memory is gone keeps zeroes.
+    pub(super) fn make_whole<'a>(&mut self, read: impl Fn(RegionRef) -> Payload<'a>) {
+        self.borrows = false;
+        for frame in &mut self.frames {
+            if let Some(rest) = frame.rest.take() {
+                let begin = frame.bytes.len();
+                frame.bytes.resize(begin + rest.length as usize, 0);
+                read(rest).copy_to(&mut frame.bytes[begin..]);
+            }
+        }
+    }
+
     /// Frames whose first bit may leave by `now`, in order: an urgent one passes those that are not
     /// due when it comes, not those that should have left. Nothing may be staged.
-    pub(super) fn due(&self, now: Instant) -> impl Iterator<Item = (SocketAddr, &[u8])> + Clone {
+    pub(super) fn due(&self, now: Instant) -> impl Iterator<Item = &Departing> + Clone {
         let (mut urgent, mut others) = (0, 0);
         std::iter::from_fn(move || {
             let frame = if self.is_urgent_next(urgent, others) {
@@ -155,7 +203,7 @@ impl Line {
                 others += 1;
                 self.frames.get(others - 1).filter(|frame| self.handed_over(frame) <= now)?
             };
-            Some((frame.to, &frame.bytes[..]))
+            Some(frame)
         })
     }
 
@@ -180,7 +228,7 @@ impl Line {
                 let ends = self.actual.send(now, frame.wire_bytes);
                 self.lag = ends.nanos_since(frame.promised);
             }
-            total += frame.bytes.len() as u64;
+            total += frame.len() as u64;
             self.recycle(frame.bytes);
         }
         total
@@ -226,14 +274,14 @@ mod tests {
     fn an_abort_gives_the_line_time_back() {
         let mut line = line(4, 0);
         let now = Instant::from_nanos(1_000_000);
-        let first = line.put(now, 1_000, TO, vec![1]);
+        let first = line.put(now, 1_000, TO, (vec![1], None));
         line.commit();
-        let second = line.put(now, 1_000, TO, vec![2]);
+        let second = line.put(now, 1_000, TO, (vec![2], None));
         assert_eq!(second.nanos_since(first), 80_000);
         line.abort();
-        assert_eq!(line.put(now, 1_000, TO, vec![3]), second);
+        assert_eq!(line.put(now, 1_000, TO, (vec![3], None)), second);
         line.commit();
-        let due: Vec<_> = line.due(Instant::FAR_FUTURE).map(|(_, bytes)| bytes[0]).collect();
+        let due: Vec<_> = line.due(Instant::FAR_FUTURE).map(|frame| frame.bytes[0]).collect();
         assert_eq!(due, [1, 3]);
     }
 
@@ -243,7 +291,7 @@ mod tests {
         let now = Instant::from_nanos(1_000_000);
         for _ in 0..3 {
             assert_eq!(line.busy_until(now), None);
-            line.put(now, 1_000, TO, Vec::new());
+            line.put(now, 1_000, TO, (Vec::new(), None));
         }
         // One has begun, two wait.
         assert_eq!(line.busy_until(now), Some(now.plus_nanos(80_000)));
@@ -254,13 +302,13 @@ mod tests {
     fn an_urgent_frame_passes_those_that_wait_and_takes_its_time_of_the_line() {
         let mut line = line(8, 0);
         let now = Instant::from_nanos(1_000_000);
-        line.put(now, 1_000, TO, vec![1]);
-        line.put(now, 1_000, TO, vec![2]);
+        line.put(now, 1_000, TO, (vec![1], None));
+        line.put(now, 1_000, TO, (vec![2], None));
         line.put_urgent(now, 100, TO, vec![3]);
-        let ends = line.put(now, 1_000, TO, vec![4]);
+        let ends = line.put(now, 1_000, TO, (vec![4], None));
         assert_eq!(ends, now.plus_nanos(3 * 80_000 + 8_000));
         line.commit();
-        let due: Vec<_> = line.due(now).map(|(_, bytes)| bytes[0]).collect();
+        let due: Vec<_> = line.due(now).map(|frame| frame.bytes[0]).collect();
         assert_eq!(due, [1, 3]);
         line.left(now, 2);
         line.put_urgent(now, 100, TO, vec![5]);
@@ -274,7 +322,7 @@ mod tests {
         let mut line = Line::new(LineRate::mbps(100), depth, Duration::ZERO, ahead);
         let now = Instant::from_nanos(1_000_000);
         for _ in 0..4 {
-            line.put(now, 1_000, TO, vec![1]);
+            line.put(now, 1_000, TO, (vec![1], None));
         }
         line.commit();
         // They begin 80 us after one another.
@@ -289,7 +337,7 @@ mod tests {
         let mut line = line(8, 0);
         let now = Instant::from_nanos(1_000_000);
         for _ in 0..3 {
-            line.put(now, 1_000, TO, vec![1]);
+            line.put(now, 1_000, TO, (vec![1], None));
         }
         line.commit();
         assert_eq!(line.lag(now), 0);
@@ -314,7 +362,7 @@ mod tests {
             let mut left: Vec<(Instant, u64)> = Vec::new();
             for (gap, bytes) in gaps {
                 now = now.plus_nanos(gap);
-                line.put(now, bytes, TO, vec![]);
+                line.put(now, bytes, TO, (vec![], None));
                 // Handed over when it begins, or now if that has passed.
                 let begins = line.frames.back().unwrap().begins;
                 left.push((begins.max(now), u64::from(bytes)));

@@ -1,12 +1,15 @@
 //! What firmware may ask of a NIC over UDP: staged in a turn, applied at its commit.
 
+mod leaving;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::UdpCounters;
-use super::batch::plain;
+use super::batch::{Socket, plain};
 use super::clock::Clock;
 use super::config::UdpConfig;
 use super::line::Line;
@@ -17,7 +20,8 @@ use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::link::Framing;
 use crate::port::{Command, Completion, NicPort, Ports};
 use crate::region::{Access, Payload, RegionError, RegionRef};
-use crate::seal::{Envelope, Opened, SEAL_BYTES, SealConfigError, Seals, Verdict};
+use crate::seal::{Envelope, Opened, SEAL_BYTES, SealConfigError, Seals};
+use crate::segment::View;
 use crate::time::{Instant, LineRate};
 
 /// How long before their time frames go to a soft switch, which holds them until then: a host that
@@ -28,7 +32,7 @@ const AHEAD_OF_SWITCH: Duration = Duration::from_millis(1);
 /// Frames to itself that a NIC holds; beyond them it is busy.
 const LOOP_DEPTH: usize = 256;
 
-/// The NIC, less its socket.
+/// The NIC.
 #[derive(Debug)]
 pub(super) struct Nic {
     node: NodeId,
@@ -38,6 +42,9 @@ pub(super) struct Nic {
     framing: Framing,
     mtu: usize,
     now: Instant,
+    pub(super) socket: Socket,
+    /// The system takes nothing now.
+    blocked: bool,
     pub(super) line: Line,
     /// With a key.
     seals: Option<Seals>,
@@ -50,17 +57,17 @@ pub(super) struct Nic {
     looped: VecDeque<Vec<u8>>,
     dma_done: VecDeque<DmaId>,
     next_dma: u32,
+    /// What the frame that is being handled lies in.
+    arrived: Option<Arc<Vec<u8>>>,
     staged: Staged,
 }
 
 /// What a turn has asked for and not committed, less the frames on the line.
 #[derive(Debug, Default)]
 struct Staged {
-    /// The bytes of all writes, and after them those of former turns.
+    /// Bytes of writes that are not of the frame that is being handled.
     bytes: Vec<u8>,
-    /// How many of them are this turn's.
-    used: usize,
-    writes: Vec<(RegionRef, Range<usize>)>,
+    writes: Vec<(RegionRef, Stored)>,
     copies: Vec<(DmaId, Dma)>,
     completions: Vec<(PortId, Completion)>,
     looped: Vec<Vec<u8>>,
@@ -71,9 +78,18 @@ struct Staged {
     unroutable: u64,
 }
 
+/// Where bytes that are to be written are until the commit.
+#[derive(Debug)]
+enum Stored {
+    /// In what the frame lies in that is being handled.
+    Arrived(Range<usize>),
+    /// Among the staged bytes.
+    Staged(Range<usize>),
+}
+
 impl Staged {
     fn clear(&mut self) {
-        self.used = 0;
+        self.bytes.clear();
         self.writes.clear();
         self.copies.clear();
         self.completions.clear();
@@ -84,25 +100,28 @@ impl Staged {
     }
 }
 
+/// What seals the frames of a checked configuration, if it has a key.
+pub(super) fn seals(config: &UdpConfig) -> Result<Option<Seals>, SealConfigError> {
+    if config.keys.is_empty() {
+        return Ok(None);
+    }
+    Seals::new(config.node, config.peers.len(), config.keys.clone()).map(Some)
+}
+
 impl Nic {
-    /// A NIC of a checked configuration.
-    pub(super) fn new(config: &UdpConfig) -> Result<Self, SealConfigError> {
-        let incarnation = config.incarnation.unwrap_or_else(Clock::incarnation);
-        let seals = if config.keys.is_empty() {
-            None
-        } else {
-            let keys = config.keys.clone();
-            Some(Seals::new(config.node, config.peers.len(), keys)?)
-        };
-        Ok(Self {
+    /// A NIC of a checked configuration, with what [`seals`] makes of it.
+    pub(super) fn new(config: &UdpConfig, seals: Option<Seals>, socket: Socket) -> Self {
+        Self {
             node: config.node,
-            incarnation,
+            incarnation: config.incarnation.unwrap_or_else(Clock::incarnation),
             seals,
             peers: config.peers.clone(),
             via: config.via,
             framing: config.line.framing,
             mtu: config.mtu,
             now: Clock::now(),
+            socket,
+            blocked: false,
             line: Line::new(
                 config.line.rate,
                 config.transmit_depth,
@@ -116,8 +135,9 @@ impl Nic {
             looped: VecDeque::new(),
             dma_done: VecDeque::new(),
             next_dma: 0,
+            arrived: None,
             staged: Staged::default(),
-        })
+        }
     }
 
     /// Begins a turn: the time stands still in it.
@@ -125,9 +145,16 @@ impl Nic {
         self.now = Clock::now();
     }
 
+    /// The same, for a frame that lies in `memory`: what the firmware writes of it is copied from there.
+    pub(super) fn begin_frame(&mut self, memory: &Arc<Vec<u8>>) {
+        self.begin_turn();
+        self.arrived = Some(Arc::clone(memory));
+    }
+
     /// Ends a turn: what it did not commit never happened.
     pub(super) fn end_turn(&mut self) {
         self.abort();
+        self.arrived = None;
     }
 
     pub(super) fn open_port(&mut self, id: PortId, port: NicPort) {
@@ -227,7 +254,7 @@ impl Nic {
             if urgent {
                 line.put_urgent(*now, wire_bytes, to, bytes);
             } else {
-                line.put(*now, wire_bytes, to, bytes);
+                line.put(*now, wire_bytes, to, (bytes, None));
             }
         }
         line.commit();
@@ -243,89 +270,18 @@ impl Nic {
         }
     }
 
-    /// Checks a region and copies the frame together.
-    fn gather(&mut self, header: &Header, source: Source<'_>) -> Result<Vec<u8>, TransmitRefused> {
-        let payload = match source {
-            Source::Bytes(payload) => payload,
-            Source::Region(at) => self.ports.read(at)?,
-        };
-        if payload.len() != usize::from(header.length) || payload.len() > self.mtu {
-            return Err(TransmitRefused::Length { mtu: self.mtu });
-        }
-        let mut frame = self.line.buffer();
-        // Nothing is cleared that is overwritten at once.
-        frame.resize(header.frame_bytes(), 0);
-        frame[..HEADER_BYTES].copy_from_slice(&header.emit());
-        payload.copy_to(&mut frame[HEADER_BYTES..]);
-        Ok(frame)
-    }
-
-    /// The frame as it leaves; `None` if it has to wait for keys, and is staged for that.
-    fn seal(&mut self, header: &Header, frame: Vec<u8>) -> Option<Vec<u8>> {
-        let Some(seals) = &mut self.seals else { return Some(frame) };
-        let (to, urgent) = (header.destination, header.is_urgent());
-        let waiting = self.staged.held.iter().any(|(node, ..)| *node == to);
-        let mut sealed = self.line.buffer();
-        sealed.clear();
-        if !waiting
-            && seals.seal(to, (header.hop_limit, urgent), &frame, &mut sealed) == Verdict::Sealed
+    /// Where bytes that are to be written will be at the commit.
+    fn store(&mut self, from: Payload<'_>) -> Stored {
+        if let Some(memory) = &self.arrived
+            && let Some(place) = from.view().place_in(&View::from(&memory[..]))
         {
-            self.line.recycle(frame);
-            return Some(sealed);
+            return Stored::Arrived(place..place + from.len());
         }
-        self.line.recycle(sealed);
-        self.staged.held.push((to, urgent, frame));
-        None
-    }
-
-    /// Puts a frame that is not for this node itself on the line; when it leaves.
-    fn send(&mut self, header: &Header, frame: Vec<u8>) -> Instant {
-        let is_to_all = header.destination == NodeId::EVERYBODY;
-        let peer = self.peers.get(header.destination.index()).copied();
-        let Some(to) = self.via.filter(|_| is_to_all || peer.is_some()).or(peer) else {
-            self.staged.unroutable += 1;
-            return self.now;
-        };
-        let wire_bytes = self.wire_bytes(usize::from(header.length));
-        let urgent = header.is_urgent();
-        let Some(frame) = self.seal(header, frame) else {
-            // It leaves when there are keys; nobody knows when that is.
-            return self.now.plus_nanos(self.line.rate().nanos_for(u64::from(wire_bytes)));
-        };
-        if urgent {
-            self.line.put_urgent(self.now, wire_bytes, to, frame)
-        } else {
-            self.line.put(self.now, wire_bytes, to, frame)
-        }
-    }
-
-    /// A frame to everybody where nothing on the way copies it; when the last copy leaves.
-    fn send_to_each(&mut self, header: &Header, frame: &[u8]) -> Instant {
-        let mut leaves = self.now;
-        let me = self.node;
-        let nodes = (0..self.peers.len() as u16).map(NodeId);
-        for destination in nodes.filter(|node| *node != me) {
-            let header = Header { destination, ..*header };
-            let mut copy = self.line.buffer();
-            copy.clear();
-            copy.extend_from_slice(frame);
-            copy[..HEADER_BYTES].copy_from_slice(&header.emit());
-            leaves = self.send(&header, copy);
-        }
-        leaves
-    }
-
-    fn transmit_looped(
-        &mut self,
-        header: &Header,
-        source: Source<'_>,
-    ) -> Result<Instant, TransmitRefused> {
-        if self.looped.len() + self.staged.looped.len() >= LOOP_DEPTH {
-            return Err(TransmitRefused::Busy { until: self.now.plus_nanos(1) });
-        }
-        let frame = self.gather(header, source)?;
-        self.staged.looped.push(frame);
-        Ok(self.now)
+        let bytes = &mut self.staged.bytes;
+        let begin = bytes.len();
+        bytes.resize(begin + from.len(), 0);
+        from.copy_to(&mut bytes[begin..]);
+        Stored::Staged(begin..bytes.len())
     }
 }
 
@@ -374,6 +330,9 @@ impl Hardware for Nic {
         if let Some(until) = until.filter(|_| !header.is_urgent()) {
             return Err(TransmitRefused::Busy { until });
         }
+        if let Some(at) = self.lent(header, source) {
+            return self.lend(header, at);
+        }
         let frame = self.gather(header, source)?;
         // A switch copies what it can read.
         if header.destination == NodeId::EVERYBODY && (self.via.is_none() || self.is_sealed()) {
@@ -392,14 +351,8 @@ impl Hardware for Nic {
 
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
         self.ports.check_write(to, from.len())?;
-        let staged = &mut self.staged;
-        let (begin, end) = (staged.used, staged.used + from.len());
-        if staged.bytes.len() < end {
-            staged.bytes.resize(end, 0);
-        }
-        from.copy_to(&mut staged.bytes[begin..end]);
-        staged.used = end;
-        staged.writes.push((to, begin..end));
+        let stored = self.store(from);
+        self.staged.writes.push((to, stored));
         Ok(())
     }
 
@@ -425,17 +378,23 @@ impl Hardware for Nic {
     }
 
     fn commit(&mut self) {
+        self.line.commit();
+        self.settle_loans();
         let staged = &mut self.staged;
         // A region that was given up within the turn is not written; nobody reads it either.
-        for (to, range) in staged.writes.drain(..) {
-            let _ = self.ports.write(to, Payload::from(&staged.bytes[range]));
+        for (to, stored) in staged.writes.drain(..) {
+            let from = match (stored, &self.arrived) {
+                (Stored::Staged(range), _) => &staged.bytes[range],
+                (Stored::Arrived(range), Some(memory)) => &memory[range],
+                (Stored::Arrived(_), None) => continue,
+            };
+            let _ = self.ports.write(to, Payload::from(from));
         }
-        staged.used = 0;
+        staged.bytes.clear();
         for (id, Dma { from, to }) in staged.copies.drain(..) {
             let _ = self.ports.read(from).and_then(|bytes| self.ports.write(to, bytes));
             self.dma_done.push_back(id);
         }
-        self.line.commit();
         for (to, urgent, frame) in staged.held.drain(..) {
             let held = self.seals.as_mut().is_some_and(|s| s.hold(self.now, to, urgent, frame));
             if !held {

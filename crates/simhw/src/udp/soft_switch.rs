@@ -12,7 +12,7 @@ use atomic_waker::AtomicWaker;
 use tokio::sync::oneshot;
 
 use super::alarm::Alarm;
-use super::batch::{self, Datagram, Inbox, RETRY_NANOS, Sent, Socket, plain};
+use super::batch::{self, Datagram, Inbox, Leaving, RETRY_NANOS, Sent, Socket, plain};
 use super::config::{DEFAULT_SOCKET_BUFFER, StartError, check_family, check_peers, socket_setters};
 use super::{kernel, run_on_thread};
 use crate::drops::{DropCause, Drops};
@@ -367,8 +367,10 @@ impl Forwarder {
     fn send_on(&mut self) {
         let Self { socket, model, peers, .. } = self;
         loop {
-            let frames =
-                model.outbound.iter().map(|frame| (peers[usize::from(frame.to)], &frame.bytes[..]));
+            let frames = model
+                .outbound
+                .iter()
+                .map(|frame| Leaving::whole(peers[usize::from(frame.to)], &frame.bytes));
             match socket.send(frames) {
                 Sent::Taken(0) => break self.blocked = false,
                 Sent::Taken(count) => drop(model.outbound.drain(..count)),

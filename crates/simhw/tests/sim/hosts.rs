@@ -1,10 +1,12 @@
 //! Hosts have one processor, which tasks, interrupts and firmware share.
 
 use midplane_simhw::host::Host as _;
-use midplane_simhw::id::NodeId;
+use midplane_simhw::id::{NodeId, TimerId};
 use midplane_simhw::kernel::{self, KernelTcp, TcpCosts};
 use midplane_simhw::port::{Command, Completion, Status};
-use midplane_simhw::profile::{DmaCost, HostProfile, Machine, NicProfile, Notice, Ringing};
+use midplane_simhw::profile::{
+    DmaCost, HostProfile, Loopback, Machine, NicProfile, Notice, Ringing,
+};
 use midplane_simhw::sim::World;
 use midplane_simhw::time::Instant;
 use proptest::prelude::*;
@@ -264,4 +266,57 @@ proptest! {
             prop_assert!(last.unwrap_or(0) >= asked);
         }
     }
+}
+
+/// A NIC that sends two frames to itself, a short one and a long one, and one to another node between them.
+fn to_oneself(log: Log<(Instant, NodeId, u32)>) -> Probe {
+    Probe::new(move |hw, happening| match happening {
+        Happening::Start if hw.node() == A => {
+            hw.set_timer(TimerId(0), at(1_000));
+            hw.commit();
+        }
+        Happening::Timer(_) => {
+            for (number, to, length) in [(1, A, 10), (2, B, 10), (3, A, 1_000)] {
+                send(hw, to, number, length).unwrap();
+            }
+            hw.commit();
+        }
+        Happening::Frame(frame) => {
+            assert!(frame.payload.len() == usize::from(frame.header.length));
+            log.add((hw.now(), hw.node(), frame.header.sequence));
+        }
+        _ => {}
+    })
+}
+
+fn oneself(loopback: Option<Loopback>) -> Vec<(Instant, NodeId, u32)> {
+    let log = Log::new();
+    let place = log.clone();
+    let mut world =
+        World::new(&star(3), NicProfile::FREE, 1, move |_, _| to_oneself(place.clone()));
+    world.set_hosts(HostProfile { loopback, ..HostProfile::FREE });
+    world.run();
+    assert_conserved(&world);
+    log.entries()
+}
+
+#[test]
+fn frames_to_the_own_node_pass_within_a_host_that_says_what_they_cost() {
+    let loopback = Loopback {
+        frame_ns: 100,
+        short_bytes: 64,
+        long_ns: 50,
+        near_bytes: 64,
+        near_byte_ps: 1_000,
+        far_byte_ps: 2_000,
+    };
+    let [first, second, third] = oneself(Some(loopback))[..] else { panic!("three frames") };
+    // 110 ns for the short one; of the long one's 2,150 are 2,000 for its far bytes. The kernel that has
+    // sent both takes them up then.
+    assert_eq!(first, (at(3_260), A, 1));
+    assert_eq!(second, (at(3_260), A, 3));
+    assert_eq!((third.1, third.2), (B, 2));
+    // Without it they cross the switch, one after the other.
+    let through = oneself(None);
+    assert!(through.iter().all(|(came, ..)| *came > at(5_000)), "{through:?}");
 }

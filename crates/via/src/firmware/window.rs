@@ -177,8 +177,9 @@ pub(super) enum Arrival {
 
 /// Frames after which an acknowledgement goes alone.
 const FRAMES_PER_ACKNOWLEDGEMENT: u32 = 16;
-/// Bytes after which an acknowledgement goes alone.
-const BYTES_PER_ACKNOWLEDGEMENT: usize = 128 * 1024;
+/// Bytes after which an acknowledgement goes alone: half of what may be under way, so that a message that is no
+/// longer is acknowledged by its answer.
+const BYTES_PER_ACKNOWLEDGEMENT: usize = BYTES / 2;
 
 /// Where answers follow questions, an acknowledgement waits for the next so long at least: an alarm for
 /// each message costs more than the message. As TCP's delayed acknowledgements do; it is less than

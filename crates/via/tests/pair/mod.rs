@@ -17,7 +17,7 @@ use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 use midplane_via::VIA;
-use midplane_via::attributes::{Address, Discriminator, ViAttributes};
+use midplane_via::attributes::{Address, Discriminator, Reliability, ViAttributes};
 use midplane_via::firmware::{Via, ViaConfig};
 use midplane_via::memory::{Memory, MemoryOptions};
 use midplane_via::nic::{Nic, ViId};
@@ -59,6 +59,16 @@ pub(crate) fn world(setting: Setting) -> World<Unit> {
     });
     world.set_faults(setting.faults);
     world
+}
+
+/// The most reliable interface, which lets itself be read and written.
+pub(crate) fn reliable() -> ViAttributes {
+    ViAttributes {
+        reliability: Reliability::ReliableReception,
+        rdma_write: true,
+        rdma_read: true,
+        ..ViAttributes::default()
+    }
 }
 
 pub(crate) fn name(text: &str) -> Discriminator {

@@ -3,12 +3,12 @@
 use super::super::ailments::Telling;
 use super::super::event_queue::{Event, EventQueue};
 use super::super::network::Network;
-use super::{Effect, Nic, Saved, Stored};
+use super::{Effect, Nic, Saved, Stored, Way};
 use crate::frame::Header;
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion};
-use crate::profile::Notice;
+use crate::profile::{Loopback, Notice};
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
 use crate::trace::{Engine, Record};
@@ -30,6 +30,8 @@ pub(in crate::sim) struct SimHardware<'a> {
     pub(in crate::sim) times: u64,
     /// The number of the frame that is being handled.
     pub(in crate::sim) frame: Option<u64>,
+    /// It has come from this node itself.
+    pub(in crate::sim) looped: bool,
     /// It stays on the link.
     pub(in crate::sim) left: bool,
 }
@@ -38,6 +40,34 @@ impl SimHardware<'_> {
     /// The instant up to which the turn's work is done.
     pub(in crate::sim) const fn reached(&self) -> Instant {
         self.now.plus_nanos(self.cost_ps.div_ceil(1000))
+    }
+
+    /// What it takes until the firmware is called; more where that `interrupts` the host. Of what has come from
+    /// the own node, the sender's turn was charged.
+    pub(in crate::sim) fn begin_event(&mut self, interrupts: bool) {
+        if self.looped {
+            return;
+        }
+        self.charge(u64::from(self.nic.profile.event_instructions));
+        if self.nic.host.runs_firmware && interrupts {
+            self.cost_ps += u64::from(self.nic.host.interrupt_ns) * 1000;
+        }
+    }
+
+    /// A frame to this node itself, within the host.
+    fn transmit_looped(
+        &mut self,
+        header: &Header,
+        source: Source<'_>,
+        loopback: Loopback,
+    ) -> Result<Instant, TransmitRefused> {
+        self.begin();
+        self.cost_ps += loopback.frame_ns(usize::from(header.length)) * 1000;
+        let comes = self.reached();
+        let key = self.network.prepare_looped(self.nic.node, *header, comes);
+        self.nic.staged.frames.push((key, Way::Within(comes)));
+        self.gather(key, source)?;
+        Ok(self.nic.clock.read(comes))
     }
 
     /// Remembers what an abort puts back.
@@ -121,6 +151,24 @@ impl SimHardware<'_> {
         self.nic.engines.gather_free = begins.plus_nanos(whole);
         let ready = begins.plus_nanos(first.max(whole.saturating_sub(rest_on_line)));
         (ready, (begins, self.nic.engines.gather_free))
+    }
+
+    fn launch(&mut self, key: u32, way: Way) {
+        let node = self.nic.node;
+        match way {
+            Way::Within(at) => {
+                self.network.launch_looped(key);
+                self.queue.schedule(at, Event::Looped { node, frame: key, life: self.nic.life });
+                return;
+            }
+            Way::Line(Some((begins, ends))) => {
+                let number = self.network.frames.at(key).number;
+                let engine = Engine::Gather(node);
+                self.network.watch.busy(engine, begins, ends, "gather", Some(number));
+            }
+            Way::Line(None) => {}
+        }
+        self.network.launch(self.queue, key);
     }
 
     fn apply(&mut self, effect: Effect, bytes: &[u8], at: Instant) {
@@ -229,12 +277,16 @@ impl Hardware for SimHardware<'_> {
         if length > mtu || length != usize::from(header.length) {
             return Err(TransmitRefused::Length { mtu });
         }
-        if !header.is_urgent() {
+        let loopback = self.nic.host.loopback.filter(|_| header.destination == self.nic.node);
+        if !header.is_urgent() && loopback.is_none() {
             self.claim_transmit_slot()?;
         }
         if let Source::Region(at) = source {
             self.nic.ports.read(at)?;
             self.reach_host()?;
+        }
+        if let Some(loopback) = loopback {
+            return self.transmit_looped(header, source, loopback);
         }
         self.begin();
         let reached = self.reached();
@@ -248,7 +300,7 @@ impl Hardware for SimHardware<'_> {
         };
         let (key, leaves) = self.network.prepare(self.nic.node, *header, ready);
         self.gather(key, source)?;
-        self.nic.staged.frames.push((key, gathered));
+        self.nic.staged.frames.push((key, Way::Line(gathered)));
         Ok(self.nic.clock.read(leaves))
     }
 
@@ -263,7 +315,8 @@ impl Hardware for SimHardware<'_> {
     fn write(&mut self, to: RegionRef, from: Payload<'_>) -> Result<(), RegionError> {
         self.nic.ports.check_write(to, from.len())?;
         self.reach_host()?;
-        if self.nic.host.runs_firmware {
+        // What comes from the own node is copied once, and was when it was sent.
+        if self.nic.host.runs_firmware && !self.looped {
             self.cost_ps += self.nic.host.copy.nanos(from.len()) * 1000;
         }
         let from = self.store(from);
@@ -307,13 +360,8 @@ impl Hardware for SimHardware<'_> {
     fn commit(&mut self) {
         let at = self.reached();
         let mut frames = std::mem::take(&mut self.nic.staged.frames);
-        for (key, gathered) in frames.drain(..) {
-            if let Some((begins, ends)) = gathered {
-                let (engine, number) =
-                    (Engine::Gather(self.nic.node), self.network.frames.at(key).number);
-                self.network.watch.busy(engine, begins, ends, "gather", Some(number));
-            }
-            self.network.launch(self.queue, key);
+        for (key, way) in frames.drain(..) {
+            self.launch(key, way);
         }
         self.nic.staged.frames = frames;
         let mut effects = std::mem::take(&mut self.nic.staged.effects);

@@ -1,0 +1,44 @@
+//! How the extension behaves.
+
+use std::time::Duration;
+
+use midplane_simhw::time::nanos;
+
+/// How the extension behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct ViaConfig {
+    pub(super) max_vis: usize,
+    pub(super) acknowledgement_delay_ns: u64,
+    pub(super) dead_after_ns: u64,
+}
+
+impl Default for ViaConfig {
+    fn default() -> Self {
+        Self { max_vis: 4096, acknowledgement_delay_ns: 50_000, dead_after_ns: 2_000_000_000 }
+    }
+}
+
+impl ViaConfig {
+    /// Most interfaces of one NIC, up to 65,536. Default: 4,096.
+    #[must_use]
+    pub const fn max_vis(mut self, interfaces: usize) -> Self {
+        self.max_vis = if interfaces < 65_536 { interfaces } else { 65_536 };
+        self
+    }
+
+    /// How long an acknowledgement waits for a frame to travel with; where answers follow questions, half a
+    /// millisecond at least. Default: 50 us.
+    #[must_use]
+    pub fn acknowledgement_delay(mut self, time: Duration) -> Self {
+        self.acknowledgement_delay_ns = nanos(time);
+        self
+    }
+
+    /// How long the other end may be silent while something is expected of it. Longer than any
+    /// pause of a process whose NIC stops with it. Default: 2 s.
+    #[must_use]
+    pub fn dead_after(mut self, time: Duration) -> Self {
+        self.dead_after_ns = nanos(time);
+        self
+    }
+}

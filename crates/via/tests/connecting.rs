@@ -1,0 +1,142 @@
+//! Connections that come about, and those that do not: each refusal says why, and the interface is idle again.
+
+mod pair;
+
+use std::future::Future;
+use std::time::Duration;
+
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_via::attributes::{ViAttributes, ViState};
+use midplane_via::descriptor::Descriptor;
+use midplane_via::nic::{ConnectFailed, WorkQueue};
+use midplane_via::outcome::{ConnectError, DescriptorError};
+use pair::{CLIENT, End, SERVER, Setting, address, name, pause, reliable, world};
+
+const SECOND: Option<Duration> = Some(Duration::from_secs(1));
+
+/// Runs one program on the client of a cluster where nobody serves.
+fn alone<T: Send + 'static, F: Future<Output = T> + Send>(
+    program: impl FnOnce(midplane_simhw::sim::SimHost) -> F + Send + 'static,
+) -> T {
+    let mut world = world(Setting::default());
+    let host = world.host(CLIENT);
+    world.block_on(CLIENT, async move { program(host).await }).expect("it comes to its end")
+}
+
+#[test]
+fn connecting_to_nobody_says_so_at_once_or_in_time() {
+    alone(|host| async move {
+        let mut end = End::new(host, reliable(), 64).await;
+        let before = end.host.now();
+        let nobody = end.nic.connect(end.vi, address(SERVER, "service"), SECOND).await;
+        assert_eq!(nobody, Err(ConnectFailed::Connect(ConnectError::NoMatch)));
+        assert!(end.host.now().nanos_since(before) < 5_000_000);
+        // Another node than there is: its unit never answers.
+        let nowhere = end.nic.connect(end.vi, address(NodeId(77), "service"), SECOND).await;
+        let expected = [ConnectError::TimedOut, ConnectError::Unreachable];
+        assert!(expected.map(|e| Err(ConnectFailed::Connect(e))).contains(&nowhere), "{nowhere:?}");
+        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
+        let nobody = end.nic.connect_wait(name("x"), Some(Duration::from_millis(3))).await;
+        assert_eq!(nobody.unwrap_err(), ConnectFailed::Connect(ConnectError::TimedOut));
+    });
+}
+
+#[test]
+fn a_peer_that_begins_only_in_its_nodes_next_life_is_waited_for() {
+    let mut world = world(Setting::default());
+    let meet = |host: midplane_simhw::sim::SimHost, to: NodeId| async move {
+        let mut end = End::new(host, reliable(), 64).await;
+        let ticket = end.nic.connect_peer(end.vi, address(to, "b"), name("b"), SECOND).unwrap();
+        end.nic.finish(&ticket).await.map(drop)
+    };
+    let host = world.host(CLIENT);
+    let client = meet(host, SERVER);
+    // The former life takes the question, and has nobody to answer it.
+    let host = world.host(CLIENT);
+    let asked = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let result = std::sync::Arc::clone(&asked);
+    world.spawn(CLIENT, async move {
+        let connected = client.await;
+        *result.lock().unwrap() = Some(connected);
+    });
+    world.run_until(pair::at(20_000_000));
+    world.crash(SERVER);
+    world.run_until(pair::at(40_000_000));
+    world.restart(SERVER);
+    let server = world.host(SERVER);
+    let served = world.block_on(SERVER, async move { meet(server, CLIENT).await });
+    assert_eq!(served, Some(Ok(())));
+    world.block_on(CLIENT, async move { pause(&host, Duration::from_millis(50)).await });
+    assert_eq!(asked.lock().unwrap().take(), Some(Ok(())));
+}
+
+#[test]
+fn an_idle_interface_sends_nothing() {
+    alone(|host| async move {
+        let mut end = End::new(host, reliable(), 64).await;
+        end.nic.post_send(end.vi, Descriptor::of(end.memory.whole())).unwrap();
+        let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+        assert_eq!(done.outcome, Err(DescriptorError::Flushed));
+    });
+}
+
+#[test]
+fn ends_that_differ_are_told_in_what_and_may_try_another() {
+    let mut world = world(Setting::default());
+    let (client, server) = (world.host(CLIENT), world.host(SERVER));
+    world.spawn(SERVER, async move {
+        let mut end = End::new(server, ViAttributes::default(), 64).await;
+        let request = end.nic.connect_wait(name("service"), None).await.unwrap();
+        let refused = end.nic.accept(&request, end.vi).await;
+        assert_eq!(refused, Err(ConnectFailed::Connect(ConnectError::Reliability)));
+        let long = ViAttributes { max_transfer: 77_777, ..reliable() };
+        let other = end.nic.create_vi(long).await.unwrap();
+        let refused = end.nic.accept(&request, other).await;
+        assert_eq!(refused, Err(ConnectFailed::Connect(ConnectError::MaxTransfer)));
+        let right = end.nic.create_vi(request.attributes).await.unwrap();
+        end.nic.accept(&request, right).await.unwrap();
+        let again = end.nic.accept(&request, right).await;
+        assert_eq!(again, Err(ConnectFailed::Connect(ConnectError::Gone)));
+        let request = end.nic.connect_wait(name("service"), None).await.unwrap();
+        end.nic.reject(request).await.unwrap();
+        pause(&end.host, Duration::from_secs(1)).await;
+    });
+    let done = world.block_on(CLIENT, async move {
+        let mut end = End::new(client, reliable(), 64).await;
+        end.connect().await;
+        let again = end.nic.connect(end.vi, address(SERVER, "service"), SECOND).await;
+        assert_eq!(again, Err(ConnectFailed::Connect(ConnectError::InvalidState)));
+        let second = end.nic.create_vi(reliable()).await.unwrap();
+        let refused = end.nic.connect(second, address(SERVER, "service"), SECOND).await;
+        assert_eq!(refused, Err(ConnectFailed::Connect(ConnectError::Rejected)));
+    });
+    assert!(done.is_some());
+}
+
+#[test]
+fn peers_that_ask_for_each_other_meet_whoever_is_first() {
+    for delay in [0, 3] {
+        let mut world = world(Setting::default());
+        let (client, server) = (world.host(CLIENT), world.host(SERVER));
+        let peer = |host: midplane_simhw::sim::SimHost, me: &'static str, other: &'static str| async move {
+            let node = NodeId(1 - host.node().0);
+            let mut end = End::new(host, reliable(), 64).await;
+            let to = address(node, other);
+            let ticket = end.nic.connect_peer(end.vi, to, name(me), SECOND).unwrap();
+            end.nic.finish(&ticket).await.unwrap();
+            end.nic.post_receive(end.vi, Descriptor::of(end.memory.whole())).unwrap();
+            pause(&end.host, Duration::from_millis(10)).await;
+            end.nic.post_send(end.vi, Descriptor::of(end.memory.whole())).unwrap();
+            end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap().outcome.unwrap();
+            pause(&end.host, Duration::from_millis(10)).await;
+        };
+        world.spawn(SERVER, peer(server, "b", "a"));
+        let late = world.host(CLIENT);
+        let done = world.block_on(CLIENT, async move {
+            pause(&late, Duration::from_millis(delay)).await;
+            peer(client, "a", "b").await;
+        });
+        assert!(done.is_some(), "{delay}");
+    }
+}
