@@ -46,6 +46,13 @@ proptest! {
     }
 }
 
+/// What it takes of its sender's window is more than a word holds.
+#[test]
+fn a_whole_message_that_says_the_greatest_length_is_refused() {
+    let words = [u32::MAX, 0, 1, 1, 0, 0];
+    packets::run(&[Op::Packet { from: 1, words, handles: [0; 2], payload: 8, mend: false }]);
+}
+
 /// Runs of the fuzz target that every run of the tests makes.
 const RUNS: u64 = 3_000;
 

@@ -348,7 +348,8 @@ impl Arrived {
     /// What a message takes of the window of its sender.
     pub(super) const fn charge(kind: Kind, length: u32) -> u32 {
         match kind {
-            Kind::Eager => ENTRY as u32 + length,
+            // More than any window, where that is what a peer says.
+            Kind::Eager => (ENTRY as u32).saturating_add(length),
             _ => ENTRY as u32,
         }
     }
