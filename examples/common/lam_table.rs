@@ -165,7 +165,7 @@ impl<'a> Side<'a> {
     async fn copy(&self, bytes: usize) {
         let profile = self.host.profile();
         let near = profile.loopback.filter(|_| self.is_local);
-        let nanos = near.map_or(profile.copy.nanos(bytes), |loopback| loopback.copy_ns(bytes));
+        let nanos = near.map_or_else(|| profile.copy.nanos(bytes), |near| near.copy_ns(bytes));
         self.host.compute(nanos).await;
     }
 

@@ -164,7 +164,7 @@ impl Forged {
             ..Header::default()
         };
         let forged = Self { follows: bytes[0] & 0x80 != 0, header, length: length as usize };
-        if bytes[19] % 8 == 0 { forged } else { forged.mended() }
+        if bytes[19].is_multiple_of(8) { forged } else { forged.mended() }
     }
 
     /// The same, as an honest peer would send it in its place: one frame that is a whole message.
