@@ -40,7 +40,8 @@ struct Streamed {
 
 impl Work for Streamed {
     async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String> {
-        messages::over(&host, (site.rank, 2), self.number, async |world: World| {
+        let carrier = messages::interfaces(&host, (site.rank, 2), self.number).await?;
+        messages::over(carrier, 2, async |world: World| {
             let streams = Streams::new(world.duplicate().await.map_err(text)?);
             match site.rank {
                 0 => ask(site, streams.connect(Rank(1)).await.map_err(text)?).await,

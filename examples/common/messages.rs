@@ -1,4 +1,4 @@
-//! Messages over Virtual Interfaces, brought up on a host's NIC and taken down again.
+//! Messages over whatever carries them, brought up and taken down again.
 
 use std::time::Duration;
 
@@ -7,14 +7,15 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 use midplane::via::VIA;
 use midplane::via::firmware::{Via, ViaConfig};
+use midplane::via::message::carrier::Carrier;
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::Peer;
 use midplane::via::message::process::Process;
 use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
 
-/// Messages over Virtual Interfaces.
-pub(crate) type Lower = Engine<RdmaCarrier>;
+/// Messages over any carrier.
+pub(crate) type Lower = Engine<Box<dyn Carrier>>;
 pub(crate) type World = Communicator<Lower>;
 
 /// How long another process may take to come up.
@@ -24,27 +25,39 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// The firmware that carries them.
+/// The firmware that carries them over Virtual Interfaces.
 pub(crate) fn unit() -> Result<Unit, String> {
     let mut unit = Unit::default();
     unit.install(VIA, Via::new(ViaConfig::default())).map_err(text)?;
     Ok(unit)
 }
 
-/// Has `work` done by `own`, one of so many ranks, all of which take part in job `job`.
+/// What carries them on a host's NIC, for `own`, one of so many ranks, all of which take part in job
+/// `job`.
+///
+/// # Errors
+/// One line: what the NIC lacks.
+pub(crate) async fn interfaces(
+    host: &impl Host,
+    (own, ranks): (u16, u16),
+    job: u32,
+) -> Result<Box<dyn Carrier>, String> {
+    let config = RdmaConfig::default().job(job);
+    let nodes: Vec<NodeId> = (0..ranks).map(NodeId).collect();
+    let carrier = RdmaCarrier::open(host, Peer(own.into()), &nodes, config).await;
+    Ok(Box::new(carrier.map_err(text)?))
+}
+
+/// Has `work` done over a carrier of so many ranks.
 ///
 /// # Errors
 /// One line: what failed, or that a process is missing.
 pub(crate) async fn over<T>(
-    host: &impl Host,
-    (own, ranks): (u16, u16),
-    job: u32,
+    carrier: Box<dyn Carrier>,
+    ranks: u16,
     work: impl AsyncFnOnce(World) -> Result<T, String>,
 ) -> Result<T, String> {
-    let config = RdmaConfig::default().job(job);
-    let nodes: Vec<NodeId> = (0..ranks).map(NodeId).collect();
-    let carrier = RdmaCarrier::open(host, Peer(own.into()), &nodes, config).await;
-    let engine = Engine::new(carrier.map_err(text)?, Config::default());
+    let engine = Engine::new(carrier, Config::default());
     let (process, scope) = Process::new(engine, ranks.into()).map_err(text)?;
     let world = Communicator::world(process, scope);
     let met = tokio::time::timeout(PATIENCE, world.barrier()).await;

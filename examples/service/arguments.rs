@@ -29,8 +29,10 @@ Exit code: 0 it ran; 1 an answer was wrong or a process was lost; 2 bad input.";
 pub(crate) enum Fabric {
     /// The kernel's TCP, through tokio
     Tcp,
-    /// Shared memory (Linux)
+    /// Shared memory (Linux), through NICs
     Shm,
+    /// Shared memory (Linux), past them
+    Lanes,
     /// UDP
     Udp,
 }
@@ -61,7 +63,7 @@ display!(Fabric, Way);
 #[command(name = "service", version, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// What carries requests, beside TCP, with commas between
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,udp")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,lanes,udp")]
     pub(crate) fabric: Vec<Fabric>,
 
     /// How ours carries them, with commas between
@@ -108,16 +110,18 @@ impl Arguments {
             return Err(format!("--bytes {bytes}: must be at most {MAX_BYTES}"));
         }
         let alone = self.name.is_some() || place.is_none();
-        if !alone && self.fabric.contains(&Fabric::Shm) {
-            return Err("--fabric shm: two hosts share no memory; say --fabric udp".into());
+        let shared = |fabric: &&Fabric| matches!(fabric, Fabric::Shm | Fabric::Lanes);
+        let shared = self.fabric.iter().find(shared);
+        if let Some(fabric) = shared.filter(|_| !alone) {
+            return Err(format!("--fabric {fabric}: two hosts share no memory; say --fabric udp"));
         }
         if let Some(place) = place
             && place.size() != 2
         {
             return Err(format!("--peers: a client and a server take part, not {}", place.size()));
         }
-        if cfg!(not(target_os = "linux")) && self.fabric.contains(&Fabric::Shm) {
-            return Err("--fabric shm: needs Linux".into());
+        if let Some(fabric) = shared.filter(|_| cfg!(not(target_os = "linux"))) {
+            return Err(format!("--fabric {fabric}: needs Linux"));
         }
         Ok(())
     }

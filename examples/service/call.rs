@@ -6,10 +6,12 @@ use midplane::simhw::link::LinkProfile;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
+#[cfg(target_os = "linux")]
+use midplane::via::lanes::LaneCarrier;
 
 use crate::arguments::Fabric;
 use crate::contest::Site;
-use crate::messages::{self, unit};
+use crate::messages::{self, interfaces, unit};
 pub(crate) use crate::messages::{Lower, PATIENCE, World};
 
 /// Brings messages up on a fabric, has `work` done with them, and takes them down again.
@@ -33,7 +35,8 @@ pub(crate) async fn over<T>(
             let config = config.coprocessor(Coprocessor::Task);
             let nic =
                 UdpNic::start(config, unit()?).map_err(|error| format!("--peers: {error}"))?;
-            let result = messages::over(&nic.host(), (site.rank, 2), number as u32, work).await;
+            let carrier = interfaces(&nic.host(), (site.rank, 2), number as u32).await?;
+            let result = messages::over(carrier, 2, work).await;
             nic.shutdown().await;
             result
         }
@@ -44,11 +47,18 @@ pub(crate) async fn over<T>(
                 .map_err(|error| error.to_string())?;
             let met = tokio::time::timeout(PATIENCE, nic.meet()).await;
             met.map_err(|_| format!("the other process did not come up in {PATIENCE:?}"))?;
-            let result = messages::over(&nic.host(), (site.rank, 2), number as u32, work).await;
+            let carrier = interfaces(&nic.host(), (site.rank, 2), number as u32).await?;
+            let result = messages::over(carrier, 2, work).await;
             nic.shutdown().await;
             result
         }
+        #[cfg(target_os = "linux")]
+        Fabric::Lanes => {
+            let config = ShmConfig::new(format!("{}-{number}", site.name), own, 2);
+            let carrier = LaneCarrier::open(&config).map_err(|error| error.to_string())?;
+            messages::over(Box::new(carrier), 2, work).await
+        }
         #[cfg(not(target_os = "linux"))]
-        Fabric::Shm => Err("--fabric shm: needs Linux".into()),
+        Fabric::Shm | Fabric::Lanes => Err(format!("--fabric {fabric}: needs Linux")),
     }
 }

@@ -75,3 +75,42 @@ pub trait Carrier: Send {
     /// Takes part no longer: what was posted still arrives, then the others see the process lost.
     fn close(&mut self);
 }
+
+/// For programs that choose a carrier while they run.
+impl<C: Carrier + ?Sized> Carrier for Box<C> {
+    fn own(&self) -> Peer {
+        (**self).own()
+    }
+
+    fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
+        (**self).connect(peers)
+    }
+
+    fn room(&self) -> usize {
+        (**self).room()
+    }
+
+    fn part(&self, to: Peer, receive: u64) -> usize {
+        (**self).part(to, receive)
+    }
+
+    fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
+        (**self).post(to, envelope, payload)
+    }
+
+    fn poll(&mut self) -> Option<Event<'_>> {
+        (**self).poll()
+    }
+
+    fn arm(&mut self, waker: &Waker) -> bool {
+        (**self).arm(waker)
+    }
+
+    fn is_flushed(&mut self) -> bool {
+        (**self).is_flushed()
+    }
+
+    fn close(&mut self) {
+        (**self).close();
+    }
+}
