@@ -1,13 +1,12 @@
 //! The daemons of a run, and jobs under them.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use midplane::gang::live::front::{ask, checkpoint};
+use midplane::gang::live::front::ask;
 use midplane::gang::live::message::{Listing, Reply, Request, Slice};
-use midplane::gang::names::JobId;
 
 use super::parts::{KEY, runtime};
 use crate::processes;
@@ -136,25 +135,6 @@ impl Stage {
         let mut front = Command::new(&itself);
         front.arg("--be-front").arg(&self.socket).arg(ranks.to_string()).arg(&itself);
         Front::start(front.args(command))
-    }
-
-    /// Saves a job to a folder, and ends it.
-    ///
-    /// # Errors
-    /// One line.
-    pub(crate) fn save_and_end(&self, job: u32, folder: &Path) -> Result<(), String> {
-        let saved = checkpoint(&self.socket, JobId(job), folder, true);
-        runtime()?.block_on(saved).map_err(|error| error.to_string()).map(drop)
-    }
-
-    /// Goes on with a job that was saved in a folder.
-    ///
-    /// # Errors
-    /// One line.
-    pub(crate) fn restore(&self, folder: &Path) -> Result<Front, String> {
-        let itself = std::env::current_exe().map_err(|error| error.to_string())?;
-        let mut front = Command::new(itself);
-        Front::start(front.arg("--be-restored").arg(&self.socket).arg(folder))
     }
 
     /// The last slices at whose beginning something was stopped.
