@@ -34,6 +34,8 @@ pub(crate) const DISCONNECT: u8 = 11;
 pub(crate) const EVENT: u8 = 12;
 /// Takes a waiting command back by its cookie.
 pub(crate) const CANCEL: u8 = 13;
+/// Completes with what the NIC has.
+pub(crate) const QUERY_NIC: u8 = 14;
 
 /// Flags of posted descriptors.
 pub(crate) const OPERATION: u16 = 3;

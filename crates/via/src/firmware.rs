@@ -22,7 +22,7 @@ use midplane_nicvm::extension::{Extension, InitError, PeerEvent, TimeoutId};
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::transmit::Sent;
 use midplane_pipeline::stage::Pipeline;
-use midplane_simhw::frame::Frame;
+use midplane_simhw::frame::{Frame, HEADER_BYTES};
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::time::{Instant, nanos};
@@ -31,7 +31,7 @@ use midplane_simhw::wire;
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{
     CANCEL, CONNECT_ACCEPT, CONNECT_PEER, CONNECT_REJECT, CONNECT_REQUEST, CONNECT_WAIT, CREATE,
-    DESTROY, DISCONNECT, EVENT, POST_RECEIVE, POST_SEND, QUERY,
+    DESTROY, DISCONNECT, EVENT, POST_RECEIVE, POST_SEND, QUERY, QUERY_NIC,
 };
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 pub use config::ViaConfig;
@@ -143,6 +143,15 @@ impl Via {
             Some(endpoint) => (Ok(Some(endpoint.attributes)), endpoint.state as u64),
         };
         Self::answer(nic, (owner, QUERY, command.cookie), result, state);
+    }
+
+    fn query_nic(&self, nic: &mut Context<'_>, command: &Command) {
+        let mtu = nic.mtu_bytes() - HEADER_BYTES as u64;
+        let vis = self.vis.iter().flatten().count() as u64;
+        let args = [self.config.max_vis as u64, vis, mtu, 0];
+        let cookie = command.cookie;
+        let answer = Completion { opcode: QUERY_NIC, cookie, args, ..Completion::default() };
+        nic.complete(command.region.port, &answer);
     }
 
     fn disconnect(&mut self, nic: &mut Context<'_>, command: &Command) {
@@ -340,6 +349,7 @@ impl Extension for Via {
             CREATE => self.create(nic, &command),
             DESTROY => self.destroy(nic, &command),
             QUERY => self.query(nic, &command),
+            QUERY_NIC => self.query_nic(nic, &command),
             CONNECT_REQUEST | CONNECT_WAIT | CONNECT_PEER => self.on_connect(nic, &command),
             CONNECT_ACCEPT => self.on_accept(nic, &command),
             CONNECT_REJECT => self.on_reject(nic, &command),

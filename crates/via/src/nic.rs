@@ -6,6 +6,7 @@
 
 mod connect;
 mod operations;
+mod query;
 mod queues;
 
 use std::collections::VecDeque;
@@ -30,6 +31,7 @@ use queues::Queues;
 
 pub use crate::command::MAX_SEGMENTS;
 pub use connect::{ConnectFailed, Request, Ticket};
+pub use query::NicAttributes;
 pub use queues::{CqId, PostFailed, WorkQueue};
 
 /// Tables of segments and connections under way at once.

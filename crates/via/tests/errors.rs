@@ -9,6 +9,7 @@ use midplane_simhw::host::Host;
 use midplane_simhw::port::PortOptions;
 use midplane_via::attributes::{ViAttributes, ViState};
 use midplane_via::descriptor::{Completed, Descriptor};
+use midplane_via::firmware::ViaConfig;
 use midplane_via::memory::{MemoryOptions, OutOfRange};
 use midplane_via::nic::{MAX_SEGMENTS, Nic, NicError, WorkQueue};
 use midplane_via::outcome::{AsyncError, DescriptorError, Operation};
@@ -383,4 +384,48 @@ fn a_nic_without_the_extension_says_so() {
         Nic::open(&host, PortOptions::default()).await.map(|_| ()).unwrap_err()
     });
     assert_eq!(opened, Some(NicError::NoExtension));
+}
+
+#[test]
+fn a_nic_says_what_it_has_and_refuses_what_it_has_not() {
+    let setting = Setting { config: ViaConfig::default().max_vis(2), ..Setting::default() };
+    let mut world = world(setting);
+    let host = world.host(CLIENT);
+    let done = world.block_on(CLIENT, async move {
+        let mut nic = Nic::open(&host, PortOptions::default().depth(32)).await.unwrap();
+        let has = nic.query().await.unwrap();
+        assert_eq!((has.node, has.max_vis, has.vis), (CLIENT, 2, 0));
+        assert_eq!((has.mtu, has.max_posted, has.max_segments), (1500, 32, MAX_SEGMENTS));
+        let first = nic.create_vi(reliable()).await.unwrap();
+        nic.create_vi(reliable()).await.unwrap();
+        assert_eq!(nic.create_vi(reliable()).await, Err(NicError::TooManyVis));
+        assert_eq!(nic.query().await.unwrap().vis, 2);
+        nic.destroy_vi(first).await.unwrap();
+        assert_eq!(nic.query().await.unwrap().vis, 1);
+        nic.create_vi(reliable()).await.unwrap();
+    });
+    assert_eq!(done, Some(()), "it comes to its end");
+}
+
+/// The control segment alone is a message: of no bytes.
+#[test]
+fn a_descriptor_of_no_segments_is_a_message_of_no_bytes() {
+    let (sent, received) = connected(
+        Setting::default(),
+        reliable(),
+        64,
+        |mut end| async move {
+            pause(&end.host, Duration::from_millis(1)).await;
+            end.nic.post_send(end.vi, Descriptor::default()).unwrap();
+            let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+            (done.outcome, done.length)
+        },
+        |mut end| async move {
+            end.nic.post_receive(end.vi, Descriptor::default()).unwrap();
+            let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            pause(&end.host, Duration::from_millis(5)).await;
+            (done.outcome, done.length)
+        },
+    );
+    assert_eq!((sent, received), ((Ok(()), 0), (Ok(()), 0)));
 }

@@ -1,0 +1,63 @@
+//! What a NIC has.
+
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::port::{MAX_REGIONS, Status};
+use midplane_simhw::region::MAX_REGION;
+
+use super::{MAX_SEGMENTS, Nic, NicError};
+use crate::attributes::MAX_DISCRIMINATOR;
+use crate::command::{QUERY_NIC, about};
+
+/// What a NIC has, and how much of each a program may use at once (Virtual Interface Architecture 1.0,
+/// NIC attributes).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct NicAttributes {
+    /// The node that it is on: its address, with a discriminator.
+    pub node: NodeId,
+    /// Most bytes of a discriminator.
+    pub max_discriminator: usize,
+    /// Most interfaces of the NIC, over all that have opened it.
+    pub max_vis: usize,
+    /// Those that there are now.
+    pub vis: usize,
+    /// Most descriptors, connections and questions under way of whoever has opened it.
+    pub max_posted: usize,
+    /// Most data segments of a descriptor.
+    pub max_segments: usize,
+    /// Most bytes of one registered region.
+    pub max_region: usize,
+    /// Most regions of whoever has opened it.
+    pub max_regions: usize,
+    /// Most bytes of a message that leave in one frame.
+    pub mtu: usize,
+}
+
+impl Nic {
+    /// What the NIC has, as it says now.
+    ///
+    /// # Errors
+    /// [`NicError::NoExtension`] if Virtual Interfaces were withdrawn from it, [`NicError::Closed`],
+    /// [`NicError::QueueFull`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn query(&mut self) -> Result<NicAttributes, NicError> {
+        let answer = self.call(about(PortId(0), QUERY_NIC, 0)).await?;
+        if answer.status != Status::Done {
+            return Err(NicError::NoExtension);
+        }
+        let [max_vis, vis, mtu, _] = answer.args.map(|word| word as usize);
+        Ok(NicAttributes {
+            node: self.node,
+            max_discriminator: MAX_DISCRIMINATOR,
+            max_vis,
+            vis,
+            max_posted: self.port.depth(),
+            max_segments: MAX_SEGMENTS,
+            max_region: MAX_REGION,
+            max_regions: MAX_REGIONS,
+            mtu,
+        })
+    }
+}
