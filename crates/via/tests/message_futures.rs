@@ -251,3 +251,33 @@ impl std::task::Wake for Count {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
+
+/// Each message is there when its receive is polled first, so that nothing ever parks: the other task
+/// has its turns all the same.
+#[test]
+fn who_is_always_answered_at_once_keeps_nobody_waiting() {
+    const MESSAGES: u32 = 500;
+    let views = world(2, MemoryConfig::default(), Config::default());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let others = Arc::new(AtomicU32::new(0));
+    let turns = runtime.block_on(async {
+        let counted = Arc::clone(&others);
+        let other = tokio::spawn(std::future::poll_fn(move |context| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            context.waker().wake_by_ref();
+            Poll::<()>::Pending
+        }));
+        let busy = tokio::spawn(async move {
+            for number in 0..MESSAGES {
+                views[0].send(rank(1), tag(1), text(number, 9)).await.unwrap();
+                let came = views[1].receive(rank(0), tag(1)).await.unwrap();
+                assert_eq!(came.bytes, text(number, 9));
+            }
+            others.load(Ordering::Relaxed)
+        });
+        let turns = busy.await.unwrap();
+        other.abort();
+        turns
+    });
+    assert!(turns >= 10, "the other task ran {turns} times beside {MESSAGES} messages");
+}

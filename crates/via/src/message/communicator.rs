@@ -48,6 +48,8 @@ pub struct Received {
 struct Desk<P> {
     process: Process<P>,
     waiters: Waiters,
+    /// Requests that ended within the poll that asked for them, since one did not.
+    turns: u32,
 }
 
 impl<P: Progression> Desk<P> {
@@ -118,7 +120,7 @@ impl<P: Progression> Communicator<P> {
     /// All processes: what [`Process::new`] has brought up.
     #[must_use]
     pub fn world(process: Process<P>, scope: Scope) -> Self {
-        let desk = Desk { process, waiters: Waiters::default() };
+        let desk = Desk { process, waiters: Waiters::default(), turns: 0 };
         Self::of(Arc::new(Mutex::new(desk)), scope)
     }
 
