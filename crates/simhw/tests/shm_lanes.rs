@@ -142,6 +142,33 @@ fn who_leaves_takes_nothing_with_it() {
     });
 }
 
+/// Each look finds a frame of the one that floods.
+#[test]
+fn who_comes_and_goes_is_seen_while_another_floods() {
+    let fabric = name("lanes-beside");
+    run(async {
+        let open = |node| Lanes::open(&narrow(&fabric, node, 3)).unwrap();
+        let (mut own, mut floods) = (open(0), open(1));
+        let (mut number, until) = (0, tokio::time::Instant::now() + LIMIT);
+        let mut look = |own: &mut Lanes| {
+            assert!(tokio::time::Instant::now() < until, "it is never seen");
+            let _ = floods.poll();
+            while send(&mut floods, NodeId(0), number).is_ok() {
+                number += 1;
+            }
+            own.poll().map(|news| matches!(news, News::Left(NodeId(2))))
+        };
+        while look(&mut own).is_none() {}
+        let comes = open(2);
+        while send(&mut own, NodeId(2), 0).is_err() {
+            assert_eq!(look(&mut own), Some(false));
+        }
+        drop(comes);
+        while look(&mut own) == Some(false) {}
+        assert_eq!(send(&mut own, NodeId(2), 0), Err(SendRefused::Gone(NodeId(2))));
+    });
+}
+
 #[test]
 fn what_can_not_be_sent_is_refused() {
     let fabric = name("lanes-refused");

@@ -236,17 +236,15 @@ impl Lanes {
     #[inline]
     pub fn poll(&mut self) -> Option<News<'_>> {
         self.take_back();
-        let found = match self.find() {
-            Some(found) => Some(found),
-            // A process that has come may have sent something already.
-            None if self.take_news() => self.find(),
-            None => None,
-        };
-        match found {
-            Some(at) => self.lend(at),
-            None if self.are_leaving => self.leaver().map(News::Left),
-            None => None,
+        self.take_news();
+        // Before what others send: they may send without end.
+        if self.are_leaving
+            && let Some(node) = self.leaver()
+        {
+            return Some(News::Left(node));
         }
+        let at = self.find()?;
+        self.lend(at)
     }
 
     /// Who has a frame.
@@ -296,15 +294,17 @@ impl Lanes {
         }
     }
 
-    /// Takes in who has come and gone; whether anybody has.
+    /// Takes in who has come and gone.
     #[inline]
-    fn take_news(&mut self) -> bool {
-        self.inbox.has_news.load(Ordering::Relaxed) && self.take_all_news()
+    fn take_news(&mut self) {
+        if self.inbox.has_news.load(Ordering::Relaxed) {
+            self.take_all_news();
+        }
     }
 
-    fn take_all_news(&mut self) -> bool {
+    fn take_all_news(&mut self) {
         if !self.inbox.has_news.swap(false, Ordering::Acquire) {
-            return false;
+            return;
         }
         let mut news = self.inbox.news.lock().unwrap_or_else(PoisonError::into_inner);
         for (node, link) in news.drain(..) {
@@ -322,15 +322,14 @@ impl Lanes {
                 (_, Peer::Expected | Peer::Gone) => {}
             }
         }
-        true
     }
 
     /// A process that has left and of which nothing is left.
     fn leaver(&mut self) -> Option<NodeId> {
-        let left = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving);
-        let at = self.peers.iter().position(left);
-        self.are_leaving = at.is_some();
-        let at = at?;
+        let leaving = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving);
+        self.are_leaving = self.peers.iter().any(leaving);
+        let empty = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving && !here.link.receiver.has_frame());
+        let at = self.peers.iter().position(empty)?;
         match std::mem::replace(&mut self.peers[at], Peer::Gone) {
             Peer::Here(here) => Some(here.link.node),
             Peer::Expected | Peer::Gone => None,
