@@ -17,9 +17,9 @@ use midplane::via::message::communicator::{Communicator, block_on};
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::envelope::{Peer, Tag};
 use midplane::via::message::group::{Rank, Scope};
-use midplane::via::message::process::Process;
+use midplane::via::message::process::{Parker, Process};
 use midplane::via::message::progression::{Progression as _, Wait as Advance};
-use midplane::via::message::request::{Load, Mode, Request, State};
+use midplane::via::message::request::{Load, Mode};
 use midplane::via::nic::{Nic, ViId, WorkQueue};
 use midplane::via::rdma::{self, RdmaCarrier, RdmaConfig};
 
@@ -300,6 +300,7 @@ pub(crate) struct Polled<C> {
     peer: Rank,
     scratch: Bytes,
     storage: Vec<u8>,
+    parker: Parker,
 }
 
 const TAG: Tag = Tag(1);
@@ -329,28 +330,11 @@ impl<C: Carrier> Messages<C> {
         let scratch = Bytes::from(vec![7; most.max(8)]);
         if wait == Wait::Poll {
             let storage = scratch.to_vec();
-            let polled = Polled { process, scope, peer, scratch, storage };
+            let parker = Parker::polling();
+            let polled = Polled { process, scope, peer, scratch, storage, parker };
             return Ok(Self::Polled(Box::new(polled)));
         }
         Ok(Self::Awaited { all: Communicator::world(process, scope), peer, wait, scratch })
-    }
-}
-
-/// Looks until a request is done; what came of it.
-fn finish<C: Carrier>(
-    process: &mut Process<Engine<C>>,
-    request: Request,
-) -> Result<Vec<u8>, String> {
-    let mut looks = Looks::default();
-    loop {
-        if process.lower_mut().requests().state(request) == Some(State::Done) {
-            let outcome = process.lower_mut().requests().take(request).ok_or("no outcome")?;
-            process.free(request);
-            outcome.result.map_err(failed)?;
-            return Ok(outcome.bytes);
-        }
-        process.lower_mut().advance(Advance::Not);
-        looks.again();
     }
 }
 
@@ -358,11 +342,9 @@ impl<C: Carrier> Side for Messages<C> {
     async fn send(&mut self, bytes: usize) -> Result<(), String> {
         match self {
             Self::Polled(polled) => {
-                let Polled { process, scope, peer, scratch, .. } = &mut **polled;
-                let load = Load::Bytes(scratch.slice(..bytes));
-                let sent =
-                    process.isend(scope, Mode::Standard, *peer, TAG, load).map_err(failed)?;
-                finish(process, sent).map(drop)
+                let Polled { process, scope, peer, scratch, parker, .. } = &mut **polled;
+                let message = &scratch[..bytes];
+                process.send(scope, Mode::Standard, *peer, TAG, message, parker).map_err(failed)
             }
             Self::Awaited { all, peer, wait, scratch } => {
                 let sent = all.send(*peer, TAG, scratch.slice(..bytes));
@@ -374,11 +356,12 @@ impl<C: Carrier> Side for Messages<C> {
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
         let length = match self {
             Self::Polled(polled) => {
-                let Polled { process, scope, peer, storage, .. } = &mut **polled;
+                let Polled { process, scope, peer, storage, parker, .. } = &mut **polled;
                 let load = Load::Room { room: MAX_BYTES, storage: std::mem::take(storage) };
-                let received =
-                    process.ireceive(scope, Some(*peer), Some(TAG), load).map_err(failed)?;
-                *storage = finish(process, received)?;
+                let received = process.receive(scope, Some(*peer), Some(TAG), load, parker);
+                let outcome = received.map_err(failed)?;
+                outcome.result.map_err(failed)?;
+                *storage = outcome.bytes;
                 storage.len()
             }
             Self::Awaited { all, peer, wait, .. } => {

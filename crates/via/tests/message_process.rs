@@ -11,30 +11,31 @@ use midplane_via::message::progression::Claim;
 use midplane_via::message::request::{Failure, Load, Mode, Request};
 
 type Own = Process<Engine<MemoryCarrier>>;
-type Program = Box<dyn FnOnce(&mut Own, &Scope, &Parker) + Send>;
 
 const A: Rank = Rank(0);
 const B: Rank = Rank(1);
 
-/// Runs both sides on threads of their own; neither polls before it parks.
+/// Runs both sides on threads of their own: once parking before they poll, once polling first, and once
+/// without ever parking.
 fn pair(
-    first: impl FnOnce(&mut Own, &Scope, &Parker) + Send + 'static,
-    second: impl FnOnce(&mut Own, &Scope, &Parker) + Send + 'static,
+    first: impl Fn(&mut Own, &Scope, &Parker) + Send + Copy + 'static,
+    second: impl Fn(&mut Own, &Scope, &Parker) + Send + Copy + 'static,
 ) {
-    let config = Config::default().eager(100);
-    let memory = MemoryConfig::default().depth(2).room(128);
-    let mut ends = network(2, memory).into_iter();
-    let mut side = |program: Program| {
-        let end = ends.next().expect("two");
-        thread::spawn(move || {
+    for parker in [|| Parker::new(0), Parker::default, Parker::polling] {
+        let config = Config::default().eager(100);
+        let memory = MemoryConfig::default().depth(2).room(128);
+        let mut ends = network(2, memory).into_iter();
+        let (one, other) = (ends.next().expect("two"), ends.next().expect("two"));
+        let play = move |end, program: &dyn Fn(&mut Own, &Scope, &Parker)| {
             let (mut process, scope) = Process::new(Engine::new(end, config), 2).unwrap();
-            let parker = Parker::new(0);
+            let parker = parker();
             program(&mut process, &scope, &parker);
             part(&mut process, &parker, &scope);
-        })
-    };
-    let threads = [side(Box::new(first)), side(Box::new(second))];
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+        };
+        let threads =
+            [thread::spawn(move || play(one, &first)), thread::spawn(move || play(other, &second))];
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
 }
 
 /// Both sides say that they are done; who has heard it needs nothing more.

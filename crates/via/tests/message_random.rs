@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use engines::{Process, cluster, message, receive, send, settle, take};
 use midplane_simhw::rng::Rng;
 use midplane_via::message::engine::{Config, WhenFull};
-use midplane_via::message::envelope::Context;
+use midplane_via::message::envelope::{Context, Peer, Tag};
 use midplane_via::message::matching::Pattern;
 use midplane_via::message::memory::MemoryConfig;
-use midplane_via::message::progression::{Claim, Progression, Wait};
-use midplane_via::message::request::{Failure, Load, Mode, Request, State};
+use midplane_via::message::progression::{Claim, Progression, Receipt, Wait};
+use midplane_via::message::request::{Failure, Load, Mode, Operation, Outcome, Request, State};
 use proptest::prelude::*;
 
 const PROCESSES: u64 = 3;
@@ -56,7 +56,7 @@ impl Random {
 
     fn step(&mut self) {
         let at = self.rng.below(PROCESSES) as usize;
-        match self.rng.below(12) {
+        match self.rng.below(14) {
             0..=2 => self.send(at),
             3..=5 => {
                 let source = self.rng.chance(0.7).then(|| self.rng.below(PROCESSES) as u32);
@@ -83,6 +83,12 @@ impl Random {
                 self.engines[at].requests().cancel(request);
             }
             9 => self.probe(at),
+            10 | 11 => {
+                let receipt = self.engines[at].receive_now(&ANYTHING, 4096, &mut Vec::new());
+                if let Receipt::Here(outcome) = receipt {
+                    self.check(at, &outcome);
+                }
+            }
             _ => {
                 self.engines[at].advance(Wait::Not);
             }
@@ -100,9 +106,34 @@ impl Random {
         let mode = [Mode::Standard, Mode::Synchronous, Mode::Ready][self.rng.below(3) as usize];
         self.numbers += 1;
         let bytes = message(at as u32, self.numbers, length);
-        let request = send(&mut self.engines[at], mode, to, tag, &bytes);
         self.sent.entry((at as u32, to, tag)).or_default().push((self.numbers, length));
+        let context = Context(0);
+        let operation = Operation::Send { mode, to: Peer(to), context, tag: Tag(tag) };
+        if self.rng.chance(0.5)
+            && let Some(outcome) = self.engines[at].send_now(operation, &bytes)
+        {
+            assert_eq!((outcome.status.length, outcome.result), (length, Ok(())));
+            return;
+        }
+        let request = send(&mut self.engines[at], mode, to, tag, &bytes);
         self.sends.push((at, request, self.numbers));
+    }
+
+    /// A message that was received is one that was sent, whole.
+    fn check(&mut self, at: usize, outcome: &Outcome) {
+        let Self { sent, received, .. } = self;
+        match outcome.result {
+            Ok(()) => {}
+            Err(Failure::Cancelled) => return,
+            Err(other) => panic!("{other}"),
+        }
+        let number = u32::from_le_bytes(outcome.bytes[4..8].try_into().unwrap());
+        let source = outcome.status.source.0;
+        let stream = (source, at as u32, outcome.status.tag.0);
+        let sent = sent.get(&stream).expect("somebody sent it");
+        let (_, length) = sent.iter().find(|(n, _)| *n == number).expect("it was sent");
+        assert_eq!(outcome.bytes, message(source, number, *length), "whole and intact");
+        received.entry(stream).or_default().push(number);
     }
 
     /// A message that is claimed is received, or put back.
@@ -124,7 +155,7 @@ impl Random {
     }
 
     fn reap(&mut self) {
-        let Self { engines, sent, received, cancelled, .. } = self;
+        let Self { engines, cancelled, .. } = self;
         self.sends.retain(|(at, request, number)| {
             let Some(outcome) = take(&mut engines[*at], *request) else { return true };
             match outcome.result {
@@ -134,22 +165,15 @@ impl Random {
             }
             false
         });
+        let mut ended = Vec::new();
         self.receives.retain(|(at, request)| {
             let Some(outcome) = take(&mut engines[*at], *request) else { return true };
-            match outcome.result {
-                Ok(()) => {}
-                Err(Failure::Cancelled) => return false,
-                Err(other) => panic!("{other}"),
-            }
-            let number = u32::from_le_bytes(outcome.bytes[4..8].try_into().unwrap());
-            let source = outcome.status.source.0;
-            let stream = (source, *at as u32, outcome.status.tag.0);
-            let sent = sent.get(&stream).expect("somebody sent it");
-            let (_, length) = sent.iter().find(|(n, _)| *n == number).expect("it was sent");
-            assert_eq!(outcome.bytes, message(source, number, *length), "whole and intact");
-            received.entry(stream).or_default().push(number);
+            ended.push((*at, outcome));
             false
         });
+        for (at, outcome) in ended {
+            self.check(at, &outcome);
+        }
     }
 
     /// Receives everything that is left, and looks at the whole.
@@ -235,6 +259,53 @@ proptest! {
             prop_assert!(take(&mut pair[0], request).expect("it is sent").result.is_ok());
         }
     }
+
+    #[test]
+    fn with_and_without_requests_messages_never_overtake(
+        seed: u64, lengths in proptest::collection::vec(0_usize..5, 1..60), depth in 1_usize..4,
+        wild: (bool, bool),
+    ) {
+        const LENGTHS: [usize; 5] = [8, 39, 40, 41, 300];
+        let memory = MemoryConfig::default().depth(depth).room(64).seed(seed);
+        let mut pair = cluster(2, memory, Config::default().eager(40).window(400));
+        let mut rng = Rng::new(seed, "who asks how");
+        let (source, tag) = ((!wild.0).then_some(0), (!wild.1).then_some(3));
+        let pattern = Pattern { context: Context(0), source: source.map(Peer), tag: tag.map(Tag) };
+        let (mut sent, mut receives) = (0, vec![]);
+        while receives.len() < lengths.len() {
+            match rng.below(5) {
+                0 if sent < lengths.len() => {
+                    let bytes = message(0, sent as u32, LENGTHS[lengths[sent]]);
+                    let (mode, to, tag) = (Mode::Standard, Peer(1), Tag(3));
+                    let operation = Operation::Send { mode, to, context: Context(0), tag };
+                    let hasty = rng.chance(0.5).then(|| pair[0].send_now(operation, &bytes));
+                    if hasty.flatten().is_none() {
+                        send(&mut pair[0], mode, 1, 3, &bytes);
+                    }
+                    sent += 1;
+                }
+                1 => match pair[1].receive_now(&pattern, 1000, &mut Vec::new()) {
+                    Receipt::Here(outcome) => receives.push(Err(outcome)),
+                    Receipt::NotYet | Receipt::Refused => {}
+                },
+                2 if rng.chance(0.3) => receives.push(Ok(receive(&mut pair[1], source, tag, 1000))),
+                side => {
+                    pair[side as usize % 2].advance(Wait::Not);
+                }
+            }
+        }
+        for (number, bytes) in lengths.iter().enumerate().skip(sent) {
+            let bytes = message(0, number as u32, LENGTHS[*bytes]);
+            send(&mut pair[0], Mode::Standard, 1, 3, &bytes);
+        }
+        settle(&mut pair);
+        for (number, receive) in receives.into_iter().enumerate() {
+            let late = |request| take(&mut pair[1], request).expect("it is received");
+            let outcome = receive.map_or_else(|outcome| outcome, late);
+            prop_assert_eq!(outcome.bytes, message(0, number as u32, LENGTHS[lengths[number]]));
+        }
+        prop_assert!(pair[1].unexpected_bytes() == 0 && pair[1].counters().malformed == 0);
+    }
 }
 
 #[test]
@@ -247,4 +318,51 @@ fn a_done_receive_that_is_dropped_gives_its_message_back() {
     assert_eq!(random.engines[to].requests().state(request), Some(State::Done));
     random.engines[to].destroy(request, true);
     random.finish();
+}
+
+#[test]
+fn without_a_request_only_who_is_alone_sends_and_receives() {
+    let memory = MemoryConfig::default().room(600);
+    let mut pair = cluster(2, memory, Config::default().eager(500));
+    settle(&mut pair);
+    let operation = |mode, to| {
+        let context = Context(0);
+        Operation::Send { mode, to: Peer(to), context, tag: Tag(3) }
+    };
+    let standard = operation(Mode::Standard, 1);
+    let mut send = |mode, to, length: usize| {
+        let outcome = pair[0].send_now(operation(mode, to), &message(0, 1, length));
+        outcome.map(|outcome| (outcome.status.length, outcome.result))
+    };
+    assert_eq!(send(Mode::Standard, 1, 500), Some((500, Ok(()))));
+    assert_eq!(send(Mode::Ready, 1, 8), Some((8, Ok(()))));
+    for (mode, to, length) in [
+        (Mode::Synchronous, 1, 8),
+        (Mode::Buffered, 1, 8),
+        (Mode::Standard, 1, 501),
+        (Mode::Standard, 0, 8),
+        (Mode::Standard, 2, 8),
+    ] {
+        assert_eq!(send(mode, to, length), None, "{mode:?} to {to}, {length} bytes");
+    }
+    let look = |pair: &mut [Process], room| pair[1].receive_now(&ANYTHING, room, &mut vec![]);
+    let Receipt::Here(first) = look(&mut pair, 400) else { panic!("it has come") };
+    let truncated = Failure::Truncated { length: 500, room: 400 };
+    assert_eq!((first.result, &first.bytes[..]), (Err(truncated), &message(0, 1, 500)[..400]));
+    assert!(matches!(look(&mut pair, 400), Receipt::Here(second) if second.result.is_ok()));
+    assert!(matches!(look(&mut pair, 400), Receipt::NotYet));
+
+    let posted = receive(&mut pair[1], None, Some(9), 400);
+    assert!(matches!(look(&mut pair, 400), Receipt::Refused), "another receive waits");
+    pair[1].destroy(posted, true);
+    pair[0].send_now(standard, b"held").unwrap();
+    pair[1].advance(Wait::Not);
+    assert!(matches!(look(&mut pair, 400), Receipt::Refused), "a message waits");
+    let held = receive(&mut pair[1], None, None, 400);
+    assert_eq!(take(&mut pair[1], held).unwrap().bytes, b"held");
+    pair[0].carrier_mut().kill();
+    let from_the_dead = Pattern { source: Some(Peer(0)), ..ANYTHING };
+    let after = (0..3).map(|_| pair[1].receive_now(&from_the_dead, 400, &mut vec![]));
+    assert!(matches!(after.last(), Some(Receipt::Refused)), "nothing comes from there");
+    assert_eq!(pair[1].unexpected_bytes(), 0);
 }

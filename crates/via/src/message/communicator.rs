@@ -236,7 +236,12 @@ impl<P: Progression> Communicator<P> {
         tag: Tag,
         bytes: impl Into<Bytes>,
     ) -> Result<(), MessageError> {
-        self.isend(mode, to, tag, bytes)?.await.map(drop)
+        let bytes = bytes.into();
+        let sent = self.with(|process| process.send_now(&self.scope, mode, to, tag, &bytes));
+        match sent {
+            Some(outcome) => Ok(outcome.result?),
+            None => self.isend(mode, to, tag, bytes)?.await.map(drop),
+        }
     }
 
     /// Receives a message of any length; `None` is a wildcard.

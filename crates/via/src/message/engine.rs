@@ -23,9 +23,10 @@ use super::envelope::{Context, Envelope, Peer, Tag};
 use super::explain::Explanation;
 use super::matching::{Held, Key, Matching, Pattern};
 use super::progression::{
-    Abilities, BuildError, Claim, InitError, Probe, Progression, StartError, Wait,
+    Abilities, BuildError, Claim, InitError, Probe, Progression, Receipt, StartError, Wait,
 };
-use super::request::{Failure, Load, Operation, Request, Requests, State, Status};
+use super::request::{Failure, Load, Operation, Outcome, Request, Requests, State, Status};
+use departures::Route;
 use peer::Link;
 use pool::Pool;
 
@@ -250,14 +251,14 @@ impl<C: Carrier> Progression for Engine<C> {
         match (record.operation, load) {
             (Operation::Send { mode, to, context, tag }, Load::Copy(bytes)) => {
                 check_length(bytes.len())?;
-                let route = departures::Route { mode, to, context, tag };
+                let route = Route { mode, to, context, tag };
                 if !desk.send_at_once(&mut self.carrier, request, route, bytes) {
                     desk.queue_send(request, to, Bytes::copy_from_slice(bytes));
                 }
             }
             (Operation::Send { mode, to, context, tag }, Load::Bytes(bytes)) => {
                 check_length(bytes.len())?;
-                let route = departures::Route { mode, to, context, tag };
+                let route = Route { mode, to, context, tag };
                 if !desk.send_at_once(&mut self.carrier, request, route, &bytes) {
                     desk.queue_send(request, to, bytes);
                 }
@@ -293,6 +294,42 @@ impl<C: Carrier> Progression for Engine<C> {
             }
         }
         self.flush();
+    }
+
+    #[inline]
+    fn send_now(&mut self, operation: Operation, bytes: &[u8]) -> Option<Outcome> {
+        if self.life != Life::Running {
+            return None;
+        }
+        let route = Route::of(operation)?;
+        let (status, result) = self.desk.send_alone(&mut self.carrier, route, bytes)?;
+        Some(Outcome { status, result, bytes: Vec::new() })
+    }
+
+    #[inline]
+    fn receive_now(&mut self, pattern: &Pattern, room: usize, storage: &mut Vec<u8>) -> Receipt {
+        if self.life != Life::Running || !self.desk.may_receive_alone(pattern) {
+            return Receipt::Refused;
+        }
+        let event = self.carrier.poll();
+        let taken = match event {
+            Some(Event::Packet { from, envelope, payload }) => {
+                let target = (room, &mut *storage);
+                self.desk.on_packet_for(pattern, target, from, &envelope, payload)
+            }
+            Some(Event::Lost(peer)) => {
+                self.desk.lose(peer);
+                None
+            }
+            None => None,
+        };
+        self.flush();
+        match taken {
+            Some((status, result)) => {
+                Receipt::Here(Outcome { status, result, bytes: std::mem::take(storage) })
+            }
+            None => Receipt::NotYet,
+        }
     }
 
     fn finalize(&mut self) -> Poll<()> {

@@ -95,6 +95,13 @@ impl<R: Copy, M> Matching<R, M> {
         self.posted.remove(id)
     }
 
+    /// Whether nothing is posted, and nothing held.
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.posted.len() == 0 && self.unexpected.len() == 0
+    }
+
     /// Receives that are posted.
     #[must_use]
     pub fn posted_len(&self) -> usize {

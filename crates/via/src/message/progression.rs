@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::envelope::{Context, Peer, Tag};
 use super::matching::{Key, Pattern};
-use super::request::{Load, Operation, Request, Requests};
+use super::request::{Load, Operation, Outcome, Request, Requests};
 
 /// What a lower layer can do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -54,6 +54,17 @@ pub struct Probe {
     /// With [`Claim::Take`], the request that receives it: start it with room, or destroy it, and
     /// the message goes back where it stood.
     pub claimed: Option<Request>,
+}
+
+/// What came of a receive that was tried without a request.
+#[derive(Debug)]
+pub enum Receipt {
+    /// The message is here.
+    Here(Outcome),
+    /// It has not come; try again.
+    NotYet,
+    /// Others have a say in what comes next, or it takes more than one packet: build a receive.
+    Refused,
 }
 
 /// Why a lower layer did not come up, or did not take a process in.
@@ -147,6 +158,22 @@ pub trait Progression {
     /// Brings the layer down: ready when nothing of ours is left to leave; call
     /// [`advance`](Self::advance) until then. Requests that are not done fail then.
     fn finalize(&mut self) -> Poll<()>;
+
+    /// A send that needs no request: in standard or ready mode, of a message that leaves at once and is
+    /// not answered. `None` where it is not that, and nothing has happened then.
+    ///
+    /// This and [`receive_now`](Self::receive_now) are the shortcuts that LAM's later interface calls
+    /// fast send and fast receive, for who blocks.
+    fn send_now(&mut self, _operation: Operation, _bytes: &[u8]) -> Option<Outcome> {
+        None
+    }
+
+    /// A receive that needs no request: looks once, and takes a message that the pattern asks for, at
+    /// most `room` bytes of it, straight into `storage`, where no other receive and no other message
+    /// waits. Whatever else has come takes its way.
+    fn receive_now(&mut self, _: &Pattern, _room: usize, _storage: &mut Vec<u8>) -> Receipt {
+        Receipt::Refused
+    }
 
     /// Whether a message is there that the pattern asks for; does not advance.
     fn iprobe(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe>;

@@ -41,6 +41,67 @@ impl Desk {
         }
     }
 
+    /// Whether what comes next, if this pattern asks for it, is nobody else's: nothing waits, here or
+    /// there.
+    #[inline]
+    pub(super) fn may_receive_alone(&self, pattern: &Pattern) -> bool {
+        self.matching.is_empty()
+            && self.to_self.is_empty()
+            && !self.requests.has_marked()
+            && pattern.source.is_none_or(|peer| {
+                peer != self.own && self.link(peer).is_some_and(|link| link.known && !link.lost)
+            })
+    }
+
+    /// The same where somebody wants a message and nobody else does: if that is the packet, it goes
+    /// straight there.
+    #[inline]
+    pub(super) fn on_packet_for(
+        &mut self,
+        wanted: &Pattern,
+        (room, storage): (usize, &mut Vec<u8>),
+        from: Peer,
+        envelope: &Envelope,
+        payload: Payload<'_>,
+    ) -> Option<(Status, Result<(), Failure>)> {
+        let key = Key::of(envelope);
+        let fits = envelope.is_plain() && envelope.source == from && wanted.accepts(key);
+        if !fits || self.link(from).is_none_or(|link| !link.known || link.lost) {
+            self.on_packet(from, envelope, payload);
+            return None;
+        }
+        let Ok(charge) = self.admit(from, envelope, payload.len()) else {
+            self.counters.malformed += 1;
+            self.lose(from);
+            return None;
+        };
+        self.counters.expected += 1;
+        self.free(from, charge);
+        self.pool.fill(storage, payload, room);
+        Some(self.verdict(key, payload.len(), room))
+    }
+
+    /// Whether a message is the next of its sender, within its window, and as long as it says; what it
+    /// takes of the window.
+    #[inline]
+    fn admit(&mut self, from: Peer, envelope: &Envelope, bytes: usize) -> Result<u32, Breach> {
+        let charge = Arrived::charge(envelope.kind, envelope.length);
+        let link = self.link_mut(from).ok_or(Breach)?;
+        let due = link.next_in == envelope.sequence;
+        let within = link.arrived + u64::from(charge) <= link.granted;
+        let sized = if envelope.kind == Kind::Eager {
+            bytes == envelope.length as usize
+        } else {
+            bytes == 0 && envelope.length as usize <= MAX_LENGTH && envelope.from != 0
+        };
+        if !due || !within || !sized {
+            return Err(Breach);
+        }
+        link.next_in = link.next_in.wrapping_add(1);
+        link.arrived += u64::from(charge);
+        Ok(charge)
+    }
+
     #[inline]
     fn on_message(
         &mut self,
@@ -48,25 +109,11 @@ impl Desk {
         envelope: &Envelope,
         payload: Payload<'_>,
     ) -> Result<(), Breach> {
-        let charge = Arrived::charge(envelope.kind, envelope.length);
-        let whole = envelope.kind == Kind::Eager;
-        let link = self.link_mut(from).ok_or(Breach)?;
-        let due = link.next_in == envelope.sequence;
-        let within = link.arrived + u64::from(charge) <= link.granted;
-        let sized = if whole {
-            payload.len() == envelope.length as usize
-        } else {
-            payload.is_empty() && envelope.length as usize <= MAX_LENGTH && envelope.from != 0
-        };
-        if !due || !within || !sized {
-            return Err(Breach);
-        }
-        link.next_in = link.next_in.wrapping_add(1);
-        link.arrived += u64::from(charge);
+        let charge = self.admit(from, envelope, payload.len())?;
         let key = Key::of(envelope);
         let (arrival, receive) = self.matching.arrive(key);
         match receive {
-            Some(receive) if whole => {
+            Some(receive) if envelope.kind == Kind::Eager => {
                 self.counters.expected += 1;
                 self.free(from, charge);
                 self.deliver(receive, key, arrival, payload);
@@ -107,15 +154,7 @@ impl Desk {
     #[inline]
     fn deliver(&mut self, receive: Request, key: Key, arrival: Arrival, payload: Payload<'_>) {
         let Some(record) = self.requests.get_mut(receive) else { return };
-        let taken = payload.len().min(record.room);
-        if record.storage.capacity() < taken {
-            let own = std::mem::replace(&mut record.storage, self.pool.take(taken));
-            self.pool.put(own);
-        }
-        record.storage.resize(taken, 0);
-        if let Some(part) = payload.slice(0..taken) {
-            part.copy_to(&mut record.storage);
-        }
+        self.pool.fill(&mut record.storage, payload, record.room);
         record.arrival = arrival;
         let room = record.room;
         self.received(receive, key, payload.len(), room);
@@ -182,16 +221,21 @@ impl Desk {
         }
     }
 
+    /// What a receive with so much room makes of a message.
+    #[inline]
+    fn verdict(&mut self, key: Key, length: usize, room: usize) -> (Status, Result<(), Failure>) {
+        let status = Status { source: key.source, tag: key.tag, length: length.min(room) };
+        if length <= room {
+            return (status, Ok(()));
+        }
+        self.counters.truncated += 1;
+        (status, Err(Failure::Truncated { length, room }))
+    }
+
     /// All that a receive takes of its message is here.
     #[inline]
     fn received(&mut self, receive: Request, key: Key, length: usize, room: usize) {
-        let status = Status { source: key.source, tag: key.tag, length: length.min(room) };
-        let result = if length > room {
-            self.counters.truncated += 1;
-            Err(Failure::Truncated { length, room })
-        } else {
-            Ok(())
-        };
+        let (status, result) = self.verdict(key, length, room);
         let undo = self.requests.get(receive).is_some_and(|record| record.undo);
         if undo && result.is_ok() {
             return self.give_back(receive, key);

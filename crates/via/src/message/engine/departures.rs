@@ -21,7 +21,7 @@ pub(super) struct Route {
 }
 
 impl Route {
-    fn of(operation: Operation) -> Option<Self> {
+    pub(super) fn of(operation: Operation) -> Option<Self> {
         let Operation::Send { mode, to, context, tag } = operation else { return None };
         Some(Self { mode, to, context, tag })
     }
@@ -39,7 +39,10 @@ impl Route {
 /// What became of an attempt to let a message leave.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Attempt {
-    Left,
+    /// It has left; it is answered, or done.
+    Left {
+        answered: bool,
+    },
     NotNow,
     Failed(Failure),
 }
@@ -54,19 +57,63 @@ impl Desk {
         route: Route,
         bytes: &[u8],
     ) -> bool {
-        let Some(link) = self.link(route.to) else { return false };
-        let whole = bytes.len() <= self.eager && link.has_window(ENTRY + bytes.len());
-        if !whole || !link.sends.is_empty() || route.to == self.own {
+        if !self.leaves_whole(route.to, bytes.len()) {
             return false;
         }
-        match self.attempt(carrier, request, route, bytes) {
-            Attempt::Left => true,
-            Attempt::NotNow => false,
-            Attempt::Failed(failure) => {
-                self.complete(request, Status::default(), Err(failure));
-                true
-            }
+        let attempt = self.attempt(carrier, request.to_handle(), route, bytes);
+        self.conclude(request, self.sent(route, bytes.len()), attempt)
+    }
+
+    /// The same without a request: what came of it, unless the message can't leave now, or is answered.
+    #[inline]
+    pub(super) fn send_alone<C: Carrier>(
+        &mut self,
+        carrier: &mut C,
+        route: Route,
+        bytes: &[u8],
+    ) -> Option<(Status, Result<(), Failure>)> {
+        let alone = matches!(route.mode, Mode::Standard | Mode::Ready);
+        if !alone || !self.leaves_whole(route.to, bytes.len()) {
+            return None;
         }
+        match self.attempt(carrier, 0, route, bytes) {
+            Attempt::Left { .. } => Some((self.sent(route, bytes.len()), Ok(()))),
+            Attempt::NotNow => None,
+            Attempt::Failed(failure) => Some((Status::default(), Err(failure))),
+        }
+    }
+
+    /// Whether a message may leave whole, with nothing before it.
+    #[inline]
+    fn leaves_whole(&self, to: Peer, length: usize) -> bool {
+        self.link(to).is_some_and(|link| {
+            length <= self.eager
+                && link.known
+                && link.has_window(ENTRY + length)
+                && link.sends.is_empty()
+                && to != self.own
+        })
+    }
+
+    const fn sent(&self, route: Route, length: usize) -> Status {
+        Status { source: self.own, tag: route.tag, length }
+    }
+
+    /// What an attempt means for its request; `false` if it has to be made again.
+    #[inline]
+    fn conclude(&mut self, request: Request, sent: Status, attempt: Attempt) -> bool {
+        match attempt {
+            Attempt::NotNow => return false,
+            Attempt::Left { answered: false } => self.complete(request, sent, Ok(())),
+            Attempt::Left { answered: true } => {
+                if let Some(record) = self.requests.get_mut(request) {
+                    record.state = State::Active;
+                    record.status = sent;
+                }
+            }
+            Attempt::Failed(failure) => self.complete(request, Status::default(), Err(failure)),
+        }
+        true
     }
 
     pub(super) fn queue_send(&mut self, request: Request, to: Peer, bytes: Bytes) {
@@ -84,7 +131,7 @@ impl Desk {
     fn attempt<C: Carrier>(
         &mut self,
         carrier: &mut C,
-        request: Request,
+        handle: u64,
         route: Route,
         bytes: &[u8],
     ) -> Attempt {
@@ -104,7 +151,7 @@ impl Desk {
             context: route.context,
             sequence: link.next_out,
             to: 0,
-            from: if answered { request.to_handle() } else { 0 },
+            from: if answered { handle } else { 0 },
         };
         let payload = if fits { bytes } else { &[] };
         match self.post(carrier, route.to, &envelope, payload) {
@@ -117,14 +164,7 @@ impl Desk {
         let link = self.link_mut(route.to).expect("it was there");
         link.next_out = link.next_out.wrapping_add(1);
         link.charged += charge as u64;
-        let sent = Status { source: self.own, tag: route.tag, length: bytes.len() };
-        if !answered {
-            self.complete(request, sent, Ok(()));
-        } else if let Some(record) = self.requests.get_mut(request) {
-            record.state = State::Active;
-            record.status = sent;
-        }
-        Attempt::Left
+        Attempt::Left { answered }
     }
 
     /// Whether a message leaves whole, or is announced.
@@ -282,12 +322,9 @@ impl Desk {
                 self.link_mut(peer).expect("it was there").sends.pop_front();
                 continue;
             };
-            match self.attempt(carrier, send, route, &bytes) {
-                Attempt::NotNow => break,
-                Attempt::Left => {}
-                Attempt::Failed(failure) => {
-                    self.complete(send, Status::default(), Err(failure));
-                }
+            let attempt = self.attempt(carrier, send.to_handle(), route, &bytes);
+            if !self.conclude(send, self.sent(route, bytes.len()), attempt) {
+                break;
             }
             self.link_mut(peer).expect("it was there").sends.pop_front();
         }

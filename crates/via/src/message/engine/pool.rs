@@ -1,5 +1,7 @@
 //! Buffers for unexpected messages, used again.
 
+use midplane_simhw::region::Payload;
+
 /// Buffers of one class of sizes that are kept.
 const KEPT: usize = 64;
 const SMALLEST: u32 = 7;
@@ -22,6 +24,18 @@ impl Pool {
         let mut buffer = found.unwrap_or_else(|| Vec::with_capacity(1 << (class + SMALLEST)));
         buffer.resize(length, 0);
         buffer
+    }
+
+    /// Copies at most `room` bytes of a payload into `storage`, or into a larger buffer in its place.
+    #[inline]
+    pub(super) fn fill(&mut self, storage: &mut Vec<u8>, payload: Payload<'_>, room: usize) {
+        let taken = payload.len().min(room);
+        if storage.capacity() < taken {
+            let own = std::mem::replace(storage, self.take(taken));
+            self.put(own);
+        }
+        storage.resize(taken, 0);
+        payload.copy_to(storage);
     }
 
     /// Gives a buffer back.

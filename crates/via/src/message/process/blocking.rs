@@ -8,8 +8,9 @@ use super::testing::Found;
 use super::{MessageError, Process};
 use crate::message::envelope::Tag;
 use crate::message::group::{Rank, Scope};
-use crate::message::progression::{Claim, Probe, Progression, Wait};
-use crate::message::request::{Load, Mode, Outcome, Request, State};
+use crate::message::matching::Pattern;
+use crate::message::progression::{Claim, Probe, Progression, Receipt, Wait};
+use crate::message::request::{Load, Mode, Operation, Outcome, Request, State};
 
 /// Polls before a waiting thread parks: some 20 us, about what waking it costs.
 pub const DEFAULT_SPINS: u32 = 400;
@@ -24,18 +25,63 @@ impl Wake for Unpark {
     }
 }
 
-/// How a thread waits: polling first, then parked.
+/// How a thread waits: polling first, then parked; or polling alone.
 #[derive(Clone, Debug)]
 pub struct Parker {
     waker: Waker,
     spins: u32,
+    /// It never parks.
+    polls: bool,
+}
+
+/// Looks after which who only polls lets others have its core, some 15 us: where threads are more than
+/// cores, the one that it waits for may be among them.
+const LOOKS: u32 = 256;
+
+/// How often somebody has looked.
+struct Looks<'a> {
+    parker: &'a Parker,
+    made: u32,
+}
+
+impl Looks<'_> {
+    /// Whether to look, once more.
+    #[inline]
+    fn again(&mut self) -> bool {
+        let first = self.made == 0;
+        self.made += 1;
+        if self.parker.polls {
+            // No pause between looks: that takes longer than one.
+            if self.made == LOOKS {
+                self.made = 1;
+                std::thread::yield_now();
+            }
+            return true;
+        }
+        if !first {
+            std::hint::spin_loop();
+        }
+        self.made <= self.parker.spins
+    }
 }
 
 impl Parker {
     /// For the thread that calls this; it polls `spins` times before it parks.
     #[must_use]
     pub fn new(spins: u32) -> Self {
-        Self { waker: Waker::from(Arc::new(Unpark(std::thread::current()))), spins }
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        Self { waker, spins, polls: false }
+    }
+
+    /// For a thread with a core of its own: it never parks, and only lets others have its core now and
+    /// then.
+    #[must_use]
+    pub fn polling() -> Self {
+        Self { polls: true, ..Self::new(u32::MAX) }
+    }
+
+    const fn looks(&self) -> Looks<'_> {
+        Looks { parker: self, made: 0 }
     }
 
     /// Asks again and again until there is an answer, moving `lower` forward in between.
@@ -44,11 +90,11 @@ impl Parker {
         process: &mut Process<P>,
         mut ask: impl FnMut(&mut Process<P>) -> Option<T>,
     ) -> T {
-        for _ in 0..self.spins {
+        let mut looks = self.looks();
+        while looks.again() {
             if let Some(answer) = ask(process) {
                 return answer;
             }
-            std::hint::spin_loop();
         }
         loop {
             let before = process.lower.requests().moves();
@@ -128,9 +174,27 @@ impl<P: Progression> Process<P> {
         bytes: &[u8],
         parker: &Parker,
     ) -> Result<(), MessageError> {
+        if let Some(outcome) = self.send_now(scope, mode, to, tag, bytes) {
+            return Ok(outcome.result?);
+        }
         let request = self.isend(scope, mode, to, tag, Load::Copy(bytes))?;
         let outcome = parker.until(self, |process| process.finish(request));
         Ok(outcome.result?)
+    }
+
+    /// A send that needs no request: what came of it, if it is done at once.
+    #[inline]
+    pub(crate) fn send_now(
+        &mut self,
+        scope: &Scope,
+        mode: Mode,
+        to: Rank,
+        tag: Tag,
+        bytes: &[u8],
+    ) -> Option<Outcome> {
+        let to = scope.group().peer(to).ok()?;
+        let operation = Operation::Send { mode, to, context: scope.context(), tag };
+        self.lower.send_now(operation, bytes)
     }
 
     /// Receives and waits for the message. An error is in the outcome.
@@ -143,11 +207,38 @@ impl<P: Progression> Process<P> {
         scope: &Scope,
         source: Option<Rank>,
         tag: Option<Tag>,
-        load: Load<'_>,
+        mut load: Load<'_>,
         parker: &Parker,
     ) -> Result<Outcome, MessageError> {
+        if let Some(outcome) = self.receive_now(scope, source, tag, &mut load, parker) {
+            return Ok(outcome);
+        }
         let request = self.ireceive(scope, source, tag, load)?;
         Ok(parker.until(self, |process| process.finish(request)))
+    }
+
+    /// A receive that needs no request, while it looks and has not parked.
+    #[inline]
+    fn receive_now(
+        &mut self,
+        scope: &Scope,
+        source: Option<Rank>,
+        tag: Option<Tag>,
+        load: &mut Load<'_>,
+        parker: &Parker,
+    ) -> Option<Outcome> {
+        let Load::Room { room, storage } = load else { return None };
+        let source = source.map(|rank| scope.group().peer(rank)).transpose().ok()?;
+        let pattern = Pattern { context: scope.context(), source, tag };
+        let mut looks = parker.looks();
+        while looks.again() {
+            match self.lower.receive_now(&pattern, *room, storage) {
+                Receipt::Here(outcome) => return Some(outcome),
+                Receipt::NotYet => {}
+                Receipt::Refused => return None,
+            }
+        }
+        None
     }
 
     /// Waits until a message is there.
