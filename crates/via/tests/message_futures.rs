@@ -17,10 +17,13 @@ use midplane_simhw::sim::World as SimWorld;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
+use midplane_via::message::carrier::{Carrier, Event, Refusal};
 use midplane_via::message::communicator::Communicator;
-use midplane_via::message::engine::Config;
-use midplane_via::message::memory::MemoryConfig;
-use midplane_via::message::process::MessageError;
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::{Envelope, Peer};
+use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
+use midplane_via::message::process::{MessageError, Process};
+use midplane_via::message::progression::InitError;
 use midplane_via::message::request::Mode;
 use scenarios::harness::{Lower, turns, world};
 use scenarios::{ANY, ANY_TAG, rank, room, tag, text};
@@ -233,8 +236,12 @@ fn a_task_that_leaves_hands_over() {
     let waker = Waker::from(Arc::clone(&flag));
     let mut stays = Box::pin(first.receive(rank(1), tag(1)));
     let mut leaves = Box::pin(first.receive(rank(1), tag(2)));
-    assert!(stays.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    assert!(leaves.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    // Each lets others go first, once.
+    for _ in 0..2 {
+        assert!(stays.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        assert!(leaves.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    flag.0.store(0, Ordering::Relaxed);
     drop(leaves);
     assert_eq!(flag.0.swap(0, Ordering::Relaxed), 1, "it was woken to be armed");
     assert!(stays.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -280,4 +287,78 @@ fn who_is_always_answered_at_once_keeps_nobody_waiting() {
         turns
     });
     assert!(turns >= 10, "the other task ran {turns} times beside {MESSAGES} messages");
+}
+
+/// A carrier that counts how often somebody would wait for it.
+struct Counting(MemoryCarrier, Arc<Count>);
+
+impl Carrier for Counting {
+    fn own(&self) -> Peer {
+        self.0.own()
+    }
+
+    fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
+        self.0.connect(peers)
+    }
+
+    fn room(&self) -> usize {
+        self.0.room()
+    }
+
+    fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
+        self.0.post(to, envelope, payload)
+    }
+
+    fn poll(&mut self) -> Option<Event<'_>> {
+        self.0.poll()
+    }
+
+    fn arm(&mut self, waker: &Waker) -> bool {
+        self.1.0.fetch_add(1, Ordering::Relaxed);
+        self.0.arm(waker)
+    }
+
+    fn close(&mut self) {
+        self.0.close();
+    }
+}
+
+/// A carrier may look for a while before it lets its thread sleep: nobody who could run waits for that.
+#[test]
+fn while_others_can_run_nobody_waits_for_the_carrier() {
+    const CALLERS: u32 = 8;
+    const CALLS: u32 = 100;
+    let waits = Arc::new(Count::default());
+    let ends = network(2, MemoryConfig::default()).into_iter();
+    let mut sides = ends.map(|end| {
+        let engine = Engine::new(Counting(end, Arc::clone(&waits)), Config::default());
+        let (process, scope) = Process::new(engine, 2).unwrap();
+        Communicator::world(process, scope)
+    });
+    let (here, there) = (sides.next().unwrap(), sides.next().unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        tokio::spawn(async move {
+            loop {
+                let asked = there.receive(rank(0), ANY_TAG).await.unwrap();
+                there.send(rank(0), asked.tag, asked.bytes).await.unwrap();
+            }
+        });
+        let call = |caller: u32| {
+            let here = here.clone();
+            tokio::spawn(async move {
+                for number in 0..CALLS {
+                    here.send(rank(1), tag(caller), text(number, 9)).await.unwrap();
+                    let answer = here.receive(rank(1), tag(caller)).await.unwrap();
+                    assert_eq!(answer.bytes, text(number, 9));
+                }
+            })
+        };
+        let callers: Vec<_> = (0..CALLERS).map(call).collect();
+        for caller in callers {
+            caller.await.unwrap();
+        }
+    });
+    let waits = waits.0.load(Ordering::Relaxed);
+    assert!(waits < CALLERS * CALLS / 10, "{waits} waits for {} calls", CALLERS * CALLS);
 }

@@ -78,9 +78,19 @@ impl<P: Progression> Desk<P> {
         self.tell_probes();
     }
 
+    /// Moves things forward as far as they go now.
+    fn glance(&mut self) {
+        self.process.lower_mut().advance(Wait::Not);
+        self.tell_probes();
+    }
+
+    fn moves(&mut self) -> u32 {
+        self.process.lower_mut().requests().moves()
+    }
+
     /// Wakes those who watch, if something has moved.
     fn tell_probes(&mut self) {
-        let moves = self.process.lower_mut().requests().moves();
+        let moves = self.moves();
         self.waiters.tell_probes(moves);
     }
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::{Communicator, Desk, Received, lock};
 use crate::message::process::MessageError;
-use crate::message::progression::{Progression, Wait};
+use crate::message::progression::Progression;
 use crate::message::request::{Failure, Outcome, Request};
 
 /// Requests that may end one after the other within the poll that asks for them, before the others on
@@ -33,6 +33,8 @@ pub struct Pending<P: Progression> {
     undo: bool,
     /// Its owner may keep it without polling it.
     kept: bool,
+    /// The count of moves when it let others go first: it waits once nothing has moved since.
+    seen: Option<u32>,
 }
 
 impl<P: Progression> fmt::Debug for Pending<P> {
@@ -43,7 +45,7 @@ impl<P: Progression> fmt::Debug for Pending<P> {
 
 impl<P: Progression> Pending<P> {
     pub(super) const fn new(communicator: Communicator<P>, request: Request, undo: bool) -> Self {
-        Self { communicator, request: Some(request), place: None, undo, kept: false }
+        Self { communicator, request: Some(request), place: None, undo, kept: false, seen: None }
     }
 
     /// Says that its owner may keep it without polling it, as a stream does between two messages:
@@ -66,8 +68,7 @@ impl<P: Progression> Pending<P> {
         let request = self.request?;
         let shared = Arc::clone(&self.communicator.desk);
         let mut desk = lock(&shared);
-        desk.process.lower_mut().advance(Wait::Not);
-        desk.tell_probes();
+        desk.glance();
         let outcome = self.take(&mut desk, request)?;
         Some(self.result(outcome))
     }
@@ -125,17 +126,24 @@ impl<P: Progression> Pending<P> {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        self.drive(&mut desk, context.waker(), request);
-        match self.take(&mut desk, request) {
-            Some(outcome) => {
-                desk.turns += 1;
-                Poll::Ready(outcome)
-            }
-            None => {
-                desk.turns = 0;
-                Poll::Pending
-            }
+        // Whoever waits may look for a while, and nobody else on its thread runs meanwhile: they go first.
+        let waits = self.seen == Some(desk.moves());
+        if waits {
+            self.drive(&mut desk, context.waker(), request);
+        } else {
+            desk.glance();
         }
+        if let Some(outcome) = self.take(&mut desk, request) {
+            desk.turns += 1;
+            return Poll::Ready(outcome);
+        }
+        if waits {
+            desk.turns = 0;
+        } else {
+            self.seen = Some(desk.moves());
+            context.waker().wake_by_ref();
+        }
+        Poll::Pending
     }
 
     fn drive(&mut self, desk: &mut Desk<P>, waker: &Waker, request: Request) {
