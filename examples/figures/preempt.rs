@@ -7,7 +7,7 @@ pub(crate) mod arguments;
 #[path = "../preempt/cluster.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod cluster;
-#[path = "../preempt/daemons/mod.rs"]
+#[path = "../common/daemons/mod.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod daemons;
 #[path = "../preempt/fit.rs"]

@@ -20,7 +20,7 @@ use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
 use midplane::gang::live::daemon::{
-    DaemonOptions, Fabric, FabricOptions, Freezer, default_socket, serve,
+    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, default_socket, serve,
 };
 use midplane::gang::live::message::Cluster;
 use midplane::gang::live::stub;
@@ -123,6 +123,10 @@ struct Arguments {
     /// started), or by signals
     #[arg(long, value_enum, default_value_t = FreezerName::Auto)]
     freezer: FreezerName,
+    /// Host 0: most of its memory for what is being saved of jobs, and for a checkpoint that is read, in units of 2^20
+    /// bytes. A job that holds more is refused, and goes on
+    #[arg(long, default_value_t = CHECKPOINT_BYTES >> 20, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    checkpoint_mib: u64,
     /// The socket for `gang`; in a folder of yours alone unless given
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -221,6 +225,7 @@ fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
             FreezerName::Cgroup => Freezer::Cgroup,
             FreezerName::Signals => Freezer::Signals,
         },
+        checkpoint_bytes: arguments.checkpoint_mib << 20,
     })
 }
 

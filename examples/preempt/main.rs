@@ -5,6 +5,8 @@ mod channel;
 mod cluster;
 #[path = "../common/command_line.rs"]
 mod command_line;
+#[path = "../common/daemons/mod.rs"]
+#[expect(dead_code, reason = "other examples use the rest")]
 mod daemons;
 mod fit;
 mod freezes;

@@ -1,10 +1,11 @@
 //! A host's daemon: its sockets, its NIC, and what they carry to its hub.
 
+mod socket;
+
 use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ use crate::names::JobId;
 use crate::schedule::Policy;
 use crate::tree::Tree;
 use crate::{GANG, GangConfig};
+pub use socket::default_socket;
+use socket::open_socket;
 
 /// How long nobody above is asked again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -65,7 +68,13 @@ pub struct DaemonOptions {
     pub fabric: Option<FabricOptions>,
     /// How processes are stopped.
     pub freezer: Freezer,
+    /// Most bytes of the states of jobs' ranks, and of their channels, that host 0 holds in memory at once: of those that
+    /// are yet to be written, and of each checkpoint that is read. [`CHECKPOINT_BYTES`] suits most.
+    pub checkpoint_bytes: u64,
 }
+
+/// Four gigabytes: what a host of a cluster has to spare.
+pub const CHECKPOINT_BYTES: u64 = 4 << 30;
 
 /// How a job's processes on a host are stopped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -113,6 +122,14 @@ pub enum StartError {
         /// The socket.
         path: PathBuf,
     },
+    /// There is no folder for the socket.
+    #[error("--socket {}: there is no folder {}: make it, or name another", path.display(), folder.display())]
+    NoFolder {
+        /// The socket.
+        path: PathBuf,
+        /// Where it was to be.
+        folder: PathBuf,
+    },
     /// The socket is not to be had.
     #[error("{}: {error}", path.display())]
     Socket {
@@ -144,34 +161,6 @@ pub enum StartError {
     /// The system refuses signals or processes.
     #[error(transparent)]
     System(#[from] io::Error),
-}
-
-/// Where the socket of a user's daemon is, unless it is said: in a folder of the user's alone.
-#[must_use]
-pub fn default_socket() -> PathBuf {
-    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let user = rustix::process::geteuid().as_raw();
-    let folder = own.unwrap_or_else(|| std::env::temp_dir().join(format!("midplane-{user}")));
-    folder.join("gangd.socket")
-}
-
-/// Opens the socket for front ends, for this user alone.
-async fn open_socket(path: &Path) -> Result<UnixListener, StartError> {
-    let wrong = |error| StartError::Socket { path: path.to_owned(), error };
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        let made = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(folder);
-        made.map_err(wrong)?;
-    }
-    if UnixStream::connect(path).await.is_ok() {
-        return Err(StartError::Taken { path: path.to_owned() });
-    }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(wrong(error)),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path).map_err(wrong)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(wrong)?;
-    Ok(listener)
 }
 
 /// Serves until it is told to end by SIGTERM or SIGINT; nothing that it has started runs on then.
@@ -224,7 +213,7 @@ pub async fn serve(
     let tree = Tree::new(cluster.hosts, cluster.arity);
     let steps = tree.depth_below(host).max(1);
     let geometry = options.fabric.as_ref().map(|fabric| fabric.channels.geometry);
-    let about = (cluster, geometry);
+    let about = (cluster, geometry, options.checkpoint_bytes);
     let root = (host == 0).then(|| Root::new(policy, agenda, about, peers_names(&options), now()));
     let nic = start_nic(&options, &events).await?;
     // Not its NIC, which may spin.

@@ -1,5 +1,7 @@
 //! A daemon between its sockets and its processes: everything that happens comes here, one thing at a time.
 
+mod asked;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -11,10 +13,10 @@ use super::channels::Told;
 use super::clock::now;
 use super::link::{Frame, Receiver, Sender};
 use super::local::Local;
-use super::message::{Cluster, Down, Reply, Request, Up};
+use super::message::{Cluster, Down, Request, Up};
 use super::parcel::{self, Part, What};
 use super::precedence;
-use super::root::{ClientId, Read, Root, Write, post};
+use super::root::{ClientId, Read, Root, Write};
 use super::snapshot::{Said, Word};
 use super::streams;
 use crate::daemon::{Action, Order, Relay};
@@ -174,6 +176,7 @@ impl Hub {
             }
             Event::Channels(told) => self.local.handle_channels(told),
             Event::Said(job, rank, Said::Able) => self.up(Up::Able { job, rank }),
+            Event::Said(job, rank, Said::Left) => self.up(Up::Left { job, rank }),
             Event::Said(job, rank, Said::Part(part)) => self.up(Up::Part { job, rank, part }),
             Event::Written(job, written) => {
                 let go = self.root.as_mut().is_some_and(|root| root.written(now(), job, written));
@@ -277,10 +280,17 @@ impl Hub {
     fn up(&mut self, up: Up) {
         match (&mut self.root, &self.above) {
             (Some(root), _) => match up {
-                Up::Ended { job, rank, end } => root.rank_ended(now(), job, rank, end),
+                Up::Ended { job, rank, end } => {
+                    let go = root.rank_ended(now(), job, rank, end);
+                    self.say_if(go, job);
+                }
                 Up::Here(hosts) => root.hosts_here(&hosts),
                 Up::Gone(hosts) => root.hosts_gone(now(), &hosts),
                 Up::Able { job, rank } => root.able(job, rank),
+                Up::Left { job, rank } => {
+                    let go = root.left(job, rank);
+                    self.say_if(go, job);
+                }
                 Up::Part { job, rank, part } => {
                     let go = root.hear_part(now(), job, rank, &part);
                     self.say_if(go, job);
@@ -302,7 +312,7 @@ impl Hub {
             }
             Up::Here(hosts) => child.hosts.extend(hosts),
             Up::Gone(hosts) => child.hosts.retain(|host| !hosts.contains(host)),
-            Up::Ended { .. } | Up::Able { .. } | Up::Part { .. } => {}
+            Up::Ended { .. } | Up::Able { .. } | Up::Left { .. } | Up::Part { .. } => {}
         }
         self.up(up);
     }
@@ -445,57 +455,5 @@ impl Hub {
             streams::at_root(link, output, input).await;
             let _ = events.send(Event::StreamsDone(host, job));
         });
-    }
-
-    fn asked(&mut self, client: ClientId, request: Request, reply: mpsc::Sender<Frame>) {
-        let refuse = |why: String| post(&reply, Frame::message(&Reply::Refused(why)));
-        let Some(root) = &mut self.root else {
-            return refuse(format!("this daemon is host {}: ask that of host 0", self.host));
-        };
-        match request {
-            Request::Run { ranks, weight, program } => {
-                root.submit(now(), (client, reply), (ranks, weight), program);
-            }
-            Request::Signal(signal) => {
-                if let Some(job) = root.job_of(client) {
-                    root.arrived(job);
-                    self.signal(job, signal);
-                }
-            }
-            Request::Resize(size) => {
-                if let Some(job) = root.job_of(client) {
-                    self.resize(job, size);
-                }
-            }
-            Request::List => {
-                post(&reply, Frame::message(&Reply::Listing(root.listing(now()))));
-            }
-            Request::Checkpoint { job, folder, end } => {
-                match root.save(job, (client, reply.clone()), (folder, end)) {
-                    Ok(true) => self.say(job, Word::Ask),
-                    Ok(false) => {}
-                    Err(why) => refuse(why),
-                }
-            }
-            Request::Restore { folder, weight } => {
-                let events = self.events.clone();
-                tokio::task::spawn_blocking(move || {
-                    precedence::give_up();
-                    let read = Read::from_folder((client, reply), folder, weight);
-                    let _ = events.send(Event::Read(Box::new(read)));
-                });
-            }
-            Request::Slices => post(&reply, Frame::message(&Reply::Slices(root.slices()))),
-            Request::Kill { job, .. } if !root.has(job) => refuse(format!("there is no job {job}")),
-            Request::Kill { job, signal } => {
-                match signal {
-                    Some(signal) => self.signal(job, signal),
-                    None => root.end(now(), job, Some("it was ended by its owner".into())),
-                }
-                post(&reply, Frame::message(&Reply::Done));
-            }
-            // Those that feed do so on a connection of their own.
-            Request::Feed(_) => {}
-        }
     }
 }

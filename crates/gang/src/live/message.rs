@@ -187,6 +187,13 @@ pub enum Up {
         /// A part of it.
         part: Part,
     },
+    /// A rank could be saved, and can't any longer.
+    Left {
+        /// Its job.
+        job: JobId,
+        /// Which of the job's ranks.
+        rank: u16,
+    },
     /// These hosts can be reached now.
     Here(Vec<u16>),
     /// These can't any more.

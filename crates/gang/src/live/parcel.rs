@@ -65,6 +65,16 @@ impl Parcel {
         true
     }
 
+    /// Forgets the bytes, and not what is whole.
+    pub(super) fn clear(&mut self) {
+        (self.state.bytes, self.context.bytes) = (Vec::new(), Vec::new());
+    }
+
+    /// Bytes that it holds.
+    pub(super) const fn len(&self) -> u64 {
+        (self.state.bytes.len() + self.context.bytes.len()) as u64
+    }
+
     /// The state, once it is whole.
     pub(super) fn take_state(&mut self) -> Option<Vec<u8>> {
         self.has_state().then(|| std::mem::take(&mut self.state).bytes)

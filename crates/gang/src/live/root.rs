@@ -83,6 +83,8 @@ pub(super) struct Root {
     cluster: Cluster,
     /// The FIFOs of ranks' channels, if they have any.
     geometry: Option<Geometry>,
+    /// Most bytes that are held of what is being saved.
+    most_saved: u64,
     slice: Duration,
     hosts: BTreeSet<u16>,
     /// What each host is called.
@@ -115,7 +117,7 @@ impl Root {
     pub(super) fn new(
         policy: Box<dyn Policy>,
         config: AgendaConfig,
-        (cluster, geometry): (Cluster, Option<Geometry>),
+        (cluster, geometry, most_saved): (Cluster, Option<Geometry>, u64),
         names: Vec<String>,
         now: Instant,
     ) -> Self {
@@ -123,6 +125,7 @@ impl Root {
             agenda: Agenda::new(policy, config),
             cluster,
             geometry,
+            most_saved,
             slice: config.slice,
             hosts: BTreeSet::from([0]),
             names,
@@ -238,10 +241,10 @@ impl Root {
         self.finish(now, job);
     }
 
-    /// A rank has ended.
-    pub(super) fn rank_ended(&mut self, now: Instant, job: JobId, rank: u16, end: End) {
-        let Some(it) = self.jobs.get_mut(&job) else { return };
-        let Some(slot) = it.ends.get_mut(usize::from(rank)) else { return };
+    /// A rank has ended. `true` as [`Root::left`] has it.
+    pub(super) fn rank_ended(&mut self, now: Instant, job: JobId, rank: u16, end: End) -> bool {
+        let Some(it) = self.jobs.get_mut(&job) else { return false };
+        let Some(slot) = it.ends.get_mut(usize::from(rank)) else { return false };
         slot.get_or_insert(end);
         let all = it.ends.iter().all(Option::is_some);
         let failed = end != End::Exited(0) && !it.program.keep_going && it.ends.len() > 1;
@@ -256,7 +259,9 @@ impl Root {
                 .then(|| format!("rank {rank} on host {host} ({}) {what}", self.name(host)));
             self.end(now, job, why);
         }
+        let go = self.left(job, rank);
         self.finish(now, job);
+        go
     }
 
     /// These hosts can be reached.

@@ -10,6 +10,7 @@
 //! | rank | `A` | nothing: it can be saved |
 //! | daemon | `?` | nothing: it is asked to |
 //! | rank | `S` | the length of its state, and the state |
+//! | rank | `L` | nothing: it can be saved no longer |
 //! | daemon | `G` | nothing: it may go on |
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -30,6 +31,7 @@ const RESTORED: u8 = b'R';
 const ABLE: u8 = b'A';
 const ASK: u8 = b'?';
 const STATE: u8 = b'S';
+const LEFT: u8 = b'L';
 const GO: u8 = b'G';
 
 /// Why a rank takes no part in checkpoints.
@@ -53,7 +55,7 @@ pub enum SnapshotError {
     Gone(#[from] io::Error),
 }
 
-/// A rank's part in checkpoints of its job.
+/// A rank's part in checkpoints of its job; when it is dropped, the job can be saved no longer.
 #[derive(Debug)]
 pub struct Snapshots {
     stream: UnixStream,
@@ -113,7 +115,7 @@ impl Snapshots {
 
     /// Hands its state over, and blocks until all ranks have and the job's channels are saved. What it
     /// sends afterwards is not part of the checkpoint. Asked or not: its job is not saved before all of
-    /// its ranks have handed theirs over.
+    /// its ranks have handed theirs over. Once one of them has ended, or has dropped this, no job is saved: all go on.
     ///
     /// # Errors
     /// [`SnapshotError`].
@@ -121,6 +123,10 @@ impl Snapshots {
         if state.len() > LONGEST {
             return Err(SnapshotError::TooLong { length: state.len() });
         }
+        // Whatever was said before is not about this state.
+        self.stream.set_nonblocking(true)?;
+        let mut before = [0; 64];
+        while matches!(self.stream.read(&mut before), Ok(1..)) {}
         self.stream.set_nonblocking(false)?;
         self.stream.write_all(&[STATE])?;
         self.stream.write_all(&(state.len() as u64).to_le_bytes())?;
@@ -131,6 +137,13 @@ impl Snapshots {
         }
         self.is_asked = false;
         Ok(())
+    }
+}
+
+impl Drop for Snapshots {
+    fn drop(&mut self) {
+        // A daemon that is gone saves nothing.
+        let _ = self.stream.set_nonblocking(true).and_then(|()| self.stream.write_all(&[LEFT]));
     }
 }
 
@@ -155,6 +168,8 @@ pub(super) enum Word {
 pub(super) enum Said {
     /// It can be saved.
     Able,
+    /// It can't any longer.
+    Left,
     /// A part of its state.
     Part(Part),
 }
@@ -187,6 +202,7 @@ pub(super) async fn serve(
         io::Result::Ok(())
     });
     let heard = hear(&mut receiver, &said).await;
+    said(Said::Left);
     speaking.abort();
     heard
 }
@@ -198,6 +214,7 @@ async fn hear(
     loop {
         match receiver.read_u8().await? {
             ABLE => said(Said::Able),
+            LEFT => said(Said::Left),
             STATE => {
                 let mut left = receiver.read_u64_le().await?;
                 if left > LONGEST as u64 {

@@ -52,6 +52,7 @@ const TESTS: &[(&str, fn())] = &[
     ("messages_survive_being_preempted_once_and_in_order", scenes::messages_survive),
     ("a_job_that_was_saved_ends_elsewhere_with_every_message", saved::ends_elsewhere),
     ("a_job_goes_on_after_it_was_saved", saved::goes_on),
+    ("a_rank_that_ends_unsaved_lets_the_others_go_on", saved::a_rank_ends_instead),
     ("what_can_t_be_saved_or_restored_is_refused_with_what_and_where", saved::refusals),
     ("what_arrives_wakes_a_job", woken::by_input),
     ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),

@@ -8,7 +8,9 @@ use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
 use midplane_gang::live::clock::now;
-use midplane_gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, Freezer, serve};
+use midplane_gang::live::daemon::{
+    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, serve,
+};
 use midplane_gang::live::front::{self, FrontError, Output, RunOptions, run};
 use midplane_gang::live::message::{Cluster, Over, Program};
 use midplane_gang::live::rank::join;
@@ -26,6 +28,7 @@ pub(crate) fn play() -> bool {
             daemon(socket, (host, slots), slice_ms, (peers, key), (network, freezer));
         }
         ["--talk", count] => runtime().block_on(talk(count.parse().unwrap())),
+        ["--leave"] => leave(),
         ["--restore", socket, folder] => restore(socket, folder),
         ["--front", socket, ranks, terminal, ref command @ ..] => {
             front(socket, ranks, terminal, command);
@@ -75,6 +78,7 @@ fn daemon(
         patience: Duration::from_secs(3),
         fabric: fabric(network, socket),
         freezer: if freezer == "signals" { Freezer::Signals } else { Freezer::Auto },
+        checkpoint_bytes: CHECKPOINT_BYTES,
     };
     let policy = Box::new(QueueTree::new(hosts * slots, Placing::LeastLoaded));
     let slice = Duration::from_millis(slice_ms.parse().unwrap());
@@ -163,6 +167,20 @@ async fn talk(count: u32) {
             let _ = tokio::time::timeout(Duration::from_millis(1), news).await;
         }
     }
+}
+
+/// Rank 1 ends when it is asked for its state; the others hand theirs over.
+fn leave() {
+    let mut snapshots = Snapshots::join().unwrap();
+    let own = std::env::var("GANG_RANK").unwrap();
+    while !snapshots.is_asked() {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    if own == "1" {
+        std::process::exit(0);
+    }
+    snapshots.save(own.as_bytes()).unwrap();
+    println!("{own} goes on");
 }
 
 fn front(socket: &str, ranks: &str, terminal: &str, command: &[&str]) -> ! {

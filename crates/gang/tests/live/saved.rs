@@ -95,6 +95,22 @@ pub(crate) fn goes_on() {
     assert_eq!((code, out.lines().count()), (0, 2));
 }
 
+/// A rank ends although it was asked for its state: its job can't be saved, and goes on.
+pub(crate) fn a_rank_ends_instead() {
+    let stage = Stage::with_network(1, 3, 10, "resident");
+    let itself = std::env::current_exe().unwrap();
+    let front = stage.front(3, &[itself.to_str().unwrap(), "--leave"]).spawn().unwrap();
+    let mut why = String::new();
+    wait_until("it is asked", || {
+        let refused = checkpoint(&stage, 1, &stage.path().join("saved"), false).unwrap_err();
+        why = refused.to_string();
+        !why.contains("no job") && !why.contains("has not begun")
+    });
+    assert!(why.contains("rank 1 ended"), "{why}");
+    let (code, out, error) = said(front.wait_with_output().unwrap());
+    assert_eq!((code, out.lines().count(), error.as_str()), (0, 2, ""));
+}
+
 pub(crate) fn refusals() {
     let stage = Stage::with_network(1, 2, 10, "resident");
     let none = checkpoint(&stage, 7, &stage.path().join("none"), false).unwrap_err();

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
@@ -29,10 +29,14 @@ fn tell(client: &Client, reply: &Reply) {
 #[derive(Debug, Default)]
 pub(super) struct Saves {
     able: BTreeSet<u16>,
+    /// They hand nothing over any longer.
+    left: BTreeSet<u16>,
     /// The ranks were asked, and stand still as they hand their states over.
     is_asked: bool,
     /// All have; the agenda has the job cut.
     is_due: bool,
+    /// They are too large: what comes of them is dropped, and the ranks go on once all of it has come.
+    is_void: bool,
     parcels: BTreeMap<u16, Parcel>,
     wanted: Option<Wanted>,
 }
@@ -53,6 +57,34 @@ impl Saves {
         if let Some(Wanted { client, .. }) = self.wanted.take() {
             tell(&client, &Reply::Refused(format!("job {job} ended before it was saved")));
         }
+    }
+
+    /// A rank without whose state nothing is saved, and that hands none over.
+    fn missing(&self) -> Option<u16> {
+        let has = |rank| self.parcels.get(rank).is_some_and(Parcel::has_state);
+        self.left.iter().find(|rank| !has(rank)).copied()
+    }
+
+    /// Bytes that are held of it.
+    fn held(&self) -> u64 {
+        self.parcels.values().map(Parcel::len).sum()
+    }
+
+    /// What has come, and what comes, is dropped.
+    fn void(&mut self, why: String) {
+        self.is_void = true;
+        self.parcels.values_mut().for_each(Parcel::clear);
+        if let Some(Wanted { client, .. }) = self.wanted.take() {
+            tell(&client, &Reply::Refused(why));
+        }
+    }
+
+    /// Begins anew; whoever has asked is still waiting, if there is such a one.
+    fn renew(&mut self) -> (BTreeMap<u16, Parcel>, Option<Wanted>) {
+        let (able, left) = (std::mem::take(&mut self.able), std::mem::take(&mut self.left));
+        let Self { parcels, wanted, .. } =
+            std::mem::replace(self, Self { able, left, ..Self::default() });
+        (parcels, wanted)
     }
 }
 
@@ -78,10 +110,11 @@ pub(crate) struct Read {
 }
 
 impl Read {
-    /// Reads and checks a checkpoint; blocks.
-    pub(crate) fn from_folder(client: Client, folder: Vec<u8>, weight: u8) -> Self {
+    /// Reads and checks a checkpoint of so many bytes at most; blocks.
+    pub(crate) fn from_folder(client: Client, folder: Vec<u8>, (weight, most): (u8, u64)) -> Self {
         let folder = PathBuf::from(OsString::from_vec(folder));
-        let read = Checkpoint::read_from(&folder).map_err(|error| error.to_string());
+        let read = is_at_most(most, &folder)
+            .and_then(|()| Checkpoint::read_from(&folder).map_err(|error| error.to_string()));
         let read = read.and_then(|checkpoint| {
             let wrong = |error| format!("{}: its program: {error}", folder.display());
             let program = Program::from_json(&checkpoint.program).map_err(wrong)?;
@@ -91,12 +124,45 @@ impl Read {
     }
 }
 
+/// Refuses what would not fit into memory before any of it is read.
+fn is_at_most(most: u64, folder: &Path) -> Result<(), String> {
+    // What is wrong with a folder that can't be read is said by whoever reads it.
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes: u64 = files.filter_map(|file| Some(file.metadata().ok()?.len())).sum();
+    if bytes <= most {
+        return Ok(());
+    }
+    Err(format!(
+        "{}: {bytes} bytes, and {most} of host 0's memory are for that: start gangd with a larger --checkpoint-mib",
+        folder.display()
+    ))
+}
+
 impl Root {
+    /// Most bytes of a checkpoint.
+    pub(crate) const fn most_saved(&self) -> u64 {
+        self.most_saved
+    }
+
     /// A rank says that it can be saved.
     pub(crate) fn able(&mut self, job: JobId, rank: u16) {
         if let Some(it) = self.jobs.get_mut(&job) {
             it.saves.able.insert(rank);
         }
+    }
+
+    /// A rank hands nothing over any longer: it has ended, or says so. `true` if those that stand still for a checkpoint
+    /// may go on: it can't be had.
+    pub(crate) fn left(&mut self, job: JobId, rank: u16) -> bool {
+        let Some(it) = self.jobs.get_mut(&job) else { return false };
+        it.saves.left.insert(rank);
+        let Some(rank) = it.saves.missing() else { return false };
+        let (waiting, wanted) = it.saves.renew();
+        if let Some(Wanted { client, .. }) = wanted {
+            let why = format!("job {job}: rank {rank} ended, or left, before it was saved");
+            tell(&client, &Reply::Refused(why));
+        }
+        !waiting.is_empty()
     }
 
     /// A front end wants a job saved. `true` if its ranks are to be asked for their states.
@@ -119,11 +185,16 @@ impl Root {
         let Some(it) = self.jobs.get_mut(&job) else {
             return Err(format!("there is no job {job}"));
         };
-        if it.saves.wanted.is_some() {
+        if it.saves.wanted.is_some() || it.saves.is_void {
             return Err(format!("job {job} is being saved"));
         }
         if it.program.to_json().is_none() {
             return Err(format!("job {job}: its command or its environment is no text"));
+        }
+        if let Some(rank) = it.saves.left.first() {
+            return Err(format!(
+                "job {job}: rank {rank} can't be saved: it has ended, or takes no part in checkpoints any longer"
+            ));
         }
         let ranks = it.ends.len() as u16;
         if let Some(rank) = (0..ranks).find(|rank| !it.saves.able.contains(rank)) {
@@ -144,17 +215,33 @@ impl Root {
     }
 
     /// A part of a rank's state has come, or of what its channel held. `true` if the job's ranks may go on:
-    /// nobody wants it saved any longer.
+    /// nobody wants it saved any longer, or nobody can have it.
     pub(crate) fn hear_part(&mut self, now: Instant, job: JobId, rank: u16, part: &Part) -> bool {
+        let held =
+            self.jobs.values().map(|it| it.saves.held()).sum::<u64>() + part.bytes.len() as u64;
         let Some(it) = self.jobs.get_mut(&job) else { return false };
         let ranks = it.ends.len();
         if usize::from(rank) >= ranks {
             return false;
         }
+        if held > self.most_saved {
+            it.saves.void(format!(
+                "job {job}: what its ranks and channels hold, with all else that is being saved, is more than the {} \
+                 bytes of host 0's memory that are for that: start gangd with a larger --checkpoint-mib",
+                self.most_saved
+            ));
+        }
+        let empty = || Part { bytes: bytes::Bytes::new(), ..part.clone() };
+        let part = if it.saves.is_void { &empty() } else { part };
         if !it.saves.parcels.entry(rank).or_default().add(part) {
             let why = format!("rank {rank} handed over another state than it was asked for");
             self.end(now, job, Some(why));
             return false;
+        }
+        let is_handed_over = it.saves.parcels[&rank].has_state();
+        if is_handed_over && it.saves.missing().is_some() {
+            it.saves.parcels.remove(&rank);
+            return true;
         }
         let all =
             it.saves.parcels.len() == ranks && it.saves.parcels.values().all(Parcel::has_state);
@@ -162,8 +249,7 @@ impl Root {
             return false;
         }
         if it.saves.wanted.is_none() {
-            let able = std::mem::take(&mut it.saves.able);
-            it.saves = Saves { able, ..Saves::default() };
+            it.saves.renew();
             return true;
         }
         it.saves.is_due = true;
@@ -175,9 +261,7 @@ impl Root {
     /// ranks are to go on.
     pub(crate) fn cut(&mut self, job: JobId, epoch: Epoch) -> Option<Write> {
         let it = self.jobs.get_mut(&job)?;
-        let able = std::mem::take(&mut it.saves.able);
-        let Saves { mut parcels, wanted, .. } =
-            std::mem::replace(&mut it.saves, Saves { able, ..Saves::default() });
+        let (mut parcels, wanted) = it.saves.renew();
         let mut wanted = wanted?;
         let context = |(rank, parcel): (&u16, &Parcel)| {
             let missing = format!("what the channel of rank {rank} held has not come");
@@ -288,22 +372,4 @@ impl Root {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_program_survives_being_written_as_text() {
-        let program = Program {
-            command: vec![b"gang".to_vec(), b"a b".to_vec()],
-            environment: vec![b"PATH=/bin".to_vec()],
-            folder: b"/tmp".to_vec(),
-            terminal: Some((24, 80)),
-            keep_going: true,
-            woken: true,
-        };
-        assert_eq!(Program::from_json(&program.to_json().unwrap()).unwrap(), program);
-        let foreign = Program { command: vec![vec![0xFF]], ..program };
-        assert_eq!(foreign.to_json(), None);
-        assert!(Program::from_json("{\"command\":[]}").is_err());
-    }
-}
+mod tests;

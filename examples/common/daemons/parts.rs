@@ -7,8 +7,10 @@ use midplane::gang::agenda::{AgendaConfig, Phases};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
-use midplane::gang::live::daemon::{DaemonOptions, Fabric, FabricOptions, Freezer, serve};
-use midplane::gang::live::front::{self, Output, RunOptions};
+use midplane::gang::live::daemon::{
+    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, serve,
+};
+use midplane::gang::live::front::{self, FrontError, Output, RunOptions};
 use midplane::gang::live::message::{Cluster, Over, Program};
 use midplane::gang::live::stub;
 use midplane::gang::schedule::RoundRobin;
@@ -28,6 +30,7 @@ pub(crate) fn play_part() -> bool {
             daemon(socket, (host, slots), (slice_ms, alone), (fabric, mode), peers)
         }
         ["--be-front", socket, ranks, ref command @ ..] => attend(run(socket, ranks, command)),
+        ["--be-restored", socket, folder] => attend(restore(socket, folder)),
         _ => return false,
     };
     if let Err(error) = played {
@@ -85,6 +88,7 @@ fn daemon(
             channels: ChannelOptions { mode, geometry },
         }),
         freezer: Freezer::Auto,
+        checkpoint_bytes: CHECKPOINT_BYTES,
     };
     let slice = Duration::from_secs_f64(number::<f64>(slice_ms)? / 1e3);
     // As the paper measured, or as jobs would have it.
@@ -110,6 +114,12 @@ async fn run(socket: &str, ranks: &str, command: &[&str]) -> Result<Over, String
     let (ranks, output) = (number(ranks)?, Output::default());
     let options = RunOptions { ranks, weight: 1, program, output };
     front::run(Path::new(socket), options, |_| {}).await.map_err(|error| error.to_string())
+}
+
+async fn restore(socket: &str, folder: &str) -> Result<Over, String> {
+    let output = Output::default();
+    let restored = front::restore(Path::new(socket), Path::new(folder), 1, output, |_| {});
+    restored.await.map_err(|error: FrontError| error.to_string())
 }
 
 /// Stands in for a job; says in the end, on a line of its own, how often it was preempted.

@@ -1,12 +1,13 @@
 //! The daemons of a run, and jobs under them.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use midplane::gang::live::front::ask;
+use midplane::gang::live::front::{ask, checkpoint};
 use midplane::gang::live::message::{Listing, Reply, Request, Slice};
+use midplane::gang::names::JobId;
 
 use super::parts::{KEY, runtime};
 use crate::processes;
@@ -51,8 +52,19 @@ impl Stage {
     /// # Errors
     /// One line.
     pub(crate) fn start(of: Daemons<'_>) -> Result<Self, String> {
+        let folder = tempfile::tempdir();
+        let folder = folder.map_err(|error| format!("starting a daemon: {error}"))?;
+        let mut stage = Self::start_in(folder.path(), of)?;
+        stage._folder = Some(folder);
+        Ok(stage)
+    }
+
+    /// The same, with their sockets in a folder of this user's alone, which whoever calls this removes.
+    ///
+    /// # Errors
+    /// One line.
+    pub(crate) fn start_in(folder: &Path, of: Daemons<'_>) -> Result<Self, String> {
         let failed = |error: std::io::Error| format!("starting a daemon: {error}");
-        let folder = tempfile::tempdir().map_err(failed)?;
         let is_joined = of.hosts > 1 || of.fabric == "udp";
         let peers = match is_joined {
             true => processes::free_addresses(of.hosts.into())?,
@@ -60,12 +72,12 @@ impl Stage {
         };
         let peers: Vec<String> = peers.iter().map(ToString::to_string).collect();
         let (peers, key) = (peers.join(","), fresh_key()?);
-        let socket = folder.path().join("0.socket");
+        let socket = folder.join("0.socket");
         let mut stage = Self { socket, daemons: Vec::new(), _folder: None };
         for host in 0..of.hosts {
             let mut daemon = Command::new(std::env::current_exe().map_err(failed)?)
                 .arg("--be-daemon")
-                .arg(folder.path().join(format!("{host}.socket")))
+                .arg(folder.join(format!("{host}.socket")))
                 .args([host.to_string(), of.slots.to_string(), of.slice_ms.to_string()])
                 .arg(if of.with_itself { "stopped" } else { "left" })
                 .args([of.fabric, of.mode, &peers])
@@ -82,7 +94,6 @@ impl Stage {
                 return Err("a daemon did not begin".into());
             }
         }
-        stage._folder = Some(folder);
         for _ in 0..MEET.as_millis() / LOOK.as_millis() {
             if stage.listing()?.hosts.iter().all(|here| *here) {
                 return Ok(stage);
@@ -137,6 +148,25 @@ impl Stage {
         Front::start(front.args(command))
     }
 
+    /// Saves a job to a folder, and ends it.
+    ///
+    /// # Errors
+    /// One line.
+    pub(crate) fn save_and_end(&self, job: u32, folder: &Path) -> Result<(), String> {
+        let saved = checkpoint(&self.socket, JobId(job), folder, true);
+        runtime()?.block_on(saved).map_err(|error| error.to_string()).map(drop)
+    }
+
+    /// Goes on with a job that was saved in a folder.
+    ///
+    /// # Errors
+    /// One line.
+    pub(crate) fn restore(&self, folder: &Path) -> Result<Front, String> {
+        let itself = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut front = Command::new(itself);
+        Front::start(front.arg("--be-restored").arg(&self.socket).arg(folder))
+    }
+
     /// The last slices at whose beginning something was stopped.
     ///
     /// # Errors
@@ -161,13 +191,34 @@ impl Drop for Stage {
 }
 
 /// The front end of a job, a process of its own; the job ends with it.
-pub(crate) struct Front(Child);
+pub(crate) struct Front {
+    process: Child,
+    output: BufReader<ChildStdout>,
+}
 
 impl Front {
-    pub(super) fn start(command: &mut Command) -> Result<Self, String> {
+    fn start(command: &mut Command) -> Result<Self, String> {
         let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let started = started.spawn();
-        started.map(Self).map_err(|error| format!("running a job: {error}"))
+        let mut process = started.spawn().map_err(|error| format!("running a job: {error}"))?;
+        let output = BufReader::new(process.stdout.take().expect("it is a pipe"));
+        Ok(Self { process, output })
+    }
+
+    /// Waits until it writes this line.
+    ///
+    /// # Errors
+    /// One line, if the job ends without it.
+    pub(crate) fn wait_for(&mut self, wanted: &str) -> Result<(), String> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let read = self.output.read_line(&mut line);
+            match read.map_err(|error| format!("running a job: {error}"))? {
+                0 => return Err(format!("a job ended before it had said \"{wanted}\"")),
+                _ if line.trim_end() == wanted => return Ok(()),
+                _ => {}
+            }
+        }
     }
 
     /// The lines that it writes until it ends.
@@ -177,11 +228,11 @@ impl Front {
     pub(crate) fn lines(mut self) -> Result<Vec<String>, String> {
         let failed = |error: std::io::Error| format!("running a job: {error}");
         let mut text = String::new();
-        self.0.stdout.take().expect("it is a pipe").read_to_string(&mut text).map_err(failed)?;
+        self.output.read_to_string(&mut text).map_err(failed)?;
         let mut complaint = String::new();
-        let errors = self.0.stderr.as_mut().expect("it is a pipe");
+        let errors = self.process.stderr.as_mut().expect("it is a pipe");
         errors.read_to_string(&mut complaint).map_err(failed)?;
-        match (self.0.wait().map_err(failed)?.success(), complaint.lines().last()) {
+        match (self.process.wait().map_err(failed)?.success(), complaint.lines().last()) {
             (true, _) => Ok(text.lines().map(str::to_owned).collect()),
             (false, why) => Err(format!("a job failed: {}", why.unwrap_or("it does not say why"))),
         }
@@ -190,7 +241,7 @@ impl Front {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }

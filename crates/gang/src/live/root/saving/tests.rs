@@ -1,0 +1,174 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::*;
+use crate::agenda::{AgendaConfig, Phases};
+use crate::channel::geometry::Geometry;
+use crate::live::message::Cluster;
+use crate::live::process::End;
+use crate::schedule::RoundRobin;
+
+const RANKS: u16 = 3;
+const NOW: Instant = Instant::ZERO;
+
+fn program() -> Program {
+    Program {
+        command: vec![b"gang".to_vec(), b"a b".to_vec()],
+        environment: vec![b"PATH=/bin".to_vec()],
+        folder: b"/tmp".to_vec(),
+        terminal: Some((24, 80)),
+        keep_going: false,
+        woken: true,
+    }
+}
+
+/// A root with a job, and the end at which its front ends hear.
+struct Scene {
+    root: Root,
+    job: JobId,
+    client: mpsc::Sender<Frame>,
+    heard: mpsc::Receiver<Frame>,
+}
+
+impl Scene {
+    /// All of the job's ranks can be saved.
+    fn new() -> Self {
+        Self::with_memory(1 << 20)
+    }
+
+    fn with_memory(most: u64) -> Self {
+        let (slice, visit) = (Duration::from_millis(10), Duration::ZERO);
+        let config = AgendaConfig { slice, phases: Phases::Two, with_itself: false, visit };
+        let cluster = Cluster { hosts: 1, slots: RANKS, arity: 2 };
+        let (policy, names) = (Box::new(RoundRobin::new(RANKS)), vec!["here".into()]);
+        let mut root = Root::new(policy, config, (cluster, Some(Geometry::PM), most), names, NOW);
+        let (client, heard) = mpsc::channel(64);
+        let job = root.submit(NOW, (1, client.clone()), (RANKS, 1), program()).unwrap();
+        (0..RANKS).for_each(|rank| root.able(job, rank));
+        let mut scene = Self { root, job, client, heard };
+        assert!(matches!(scene.replies()[..], [Reply::Accepted(_)]));
+        scene
+    }
+
+    /// Whether the ranks are asked.
+    fn save(&mut self) -> Result<bool, String> {
+        let folder = b"/nonexistent/saved".to_vec();
+        self.root.save(self.job, (2, self.client.clone()), (folder, false))
+    }
+
+    /// A rank hands its state over, in two parts; whether all may go on.
+    fn hand_over(&mut self, rank: u16) -> bool {
+        let part = |is_last| Part { what: What::State, bytes: Bytes::from_static(b"x"), is_last };
+        assert!(!self.root.hear_part(NOW, self.job, rank, &part(false)));
+        self.root.hear_part(NOW, self.job, rank, &part(true))
+    }
+
+    fn replies(&mut self) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        while let Ok(Frame::Message(bytes)) = self.heard.try_recv() {
+            replies.push(wire::decode_long(&bytes).unwrap());
+        }
+        replies
+    }
+
+    #[track_caller]
+    fn is_refused(&mut self, what: &str) {
+        let replies = self.replies();
+        let [Reply::Refused(why)] = &replies[..] else { panic!("{replies:?}") };
+        assert!(why.contains(what), "{why}");
+    }
+}
+
+#[test]
+fn a_program_survives_being_written_as_text() {
+    let program = Program { keep_going: true, ..program() };
+    assert_eq!(Program::from_json(&program.to_json().unwrap()).unwrap(), program);
+    let foreign = Program { command: vec![vec![0xFF]], ..program };
+    assert_eq!(foreign.to_json(), None);
+    assert!(Program::from_json("{\"command\":[]}").is_err());
+}
+
+/// The others stood still for ever, and whoever had asked waited for ever.
+#[test]
+fn a_rank_that_ends_although_it_is_asked_for_its_state_lets_the_others_go_on() {
+    let mut scene = Scene::new();
+    assert_eq!(scene.save(), Ok(true));
+    assert!(!scene.hand_over(0));
+    assert!(scene.root.rank_ended(NOW, scene.job, 1, End::Exited(0)), "rank 0 goes on");
+    scene.is_refused("rank 1 ended");
+    // It was at it.
+    assert!(scene.hand_over(2), "and rank 2");
+    assert!(scene.hand_over(2), "whenever it hands something over");
+    let why = scene.save().unwrap_err();
+    assert!(why.contains("rank 1 can't be saved: it has ended"), "{why}");
+}
+
+#[test]
+fn a_rank_that_takes_no_part_any_longer_lets_the_others_go_on() {
+    let mut scene = Scene::new();
+    assert_eq!(scene.save(), Ok(true));
+    assert!(!scene.hand_over(0) && !scene.hand_over(1));
+    assert!(scene.root.left(scene.job, 2));
+    scene.is_refused("rank 2 ended, or left");
+    assert!(scene.save().is_err());
+}
+
+#[test]
+fn a_job_without_some_of_its_ranks_is_not_asked_for_its_state() {
+    let mut scene = Scene::new();
+    assert!(!scene.root.rank_ended(NOW, scene.job, 2, End::Exited(0)), "nobody waits");
+    let why = scene.save().unwrap_err();
+    assert!(why.contains("rank 2 can't be saved"), "{why}");
+    assert!(scene.replies().is_empty());
+}
+
+#[test]
+fn a_rank_that_ends_after_it_has_handed_its_state_over_is_saved() {
+    let mut scene = Scene::new();
+    scene.root.jobs.get_mut(&scene.job).unwrap().program.keep_going = true;
+    assert_eq!(scene.save(), Ok(true));
+    assert!(!scene.hand_over(0));
+    assert!(!scene.root.rank_ended(NOW, scene.job, 0, End::Killed(9)), "nobody goes on yet");
+    assert!(!scene.hand_over(1) && !scene.hand_over(2));
+    assert!(scene.root.jobs[&scene.job].saves.is_due);
+    assert!(scene.replies().is_empty());
+    assert!(scene.root.cut(scene.job, Epoch(1)).is_none(), "its channels' parts are not here");
+    scene.is_refused("what the channel of rank 0 held has not come");
+}
+
+#[test]
+fn what_nobody_wants_any_longer_lets_all_go_on_once_all_have_stopped() {
+    let mut scene = Scene::new();
+    assert_eq!(scene.save(), Ok(true));
+    assert!(!scene.hand_over(0) && !scene.hand_over(1));
+    scene.root.give_up_saving(2);
+    assert!(scene.hand_over(2));
+    assert_eq!(scene.save(), Ok(true), "and it may be asked again");
+}
+
+#[test]
+fn states_that_are_more_than_there_is_memory_for_are_refused_and_dropped_and_all_go_on() {
+    let mut scene = Scene::with_memory(5);
+    assert_eq!(scene.save(), Ok(true));
+    assert!(!scene.hand_over(0) && !scene.hand_over(1));
+    assert_eq!(scene.root.jobs[&scene.job].saves.held(), 4);
+    assert!(scene.replies().is_empty());
+    let (what, is_last) = (What::State, false);
+    let part = Part { what, bytes: Bytes::from_static(b"xx"), is_last };
+    assert!(!scene.root.hear_part(NOW, scene.job, 2, &part));
+    scene.is_refused("more than the 5 bytes");
+    assert_eq!(scene.root.jobs[&scene.job].saves.held(), 0);
+    assert!(scene.save().is_err(), "they are still at it");
+    let part = Part { is_last: true, ..part };
+    assert!(scene.root.hear_part(NOW, scene.job, 2, &part), "all have stopped, and go on");
+    assert_eq!(scene.save(), Ok(true), "and it may be asked again");
+}
+
+#[test]
+fn a_checkpoint_that_is_more_than_there_is_memory_for_is_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("process-0.bin"), [0; 100]).unwrap();
+    assert!(is_at_most(99, folder.path()).unwrap_err().contains("100 bytes, and 99"));
+    assert!(is_at_most(100, folder.path()).is_ok() && is_at_most(0, Path::new("/nowhere")).is_ok());
+}
