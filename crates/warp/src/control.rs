@@ -143,6 +143,7 @@ pub struct Controller {
     fed_at: Option<Instant>,
     fed_gap_ns: f64,
     valid_until: Option<Instant>,
+    is_paused: bool,
     is_valid: bool,
     drain_until: Instant,
     usage: Usage,
@@ -204,6 +205,7 @@ impl Controller {
             fed_at: None,
             fed_gap_ns: 0.0,
             valid_until: None,
+            is_paused: false,
             is_valid: false,
             drain_until: Instant::ZERO,
             usage: Usage { since: now, ..Usage::default() },
@@ -281,7 +283,7 @@ impl Controller {
 
     /// The timeout of [`Controller::poll_timeout`] has come; before it, nothing happens.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if self.valid_until.is_none_or(|until| now < until) {
+        if self.poll_timeout().is_none_or(|until| now < until) {
             return;
         }
         // Nothing is known of the path any more: the rate decays to the probes of the floor. It
@@ -300,10 +302,26 @@ impl Controller {
         self.valid_until = None;
     }
 
+    /// Nothing is sent from now on, whatever there is to send, as when a process is stopped: that no feedback comes means
+    /// nothing.
+    pub const fn pause(&mut self) {
+        self.is_paused = true;
+    }
+
+    /// Sends again at `now`, after a pause that took `stood`: at the rate of before it, and what came in between is
+    /// nobody's fault. The receiver's [`Estimator`](crate::estimate::Estimator) is to restart as well.
+    pub fn resume(&mut self, now: Instant, stood: Duration) {
+        self.is_paused = false;
+        self.valid_until = None;
+        self.usage = Usage { since: now, last_sent: None, sent: 0.0, ..self.usage };
+        self.newest = self.newest.map(|(number, at)| (number, at + stood));
+        self.fed_at = self.fed_at.map(|at| at + stood);
+    }
+
     /// When [`Controller::handle_timeout`] is due.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<Instant> {
-        self.valid_until
+        if self.is_paused { None } else { self.valid_until }
     }
 
     /// Bytes a second that may be sent at `now`.

@@ -14,8 +14,10 @@ mod listeners;
 mod outgoing;
 mod pace;
 mod sources;
+mod ticks;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, PeerEvent, TimeoutId};
@@ -31,9 +33,10 @@ use midplane_simhw::time::nanos;
 use crate::feedback::{FEEDBACK_BYTES, Feedback};
 use crate::gate::Gate;
 pub use config::WarpConfig;
-use outgoing::{Path, in_own_time};
+use outgoing::Path;
 use pace::Pace;
 use sources::Sources;
+use ticks::in_own_time;
 
 /// The extension's number.
 pub const WARP: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 4);
@@ -58,6 +61,8 @@ const PROBE: u8 = 2;
 const BROADCAST: u8 = 4;
 /// Flag of a message's frame that ends with feedback.
 const RIDER: u8 = 8;
+/// Flag of a frame whose stamp follows none: its sender stood still, and no queue grew in that time.
+const ANEW: u8 = 16;
 
 /// A command that sends `region` to `port` of `node`.
 #[must_use]
@@ -239,6 +244,20 @@ impl Extension for Warp {
             path.law.handle_timeout(nic.now());
         }
         self.pump(nic, at);
+    }
+
+    fn on_port_stopped(&mut self, nic: &mut Context<'_>, _: PortId) {
+        for at in 0..self.paths.len() {
+            self.paths[at].on_port_stopped(nic);
+            self.pump(nic, at);
+        }
+    }
+
+    fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, stood: Duration) {
+        for at in 0..self.paths.len() {
+            self.paths[at].on_port_resumed(nic, port, stood);
+            self.pump(nic, at);
+        }
     }
 
     fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {

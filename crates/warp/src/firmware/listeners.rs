@@ -1,6 +1,8 @@
 //! Who hears what is sent one way: one node, or all of them at once, and the rate that suits the
 //! slowest.
 
+use std::time::Duration;
+
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::{Instant, nanos};
 
@@ -59,6 +61,19 @@ impl Listeners {
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.0.iter().filter_map(|listener| listener.law.poll_timeout()).min()
+    }
+
+    /// Nobody sends, and nobody is expected to answer.
+    pub(super) fn pause(&mut self) {
+        self.0.iter_mut().for_each(|listener| listener.law.pause());
+    }
+
+    /// Somebody sends again, after a pause of `stood`.
+    pub(super) fn resume(&mut self, now: Instant, stood: Duration) {
+        for listener in &mut self.0 {
+            listener.law.resume(now, stood);
+            listener.heard += stood;
+        }
     }
 
     /// Nothing is known of the way to `node` any more.

@@ -1,13 +1,12 @@
 //! What leaves to one destination: frames, each stamped as it leaves.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use midplane_nicvm::context::Context;
 use midplane_nicvm::coordination::LeadTrim;
 use midplane_nicvm::messages;
 use midplane_nicvm::transmit::{Packet, Sending, Sent};
-use midplane_simhw::frame::Header;
 use midplane_simhw::hardware::Source;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
@@ -16,20 +15,32 @@ use midplane_simhw::time::Instant;
 
 use super::listeners::Listeners;
 use super::sources::Sources;
-use super::{BROADCAST, PAID, PROBE, RIDER, WarpConfig};
-use crate::feedback::{FEEDBACK_BYTES, Feedback};
+use super::ticks::TICK_NS;
+use super::{ANEW, BROADCAST, PAID, PROBE, RIDER, WarpConfig};
+use crate::feedback::FEEDBACK_BYTES;
 use crate::gate::{Gate, GateKeeper};
-use crate::stamp::{Encoder, Stamp};
-
-/// Stamps travel in units of so many nanoseconds, 32 bits of them: they repeat after 137 s.
-const TICK_NS: u64 = 32;
+use crate::stamp::Encoder;
 
 /// A message of which some bytes have not left.
 #[derive(Clone, Copy, Debug)]
 struct Outgoing {
     command: Command,
+    /// Its place among all that have begun; nothing before it has.
     number: u32,
     offset: u32,
+}
+
+impl Outgoing {
+    const fn owner(&self) -> PortId {
+        self.command.region.port
+    }
+}
+
+/// A frame that waits in the scheduler, and its message as it was before it.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    message: Outgoing,
+    is_last: bool,
 }
 
 /// One destination: a node, or everybody.
@@ -44,9 +55,15 @@ pub(super) struct Path {
     queue: VecDeque<Outgoing>,
     messages: u32,
     /// A frame waits in the scheduler; the next one is stamped when that one has left.
-    is_blocked: bool,
-    /// The message that the waiting frame ends, completed when it has left.
-    ends: Option<Command>,
+    waiting: Option<Waiting>,
+    /// The ports that have sent this way, and are open.
+    users: BTreeSet<PortId>,
+    /// All of them stand still: nobody sends, and nothing follows from that.
+    is_paused: bool,
+    /// The next stamp has nothing to do with those before it.
+    is_anew: bool,
+    /// Sent for processes that stand still: they are told when they go on.
+    untold: Vec<(Command, Status)>,
     /// When a message's frame left last.
     sent_at: Option<Instant>,
     steered: f64,
@@ -106,8 +123,11 @@ impl Path {
             gate: gate.clone(),
             queue: VecDeque::new(),
             messages: 0,
-            is_blocked: false,
-            ends: None,
+            waiting: None,
+            users: BTreeSet::new(),
+            is_paused: false,
+            is_anew: false,
+            untold: Vec::new(),
             sent_at: None,
             steered: 0.0,
             probe_at: config.paces_others.then_some(Instant::ZERO),
@@ -124,9 +144,16 @@ impl Path {
     }
 
     pub(super) fn enqueue(&mut self, command: Command) {
-        let number = self.messages;
-        self.messages = self.messages.wrapping_add(1);
-        self.queue.push_back(Outgoing { command, number, offset: 0 });
+        self.users.insert(command.region.port);
+        self.queue.push_back(Outgoing { command, number: 0, offset: 0 });
+    }
+
+    /// The place of the message whose turn it is: the one that has begun, if there is one. Those of processes that stand
+    /// still are passed by.
+    fn next_up(&self, nic: &Context<'_>) -> Option<usize> {
+        let moves = |at: &usize| !nic.is_stopped(self.queue[*at].owner());
+        let mut moving = (0..self.queue.len()).filter(moves);
+        moving.clone().find(|at| self.queue[*at].offset > 0).or_else(|| moving.next())
     }
 
     /// Sends as much as the gate lets through.
@@ -136,16 +163,16 @@ impl Path {
         if self.probe_at.is_some_and(|at| now >= at) {
             self.probe(nic);
         }
-        while !self.is_blocked {
-            let Some(front) = self.queue.front().copied() else { break };
-            let length = self.frame_length(nic, &front);
+        while self.waiting.is_none() {
+            let Some(at) = self.next_up(nic) else { break };
+            let length = self.frame_length(nic, &self.queue[at]);
             let cost = wire_bytes(nic, length as usize);
-            let is_paid = front.command.flags & PAID != 0;
+            let is_paid = self.queue[at].command.flags & PAID != 0;
             if !is_paid && !self.gate.c_send(cost, || ()).is_sent() {
                 break;
             }
             let rider = self.rider(nic, length, sources);
-            self.send(nic, front, length, token, rider);
+            self.send(nic, at, length, token, rider);
         }
     }
 
@@ -175,10 +202,12 @@ impl Path {
     /// When to pump again, if nothing else happens.
     pub(super) fn poll_pace(&self, nic: &Context<'_>) -> Option<Instant> {
         let now = nic.now();
-        let front = self.queue.front().filter(|_| !self.is_blocked);
+        let next = self.next_up(nic).filter(|_| self.waiting.is_none());
         // With nothing to send the gate is still filled for those who ask it.
-        let length = front
-            .map_or_else(|| frame_payload(&self.config), |front| self.frame_length(nic, front));
+        let length = next.map_or_else(
+            || frame_payload(&self.config),
+            |at| self.frame_length(nic, &self.queue[at]),
+        );
         let cost = wire_bytes(nic, length as usize);
         let pour = self.keeper.poll_timeout(now, self.law.rate(now), cost);
         [pour, self.probe_at].into_iter().flatten().min()
@@ -195,20 +224,72 @@ impl Path {
 
     /// The frame that waited in the scheduler has left, or never will.
     pub(super) fn on_sent(&mut self, nic: &mut Context<'_>, sent: Sent) {
-        self.is_blocked = false;
-        if let Some(command) = self.ends.take() {
-            complete(nic, &command, sent.status);
+        let Some(Waiting { message, is_last }) = self.waiting.take() else { return };
+        if sent.status == Status::Cancelled {
+            // Its process stands still: it is stamped anew when that goes on.
+            self.put_back(message, is_last);
+        } else if is_last {
+            self.tell(nic, message.command, sent.status);
+        }
+    }
+
+    /// A frame was withdrawn: its message is as it was before it.
+    fn put_back(&mut self, message: Outgoing, is_last: bool) {
+        let is_it = |it: &&mut Outgoing| it.offset > 0 && it.number == message.number;
+        match self.queue.iter_mut().find(is_it) {
+            Some(begun) => begun.offset = message.offset,
+            None if is_last => self.queue.push_front(message),
+            // Its port is closed.
+            None => {}
+        }
+    }
+
+    /// Completes a message, once its process is there to hear it.
+    fn tell(&mut self, nic: &mut Context<'_>, command: Command, status: Status) {
+        if nic.is_stopped(command.region.port) {
+            self.untold.push((command, status));
+        } else {
+            complete(nic, &command, status);
+        }
+    }
+
+    /// A process stands still. Where nobody else sends this way, silence is none of the way's.
+    pub(super) fn on_port_stopped(&mut self, nic: &Context<'_>) {
+        let stand = |port: &PortId| nic.is_stopped(*port);
+        let is_probed = self.probe_at.is_some();
+        if !self.users.is_empty() && !is_probed && self.users.iter().all(stand) && !self.is_paused {
+            self.is_paused = true;
+            self.law.pause();
+        }
+    }
+
+    /// It goes on: what it sent is told, and the way begins with the rate that it had, and without a past.
+    pub(super) fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, stood: Duration) {
+        let (told, untold) =
+            self.untold.iter().partition::<Vec<_>, _>(|(command, _)| command.region.port == port);
+        self.untold = untold;
+        told.into_iter().for_each(|(command, status)| complete(nic, &command, status));
+        if self.users.contains(&port) && std::mem::take(&mut self.is_paused) {
+            self.law.resume(nic.now(), stood);
+            self.is_anew = true;
         }
     }
 
     /// Messages of a port that is gone are forgotten: their memory is.
     pub(super) fn on_port_closed(&mut self, port: PortId) {
-        self.queue.retain(|waiting| waiting.command.region.port != port);
-        self.ends = self.ends.filter(|command| command.region.port != port);
+        self.users.remove(&port);
+        self.queue.retain(|message| message.owner() != port);
+        self.untold.retain(|(command, _)| command.region.port != port);
+        if let Some(waiting) = self.waiting.as_mut().filter(|it| it.message.owner() == port) {
+            waiting.is_last = false;
+        }
     }
 
     /// All that waits ends unsent.
     pub(super) fn end(&mut self, nic: &mut Context<'_>) {
+        for (command, status) in self.untold.drain(..) {
+            complete(nic, &command, status);
+        }
         for waiting in self.queue.drain(..) {
             complete(nic, &waiting.command, Status::ExtensionDown);
         }
@@ -243,14 +324,29 @@ impl Path {
         (waiting.command.region.length - waiting.offset).min(most)
     }
 
+    /// A message begins. Others that have, and whose processes stand still, begin again after it: the receiver takes one
+    /// message of a node for a port at a time, and none that is older.
+    fn begin_message(&mut self, at: usize) {
+        let port = self.queue[at].command.port;
+        for passed in self.queue.iter_mut().filter(|passed| passed.command.port == port) {
+            passed.offset = 0;
+        }
+        self.queue[at].number = self.messages;
+        self.messages = self.messages.wrapping_add(1);
+    }
+
     fn send(
         &mut self,
         nic: &mut Context<'_>,
-        mut front: Outgoing,
+        at: usize,
         length: u32,
         token: u64,
         rider: Option<Rider>,
     ) {
+        if self.queue[at].offset == 0 {
+            self.begin_message(at);
+        }
+        let front = self.queue[at];
         let command = front.command;
         let stamp = self.encoder.stamp(nic.now());
         let is_last = front.offset + length >= command.region.length;
@@ -265,9 +361,10 @@ impl Path {
             (part, _) => part.map(Source::Region),
         };
         let rider_flag = if rider.is_some() { RIDER } else { 0 };
+        let anew_flag = if std::mem::take(&mut self.is_anew) { ANEW } else { 0 };
         let packet = source.map(|source| Packet {
             port: command.port,
-            flags: self.flags() | rider_flag,
+            flags: self.flags() | rider_flag | anew_flag,
             sequence: stamp.sequence as u32,
             acknowledgement: (stamp.sent.as_nanos() / TICK_NS) as u32,
             words,
@@ -277,22 +374,20 @@ impl Path {
         });
         let outcome = packet.map(|packet| nic.send_packet(&packet));
         let Some(Ok(sending)) = outcome else {
-            self.queue.pop_front();
+            self.queue.remove(at);
             return complete(nic, &command, Status::Region);
         };
         let bytes = length as usize + rider.map_or(0, |rider| rider.len());
         self.law.on_sent(nic.now(), wire_bytes(nic, bytes) as usize);
         self.sent_at = Some(nic.now());
-        self.is_blocked = sending == Sending::Queued;
+        let is_queued = sending == Sending::Queued;
+        self.waiting = is_queued.then_some(Waiting { message: front, is_last });
         if !is_last {
-            front.offset += length;
-            self.queue[0] = front;
+            self.queue[at].offset += length;
             return;
         }
-        self.queue.pop_front();
-        if self.is_blocked {
-            self.ends = Some(command);
-        } else {
+        self.queue.remove(at);
+        if !is_queued {
             complete(nic, &command, Status::Done);
         }
     }
@@ -333,83 +428,4 @@ fn complete(nic: &mut Context<'_>, command: &Command, status: Status) {
         ..Completion::default()
     };
     nic.complete(command.region.port, &completion);
-}
-
-/// The whole stamp of a frame: what travels is its lower half, and `newest` the last one that came.
-pub(super) fn stamp_of(header: &Header, newest: &mut (u64, u64), now: Instant) -> Stamp {
-    let (sequence, ticks) = *newest;
-    // The first stamp is taken for one of about now; from then on each follows the last.
-    let near = if ticks == 0 { now.as_nanos() / TICK_NS } else { ticks };
-    let whole = |last: u64, part: u32| {
-        let ahead = part.wrapping_sub(last as u32).cast_signed();
-        last.saturating_add_signed(ahead.into())
-    };
-    let stamp = (whole(sequence, header.sequence), whole(near, header.acknowledgement));
-    if stamp.0 >= sequence {
-        *newest = (stamp.0, stamp.1.max(1));
-    }
-    Stamp { sequence: stamp.0, sent: Instant::from_nanos(stamp.1.saturating_mul(TICK_NS)) }
-}
-
-/// Feedback with the stamps that were sent: where the two clocks are far apart the receiver has
-/// taken the travelling half of a stamp for that of another time.
-pub(super) fn in_own_time(mut feedback: Feedback, now: Instant) -> Feedback {
-    let estimate = &mut feedback.estimate;
-    let ticks = now.as_nanos() / TICK_NS;
-    let behind = (ticks as u32).wrapping_sub((estimate.newest.as_nanos() / TICK_NS) as u32);
-    let own = ticks.saturating_sub(behind.into()) * TICK_NS;
-    let shift = estimate.newest.as_nanos().wrapping_sub(own).cast_signed();
-    estimate.newest = Instant::from_nanos(own);
-    estimate.delay_ns = estimate.delay_ns.wrapping_add(shift);
-    estimate.least_delay_ns = estimate.least_delay_ns.wrapping_add(shift);
-    feedback
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::estimate::{Arrivals, Estimate};
-
-    #[test]
-    fn clocks_that_are_hours_apart_do_not_matter() {
-        for offset in [-40_000_000_000_000_i64, -1, 0, 1, 40_000_000_000_000] {
-            let sent = 50_000_000_000_000_u64;
-            let clock = |at: u64| Instant::from_nanos(at.saturating_add_signed(offset));
-            let header = Header { acknowledgement: (sent / TICK_NS) as u32, ..Header::default() };
-            let arrived = clock(sent + 300_000);
-            let stamp = stamp_of(&header, &mut (0, 0), arrived);
-            let delay = arrived.as_nanos().wrapping_sub(stamp.sent.as_nanos()).cast_signed();
-            let estimate = Estimate {
-                warp: 1.0,
-                delay_ns: delay,
-                least_delay_ns: delay,
-                noise_ns: 0.0,
-                newest: stamp.sent,
-                span_ns: 0,
-                epoch: 0,
-            };
-            let back = Feedback::new(1, estimate, Arrivals::default(), arrived);
-            let now = Instant::from_nanos(sent + 500_000);
-            let own = in_own_time(back, now).estimate;
-            assert_eq!(own.newest.as_nanos() / TICK_NS, sent / TICK_NS, "{offset}");
-            // What the two clocks differ by, and no more.
-            assert!((own.delay_ns - 300_000 - offset).abs() <= TICK_NS as i64, "{offset}");
-        }
-    }
-
-    #[test]
-    fn stamps_come_out_whole_however_often_their_half_repeats() {
-        let mut newest = (0, 0);
-        let start = 1_000_000_000_000;
-        for i in 0..3_000_u64 {
-            let sent = start + i * 100_000_000;
-            let header = Header {
-                sequence: i as u32,
-                acknowledgement: (sent / TICK_NS) as u32,
-                ..Header::default()
-            };
-            let stamp = stamp_of(&header, &mut newest, Instant::from_nanos(sent + 50_000));
-            assert_eq!((stamp.sequence, stamp.sent.as_nanos() / TICK_NS), (i, sent / TICK_NS));
-        }
-    }
 }

@@ -14,8 +14,8 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::region::Payload;
 use midplane_simhw::time::{Instant, nanos};
 
-use super::outgoing::stamp_of;
-use super::{BROADCAST, FEEDBACK, WarpConfig};
+use super::ticks::stamp_of;
+use super::{ANEW, BROADCAST, FEEDBACK, WarpConfig};
 use crate::estimate::{Estimate, Estimator};
 use crate::feedback::{FEEDBACK_BYTES, Feedback};
 
@@ -74,6 +74,9 @@ impl Sources {
             news: None,
             told: Instant::ZERO,
         });
+        if header.flags & ANEW != 0 {
+            source.estimator.restart();
+        }
         let stamp = stamp_of(header, &mut source.newest, now);
         let Some(estimate) = source.estimator.handle_arrival(stamp, now) else { return };
         let since = source.news.map_or(now, |(_, since)| since);

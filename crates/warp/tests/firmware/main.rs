@@ -2,6 +2,7 @@
 
 mod hostile;
 mod star;
+mod stops;
 
 use std::time::Duration;
 

@@ -1,0 +1,269 @@
+//! Processes that are stopped and go on: their messages wait, and neither side takes the pause for congestion.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane_nicvm::context::Context;
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::frame::Frame;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::rng::Rng;
+use midplane_simhw::sim::{SimHost, World};
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::{Instant, LineRate};
+use midplane_simhw::topology::Topology;
+use midplane_warp::firmware::{self, KNOWLEDGE, WARP, Warp, WarpConfig};
+
+const POLICE: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 9);
+const STOP: u8 = 1;
+const RECEIVER: NodeId = NodeId(0);
+const SENDER: NodeId = NodeId(1);
+const MESSAGE: usize = 10_240;
+const RATE: LineRate = LineRate::mbps(100);
+
+/// Stops and resumes ports of its NIC, as a daemon's extension would.
+struct Police;
+
+impl Extension for Police {
+    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        let port = PortId(command.args[0] as u16);
+        match command.opcode {
+            STOP => nic.stop_port(port),
+            _ => nic.resume_port(port),
+        }
+        nic.complete(command.region.port, &Completion::default());
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+}
+
+/// Tags that arrived, in order, and messages that were said to be sent.
+#[derive(Debug, Default)]
+struct Tally {
+    arrived: Vec<u32>,
+    told: usize,
+}
+
+/// Two hosts; processes on one send to one on the other.
+struct Scene {
+    world: World<Unit>,
+    tally: Arc<Mutex<Tally>>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let link = LinkProfile::ethernet(RATE, Duration::from_micros(1));
+        let topology = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(64 << 10)));
+        let mut world = World::new(&topology, NicProfile::MODERN, 1, |node, _| {
+            let to: &[NodeId] = if node == RECEIVER { &[] } else { &[RECEIVER] };
+            let mut unit = Unit::default();
+            unit.install(WARP, Warp::new(WarpConfig::new(to, RATE, 16 << 10, 1)).0).unwrap();
+            unit.install(POLICE, Police).unwrap();
+            unit
+        });
+        let tally: Arc<Mutex<Tally>> = Arc::default();
+        let (host, counts) = (world.host(RECEIVER), Arc::clone(&tally));
+        world.spawn(RECEIVER, async move { receive(&host, &counts).await });
+        Self { world, tally }
+    }
+
+    /// A process that sends messages, tagged from `tag` on, up to `count` of them; its port's number.
+    fn send(&mut self, tag: u32, count: u32) -> PortId {
+        let (host, tally) = (self.world.host(SENDER), Arc::clone(&self.tally));
+        let port = Arc::new(Mutex::new(None));
+        let number = Arc::clone(&port);
+        self.world.spawn(SENDER, async move {
+            let mut port = host.open_port().unwrap();
+            *number.lock().unwrap() = Some(port.id());
+            let memory = port.register(MESSAGE).unwrap();
+            let mut next = 0;
+            loop {
+                while port.outstanding() < 16 && next < count {
+                    let mut send = firmware::send(RECEIVER, PortId(0), memory.whole(), 0);
+                    send.args[0] = u64::from(tag + next);
+                    port.submit(&send).unwrap();
+                    next += 1;
+                }
+                assert_eq!(port.completion().await.unwrap().status, Status::Done);
+                tally.lock().unwrap().told += 1;
+            }
+        });
+        self.run(0.1);
+        let number = *port.lock().unwrap();
+        number.expect("it has its port")
+    }
+
+    /// Messages that arrive in so many milliseconds.
+    fn run(&mut self, milliseconds: f64) -> usize {
+        let before = self.tally.lock().unwrap().arrived.len();
+        self.world.run_until(self.world.now() + Duration::from_secs_f64(milliseconds / 1e3));
+        self.tally.lock().unwrap().arrived.len() - before
+    }
+
+    fn police(&mut self, opcode: u8, port: PortId) {
+        let host = self.world.host(SENDER);
+        let done = self.world.block_on(SENDER, async move {
+            let mut own = host.open_port().unwrap();
+            let args = [port.0.into(), 0, 0];
+            own.submit(&Command { extension: POLICE, opcode, args, ..Command::default() }).unwrap();
+            own.completion().await.unwrap();
+        });
+        done.unwrap();
+    }
+
+    /// Bytes a second that may be sent, and nanoseconds in queues, as Warp knows them.
+    fn knowledge(&mut self) -> [u64; 2] {
+        let host = self.world.host(SENDER);
+        let known = self.world.block_on(SENDER, async move {
+            let mut own = host.open_port().unwrap();
+            let ask = Command {
+                extension: WARP,
+                opcode: KNOWLEDGE,
+                node: RECEIVER,
+                ..Command::default()
+            };
+            own.submit(&ask).unwrap();
+            own.completion().await.unwrap().args
+        });
+        let known = known.unwrap();
+        [known[0], known[2]]
+    }
+
+    fn told(&self) -> usize {
+        self.tally.lock().unwrap().told
+    }
+
+    /// Each message of those tags arrived once, in order.
+    #[track_caller]
+    fn is_whole(&self, tags: std::ops::Range<u32>) {
+        let arrived = &self.tally.lock().unwrap().arrived;
+        let these: Vec<u32> = arrived.iter().copied().filter(|tag| tags.contains(tag)).collect();
+        let all: Vec<u32> = tags.collect();
+        let first = these.iter().zip(&all).position(|(it, tag)| it != tag);
+        assert!(
+            these == all,
+            "{} of {}; the first that is wrong: {first:?}",
+            these.len(),
+            all.len()
+        );
+    }
+}
+
+async fn receive(host: &SimHost, tally: &Mutex<Tally>) {
+    let mut port = host.open_port().unwrap();
+    let memory = port.register(MESSAGE * 64).unwrap();
+    let range = |slot: u64| memory.range(slot as usize * MESSAGE, MESSAGE).unwrap();
+    for slot in 0..64 {
+        port.submit(&firmware::receive(range(slot), slot)).unwrap();
+    }
+    loop {
+        let done = port.completion().await.unwrap();
+        tally.lock().unwrap().arrived.push(done.args[0] as u32);
+        port.submit(&firmware::receive(range(done.cookie), done.cookie)).unwrap();
+    }
+}
+
+#[test]
+fn a_stop_looks_neither_like_congestion_nor_like_silence() {
+    let mut scene = Scene::new();
+    let port = scene.send(0, 3_000);
+    scene.run(100.0);
+    let mut dice = Rng::new(1, "stops");
+    for stop in 0..20 {
+        let before = scene.run(50.0);
+        let [rate, queue] = scene.knowledge();
+        scene.run(dice.below(2_000) as f64 / 1e3);
+        scene.police(STOP, port);
+        // What has left arrives.
+        scene.run(4.0);
+        let told = scene.told();
+        let stood = 10 + dice.below(200);
+        assert_eq!(scene.run(stood as f64), 0, "nothing leaves for who stands still");
+        assert_eq!(scene.told(), told, "nor is it told anything");
+        scene.police(STOP + 1, port);
+        let [rate_after, queue_after] = scene.knowledge();
+        let after = scene.run(50.0);
+        let what = format!(
+            "stop {stop} of {stood} ms: {before} messages before, {after} after; {rate} and {rate_after} bytes/s, \
+             {queue} and {queue_after} ns in queues"
+        );
+        assert!(rate_after as f64 > 0.9 * rate as f64, "{what}");
+        assert!(after as f64 >= 0.9 * before as f64, "{what}");
+        scene.run(5.0);
+        let [_, queue_after] = scene.knowledge();
+        assert!(queue_after < queue + 2_000_000, "a slice is no queue: {what}");
+    }
+    scene.run(3_000.0);
+    scene.is_whole(0..3_000);
+}
+
+#[test]
+fn others_messages_pass_by_those_of_a_stopped_process_and_none_is_lost() {
+    let mut scene = Scene::new();
+    let first = scene.send(0, 300);
+    scene.run(30.0);
+    let second = scene.send(10_000, 300);
+    let mut dice = Rng::new(2, "stops");
+    for _ in 0..40 {
+        let port = if dice.below(2) == 0 { first } else { second };
+        scene.run(dice.below(3_000) as f64 / 1e3);
+        scene.police(STOP, port);
+        scene.run(dice.below(8_000) as f64 / 1e3);
+        scene.police(STOP + 1, port);
+    }
+    scene.run(3_000.0);
+    assert_eq!(scene.told(), 600);
+    scene.is_whole(0..300);
+    scene.is_whole(10_000..10_300);
+}
+
+#[test]
+fn who_goes_on_has_the_way_to_itself_while_others_stand_still() {
+    let mut scene = Scene::new();
+    let first = scene.send(0, 100_000);
+    let _second = scene.send(200_000, 100_000);
+    scene.run(100.0);
+    let both = scene.run(100.0);
+    scene.police(STOP, first);
+    scene.run(5.0);
+    let alone = scene.run(100.0);
+    assert!(alone as f64 > 0.95 * both as f64, "{both} messages of both, {alone} of one");
+}
+
+#[test]
+fn a_process_that_ends_while_it_stands_still_leaves_nothing_behind() {
+    let mut scene = Scene::new();
+    let host = scene.world.host(SENDER);
+    let stopped = Arc::new(Mutex::new(None));
+    let number = Arc::clone(&stopped);
+    scene.world.spawn(SENDER, async move {
+        let mut port = host.open_port().unwrap();
+        *number.lock().unwrap() = Some(port.id());
+        let memory = port.register(MESSAGE).unwrap();
+        for _ in 0..16 {
+            let send = firmware::send(RECEIVER, PortId(0), memory.whole(), 0);
+            port.submit(&send).unwrap();
+        }
+        host.sleep_until(Instant::from_nanos(30_000_000)).await;
+    });
+    scene.run(3.0);
+    let port = stopped.lock().unwrap().unwrap();
+    scene.police(STOP, port);
+    scene.run(50.0);
+    let other = scene.send(500, 100);
+    assert_ne!(other.0, u16::MAX);
+    scene.run(500.0);
+    scene.is_whole(500..600);
+}
