@@ -20,9 +20,38 @@ struct Row {
     machine: &'static str,
 }
 
+/// How a freeze grows with the nodes, for one arity: `start_us + step_us * log(nodes)`, to the base of the arity, by least
+/// squares.
+#[derive(Serialize)]
+struct Growth {
+    arity: u16,
+    start_us: f64,
+    step_us: f64,
+    /// The share of the spread that this explains, from 0 to 1.
+    explained: f64,
+}
+
 #[derive(Serialize)]
 struct Document {
     freezes: Vec<Row>,
+    growth: Vec<Growth>,
+}
+
+const SIZES: [u16; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096];
+const ARITIES: [u16; 6] = [2, 4, 8, 16, 32, 64];
+
+fn growth(arity: u16, rows: &[Row]) -> Growth {
+    let point =
+        |row: &Row| (f64::from(row.nodes).ln() / f64::from(arity).ln(), row.median_freeze_us);
+    let points: Vec<(f64, f64)> = rows.iter().filter(|row| row.arity == arity).map(point).collect();
+    let mean =
+        |of: &dyn Fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
+    let (x, y) = (mean(&|it| it.0), mean(&|it| it.1));
+    let (xx, xy) = (mean(&|it| (it.0 - x).powi(2)), mean(&|it| (it.0 - x) * (it.1 - y)));
+    let step_us = xy / xx;
+    let rest = mean(&|it| (it.1 - y - step_us * (it.0 - x)).powi(2));
+    let explained = 1.0 - rest / mean(&|it| (it.1 - y).powi(2));
+    Growth { arity, start_us: y - step_us * x, step_us, explained }
 }
 
 fn freeze(arguments: &Arguments, nodes: u16, arity: u16) -> Row {
@@ -49,14 +78,8 @@ fn freeze(arguments: &Arguments, nodes: u16, arity: u16) -> Row {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> bool {
-    let sizes = [2, 4, 8, 16, 32, 64, 256, 1024, 4096];
-    let arities = [2, 4, 8, 16, 32, 64];
-    let mut wanted: Vec<(u16, u16)> = sizes.iter().map(|nodes| (*nodes, 16)).collect();
-    for arity in arities {
-        wanted.extend([64, 1024].map(|nodes| (nodes, arity)));
-    }
-    wanted.sort_unstable();
-    wanted.dedup();
+    let each = |nodes: &u16| ARITIES.map(|arity| (*nodes, arity));
+    let wanted: Vec<(u16, u16)> = SIZES.iter().flat_map(each).collect();
     let bar = slowdown::progress(wanted.len());
     let mut freezes = Vec::new();
     for (nodes, arity) in wanted {
@@ -65,13 +88,21 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    let growth: Vec<Growth> = ARITIES.iter().map(|arity| growth(*arity, &freezes)).collect();
     if arguments.json {
-        report::print_json(&Document { freezes });
+        report::print_json(&Document { freezes, growth });
         return true;
     }
     let mut text = format!("{:>6} {:>6} {:>6} {:>12}\n", "nodes", "arity", "depth", "freeze");
     for Row { nodes, arity, depth, median_freeze_us, .. } in &freezes {
         text += &format!("{nodes:>6} {arity:>6} {depth:>6} {median_freeze_us:>9.0} us\n");
+    }
+    text += "\nfitted over the nodes, with the logarithm to the base of the arity\n";
+    for Growth { arity, start_us, step_us, explained } in &growth {
+        text += &format!(
+            "arity {arity:>2}: {start_us:>6.1} us + {step_us:>6.1} us x log(nodes), which explains {:.1} %\n",
+            100.0 * explained
+        );
     }
     report::say(&text);
     true
