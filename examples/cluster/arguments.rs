@@ -27,8 +27,9 @@ ratio, the median of the rounds', is at least what stands beside it.
   fresh     all others change state faster than the port carries it: how old what rank 0 has is. Slow
             memory sends what is newest when Warp lets it; TCP sends everything
   together  a barrier, and a sum of all, on the NICs
-  job       a job of four ranks is preempted by another one, checkpointed to disk, moved to other
-            nodes and finished there: beside being begun anew there. In virtual time
+  job       a job of four processes is preempted by another one, saved to disk with what is on its way
+            between them, moved to other daemons and finished there without having lost a message: beside
+            being begun anew there. On Linux
 
 Exit code: 0 all rows held; 1 one did not, or a process was lost; 2 bad input.";
 

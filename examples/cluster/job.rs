@@ -1,39 +1,39 @@
-//! A background job that has to make room, and ends elsewhere without having lost a message.
-//!
-//! In virtual time: the daemons that run real processes take no checkpoints of them.
+//! A background job that has to make room, and ends elsewhere without having lost a message: four processes under
+//! daemons of gang scheduling.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-use midplane::gang::channel::geometry::Geometry;
-use midplane::gang::channel::{Channel, Descriptor, SendError};
-use midplane::gang::checkpoint::Checkpoint;
-use midplane::gang::controller::Controller;
-use midplane::gang::firmware::Gang;
-use midplane::gang::names::{ChannelId, JobId, Place, Rank};
-use midplane::gang::network::Network;
-use midplane::gang::{GANG, GangConfig};
-use midplane::nicvm::unit::Unit;
-use midplane::simhw::host::Host;
-use midplane::simhw::id::NodeId;
-use midplane::simhw::link::LinkProfile;
-use midplane::simhw::profile::NicProfile;
-use midplane::simhw::sim::{SimHost, World};
-use midplane::simhw::switch::{Buffer, SwitchProfile};
-use midplane::simhw::time::{Instant, LineRate};
-use midplane::simhw::topology::Topology;
+use midplane::gang::live::clock::now;
+use midplane::gang::live::rank::join;
+use midplane::gang::live::snapshot::Snapshots;
+use midplane::gang::names::Rank;
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-const RANKS: u16 = 4;
-/// Messages that each rank sends around the ring, and what each costs to make.
-const COUNT: u32 = 2_000;
-const WORK: Duration = Duration::from_micros(20);
-/// When the other job comes, as a part of what this one takes alone.
-const COMES: f64 = 0.6;
-/// A job that takes longer than this is stuck.
-const LIMIT: Instant = Instant::from_nanos(10_000_000_000);
+use crate::clock;
+use crate::daemons::parts::{self, number, runtime};
+use crate::daemons::stage::{Daemons, Stage};
 
-/// What a rank has done so far; changed in the same turn as its channel.
+const RANKS: u16 = 4;
+/// Messages that each rank sends around the ring, and the processor time that each costs to make: a machine that does
+/// other things as well takes longer for all of it, and not for the rest alone.
+const COUNT: u32 = 4_000;
+const WORK: Duration = Duration::from_micros(100);
+/// How many a rank sends before it has received as many less: all are about equally far.
+const AHEAD: u32 = 64;
+/// How many rank 0 has sent when the other job comes, and what it says then.
+const COMES: u32 = COUNT / 2;
+const HALF: &str = "half of it";
+/// Seconds that the other job would take.
+const OTHER: &str = "20";
+const SLICE_MS: f64 = 20.0;
+/// How long a rank that has nothing to do waits before it looks whether it is to be saved.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long the other job may take to get its first turn.
+const PREEMPTED: Duration = Duration::from_secs(10);
+
+/// What a rank has done so far.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 struct Progress {
     sent: u32,
@@ -42,175 +42,143 @@ struct Progress {
     digest: u64,
 }
 
-/// How a leg ended.
-struct Leg {
-    took: Duration,
-    progress: Vec<Progress>,
-    cut: Option<Checkpoint>,
+/// Plays the part that this process was started for, if it was: a daemon, a front end, a rank.
+pub(crate) fn play_part() -> bool {
+    if parts::play_part() {
+        return true;
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let played = match words[..] {
+        ["--be-ring"] => runtime().and_then(|runtime| runtime.block_on(ring())),
+        ["--be-other", seconds] => number(seconds).map(other),
+        _ => return false,
+    };
+    if let Err(error) = played {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+    true
 }
 
 /// Milliseconds to the job's end: moved, and begun anew.
 ///
 /// # Errors
-/// One line: a message was lost, or the checkpoint was no good.
-pub(crate) fn measure(seed: u64) -> Result<(f64, f64), String> {
-    let alone = leg(seed, 0, None, None)?;
-    let comes = alone.took.mul_f64(COMES);
-    let first = leg(seed, 0, None, Some(comes))?;
-    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let there = folder.path().join("checkpoint");
-    let cut = first.cut.ok_or("there is no checkpoint")?;
-    cut.write_to(&there).map_err(|error| error.to_string())?;
-    let back = Checkpoint::read_from(&there).map_err(|error| error.to_string())?;
-    let second = leg(seed + 1, RANKS, Some(&back), None)?;
-    if second.progress != alone.progress {
+/// One line: a message was lost, or the job could not be run, saved or restored.
+pub(crate) fn measure(folder: &Path) -> Result<(f64, f64), String> {
+    let stage = |name, hosts, slots| {
+        let folder = folder.join(name);
+        std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let (with_itself, fabric, mode) = (false, "shm", "resident");
+        let daemons = Daemons { hosts, slots, slice_ms: SLICE_MS, with_itself, fabric, mode };
+        Stage::start_in(&folder, daemons)
+    };
+    let (here, there) = (stage("here", 1, RANKS)?, stage("there", 2, RANKS / 2)?);
+    let expected = said(here.run(RANKS, &["--be-ring"])?)?;
+    let began = clock::now();
+    let mut job = here.begin(RANKS, &["--be-ring"])?;
+    job.wait_for(HALF)?;
+    let other = here.begin(RANKS, &["--be-other", OTHER])?;
+    let number = is_preempted(&here)?;
+    let saved = folder.join("saved");
+    here.save_and_end(number, &saved)?;
+    let moved = began.elapsed();
+    // It would have no share of other nodes' processors.
+    drop((job, other));
+    let (ended, rest) = timed(|| said(there.restore(&saved)?.lines()?))?;
+    let (anew, whole) = timed(|| said(there.run(RANKS, &["--be-ring"])?))?;
+    if ended != expected || anew != expected {
         return Err("a message was lost, doubled or overtaken".into());
     }
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    Ok((ms(first.took + second.took), ms(comes + alone.took)))
+    Ok((ms(moved + rest), ms(moved + whole)))
 }
 
-/// Runs the job on the nodes from `node` on, from where it was, until it ends or is cut.
-fn leg(
-    seed: u64,
-    node: u16,
-    from: Option<&Checkpoint>,
-    cut: Option<Duration>,
-) -> Result<Leg, String> {
-    let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
-    let topology = Topology::star(2 * RANKS, link, SwitchProfile::new(Buffer::Bytes(256 << 10)));
-    let mut world = World::new(&topology, NicProfile::MODERN, seed, |_, _| {
-        let mut unit = Unit::default();
-        unit.install(GANG, Gang::new(GangConfig::default())).expect("its number is free");
-        unit
-    });
-    let hosts = (node..node + RANKS).map(|node| world.host(NodeId(node))).collect();
-    let progress = match from {
-        Some(saved) => saved.processes.iter().map(|bytes| serde_json::from_slice(bytes)).collect(),
-        None => Ok(vec![Progress::default(); usize::from(RANKS)]),
+fn timed<T>(run: impl FnOnce() -> Result<T, String>) -> Result<(T, Duration), String> {
+    let began: Instant = clock::now();
+    let value = run()?;
+    Ok((value, began.elapsed()))
+}
+
+/// Waits until the first job has been stopped for the other one; its number.
+fn is_preempted(here: &Stage) -> Result<u32, String> {
+    let began = clock::now();
+    while began.elapsed() < PREEMPTED {
+        let jobs = here.listing()?.jobs;
+        let first = jobs.iter().find(|line| line.command.contains("--be-ring"));
+        match first.ok_or("the job ended before the other one came")? {
+            line if line.preemptions > 0 => return Ok(line.job.0),
+            _ => std::thread::park_timeout(LOOK),
+        }
+    }
+    Err("the other job had no turn".into())
+}
+
+/// What the ranks of a ring say in the end, in the order of ranks; their front end's own line is the last.
+fn said(mut lines: Vec<String>) -> Result<Vec<String>, String> {
+    lines.pop();
+    lines.retain(|line| line != HALF);
+    lines.sort_unstable();
+    match lines.len() == usize::from(RANKS) {
+        true => Ok(lines),
+        false => Err(format!("{} of {RANKS} ranks came to their end", lines.len())),
+    }
+}
+
+/// Takes processor time from everybody else.
+fn other(seconds: f64) {
+    let end = now() + Duration::from_secs_f64(seconds);
+    while now() < end {
+        std::hint::spin_loop();
+    }
+}
+
+/// Takes processor time, whatever else has some.
+fn work() {
+    let used = || {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     };
-    let progress: Vec<Progress> = progress.map_err(|error| error.to_string())?;
-    let job = Job {
-        hosts,
-        progress: progress.into_iter().map(|one| Arc::new(Mutex::new(one))).collect(),
-        from: from.cloned(),
-        cut,
-    };
-    let ended: Arc<Mutex<Option<Result<Leg, String>>>> = Arc::default();
-    let place = Arc::clone(&ended);
-    world.spawn(NodeId(node), async move {
-        let result = job.run().await;
-        *place.lock().expect("nobody panics with it") = Some(result);
-    });
-    let taken = || ended.lock().expect("nobody panics with it").take();
-    while world.now() < LIMIT {
-        if let Some(result) = taken() {
-            return result;
-        }
-        world.run_until(world.now() + Duration::from_micros(100));
-    }
-    Err("the job is stuck".into())
-}
-
-struct Job {
-    hosts: Vec<SimHost>,
-    progress: Vec<Arc<Mutex<Progress>>>,
-    from: Option<Checkpoint>,
-    cut: Option<Duration>,
-}
-
-impl Job {
-    async fn run(self) -> Result<Leg, String> {
-        let text = |error: midplane::gang::controller::ControlError| error.to_string();
-        let host = self.hosts[0].clone();
-        let begun = host.now();
-        let mut network = self.open().await?;
-        if let Some(saved) = &self.from {
-            network.restore(&saved.network).await.map_err(text)?;
-        }
-        network.run(&host).await.map_err(text)?;
-        for ((held, host), progress) in network.ranks().iter().zip(&self.hosts).zip(&self.progress)
-        {
-            let descriptor = held.controller.descriptor(held.context);
-            let task = ring(host.clone(), descriptor, Arc::clone(progress));
-            host.spawn(held.reins.hold(task));
-        }
-        let until = self.cut.map_or(LIMIT, |cut| begun + cut);
-        let has_ended =
-            |network: &Network| network.ranks().iter().all(|held| held.reins.has_ended());
-        while host.now() < until && !has_ended(&network) {
-            host.sleep_until((host.now() + WORK).min(until)).await;
-        }
-        let mut cut = None;
-        if self.cut.is_some() {
-            network.freeze(&host).await.map_err(text)?;
-            let network = network.save(true).await.map_err(text)?;
-            let bytes = |one: &Progress| serde_json::to_vec(one).expect("plain data");
-            let processes = self.seen().iter().map(bytes).collect();
-            cut = Some(Checkpoint { network, processes, program: "ring".into() });
-        }
-        let took = Duration::from_nanos(host.now().nanos_since(begun));
-        Ok(Leg { took, progress: self.seen(), cut })
-    }
-
-    fn seen(&self) -> Vec<Progress> {
-        self.progress.iter().map(|one| one.lock().expect("nobody panics with it").clone()).collect()
-    }
-
-    async fn open(&self) -> Result<Network, String> {
-        let place = |host: &SimHost| Place { node: host.node(), channel: ChannelId(0) };
-        let places: Vec<Place> = self.hosts.iter().map(place).collect();
-        let mut controllers = Vec::new();
-        for host in &self.hosts {
-            let opened = Controller::open(host, ChannelId(0), Geometry::PM, false);
-            controllers.push(opened.map_err(|error| error.to_string())?);
-        }
-        let opened = Network::open(JobId(1), &places, controllers).await;
-        opened.map_err(|error| error.to_string())
+    let end = used() + WORK;
+    while used() < end {
+        std::hint::spin_loop();
     }
 }
 
-/// One rank: computes, sends to the next one, and takes what has come from the one before.
-async fn ring(host: SimHost, descriptor: Descriptor, progress: Arc<Mutex<Progress>>) {
-    let Ok(mut channel) = Channel::attach(&host, descriptor).await else { return };
-    let next = Rank((channel.rank().0 + 1) % channel.ranks());
+/// One rank: computes, sends to the next one, and takes what has come from the one before; is saved between any two
+/// messages.
+async fn ring() -> Result<(), String> {
+    let (_, mut channel) = join().await.map_err(|error| error.to_string())?;
+    let mut snapshots = Snapshots::join().map_err(|error| error.to_string())?;
+    let saved = snapshots.take_restored();
+    let saved = saved.map(|saved| serde_json::from_slice(&saved)).transpose();
+    let mut done: Progress = saved.map_err(|error| error.to_string())?.unwrap_or_default();
+    let own = channel.rank().0;
+    let next = Rank((own + 1) % channel.ranks());
     loop {
-        let mut full = true;
-        {
-            let mut done = progress.lock().expect("nobody panics with it");
-            while let Some((_, bytes)) = channel.try_receive() {
-                done.received += 1;
-                for byte in bytes {
-                    done.digest = (done.digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3);
-                }
-            }
-            if done.sent == COUNT && done.received == COUNT {
-                break;
-            }
-            if done.sent < COUNT {
-                match channel.try_send(next, &done.sent.to_le_bytes()) {
-                    Ok(()) => {
-                        done.sent += 1;
-                        full = false;
-                    }
-                    Err(SendError::Full) => {}
-                    // Whoever waits for the job says that it is stuck.
-                    Err(_) => return,
-                }
+        if snapshots.is_asked() {
+            let state = serde_json::to_vec(&done).expect("plain data");
+            snapshots.save(&state).map_err(|error| error.to_string())?;
+        }
+        while let Some((_, bytes)) = channel.try_receive() {
+            done.received += 1;
+            for byte in bytes {
+                done.digest = (done.digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3);
             }
         }
-        if full {
-            if channel.room().await.is_err() {
-                return;
+        let may_send = done.sent < COUNT.min(done.received + AHEAD);
+        if may_send && channel.try_send(next, &done.sent.to_le_bytes()).is_ok() {
+            done.sent += 1;
+            if own == 0 && done.sent == COMES {
+                println!("{HALF}");
             }
-        } else {
-            host.sleep_until(host.now() + WORK).await;
+            work();
+            continue;
         }
-    }
-    // What was sent is yet to be taken by the next.
-    while !channel.is_flushed() {
-        if channel.room().await.is_err() {
-            return;
+        if done.sent == COUNT && done.received == COUNT && channel.is_flushed() {
+            println!("{own} {} {:016x}", done.received, done.digest);
+            return Ok(());
         }
+        let _ = tokio::time::timeout(LOOK, channel.room()).await;
     }
 }

@@ -14,6 +14,7 @@ mod contest;
 mod control;
 mod fan_in;
 mod fresh;
+#[cfg(target_os = "linux")]
 mod job;
 mod latency;
 mod narrow;
@@ -23,6 +24,10 @@ mod together;
 
 #[path = "../common/command_line.rs"]
 mod command_line;
+#[cfg(target_os = "linux")]
+#[path = "../common/daemons/mod.rs"]
+#[expect(dead_code, reason = "other examples use the rest")]
+mod daemons;
 #[path = "../common/handler.rs"]
 mod handler;
 #[path = "../common/incast/mod.rs"]
@@ -52,6 +57,10 @@ use midplane::simhw::udp::resolve_peers;
 use processes::Peer;
 
 fn main() -> ExitCode {
+    #[cfg(target_os = "linux")]
+    if job::play_part() {
+        return ExitCode::SUCCESS;
+    }
     let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(code) => return code,
