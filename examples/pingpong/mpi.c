@@ -16,7 +16,7 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     memset(buffer, 7, bytes + 1);
-    for (int at = -1; at < batches; at++) {
+    for (int at = -batches; at < batches; at++) {
         double begin = MPI_Wtime();
         for (int turn = 0; turn < batch; turn++) {
             if (rank == 0) MPI_Send(buffer, bytes, MPI_BYTE, 1, 1, MPI_COMM_WORLD);
