@@ -180,7 +180,12 @@ impl Nic {
     /// [`NicError::Register`] says which limit was hit.
     pub fn register(&mut self, bytes: usize, options: MemoryOptions) -> Result<Memory, NicError> {
         let region = RegionOptions::default().tag(options.tag).rights(options.rights());
-        Ok(Memory::new(self.port.register_with(bytes, region)?))
+        let memory = Memory::new(self.port.register_with(bytes, region)?);
+        // Others may name it before anything is posted here, and the NIC has to know it by then.
+        if options.rdma_write || options.rdma_read {
+            self.ring();
+        }
+        Ok(memory)
     }
 
     /// Makes an interface whose queues are asked themselves.

@@ -15,7 +15,9 @@ use midplane_simhw::port::PortOptions;
 use midplane_simhw::rng::Rng;
 use midplane_simhw::sim::SimHost;
 use midplane_via::attributes::{Reliability, ViAttributes};
-use midplane_via::nic::Nic;
+use midplane_via::descriptor::Descriptor;
+use midplane_via::memory::{MemoryOptions, RemoteMemory};
+use midplane_via::nic::{Nic, WorkQueue};
 use midplane_via::slots::{Channel, ChannelError, SlotsConfig};
 use pair::{CLIENT, SERVER, Setting, address, name, pattern, pause, world};
 use proptest::prelude::*;
@@ -26,7 +28,7 @@ const BYTES: usize = 2_000;
 async fn channel(host: &SimHost) -> Channel {
     let mut nic = Nic::open(host, PortOptions::default()).await.unwrap();
     let reliability = Reliability::ReliableReception;
-    let attributes = ViAttributes { reliability, ..ViAttributes::default() };
+    let attributes = ViAttributes { reliability, rdma_write: true, ..ViAttributes::default() };
     let vi = nic.create_vi(attributes).await.unwrap();
     let mut channel =
         Channel::new(nic, vi, SlotsConfig::default().slots(SLOTS).bytes(BYTES)).unwrap();
@@ -244,6 +246,34 @@ fn a_message_longer_than_a_slot_and_an_end_that_is_gone_are_told() {
             let ended = channel.receive().await.unwrap_err();
             assert!(matches!(ended, ChannelError::Ended(_)), "{ended}");
             assert_eq!(channel.reserve().await.unwrap_err(), ended);
+        },
+    );
+}
+
+/// Its length is what the writer says, and its bytes lie elsewhere: no slot was filled.
+#[test]
+fn a_write_that_says_it_filled_a_slot_is_refused() {
+    let (tell, told) = tokio::sync::oneshot::channel::<RemoteMemory>();
+    run(
+        Setting::default(),
+        |mut channel, host| async move {
+            let elsewhere = told.await.unwrap();
+            let (nic, vi) = channel.interface();
+            let memory = nic.register(2 * BYTES, MemoryOptions::default()).unwrap();
+            // Data, and no credit.
+            let write = Descriptor::of(memory.whole()).write(elsewhere).immediate(0);
+            nic.post_send(vi, write).unwrap();
+            let done = nic.wait(vi, WorkQueue::Send).await.unwrap();
+            assert_eq!(done.outcome, Ok(()));
+            pause(&host, Duration::from_millis(5)).await;
+        },
+        |mut channel, _| async move {
+            let (nic, _) = channel.interface();
+            // Nothing is posted here afterwards: the NIC knows of it all the same.
+            let options = MemoryOptions { rdma_write: true, ..MemoryOptions::default() };
+            let own = nic.register(2 * BYTES, options).unwrap();
+            tell.send(own.remote()).unwrap();
+            assert_eq!(channel.receive().await.unwrap_err(), ChannelError::Malformed);
         },
     );
 }

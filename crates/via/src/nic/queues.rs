@@ -148,7 +148,7 @@ impl Nic {
     }
 
     /// The doorbell, for all that was posted so far.
-    fn ring(&mut self) {
+    pub(super) fn ring(&mut self) {
         self.quiet = Quiet::Nothing;
         self.port.ring();
     }
