@@ -12,6 +12,9 @@ mod chains;
 #[path = "work/interfaces.rs"]
 #[cfg(target_os = "linux")]
 mod interfaces;
+#[path = "sim/load.rs"]
+#[expect(dead_code, reason = "the bench of speed has more loads")]
+mod load;
 #[path = "work/matching.rs"]
 mod matching;
 #[path = "work/messages.rs"]
@@ -21,6 +24,8 @@ use std::hint::black_box;
 use std::process::{Command, ExitCode, Stdio};
 
 use midplane::pipeline::fixed;
+use midplane::simhw::hardware::Firmware;
+use midplane::simhw::sim::World;
 use midplane::warp::gate::GateKeeper;
 
 /// The argument of the process that is counted; the piece's number follows.
@@ -57,6 +62,8 @@ const PIECES: &[(&str, Prepare)] = &[
             let _ = black_box(fixed::count(&chain, black_box(1e5), 1, 65_536));
         })
     }),
+    ("10 us of a busy link, virtual: links", || virtually(load::plain(95))),
+    ("10 us of a busy link, virtual: NICs", || virtually(load::full(95, 1))),
     ("64 B there and back in memory: carrier", || Box::new(messages::carrier(&[7; 64]))),
     ("64 B there and back in memory: engine", || Box::new(messages::engine(&[7; 64]))),
     ("64 B there and back in memory: process", || Box::new(messages::process(&[7; 64]))),
@@ -70,6 +77,14 @@ const PIECES: &[(&str, Prepare)] = &[
     #[cfg(target_os = "linux")]
     ("64 B there and back over lanes: messages", || over(interfaces::lanes)),
 ];
+
+/// Ten microseconds of virtual time: 11.9 packets of 16 senders to one receiver.
+fn virtually<F: Firmware + 'static>(mut world: World<F>) -> Work {
+    Box::new(move || {
+        let until = world.now().plus_nanos(10_000);
+        world.run_until(until);
+    })
+}
 
 /// Work over NICs that live as long as it.
 #[cfg(target_os = "linux")]

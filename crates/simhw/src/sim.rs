@@ -17,6 +17,7 @@ mod nic;
 mod processor;
 mod shared;
 mod taking;
+mod turn;
 mod uplink;
 mod view;
 mod watch;
@@ -25,11 +26,9 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::frame::{Frame, HEADER_BYTES};
-use crate::hardware::{Firmware, Hardware};
+use crate::hardware::Firmware;
 use crate::id::{Incarnation, NodeId};
 use crate::profile::NicProfile;
-use crate::region::Payload;
 use crate::time::{Instant, nanos};
 use crate::topology::Topology;
 use crate::trace::Engine;
@@ -38,7 +37,7 @@ use event_queue::{Event, EventQueue};
 use executor::{Doorbell, Executor, Shared};
 use incidents::Script;
 use network::{Arrival, Network};
-use nic::{Nic, SimHardware, Work};
+use nic::{Nic, Work};
 
 pub use executor::SimHost;
 pub use network::Traffic;
@@ -325,10 +324,7 @@ impl<F: Firmware> World<F> {
                 self.dispatch(node, Work::Timer(timer));
             }
             Event::Coprocessor { node, life } if self.is_live(node, life) => {
-                if let Some(work) = self.nics[node.index()].inbox.pop_front() {
-                    self.turn(node, work, false);
-                }
-                self.schedule_coprocessor(node);
+                self.on_coprocessor(node);
             }
             Event::Doorbell { .. }
             | Event::DmaDone { .. }
@@ -341,113 +337,5 @@ impl<F: Firmware> World<F> {
     fn is_live(&self, node: NodeId, life: u16) -> bool {
         let nic = &self.nics[node.index()];
         nic.up && nic.life == life
-    }
-
-    /// Gives the coprocessor something to do, now or when it is free.
-    fn dispatch(&mut self, node: NodeId, work: Work) {
-        let nic = &mut self.nics[node.index()];
-        if nic.busy_until <= self.now && nic.inbox.is_empty() {
-            self.turn(node, work, true);
-            return;
-        }
-        nic.inbox.push_back(work);
-        if nic.inbox.len() == 1 {
-            self.schedule_coprocessor(node);
-        }
-    }
-
-    fn schedule_coprocessor(&mut self, node: NodeId) {
-        let nic = &self.nics[node.index()];
-        if !nic.inbox.is_empty() {
-            let event = Event::Coprocessor { node, life: nic.life };
-            self.queue.schedule(nic.busy_until.max(self.now), event);
-        }
-    }
-
-    /// One turn of one NIC's firmware, which was idle or not.
-    fn turn(&mut self, node: NodeId, work: Work, idle: bool) {
-        let nic = &mut self.nics[node.index()];
-        let firmware = &mut self.firmware[node.index()];
-        let mut closed = None;
-        let mut current = (crate::frame::Header::default(), Vec::new());
-        let (mut frame, mut is_looped) = (None, false);
-        if let Work::Frame(key) = work {
-            let arrived = self.network.frames.at(key);
-            frame = Some(arrived.number);
-            is_looped = arrived.looped;
-            current = (arrived.header, std::mem::take(&mut arrived.payload));
-            nic.held -= HEADER_BYTES as u32 + current.1.len() as u32;
-        }
-        match work {
-            Work::Doorbell(port) => nic.answer(port),
-            Work::Timer(timer) if !nic.take_alarm(timer) => return,
-            _ => {}
-        }
-        let ailments = &mut self.network.ailments;
-        let times = if ailments.is_none() { 1 } else { ailments.instruction_times(node) };
-        let mut hw = SimHardware {
-            nic,
-            network: &mut self.network,
-            queue: &mut self.queue,
-            now: self.now,
-            current: &current.1,
-            cost_ps: 0,
-            times,
-            frame,
-            looped: is_looped,
-            left: false,
-        };
-        hw.begin_event(idle && !matches!(work, Work::Start | Work::Doorbell(_)));
-        match work {
-            Work::Start => firmware.on_start(&mut hw),
-            Work::Doorbell(port) => {
-                let open = hw.nic.ports.at(port).is_some();
-                firmware.on_doorbell(&mut hw, port);
-                hw.nic.ports.sync(port);
-                if open && hw.nic.ports.at(port).is_none() {
-                    hw.abort();
-                    firmware.on_port_closed(&mut hw, port);
-                    closed = Some(port);
-                }
-            }
-            Work::Frame(_) => {
-                let payload = Payload::from(&current.1[..]);
-                firmware.on_frame(&mut hw, Frame { header: current.0, payload });
-            }
-            Work::DmaDone(dma) => firmware.on_dma_done(&mut hw, dma),
-            Work::Timer(timer) => firmware.on_timer(&mut hw, timer),
-        }
-        hw.abort();
-        let left = hw.left;
-        let mut reached = hw.reached();
-        if !self.network.ailments.is_none()
-            && let Some(by) = self.network.ailments.overrun(node)
-        {
-            reached += by;
-        }
-        let nic = &mut self.nics[node.index()];
-        nic.busy_until = reached;
-        if nic.host.runs_firmware {
-            let (now, nanos) = (self.now, reached.nanos_since(self.now));
-            self.shared.processors(|processors| processors.interrupt(node, now, nanos));
-        }
-        let coprocessor = Engine::Coprocessor(node);
-        self.network.watch.busy(coprocessor, self.now, reached, work.name(), frame);
-        if let Some(port) = closed {
-            self.nics[node.index()].forget_completions(port);
-            self.shared.release_port(node, port);
-        }
-        if let Work::Frame(key) = work {
-            self.network.frames.at(key).payload = current.1;
-            if left {
-                self.leave(node, key);
-                return;
-            }
-            self.nics[node.index()].offered = false;
-            self.network.deliver(key);
-        }
-        if self.network.standstill.is_on() {
-            self.offer(node);
-        }
     }
 }

@@ -1,0 +1,153 @@
+//! One turn of a NIC's firmware: what it is handed, what it takes, what comes of it.
+
+use super::World;
+use super::event_queue::Event;
+use super::nic::{SimHardware, Work};
+use crate::frame::{Frame, HEADER_BYTES, Header};
+use crate::hardware::{Firmware, Hardware};
+use crate::id::{NodeId, PortId};
+use crate::region::Payload;
+use crate::time::Instant;
+use crate::trace::Engine;
+
+/// The frame that a turn is about, out of the pool for as long; an empty one where it is about none.
+#[derive(Default)]
+struct Current {
+    header: Header,
+    payload: Vec<u8>,
+    number: Option<u64>,
+    is_looped: bool,
+}
+
+impl<F: Firmware> World<F> {
+    /// Gives the coprocessor something to do, now or when it is free.
+    pub(super) fn dispatch(&mut self, node: NodeId, work: Work) {
+        let nic = &mut self.nics[node.index()];
+        if nic.busy_until <= self.now && nic.inbox.is_empty() {
+            self.turn(node, work, true);
+            return;
+        }
+        nic.inbox.push_back(work);
+        if nic.inbox.len() == 1 {
+            self.schedule_coprocessor(node);
+        }
+    }
+
+    /// The coprocessor is free: it takes up what waits for it.
+    pub(super) fn on_coprocessor(&mut self, node: NodeId) {
+        if let Some(work) = self.nics[node.index()].inbox.pop_front() {
+            self.turn(node, work, false);
+        }
+        self.schedule_coprocessor(node);
+    }
+
+    fn schedule_coprocessor(&mut self, node: NodeId) {
+        let nic = &self.nics[node.index()];
+        if !nic.inbox.is_empty() {
+            let event = Event::Coprocessor { node, life: nic.life };
+            self.queue.schedule(nic.busy_until.max(self.now), event);
+        }
+    }
+
+    /// One turn of one NIC's firmware, which was idle or not.
+    fn turn(&mut self, node: NodeId, work: Work, idle: bool) {
+        let nic = &mut self.nics[node.index()];
+        let mut current = Current::default();
+        match work {
+            Work::Frame(key) => {
+                let arrived = self.network.frames.at(key);
+                current = Current {
+                    header: arrived.header,
+                    payload: std::mem::take(&mut arrived.payload),
+                    number: Some(arrived.number),
+                    is_looped: arrived.looped,
+                };
+                nic.held -= HEADER_BYTES as u32 + current.payload.len() as u32;
+            }
+            Work::Doorbell(port) => nic.answer(port),
+            Work::Timer(timer) if !nic.take_alarm(timer) => return,
+            _ => {}
+        }
+        let ailments = &mut self.network.ailments;
+        let times = if ailments.is_none() { 1 } else { ailments.instruction_times(node) };
+        let mut hw = SimHardware {
+            nic,
+            network: &mut self.network,
+            queue: &mut self.queue,
+            now: self.now,
+            current: &current.payload,
+            cost_ps: 0,
+            times,
+            frame: current.number,
+            looped: current.is_looped,
+            left: false,
+        };
+        hw.begin_event(idle && !matches!(work, Work::Start | Work::Doorbell(_)));
+        let closed = call(&mut self.firmware[node.index()], &mut hw, work, &current);
+        hw.abort();
+        let (left, reached) = (hw.left, hw.reached());
+        self.keep_busy(node, work, reached, current.number);
+        if let Some(port) = closed {
+            self.nics[node.index()].forget_completions(port);
+            self.shared.release_port(node, port);
+        }
+        if let Work::Frame(key) = work {
+            self.network.frames.at(key).payload = current.payload;
+            if left {
+                self.leave(node, key);
+                return;
+            }
+            self.nics[node.index()].offered = false;
+            self.network.deliver(key);
+        }
+        if self.network.standstill.is_on() {
+            self.offer(node);
+        }
+    }
+
+    /// The coprocessor, or the host's processor in its place, is at work until `reached`, or longer.
+    fn keep_busy(&mut self, node: NodeId, work: Work, mut reached: Instant, frame: Option<u64>) {
+        if !self.network.ailments.is_none()
+            && let Some(by) = self.network.ailments.overrun(node)
+        {
+            reached += by;
+        }
+        let nic = &mut self.nics[node.index()];
+        nic.busy_until = reached;
+        if nic.host.runs_firmware {
+            let (now, nanos) = (self.now, reached.nanos_since(self.now));
+            self.shared.processors(|processors| processors.interrupt(node, now, nanos));
+        }
+        let coprocessor = Engine::Coprocessor(node);
+        self.network.watch.busy(coprocessor, self.now, reached, work.name(), frame);
+    }
+}
+
+/// Calls the handler for `work`; the port that is closed now, if one is.
+fn call<F: Firmware>(
+    firmware: &mut F,
+    hw: &mut SimHardware<'_>,
+    work: Work,
+    current: &Current,
+) -> Option<PortId> {
+    match work {
+        Work::Start => firmware.on_start(hw),
+        Work::Doorbell(port) => {
+            let open = hw.nic.ports.at(port).is_some();
+            firmware.on_doorbell(hw, port);
+            hw.nic.ports.sync(port);
+            if open && hw.nic.ports.at(port).is_none() {
+                hw.abort();
+                firmware.on_port_closed(hw, port);
+                return Some(port);
+            }
+        }
+        Work::Frame(_) => {
+            let payload = Payload::from(&current.payload[..]);
+            firmware.on_frame(hw, Frame { header: current.header, payload });
+        }
+        Work::DmaDone(dma) => firmware.on_dma_done(hw, dma),
+        Work::Timer(timer) => firmware.on_timer(hw, timer),
+    }
+    None
+}
