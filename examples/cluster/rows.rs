@@ -47,14 +47,21 @@ struct Comparison {
     wanted: f64,
 }
 
-const fn compare(
-    question: Question,
-    (what, unit): (&'static str, &'static str),
-    (ours, theirs): (Contest, Contest),
-    more: bool,
-    wanted: f64,
-) -> Comparison {
-    Comparison { question, what, unit, ours, theirs, more, wanted }
+impl Comparison {
+    /// Of times: less is better.
+    const fn faster(
+        question: Question,
+        (what, unit): (&'static str, &'static str),
+        (ours, theirs): (Contest, Contest),
+        wanted: f64,
+    ) -> Self {
+        Self { question, what, unit, ours, theirs, more: false, wanted }
+    }
+
+    /// Of goodputs into one receiver, in Mb/s.
+    const fn fan_in(what: &'static str, (ours, theirs): (Contest, Contest), wanted: f64) -> Self {
+        Self { question: Question::FanIn, what, unit: "Mb/s", ours, theirs, more: true, wanted }
+    }
 }
 
 /// Both sides of a contest.
@@ -65,61 +72,41 @@ fn sides(of: fn(Side) -> Contest) -> (Contest, Contest) {
 fn comparisons(is_one_host: bool) -> Vec<Comparison> {
     // Across hosts request and reply go over UDP, where the kernel's TCP is quicker.
     let close = if is_one_host { 1.0 } else { 0.1 };
+    let udp = Contest::FanInUdp;
+    let (latency, bulk) = (sides(Contest::Latency), (Contest::Bulk, Contest::Bulk));
+    let (barrier, sum) = (sides(Contest::Barrier), sides(Contest::Sum));
+    let fresh = sides(Contest::Fresh);
     vec![
-        compare(
+        Comparison::faster(
             Question::Latency,
             ("request and reply, 64 B, beside TCP", "us"),
-            sides(Contest::Latency),
-            false,
+            latency,
             close,
         ),
-        compare(
-            Question::FanIn,
-            ("fan-in by tokens, 10 KB, beside UDP", "Mb/s"),
-            (Contest::FanIn(Side::Ours), Contest::FanInUdp),
-            true,
+        Comparison::fan_in(
+            "fan-in by tokens, 10 KB, beside UDP",
+            (Contest::FanIn(Side::Ours), udp),
             1.5,
         ),
-        compare(
-            Question::FanIn,
-            ("fan-in by tokens, 10 KB, beside TCP", "Mb/s"),
-            sides(Contest::FanIn),
-            true,
-            0.9,
-        ),
-        compare(
-            Question::FanIn,
-            ("fan-in by Warp, 10 KB, beside UDP", "Mb/s"),
-            (Contest::FanInWarp, Contest::FanInUdp),
-            true,
-            1.5,
-        ),
-        compare(
+        Comparison::fan_in("fan-in by tokens, 10 KB, beside TCP", sides(Contest::FanIn), 0.9),
+        Comparison::fan_in("fan-in by Warp, 10 KB, beside UDP", (Contest::FanInWarp, udp), 1.5),
+        Comparison::faster(
             Question::Bulk,
             ("bulk, 4 MiB by plan, beside 64 KiB pieces", "ms"),
-            (Contest::Bulk, Contest::Bulk),
-            false,
+            bulk,
             1.0,
         ),
-        compare(
-            Question::Fresh,
-            ("age of others' state, beside TCP", "ms"),
-            sides(Contest::Fresh),
-            false,
-            2.0,
-        ),
-        compare(
+        Comparison::faster(Question::Fresh, ("age of others' state, beside TCP", "ms"), fresh, 2.0),
+        Comparison::faster(
             Question::Together,
             ("barrier on NICs, beside TCP", "us"),
-            sides(Contest::Barrier),
-            false,
+            barrier,
             close,
         ),
-        compare(
+        Comparison::faster(
             Question::Together,
             ("sum of all on NICs, beside TCP", "us"),
-            sides(Contest::Sum),
-            false,
+            sum,
             close,
         ),
     ]

@@ -3,18 +3,23 @@
 //! Every mistake is told with its line, its key and what may stand there, not the first alone: what
 //! serde refuses is noted, its line is blanked, and the rest is read again.
 
+#[path = "fault.rs"]
+mod fault;
+
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use midplane::simhw::fault::{Fault, FaultKind, Incident};
+use midplane::simhw::fault::Incident;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::profile::NicProfile;
 use midplane::simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane::simhw::time::{Instant, LineRate};
-use midplane::simhw::topology::{LinkId, SwitchId, Topology};
+use midplane::simhw::topology::Topology;
 use serde::Deserialize;
 use toml::Spanned;
+
+use fault::FaultTable;
 
 /// Mistakes that are told at most.
 const MOST: usize = 20;
@@ -103,32 +108,6 @@ struct MessageTable {
     count: Option<Spanned<u32>>,
     every_us: u64,
     coordinated: bool,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct FaultTable {
-    at_us: u64,
-    for_us: u64,
-    kind: Option<Spanned<String>>,
-    link: Option<Spanned<String>>,
-    node: Option<Spanned<u16>>,
-    from: Option<Spanned<u16>>,
-    to: Option<Spanned<u16>>,
-    switch: Option<Spanned<u16>>,
-    probability: Option<Spanned<f64>>,
-    enter: Option<Spanned<f64>>,
-    leave: Option<Spanned<f64>>,
-    percent: Option<Spanned<u8>>,
-    most: Option<Spanned<u16>>,
-    bytes: Option<Spanned<u32>>,
-    depth: Option<Spanned<u16>>,
-    times: Option<Spanned<u16>>,
-    by_us: Option<Spanned<u64>>,
-    period_us: Option<Spanned<u64>>,
-    every_us: Option<Spanned<u64>>,
-    ahead_us: Option<Spanned<i64>>,
-    ppm: Option<Spanned<i32>>,
 }
 
 /// Messages of one node to another.
@@ -227,7 +206,7 @@ impl Checker<'_> {
         };
         let messages = document.message.iter().filter_map(|table| self.messages(table, hosts));
         let messages: Vec<_> = messages.collect();
-        let faults = document.fault.iter().filter_map(|table| self.fault(table, &topology));
+        let faults = document.fault.iter().filter_map(|table| fault::read(self, table, &topology));
         let faults: Vec<_> = faults.collect();
         Some(Scenario {
             seed: document.seed.unwrap_or(1),
@@ -308,181 +287,5 @@ impl Checker<'_> {
         let (every, coordinated) = (Duration::from_micros(table.every_us), table.coordinated);
         let at = Instant::ZERO + Duration::from_micros(table.at_us);
         Some(Messages { at, from, to, bytes, count, every, coordinated })
-    }
-
-    fn fault(&mut self, table: &Spanned<FaultTable>, topology: &Topology) -> Option<Incident> {
-        let (at, table) = (table.span().start, table.get_ref());
-        let names = || FaultKind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
-        let Some(name) = &table.kind else {
-            self.note(at, format!("`kind` is missing: one of {}", names()));
-            return None;
-        };
-        let kind = FaultKind::ALL.iter().find(|kind| kind.name() == name.get_ref());
-        let Some(kind) = kind.copied() else {
-            let what = format!("`kind` is \"{}\", not one of {}", name.get_ref(), names());
-            self.note(name.span().start, what);
-            return None;
-        };
-        let before = self.mistakes.len();
-        let fault = Reader { checker: self, table, topology, kind, at }.fault();
-        (self.mistakes.len() == before).then(|| Incident {
-            at: Instant::ZERO + Duration::from_micros(table.at_us),
-            lasts: Duration::from_micros(table.for_us),
-            fault,
-        })
-    }
-}
-
-/// Reads the parameters of one kind of fault.
-struct Reader<'a, 'b> {
-    checker: &'a mut Checker<'b>,
-    table: &'a FaultTable,
-    topology: &'a Topology,
-    kind: FaultKind,
-    at: usize,
-}
-
-/// The key of a fault's parameter.
-fn key_of(parameter: &str) -> &str {
-    match parameter {
-        "by" => "by_us",
-        "period" => "period_us",
-        "every" => "every_us",
-        "ahead_ns" => "ahead_us",
-        other => other,
-    }
-}
-
-impl Reader<'_, '_> {
-    /// A parameter, if its kind of fault takes it; what is missing or too much is noted.
-    fn take<T>(
-        &mut self,
-        given: Option<&Spanned<T>>,
-        key: &str,
-        usual: T,
-        allowed: std::ops::RangeInclusive<T>,
-    ) -> T
-    where
-        T: Copy + PartialOrd + std::fmt::Display,
-    {
-        let keys: Vec<&str> = self.kind.parameters().iter().map(|name| key_of(name)).collect();
-        match given {
-            Some(given) if !keys.contains(&key) => {
-                let what = format!("`{key}`: a {} takes {}", self.kind, keys.join(", "));
-                self.checker.note(given.span().start, what);
-                usual
-            }
-            None if keys.contains(&key) => {
-                let (low, high) = (allowed.start(), allowed.end());
-                let what =
-                    format!("`{key}` is missing: a {} needs it, from {low} to {high}", self.kind);
-                self.checker.note(self.at, what);
-                usual
-            }
-            given => self.checker.number(given, key, usual, allowed),
-        }
-    }
-
-    fn node(&mut self, given: Option<&Spanned<u16>>, key: &str) -> NodeId {
-        NodeId(self.take(given, key, 0, 0..=self.topology.hosts() - 1))
-    }
-
-    fn micros(&mut self, given: Option<&Spanned<u64>>, key: &str) -> Duration {
-        Duration::from_micros(self.take(given, key, 1, 1..=60_000_000))
-    }
-
-    fn link(&mut self) -> LinkId {
-        let names: Vec<_> =
-            self.topology.links().map(|l| (l, self.topology.link_name(l))).collect();
-        let known = || {
-            let names: Vec<_> = names.iter().map(|(_, name)| format!("\"{name}\"")).collect();
-            names.join(", ")
-        };
-        let needs = self.kind.parameters().contains(&"link");
-        match &self.table.link {
-            None if needs => {
-                let what = format!("`link` is missing: a {} needs one of {}", self.kind, known());
-                self.checker.note(self.at, what);
-            }
-            Some(given) if !needs => {
-                let keys: Vec<&str> = self.kind.parameters().iter().map(|n| key_of(n)).collect();
-                let what = format!("`link`: a {} takes {}", self.kind, keys.join(", "));
-                self.checker.note(given.span().start, what);
-            }
-            Some(given) => match names.iter().find(|(_, name)| name == given.get_ref()) {
-                Some((link, _)) => return *link,
-                None => {
-                    let what = format!("`link` is \"{}\", not one of {}", given.get_ref(), known());
-                    self.checker.note(given.span().start, what);
-                }
-            },
-            None => {}
-        }
-        LinkId(0)
-    }
-
-    fn fault(&mut self) -> Fault {
-        let table = self.table;
-        let link = self.link();
-        let node = self.node(table.node.as_ref(), "node");
-        let (from, to) =
-            (self.node(table.from.as_ref(), "from"), self.node(table.to.as_ref(), "to"));
-        let switch = SwitchId(self.take(table.switch.as_ref(), "switch", 0, 0..=0));
-        let probability = self.take(table.probability.as_ref(), "probability", 0.0, 0.0..=1.0);
-        let enter = self.take(table.enter.as_ref(), "enter", 0.0, 0.0..=1.0);
-        let leave = self.take(table.leave.as_ref(), "leave", 0.0, 0.0..=1.0);
-        let percent = self.take(table.percent.as_ref(), "percent", 1, 0..=100);
-        let most = self.take(table.most.as_ref(), "most", 0, 0..=u16::MAX);
-        let bytes = self.take(table.bytes.as_ref(), "bytes", 0, 0..=1 << 30);
-        let depth = self.take(table.depth.as_ref(), "depth", 0, 0..=u16::MAX);
-        let times = self.take(table.times.as_ref(), "times", 1, 1..=u16::MAX);
-        let by = self.micros(table.by_us.as_ref(), "by_us");
-        let period = self.micros(table.period_us.as_ref(), "period_us");
-        let every = self.micros(table.every_us.as_ref(), "every_us");
-        let day = 86_400_000_000;
-        let ahead_ns = 1_000 * self.take(table.ahead_us.as_ref(), "ahead_us", 0, -day..=day);
-        let ppm = self.take(table.ppm.as_ref(), "ppm", 0, -500_000..=500_000);
-        match self.kind {
-            FaultKind::Loss => Fault::Loss { link, probability },
-            FaultKind::BurstLoss => Fault::BurstLoss { link, enter, leave },
-            FaultKind::Corrupt => Fault::Corrupt { link, probability },
-            FaultKind::Truncate => Fault::Truncate { link, probability },
-            FaultKind::Duplicate => Fault::Duplicate { node, probability },
-            FaultKind::Reorder => Fault::Reorder { node, probability, by },
-            FaultKind::DelaySpike => Fault::DelaySpike { link, by },
-            FaultKind::SlowPair => Fault::SlowPair { from, to, by },
-            FaultKind::RateChange => Fault::RateChange { link, percent },
-            FaultKind::Flap => Fault::Flap { link, period },
-            FaultKind::OneWay => Fault::OneWay { from, to },
-            FaultKind::Partition => Fault::Partition { from, to },
-            FaultKind::QueueShrink => Fault::QueueShrink { link, percent },
-            FaultKind::PortStuck => Fault::PortStuck { link },
-            FaultKind::Misroute => Fault::Misroute { switch, probability },
-            FaultKind::CircuitTable => Fault::CircuitTable { switch, most },
-            FaultKind::SwitchReboot => Fault::SwitchReboot { switch },
-            FaultKind::NicMemory => Fault::NicMemory { node, bytes },
-            FaultKind::DmaStall => Fault::DmaStall { node },
-            FaultKind::DmaError => Fault::DmaError { node, probability },
-            FaultKind::DoorbellLost => Fault::DoorbellLost { node, probability },
-            FaultKind::DoorbellDoubled => Fault::DoorbellDoubled { node, probability },
-            FaultKind::DoorbellQueue => Fault::DoorbellQueue { node, depth },
-            FaultKind::CompletionLost => Fault::CompletionLost { node, probability },
-            FaultKind::InterruptLost => Fault::InterruptLost { node, probability },
-            FaultKind::InterruptLate => Fault::InterruptLate { node, by },
-            FaultKind::InterruptSpurious => Fault::InterruptSpurious { node, every },
-            FaultKind::CommandDamaged => Fault::CommandDamaged { node, probability },
-            FaultKind::NicReset => Fault::NicReset { node },
-            FaultKind::Trap => Fault::Trap { node },
-            FaultKind::Overrun => Fault::Overrun { node, by },
-            FaultKind::SlowClock => Fault::SlowClock { node, times },
-            FaultKind::Pause => Fault::Pause { node },
-            FaultKind::SlowHost => Fault::SlowHost { node, by },
-            FaultKind::Unpinned => Fault::Unpinned { node },
-            FaultKind::ProcessExit => Fault::ProcessExit { node },
-            FaultKind::ClockSkew => Fault::ClockSkew { node, ahead_ns },
-            FaultKind::ClockDrift => Fault::ClockDrift { node, ppm },
-            FaultKind::ClockStep => Fault::ClockStep { node, by },
-            _ => Fault::Crash { node },
-        }
     }
 }

@@ -14,7 +14,7 @@ use midplane_gang::channel::geometry::Geometry;
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::names::JobId;
 use midplane_gang::schedule::{Request, RoundRobin};
-use midplane_gang::scheduler::{Scheduler, Submission};
+use midplane_gang::scheduler::{Front, Scheduler, Submission};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
@@ -57,6 +57,22 @@ async fn compute(host: SimHost, desk: Shared) {
     }
 }
 
+/// Clients of the job that serves: each request wakes it.
+async fn ask(host: SimHost, desk: Shared, front: Front) {
+    let mut rng = host.rng("clients");
+    for _ in 0..REQUESTS {
+        let pause = Duration::from_micros(30_000 + rng.below(60_000));
+        host.sleep_until(host.now() + pause).await;
+        let waker = {
+            let mut desk = desk.lock().unwrap();
+            desk.arrived.push_back(host.now());
+            desk.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+        front.wake(SERVER);
+    }
+}
+
 /// How long each answer took, in the order of length.
 fn waits(visit: Duration) -> Vec<Duration> {
     let mut world = world(NODES, 3, Faults::NONE);
@@ -96,23 +112,7 @@ fn waits(visit: Duration) -> Vec<Duration> {
             scheduler.front().submit(Submission { request, ranks: NODES, program });
         }
         let front = scheduler.front();
-        host.spawn({
-            let host = host.clone();
-            async move {
-                let mut rng = host.rng("clients");
-                for _ in 0..REQUESTS {
-                    let pause = Duration::from_micros(30_000 + rng.below(60_000));
-                    host.sleep_until(host.now() + pause).await;
-                    let waker = {
-                        let mut desk = clients.lock().unwrap();
-                        desk.arrived.push_back(host.now());
-                        desk.waker.take()
-                    };
-                    waker.into_iter().for_each(Waker::wake);
-                    front.wake(SERVER);
-                }
-            }
-        });
+        host.spawn(ask(host.clone(), clients, front));
         scheduler.run().await.unwrap();
     };
     world.block_on(NodeId(0), task).expect("it comes to its end");

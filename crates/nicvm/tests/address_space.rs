@@ -98,6 +98,27 @@ enum Op {
     Add(u32, u64),
 }
 
+impl Op {
+    /// Its opcode, where, how much, and what it takes along.
+    fn access(&self, model: &[u8]) -> (u8, u32, u32, Vec<u8>) {
+        match self {
+            Self::Read(at, length) => (READ, *at, *length, vec![0; *length as usize]),
+            Self::Write(at, length, with) => {
+                let bytes = (0..*length).map(|n| with.wrapping_add(n as u8)).collect();
+                (WRITE, *at, *length, bytes)
+            }
+            Self::Swap(word, hits, new) => {
+                let there = &model[*word as usize * 8..][..8];
+                let mut with: Vec<u8> = there.to_vec();
+                with[0] = with[0].wrapping_add(u8::from(!hits));
+                with.extend(new.to_le_bytes());
+                (COMPARE_AND_SWAP, word * 8, 8, with)
+            }
+            Self::Add(word, by) => (FETCH_AND_ADD, word * 8, 8, by.to_le_bytes().to_vec()),
+        }
+    }
+}
+
 fn op() -> impl Strategy<Value = Op> {
     let range = || {
         let length = prop_oneof![1..=64_u32, 65..9_000_u32];
@@ -132,21 +153,7 @@ proptest! {
         let whole = given.unwrap();
         let mut model = vec![0_u8; BYTES as usize];
         for (by, op) in ops {
-            let (opcode, at, length, with) = match &op {
-                Op::Read(at, length) => (READ, *at, *length, vec![0; *length as usize]),
-                Op::Write(at, length, with) => {
-                    let bytes = (0..*length).map(|n| with.wrapping_add(n as u8)).collect();
-                    (WRITE, *at, *length, bytes)
-                }
-                Op::Swap(word, hits, new) => {
-                    let there = &model[*word as usize * 8..][..8];
-                    let mut with: Vec<u8> = there.to_vec();
-                    with[0] = with[0].wrapping_add(u8::from(!hits));
-                    with.extend(new.to_le_bytes());
-                    (COMPARE_AND_SWAP, word * 8, 8, with)
-                }
-                Op::Add(word, by) => (FETCH_AND_ADD, word * 8, 8, by.to_le_bytes().to_vec()),
-            };
+            let (opcode, at, length, with) = op.access(&model);
             let capability = whole.part(at, length).unwrap();
             let mut side = sides[usize::from(by)].take().unwrap();
             let sent = with.clone();

@@ -91,30 +91,32 @@ const CODE: [Instruction; 9] = [
     Instruction::Signal { cookie: 77 },
 ];
 
+/// Takes in `count` messages of [`CODE`].
+async fn take(host: SimHost, count: usize, into: Arc<Mutex<Vec<u64>>>) {
+    let mut port = host.open_port().unwrap();
+    let memory = port.register(64 * 13).unwrap();
+    let lend = |slot: usize| program::receive(memory.range(slot * 13, 13).unwrap(), slot as u64);
+    for slot in 0..64 {
+        port.submit(&lend(slot)).unwrap();
+    }
+    for _ in 0..count {
+        let done = port.completion().await.unwrap();
+        assert_eq!((done.status, done.length, done.node), (Status::Done, 13, NodeId(0)));
+        let mut bytes = [0; 13];
+        memory.read(done.cookie as usize * 13, &mut bytes).unwrap();
+        assert_eq!(&bytes[8..], b"hello");
+        into.lock().unwrap().push(u64::from(bytes[0]));
+        port.submit(&lend(done.cookie as usize)).unwrap();
+    }
+}
+
 #[test]
 fn a_program_is_triggered_many_times_and_its_messages_come_in_order() {
     let mut world = world(0.05);
     let host = world.host(NodeId(1));
     let taken = Arc::new(Mutex::new(Vec::new()));
     let into = Arc::clone(&taken);
-    world.spawn(NodeId(1), async move {
-        let mut port = host.open_port().unwrap();
-        let memory = port.register(64 * 13).unwrap();
-        let lend =
-            |slot: usize| program::receive(memory.range(slot * 13, 13).unwrap(), slot as u64);
-        for slot in 0..64 {
-            port.submit(&lend(slot)).unwrap();
-        }
-        for _ in 0..101 {
-            let done = port.completion().await.unwrap();
-            assert_eq!((done.status, done.length, done.node), (Status::Done, 13, NodeId(0)));
-            let mut bytes = [0; 13];
-            memory.read(done.cookie as usize * 13, &mut bytes).unwrap();
-            assert_eq!(&bytes[8..], b"hello");
-            into.lock().unwrap().push(u64::from(bytes[0]));
-            port.submit(&lend(done.cookie as usize)).unwrap();
-        }
-    });
+    world.spawn(NodeId(1), take(host, 101, into));
     let host = world.host(NodeId(0));
     let signals = world.block_on(NodeId(0), async move {
         let mut side = Side::new(&host);

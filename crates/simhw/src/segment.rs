@@ -237,18 +237,8 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     use std::arch::asm;
 
     if length == 8 {
-        // A word is moved whole where it is aligned: whoever is stopped has written all of it, or none.
         // SAFETY: the 8 bytes of both ranges, which the caller vouches for.
-        unsafe {
-            asm!(
-                "mov {word}, [{from}]",
-                "mov [{to}], {word}",
-                word = out(reg) _,
-                from = in(reg) from,
-                to = in(reg) to,
-                options(nostack, preserves_flags),
-            );
-        }
+        unsafe { copy_word(from, to) };
         return;
     }
     let (mut from, mut to) = (from, to);
@@ -295,6 +285,27 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
                 options(nostack, preserves_flags),
             );
         }
+    }
+}
+
+/// Copies 8 bytes that others may touch at the same time. They are moved whole where they are aligned: whoever
+/// is stopped has written all of them, or none.
+///
+/// # Safety
+/// As of [`copy`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy_word(from: *const u8, to: *mut u8) {
+    // SAFETY: the 8 bytes of both ranges, which the caller vouches for.
+    unsafe {
+        std::arch::asm!(
+            "mov {word}, [{from}]",
+            "mov [{to}], {word}",
+            word = out(reg) _,
+            from = in(reg) from,
+            to = in(reg) to,
+            options(nostack, preserves_flags),
+        );
     }
 }
 

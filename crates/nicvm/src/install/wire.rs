@@ -155,71 +155,72 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Writes a message from its front.
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn of(kind: u8) -> Self {
+        Self(Vec::with_capacity(MAX_MESSAGE)).byte(kind)
+    }
+
+    fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    fn byte(self, byte: u8) -> Self {
+        self.bytes(&[byte])
+    }
+
+    fn short(self, number: u16) -> Self {
+        self.bytes(&number.to_le_bytes())
+    }
+
+    fn word(self, number: u32) -> Self {
+        self.bytes(&number.to_le_bytes())
+    }
+
+    fn hash(self, hash: Hash) -> Self {
+        self.bytes(&hash.0)
+    }
+
+    fn version(self, number: ExtensionId, epoch: Epoch) -> Self {
+        self.byte(number.0).short(epoch.0)
+    }
+}
+
+/// The front of a message about one change.
+fn head(kind: u8, id: ChangeId) -> Writer {
+    Writer::of(kind).short(id.coordinator.0).word(id.serial)
+}
+
 impl<'a> Message<'a> {
     pub(super) fn emit(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(MAX_MESSAGE);
-        let id = |out: &mut Vec<u8>, kind: u8, id: &ChangeId| {
-            out.push(kind);
-            out.extend(id.coordinator.0.to_le_bytes());
-            out.extend(id.serial.to_le_bytes());
-        };
-        let version = |out: &mut Vec<u8>, kind: u8, number: &ExtensionId, epoch: &Epoch| {
-            out.extend([kind, number.0]);
-            out.extend(epoch.0.to_le_bytes());
-        };
         match self {
-            Self::Offer(offer) => {
-                id(&mut out, 1, &offer.id);
-                out.push(offer.number.0);
-                out.extend(offer.epoch.0.to_le_bytes());
-                out.extend(offer.hash.0);
-                out.extend(offer.length.to_le_bytes());
-                out.push(offer.policy as u8);
-                out.extend(offer.members);
-            }
-            Self::Want { id: of, at } => {
-                id(&mut out, 2, of);
-                out.extend(at.to_le_bytes());
-            }
-            Self::Ready { id: of } => id(&mut out, 3, of),
-            Self::Refused { id: of, who, why } => {
-                id(&mut out, 4, of);
-                out.extend(who.0.to_le_bytes());
-                out.push(*why);
-            }
-            Self::Commit { id: of } => id(&mut out, 5, of),
-            Self::Abort { id: of, who, why } => {
-                id(&mut out, 6, of);
-                out.extend(who.0.to_le_bytes());
-                out.push(*why);
-            }
-            Self::Done { id: of } => id(&mut out, 7, of),
-            Self::Query { id: of } => id(&mut out, 8, of),
-            Self::Known { id: of, knows } => {
-                id(&mut out, 9, of);
-                out.push(*knows);
-            }
-            Self::What => out.push(10),
+            Self::Offer(offer) => head(1, offer.id)
+                .version(offer.number, offer.epoch)
+                .hash(offer.hash)
+                .word(offer.length)
+                .byte(offer.policy as u8)
+                .bytes(&offer.members),
+            Self::Want { id, at } => head(2, *id).word(*at),
+            Self::Ready { id } => head(3, *id),
+            Self::Refused { id, who, why } => head(4, *id).short(who.0).byte(*why),
+            Self::Commit { id } => head(5, *id),
+            Self::Abort { id, who, why } => head(6, *id).short(who.0).byte(*why),
+            Self::Done { id } => head(7, *id),
+            Self::Query { id } => head(8, *id),
+            Self::Known { id, knows } => head(9, *id).byte(*knows),
+            Self::What => Writer::of(10),
             Self::Runs { number, epoch, hash, length, policy } => {
-                version(&mut out, 11, number, epoch);
-                out.extend(hash.0);
-                out.extend(length.to_le_bytes());
-                out.push(*policy);
+                Writer::of(11).version(*number, *epoch).hash(*hash).word(*length).byte(*policy)
             }
-            Self::Fetch { hash } => {
-                out.push(12);
-                out.extend(hash.0);
-            }
-            Self::Piece { hash, at, bytes } => {
-                out.push(13);
-                out.extend(hash.0);
-                out.extend(at.to_le_bytes());
-                out.extend(*bytes);
-            }
-            Self::Failed { number, epoch } => version(&mut out, 14, number, epoch),
-            Self::Withdraw { number, epoch } => version(&mut out, 15, number, epoch),
+            Self::Fetch { hash } => Writer::of(12).hash(*hash),
+            Self::Piece { hash, at, bytes } => Writer::of(13).hash(*hash).word(*at).bytes(bytes),
+            Self::Failed { number, epoch } => Writer::of(14).version(*number, *epoch),
+            Self::Withdraw { number, epoch } => Writer::of(15).version(*number, *epoch),
         }
-        out
+        .0
     }
 
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {

@@ -58,64 +58,44 @@ impl Writer<'_> {
 
     fn expression(&mut self, depth: u32) {
         let kind = if depth == 0 { self.byte() % 4 } else { self.byte() % 16 };
-        let binary = |name: &'static str| Some(name);
-        let operator = match kind {
+        match kind {
             0 => {
                 let number = i8::from_le_bytes([self.byte()]);
                 let _ = write!(self.text, "(i32.const {number})");
-                None
             }
             1 => {
                 let wide = [self.byte(), self.byte(), self.byte(), self.byte()];
                 let _ = write!(self.text, "(i32.const {})", i32::from_le_bytes(wide));
-                None
             }
             2 => {
                 let local = self.byte() % 2;
                 let _ = write!(self.text, "(local.get {local})");
-                None
             }
-            3 => {
-                self.put("(global.get $kept)");
-                None
-            }
-            4 => {
-                self.put("(call $node)");
-                None
-            }
-            5 => {
-                self.put("(i32.wrap_i64 (call $now))");
-                None
-            }
-            6 => {
-                self.put("(i32.wrap_i64 (call $random))");
-                None
-            }
+            3 => self.put("(global.get $kept)"),
+            4 => self.put("(call $node)"),
+            5 => self.put("(i32.wrap_i64 (call $now))"),
+            6 => self.put("(i32.wrap_i64 (call $random))"),
             7 | 8 => {
                 self.put("(i32.load8_u (i32.and (i32.const 65535) ");
                 self.expression(depth - 1);
                 self.put("))");
-                None
             }
-            9 => {
-                self.put("(i32.load ");
-                self.expression(depth - 1);
-                self.put(")");
-                None
-            }
-            10 => binary("i32.add"),
-            11 => binary("i32.mul"),
-            12 => binary("i32.xor"),
-            13 => binary("i32.rem_u"),
-            14 => binary("i32.lt_s"),
-            _ => binary("i32.div_s"),
-        };
-        if let Some(name) = operator {
-            let _ = write!(self.text, "({name} ");
-            self.expression(depth - 1);
-            self.expression(depth - 1);
-            self.put(")");
+            9 => self.operation("i32.load", 1, depth),
+            10 => self.operation("i32.add", 2, depth),
+            11 => self.operation("i32.mul", 2, depth),
+            12 => self.operation("i32.xor", 2, depth),
+            13 => self.operation("i32.rem_u", 2, depth),
+            14 => self.operation("i32.lt_s", 2, depth),
+            _ => self.operation("i32.div_s", 2, depth),
         }
+    }
+
+    fn operation(&mut self, name: &str, operands: usize, depth: u32) {
+        let _ = write!(self.text, "({name} ");
+        for _ in 0..operands {
+            self.expression(depth - 1);
+        }
+        self.put(")");
     }
 
     fn call(&mut self, name: &str, wide: &[bool]) {
@@ -171,19 +151,7 @@ impl Writer<'_> {
                 self.block(depth - 1);
                 self.put("))\n");
             }
-            13 if depth > 0 => {
-                let (counter, rounds) = (6 + self.loops, self.byte() % 6);
-                self.loops += 1;
-                let _ = write!(
-                    self.text,
-                    "(local.set {counter} (i32.const {rounds}))\n(loop $loop{counter}\n"
-                );
-                self.block(depth - 1);
-                let _ = write!(
-                    self.text,
-                    "(local.set {counter} (i32.sub (local.get {counter}) (i32.const 1)))\n(br_if $loop{counter} (i32.gt_s (local.get {counter}) (i32.const 0))))\n"
-                );
-            }
+            13 if depth > 0 => self.rounds(depth - 1),
             14 => {
                 self.put("(global.set $kept (memory.grow (i32.and (i32.const 3) ");
                 self.expression(1);
@@ -195,6 +163,19 @@ impl Writer<'_> {
                 self.put(") (then (unreachable)))\n");
             }
         }
+    }
+
+    /// A loop that ends after a few rounds.
+    fn rounds(&mut self, depth: u32) {
+        let (counter, rounds) = (6 + self.loops, self.byte() % 6);
+        self.loops += 1;
+        let _ =
+            write!(self.text, "(local.set {counter} (i32.const {rounds}))\n(loop $loop{counter}\n");
+        self.block(depth);
+        let _ = write!(
+            self.text,
+            "(local.set {counter} (i32.sub (local.get {counter}) (i32.const 1)))\n(br_if $loop{counter} (i32.gt_s (local.get {counter}) (i32.const 0))))\n"
+        );
     }
 
     fn block(&mut self, depth: u32) {

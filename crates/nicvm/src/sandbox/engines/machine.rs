@@ -171,21 +171,37 @@ fn one_line(text: &str) -> String {
 /// What modules may call.
 fn linker() -> Result<api::Linker<Lent>, api::Error> {
     let mut linker = api::Linker::new(engine());
-    let nic = "nic";
-    linker.func_wrap(nic, "now", |mut caller: Caller<'_>| -> Result<i64, api::Error> {
+    ask(&mut linker)?;
+    send(&mut linker)?;
+    time_out(&mut linker)?;
+    answer(&mut linker)?;
+    Ok(linker)
+}
+
+/// Where the functions are imported from.
+const NIC: &str = "nic";
+
+type Linked = Result<(), api::Error>;
+
+fn ask(linker: &mut api::Linker<Lent>) -> Linked {
+    linker.func_wrap(NIC, "now", |mut caller: Caller<'_>| -> Result<i64, api::Error> {
         pay(&mut caller, price::ASK)?;
         Ok(caller.data().state.now())
     })?;
-    linker.func_wrap(nic, "node", |mut caller: Caller<'_>| -> Result<i32, api::Error> {
+    linker.func_wrap(NIC, "node", |mut caller: Caller<'_>| -> Result<i32, api::Error> {
         pay(&mut caller, price::ASK)?;
         Ok(caller.data().state.node())
     })?;
-    linker.func_wrap(nic, "random", |mut caller: Caller<'_>| -> Result<i64, api::Error> {
+    linker.func_wrap(NIC, "random", |mut caller: Caller<'_>| -> Result<i64, api::Error> {
         pay(&mut caller, price::ASK)?;
         Ok(caller.data_mut().state.draw())
     })?;
+    Ok(())
+}
+
+fn send(linker: &mut api::Linker<Lent>) -> Linked {
     linker.func_wrap(
-        nic,
+        NIC,
         "send_control",
         |mut caller: Caller<'_>, to: i32, at: i32, length: i32| -> Result<i32, api::Error> {
             with_bytes(&mut caller, price::SEND, (at, length), |state, bytes| {
@@ -194,7 +210,7 @@ fn linker() -> Result<api::Linker<Lent>, api::Error> {
         },
     )?;
     linker.func_wrap(
-        nic,
+        NIC,
         "send_data",
         |mut caller: Caller<'_>,
          to: i32,
@@ -207,8 +223,12 @@ fn linker() -> Result<api::Linker<Lent>, api::Error> {
             })
         },
     )?;
+    Ok(())
+}
+
+fn time_out(linker: &mut api::Linker<Lent>) -> Linked {
     linker.func_wrap(
-        nic,
+        NIC,
         "set_timeout",
         |mut caller: Caller<'_>, number: i32, coarse: i32, nanos: i64| -> Result<i32, api::Error> {
             pay(&mut caller, price::TIMEOUT)?;
@@ -216,15 +236,19 @@ fn linker() -> Result<api::Linker<Lent>, api::Error> {
         },
     )?;
     linker.func_wrap(
-        nic,
+        NIC,
         "cancel_timeout",
         |mut caller: Caller<'_>, number: i32| -> Result<i32, api::Error> {
             pay(&mut caller, price::TIMEOUT)?;
             Ok(caller.data_mut().state.cancel_timeout(number))
         },
     )?;
+    Ok(())
+}
+
+fn answer(linker: &mut api::Linker<Lent>) -> Linked {
     linker.func_wrap(
-        nic,
+        NIC,
         "complete",
         |mut caller: Caller<'_>,
          ticket: i32,
@@ -238,7 +262,7 @@ fn linker() -> Result<api::Linker<Lent>, api::Error> {
         },
     )?;
     linker.func_wrap(
-        nic,
+        NIC,
         "write",
         |mut caller: Caller<'_>,
          ticket: i32,
@@ -251,7 +275,7 @@ fn linker() -> Result<api::Linker<Lent>, api::Error> {
             })
         },
     )?;
-    Ok(linker)
+    Ok(())
 }
 
 /// Takes the price of a call from the handler's fuel.
