@@ -70,8 +70,8 @@ impl Cache {
         while !self.slots.is_empty() && !self.missed.is_empty() {
             let (slot, missed) = (self.slots.pop_front(), self.missed.pop_front());
             let Some((slot, (node, key, number))) = slot.zip(missed) else { return };
-            let (opcode, cookie, args) = (SERVE, slot.cookie, [key, number, 0, 0]);
-            let done = Completion { opcode, cookie, node, args, ..Completion::default() };
+            let args = [key, number, 0, 0];
+            let done = Completion { node, args, ..Completion::of(&slot, Status::Done) };
             nic.complete(slot.region.port, &done);
         }
     }

@@ -28,12 +28,12 @@ pub(crate) struct Relay {
 impl Relay {
     fn hand_out(&mut self, nic: &mut Context<'_>) {
         while let (Some(command), Some((node, bytes))) = (self.lent.front(), self.early.front()) {
-            let Command { cookie, opcode, region, .. } = *command;
+            let region = command.region;
             let part = region.part(0, bytes.len() as u32).expect("buffers are as long");
             let (node, length) = (*node, bytes.len() as u64);
             let written = nic.write(part, Payload::from(&bytes[..]));
             let status = if written.is_ok() { Status::Done } else { Status::Region };
-            let done = Completion { status, opcode, cookie, node, length, ..Completion::default() };
+            let done = Completion { node, length, ..Completion::of(command, status) };
             nic.complete(region.port, &done);
             self.lent.pop_front();
             self.early.pop_front();
@@ -47,7 +47,7 @@ impl Extension for Relay {
     }
 
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
-        let Command { cookie, opcode, region, node, .. } = command;
+        let Command { opcode, region, node, .. } = command;
         if opcode == RECEIVE {
             self.lent.push_back(command);
             self.hand_out(nic);
@@ -56,7 +56,7 @@ impl Extension for Relay {
         let bytes = nic.read(region).map(|bytes| bytes.to_vec()).unwrap_or_default();
         let sent = nic.send_control(node, &bytes);
         let status = if sent.is_ok() { Status::Done } else { Status::Refused };
-        nic.complete(region.port, &Completion { status, opcode, cookie, ..Completion::default() });
+        nic.complete(region.port, &Completion::of(&command, status));
     }
 
     fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {

@@ -39,8 +39,8 @@ impl Limiter {
         while !self.slots.is_empty() && !self.admitted.is_empty() {
             let (slot, request) = (self.slots.pop_front(), self.admitted.pop_front());
             let Some((slot, (node, tenant, number))) = slot.zip(request) else { return };
-            let (opcode, cookie, args) = (SERVE, slot.cookie, [tenant, number, 0, 0]);
-            let done = Completion { opcode, cookie, node, args, ..Completion::default() };
+            let args = [tenant, number, 0, 0];
+            let done = Completion { node, args, ..Completion::of(&slot, Status::Done) };
             nic.complete(slot.region.port, &done);
         }
     }
@@ -57,7 +57,7 @@ impl Extension for Limiter {
     }
 
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
-        let Command { opcode, cookie, node, args: [first, second, _], .. } = command;
+        let Command { opcode, node, args: [first, second, _], .. } = command;
         let sent = match opcode {
             SERVE => {
                 self.slots.push_back(command);
@@ -81,8 +81,7 @@ impl Extension for Limiter {
             }
             _ => Status::Invalid,
         };
-        let done = Completion { status: sent, opcode, cookie, ..Completion::default() };
-        nic.complete(command.region.port, &done);
+        nic.complete(command.region.port, &Completion::of(&command, sent));
     }
 
     fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message_: &[u8]) {
@@ -96,10 +95,9 @@ impl Extension for Limiter {
                 // Who is gone waits for nothing.
                 let _ = nic.send_control(from, &message(ANSWER, [second, 0]));
             }
-        } else if let Some(Command { cookie, region, .. }) = self.asked.remove(&first) {
+        } else if let Some(command) = self.asked.remove(&first) {
             let status = if second == 1 { Status::Done } else { Status::Refused };
-            let (opcode, port) = (REQUEST, region.port);
-            nic.complete(port, &Completion { status, opcode, cookie, ..Completion::default() });
+            nic.complete(command.region.port, &Completion::of(&command, status));
         }
     }
 

@@ -4,7 +4,7 @@ use midplane::nicvm::context::Context;
 use midplane::nicvm::extension::{Extension, ImportError, InitError, TimeoutId};
 use midplane::simhw::frame::Frame;
 use midplane::simhw::id::NodeId;
-use midplane::simhw::port::{Command, Completion};
+use midplane::simhw::port::{Command, Completion, Status};
 
 /// What a module's bytes stand for.
 ///
@@ -55,10 +55,9 @@ impl Extension for Counter {
             let _ = nic.send_control(command.node, &self.step.to_le_bytes());
         }
         let done = Completion {
-            cookie: command.cookie,
             length: self.count,
             args: [self.step, 0, 0, 0],
-            ..Completion::default()
+            ..Completion::of(&command, Status::Done)
         };
         nic.complete(command.region.port, &done);
     }

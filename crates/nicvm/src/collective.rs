@@ -312,11 +312,9 @@ impl Collectives {
         if let Some(command) = running.command.take() {
             self.counters.done += u64::from(status == Status::Done);
             self.counters.failed += u64::from(status != Status::Done);
-            let Command { opcode, flags, cookie, region, .. } = command;
-            let length = region.length.into();
-            let completion =
-                Completion { status, opcode, flags, cookie, length, ..Completion::default() };
-            nic.complete(region.port, &completion);
+            let length = command.region.length.into();
+            let completion = Completion { length, ..Completion::of(&command, status) };
+            nic.complete(command.region.port, &completion);
         }
         // A broadcast may have children that are not done.
         let rest = matches!(&running.kind, Kind::Broadcast(broadcast) if !broadcast.is_over());

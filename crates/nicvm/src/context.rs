@@ -255,7 +255,7 @@ impl Context<'_> {
 
     /// Completes `command` with an error.
     pub fn refuse(&mut self, command: &Command, status: Status) {
-        self.hw.complete(command.region.port, &failed(command, status));
+        self.hw.complete(command.region.port, &Completion::of(command, status));
     }
 
     /// Gives a command to another extension of this unit, as if the application of
@@ -370,19 +370,5 @@ impl Context<'_> {
     /// all that waits for the gate as well, if it steers that.
     pub fn give_up(&mut self, destination: NodeId, status: Status) {
         self.lent.asked.push(Asked::GiveUp { destination, status });
-    }
-}
-
-/// The completion of a command that came to nothing.
-pub(crate) const fn failed(command: &Command, status: Status) -> Completion {
-    Completion {
-        status,
-        opcode: command.opcode,
-        flags: command.flags,
-        node: command.node,
-        port: command.port,
-        cookie: command.cookie,
-        length: 0,
-        args: [0; 4],
     }
 }

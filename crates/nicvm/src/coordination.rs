@@ -327,12 +327,8 @@ impl Coordination {
 
     fn complete_counters(&self, nic: &mut Context<'_>, command: &Command) {
         let count = self.count();
-        let completion = Completion {
-            opcode: COUNTERS,
-            cookie: command.cookie,
-            args: [count.control_messages, count.lease_messages, count.grants, count.recoveries],
-            ..Completion::default()
-        };
+        let args = [count.control_messages, count.lease_messages, count.grants, count.recoveries];
+        let completion = Completion { args, ..Completion::of(command, Status::Done) };
         nic.complete(command.region.port, &completion);
     }
 

@@ -25,14 +25,14 @@ use std::time::Duration;
 
 use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
-use midplane_simhw::port::{Command, Status};
+use midplane_simhw::port::{Command, Completion, Status};
 use sha2::{Digest, Sha256};
 
 use crate::context::Context;
 use crate::extension::{Epoch, Extension, InitError, PeerEvent, TimeoutId, UnitEvent};
 use crate::timeout::Service;
 use change::{Change, Phase};
-use command::{ended, refuse};
+use command::refuse;
 use module::LACKS;
 use wire::{Message, Offer};
 
@@ -388,7 +388,7 @@ impl Extension for Installer {
                 let withdraw = Message::Withdraw { number, epoch: version.epoch };
                 self.tell_all(nic, &withdraw);
                 self.withdraw(nic, number, version.epoch);
-                nic.complete(command.region.port, &ended(&command, Status::Done));
+                nic.complete(command.region.port, &Completion::of(&command, Status::Done));
             }
             LIST => self.list(nic, &command),
             _ => nic.refuse(&command, Status::Invalid),

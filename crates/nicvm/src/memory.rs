@@ -456,13 +456,5 @@ impl Extension for Memory {
 }
 
 fn done(command: &Command, length: u32) -> Completion {
-    Completion {
-        opcode: command.opcode,
-        flags: command.flags,
-        node: command.node,
-        port: command.port,
-        cookie: command.cookie,
-        length: length.into(),
-        ..Completion::default()
-    }
+    Completion { length: length.into(), ..Completion::of(command, Status::Done) }
 }

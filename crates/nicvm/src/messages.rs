@@ -44,15 +44,8 @@ pub fn receive(region: RegionRef, cookie: u64) -> Command {
 
 /// The message of a send command, as the transmit scheduler takes it.
 pub(crate) fn outgoing(command: &Command) -> Message {
-    let completion = Completion {
-        opcode: command.opcode,
-        flags: command.flags,
-        node: command.node,
-        port: command.port,
-        cookie: command.cookie,
-        length: u64::from(command.region.length),
-        ..Completion::default()
-    };
+    let length = u64::from(command.region.length);
+    let completion = Completion { length, ..Completion::of(command, Status::Done) };
     Message {
         extension: MESSAGES,
         node: command.node,

@@ -168,7 +168,7 @@ impl Programs {
             Err((at, error)) => {
                 let args = [at as u64, error as u64, 0, 0];
                 let status = Status::Invalid;
-                nic.complete(port, &Completion { args, ..ended(command, status) });
+                nic.complete(port, &Completion { args, ..Completion::of(command, status) });
                 return;
             }
         };
@@ -179,7 +179,7 @@ impl Programs {
         self.programs.insert(capability.entry, Program { code, memory, recent: Vec::new() });
         let [first, second, third] = capability.to_words();
         let args = [first, second, third, 0];
-        nic.complete(port, &Completion { args, ..ended(command, Status::Done) });
+        nic.complete(port, &Completion { args, ..Completion::of(command, Status::Done) });
     }
 
     /// Runs a program of this node. Writes take effect after it: what it reads back of its own it
@@ -217,31 +217,7 @@ impl Programs {
             program.recent.push((*range, machine.bytes(*range).to_vec(), now + REMEMBERED));
         }
         for effect in machine.effects() {
-            match effect {
-                code::Effect::Send { node, port, bytes } => {
-                    let mut message = vec![MESSAGE_OF_IT];
-                    message.extend(port.to_le_bytes());
-                    message.extend(bytes);
-                    // A queue that is full is that of a peer which is as good as gone.
-                    let _ = nic.send_control(NodeId(*node), &message);
-                }
-                code::Effect::Signal { cookie } => {
-                    let wait = waits.pop_front().expect("they are counted");
-                    let args = [*cookie, 0, 0, 0];
-                    nic.complete(memory.port, &Completion { args, ..ended(&wait, Status::Done) });
-                }
-                code::Effect::Call { extension, opcode, cookie, range } => {
-                    waits.pop_front().expect("they are counted");
-                    let region = memory.part(range.offset, range.length).ok_or(Status::Region)?;
-                    nic.forward(Command {
-                        extension: ExtensionId(*extension),
-                        opcode: *opcode,
-                        cookie: *cookie,
-                        region,
-                        ..Command::default()
-                    });
-                }
-            }
+            take_effect(nic, effect, memory, waits)?;
         }
         self.counters.runs += 1;
         Ok((machine.counted(), machine.steps()))
@@ -323,24 +299,56 @@ impl Programs {
             true if length < bytes.len() => Status::Truncated,
             true => Status::Done,
         };
-        let done = Completion { node: from, length: length as u64, ..ended(&command, status) };
+        let done =
+            Completion { node: from, length: length as u64, ..Completion::of(&command, status) };
         nic.complete(port, &done);
     }
 }
 
-fn finish(nic: &mut Context<'_>, command: &Command, ran: Ended) {
-    let completion = match ran {
-        Ok((counted, steps)) => {
-            Completion { args: [counted, steps.into(), 0, 0], ..ended(command, Status::Done) }
+/// What a run asked for beside its memory: it ends the next of `waits`, of which there are enough.
+fn take_effect(
+    nic: &mut Context<'_>,
+    effect: &code::Effect,
+    memory: RegionRef,
+    waits: &mut VecDeque<Command>,
+) -> Result<(), Status> {
+    match effect {
+        code::Effect::Send { node, port, bytes } => {
+            let mut message = vec![MESSAGE_OF_IT];
+            message.extend(port.to_le_bytes());
+            message.extend(bytes);
+            // A queue that is full is that of a peer which is as good as gone.
+            let _ = nic.send_control(NodeId(*node), &message);
         }
-        Err(status) => ended(command, status),
-    };
-    nic.complete(command.region.port, &completion);
+        code::Effect::Signal { cookie } => {
+            let wait = waits.pop_front().expect("they are counted");
+            let args = [*cookie, 0, 0, 0];
+            nic.complete(memory.port, &Completion { args, ..Completion::of(&wait, Status::Done) });
+        }
+        code::Effect::Call { extension, opcode, cookie, range } => {
+            waits.pop_front().expect("they are counted");
+            let region = memory.part(range.offset, range.length).ok_or(Status::Region)?;
+            nic.forward(Command {
+                extension: ExtensionId(*extension),
+                opcode: *opcode,
+                cookie: *cookie,
+                region,
+                ..Command::default()
+            });
+        }
+    }
+    Ok(())
 }
 
-fn ended(command: &Command, status: Status) -> Completion {
-    let Command { opcode, cookie, .. } = *command;
-    Completion { status, opcode, cookie, ..Completion::default() }
+fn finish(nic: &mut Context<'_>, command: &Command, ran: Ended) {
+    let completion = match ran {
+        Ok((counted, steps)) => Completion {
+            args: [counted, steps.into(), 0, 0],
+            ..Completion::of(command, Status::Done)
+        },
+        Err(status) => Completion::of(command, status),
+    };
+    nic.complete(command.region.port, &completion);
 }
 
 impl Extension for Programs {
@@ -359,7 +367,7 @@ impl Extension for Programs {
                 let owns = self.table.owner(&capability) == Some(command.region.port);
                 if owns && self.table.revoke(&capability).is_ok() {
                     self.programs.remove(&capability.entry);
-                    nic.complete(command.region.port, &ended(&command, Status::Done));
+                    nic.complete(command.region.port, &Completion::of(&command, Status::Done));
                 } else {
                     nic.refuse(&command, Status::Region);
                 }

@@ -45,7 +45,7 @@ use std::time::Duration;
 use midplane_simhw::frame::Frame;
 use midplane_simhw::hardware::Source;
 use midplane_simhw::id::{NodeId, PortId};
-use midplane_simhw::port::{Command, Completion};
+use midplane_simhw::port::Command;
 use midplane_simhw::region::Payload;
 use thiserror::Error;
 
@@ -325,18 +325,6 @@ impl Extension for Sandbox {
         for command in self.machine.state().abandon() {
             nic.refuse(&command, midplane_simhw::port::Status::Cancelled);
         }
-    }
-}
-
-/// The completion of a command that a module ends.
-fn ended(command: &Command, completion: Completion) -> Completion {
-    Completion {
-        opcode: command.opcode,
-        flags: command.flags,
-        node: command.node,
-        port: command.port,
-        cookie: command.cookie,
-        ..completion
     }
 }
 

@@ -11,10 +11,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use midplane_simhw::frame::{Frame, Header, Kind};
 use midplane_simhw::hardware::{Firmware, Hardware};
 use midplane_simhw::id::{DmaId, ExtensionId, Incarnation, NodeId, PortId, TimerId};
-use midplane_simhw::port::{Command, Status};
+use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::time::Instant;
 
-use crate::context::{Context, Lent, failed};
+use crate::context::{Context, Lent};
 use crate::control::{self, Address, Body, Control, ControlConfig, MAX_MESSAGE};
 use crate::extension::{Epoch, Extension, InitError, PeerEvent, UnitEvent};
 use crate::heap::{self, Heap};
@@ -322,7 +322,7 @@ impl Unit {
             .iter()
             .position(|held| held == command)
             .map(|at| self.abandoned.swap_remove(at));
-        hw.complete(port, &failed(command, status));
+        hw.complete(port, &Completion::of(command, status));
         self.answer_abandoned(hw);
         hw.commit();
     }
@@ -330,7 +330,7 @@ impl Unit {
     /// Commands whose extension is down end with an error.
     fn answer_abandoned(&mut self, hw: &mut dyn Hardware) {
         for held in self.abandoned.drain(..) {
-            hw.complete(held.region.port, &failed(&held, Status::ExtensionDown));
+            hw.complete(held.region.port, &Completion::of(&held, Status::ExtensionDown));
         }
     }
 

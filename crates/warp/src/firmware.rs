@@ -172,18 +172,13 @@ impl Warp {
         let Some(known) = self.paths[at].law.knowledge(nic.now()) else {
             return nic.refuse(command, Status::Invalid);
         };
-        let completion = Completion {
-            opcode: KNOWLEDGE,
-            node: command.node,
-            cookie: command.cookie,
-            args: [
-                known.rate as u64,
-                (known.warp * 1e6) as u64,
-                nanos(known.queue_delay),
-                nanos(known.feedback_delay),
-            ],
-            ..Completion::default()
-        };
+        let args = [
+            known.rate as u64,
+            (known.warp * 1e6) as u64,
+            nanos(known.queue_delay),
+            nanos(known.feedback_delay),
+        ];
+        let completion = Completion { args, ..Completion::of(command, Status::Done) };
         nic.complete(command.region.port, &completion);
     }
 }

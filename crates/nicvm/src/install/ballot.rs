@@ -5,7 +5,7 @@ use midplane_simhw::port::{Completion, Status};
 
 use super::change::Phase;
 use super::wire::{ChangeId, Hash, Message, Offer};
-use super::{Context, Epoch, Extension, Installer, Policy, Refusal, Version, ended, refuse};
+use super::{Context, Epoch, Extension, Installer, Policy, Refusal, Version, refuse};
 
 impl Installer {
     /// The module is whole, or should be here: it is made ready, aside.
@@ -132,7 +132,7 @@ impl Installer {
             let members: u32 = offer.members.iter().map(|byte| byte.count_ones()).sum();
             let args = [offer.epoch.0.into(), members.into(), 0, 0];
             let port = command.region.port;
-            nic.complete(port, &Completion { args, ..ended(&command, Status::Done) });
+            nic.complete(port, &Completion { args, ..Completion::of(&command, Status::Done) });
         }
     }
 

@@ -87,12 +87,10 @@ pub fn list(region: RegionRef, cookie: u64) -> Command {
     Command { extension: INSTALLER, opcode: LIST, region, cookie, ..Command::default() }
 }
 
-pub(super) fn ended(command: &Command, status: Status) -> Completion {
-    let Command { opcode, flags, cookie, .. } = *command;
-    Completion { status, opcode, flags, cookie, ..Completion::default() }
-}
-
 pub(super) fn refuse(nic: &mut Context<'_>, command: &Command, who: NodeId, refusal: Refusal) {
     let args = [who.0.into(), refusal as u64, 0, 0];
-    nic.complete(command.region.port, &Completion { args, ..ended(command, Status::Refused) });
+    nic.complete(
+        command.region.port,
+        &Completion { args, ..Completion::of(command, Status::Refused) },
+    );
 }

@@ -4,7 +4,7 @@ use midplane_simhw::id::ExtensionId;
 use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::Payload;
 
-use super::{Context, Epoch, Hash, Installer, ended};
+use super::{Context, Epoch, Hash, Installer};
 
 /// One line of a list.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -87,7 +87,8 @@ impl Installer {
             return;
         }
         let args = [self.versions.len() as u64, 0, 0, 0];
-        let done = Completion { length: length as u64, args, ..ended(command, Status::Done) };
+        let done =
+            Completion { length: length as u64, args, ..Completion::of(command, Status::Done) };
         nic.complete(command.region.port, &done);
     }
 }

@@ -7,7 +7,7 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::RegionRef;
 use midplane_simhw::time::Instant;
 
-use super::{Limits, MAILBOX_BYTES, Service, TimeoutId, ended};
+use super::{Limits, MAILBOX_BYTES, Service, TimeoutId};
 use crate::control::MAX_MESSAGE;
 
 /// One thing that a handler has asked for; bytes lie in the state's own memory.
@@ -214,9 +214,8 @@ impl State {
         self.ending.push(command);
         let [first, second] = args.map(|word| word as u64);
         let args = [first, second, 0, 0];
-        let completion =
-            Completion { status, length: length as u64, args, ..Completion::default() };
-        let completion = ended(&command, completion);
+        let length = length as u64;
+        let completion = Completion { length, args, ..Completion::of(&command, status) };
         self.ask(Effect::Complete { port: command.region.port, completion })
     }
 

@@ -6,7 +6,6 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::{Payload, RegionError};
 
 use super::nic::Nic;
-use crate::context::failed;
 
 /// A command that is to be completed: read it as a [`Command`]. One that is dropped ends as
 /// [`Status::Cancelled`]; so every command ends once.
@@ -25,13 +24,13 @@ impl Request {
 
     /// Ends it as done, with a length and four words.
     pub fn reply(self, length: u64, args: [u64; 4]) {
-        let done = Completion { length, args, ..failed(&self.command, Status::Done) };
+        let done = Completion { length, args, ..Completion::of(&self.command, Status::Done) };
         self.end(done);
     }
 
     /// Ends it otherwise.
     pub fn refuse(self, status: Status) {
-        let refused = failed(&self.command, status);
+        let refused = Completion::of(&self.command, status);
         self.end(refused);
     }
 
@@ -82,6 +81,6 @@ impl Deref for Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        self.end(failed(&self.command, Status::Cancelled));
+        self.end(Completion::of(&self.command, Status::Cancelled));
     }
 }

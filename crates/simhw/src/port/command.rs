@@ -131,6 +131,14 @@ impl Command {
 }
 
 impl Completion {
+    /// A command's, with its opcode, flags, node, port and cookie; of no bytes, and without arguments.
+    #[inline]
+    #[must_use]
+    pub const fn of(command: &Command, status: Status) -> Self {
+        let Command { opcode, flags, node, port, cookie, .. } = *command;
+        Self { status, opcode, flags, node, port, cookie, length: 0, args: [0; 4] }
+    }
+
     pub(super) fn emit(&self) -> Entry {
         [
             u64::from(self.status as u8)

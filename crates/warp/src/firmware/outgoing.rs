@@ -417,15 +417,8 @@ fn wire_bytes(nic: &Context<'_>, payload: usize) -> u32 {
 }
 
 fn complete(nic: &mut Context<'_>, command: &Command, status: Status) {
-    let completion = Completion {
-        status,
-        opcode: messages::SEND,
-        flags: command.flags,
-        node: command.node,
-        port: command.port,
-        cookie: command.cookie,
-        length: if status == Status::Done { u64::from(command.region.length) } else { 0 },
-        ..Completion::default()
-    };
+    let length = if status == Status::Done { u64::from(command.region.length) } else { 0 };
+    let opcode = messages::SEND;
+    let completion = Completion { opcode, length, ..Completion::of(command, status) };
     nic.complete(command.region.port, &completion);
 }

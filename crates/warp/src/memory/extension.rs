@@ -281,7 +281,7 @@ impl Mermera {
 
     fn read(&self, nic: &mut Context<'_>, command: &Command) {
         let Some(memory) = &self.memory else { return };
-        let mut completion = completion(command);
+        let mut completion = Completion::of(command, Status::Done);
         if let Some((value, origin)) = memory.read_origin(command.args[0] as Location) {
             let length = value.len().min(command.region.length as usize);
             if length < value.len() {
@@ -361,12 +361,8 @@ fn send_paid(
     waits
 }
 
-fn completion(command: &Command) -> Completion {
-    Completion { opcode: command.opcode, cookie: command.cookie, ..Completion::default() }
-}
-
 fn complete(nic: &mut Context<'_>, command: &Command) {
-    nic.complete(command.region.port, &completion(command));
+    nic.complete(command.region.port, &Completion::of(command, Status::Done));
 }
 
 impl Extension for Mermera {
