@@ -12,8 +12,10 @@ mod figures;
 #[path = "../common/gantt.rs"]
 mod gantt;
 mod measure;
-mod paper;
 #[expect(dead_code, reason = "another example reads the numbers")]
+mod numbers;
+mod paper;
+#[path = "../common/report.rs"]
 mod report;
 mod study;
 
@@ -23,7 +25,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::report::Report;
+use crate::numbers::Report;
+use crate::report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
 
 /// Cuts messages so that they arrive soonest.
 ///
@@ -86,11 +89,8 @@ fn main() -> ExitCode {
     };
     match run(&arguments) {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(problem) => {
-            eprintln!("error: {}", problem.replace('\n', " "));
-            ExitCode::from(2)
-        }
+        Ok(false) => ExitCode::from(DID_NOT_HOLD),
+        Err(problem) => fail(&problem.replace('\n', " "), BAD_INPUT),
     }
 }
 
@@ -109,14 +109,14 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         let names = figures::draw(directory)
             .map_err(|problem| format!("--figures {}: {problem}", directory.display()))?;
         if !arguments.json && !reports {
-            names.iter().for_each(|name| println!("{}", name.display()));
+            names.iter().for_each(|name| say(&format!("{}\n", name.display())));
         }
     }
     if reports {
         if arguments.json {
-            println!("{}", report.json())
+            print_json(&report.json());
         } else {
-            report.print()
+            say(&report.table());
         }
         return Ok(report.holds());
     }
@@ -147,6 +147,6 @@ fn plan(arguments: &Arguments) -> Result<bool, String> {
         gantt::write(file, &[("predicted", &rows)], &[])
             .map_err(|problem| format!("--plot {}: {problem}", file.display()))?;
     }
-    println!("{}", document::answer(&solved));
+    print_json(&document::answer(&solved));
     Ok(true)
 }

@@ -8,7 +8,7 @@ use midplane::pipeline::fixed::Signature;
 use midplane::pipeline::{Limits, Pipeline, Planner, Request, Stage, fixed, ramp};
 
 use super::chains::{Dice, Sample};
-use super::report::{Line, Report};
+use super::numbers::{Line, Report};
 
 /// A chain behind noise: every time is off by some percent, some are off by far.
 struct Noisy<'a> {

@@ -8,7 +8,7 @@ use midplane::pipeline::hierarchical::{self, Base};
 use midplane::pipeline::{Grouping, Pipeline, Request, Stage, auto, fixed, optimum, ramp};
 
 use super::chains::{Dice, Sample};
-use super::report::{Line, Report};
+use super::numbers::{Line, Report};
 
 /// Everything that is promised of the planners, measured.
 pub(crate) fn run(seed: u64, samples: usize) -> Report {

@@ -110,8 +110,8 @@ impl Report {
     }
 
     /// The report as a table.
-    pub(crate) fn print(&self) {
-        println!("{}", self.title);
+    pub(crate) fn table(&self) -> String {
+        let mut text = format!("{}\n", self.title);
         for line in &self.lines {
             let aim = match line.aim {
                 Aim::None => String::new(),
@@ -126,7 +126,8 @@ impl Report {
             } else {
                 format!("{:.4}", line.value)
             };
-            println!("{mark} {:<62} {value:>12} {:<9} {aim}", line.name, line.unit);
+            text += &format!("{mark} {:<62} {value:>12} {:<9} {aim}\n", line.name, line.unit);
         }
+        text
     }
 }
