@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use midplane::simhw::host::Host;
+use midplane::via::message::engine::DEFAULT_EAGER;
 use midplane::via::message::group::Rank;
 use midplane::via::service::Streams;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -40,8 +41,9 @@ struct Streamed {
 
 impl Work for Streamed {
     async fn work<H: Host>(self, site: &Site<'_>, host: H) -> Result<Vec<f64>, String> {
-        let carrier = messages::interfaces(&host, (site.rank, 2), self.number).await?;
-        messages::over(carrier, 2, async |world: World| {
+        let carrier =
+            messages::interfaces(&host, (site.rank, 2), self.number, DEFAULT_EAGER).await?;
+        messages::over(carrier, 2, DEFAULT_EAGER, async |world: World| {
             let streams = Streams::new(world.duplicate().await.map_err(text)?);
             match site.rank {
                 0 => ask(site, streams.connect(Rank(1)).await.map_err(text)?).await,

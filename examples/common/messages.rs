@@ -33,7 +33,7 @@ pub(crate) fn unit() -> Result<Unit, String> {
 }
 
 /// What carries them on a host's NIC, for `own`, one of so many ranks, all of which take part in job
-/// `job`.
+/// `job`; those of up to `eager` bytes can leave whole.
 ///
 /// # Errors
 /// One line: what the NIC lacks.
@@ -41,23 +41,25 @@ pub(crate) async fn interfaces(
     host: &impl Host,
     (own, ranks): (u16, u16),
     job: u32,
+    eager: usize,
 ) -> Result<Box<dyn Carrier>, String> {
-    let config = RdmaConfig::default().job(job);
+    let config = RdmaConfig::default().job(job).eager(eager);
     let nodes: Vec<NodeId> = (0..ranks).map(NodeId).collect();
     let carrier = RdmaCarrier::open(host, Peer(own.into()), &nodes, config).await;
     Ok(Box::new(carrier.map_err(text)?))
 }
 
-/// Has `work` done over a carrier of so many ranks.
+/// Has `work` done over a carrier of so many ranks; messages of up to `eager` bytes leave whole.
 ///
 /// # Errors
 /// One line: what failed, or that a process is missing.
 pub(crate) async fn over<T>(
     carrier: Box<dyn Carrier>,
     ranks: u16,
+    eager: usize,
     work: impl AsyncFnOnce(World) -> Result<T, String>,
 ) -> Result<T, String> {
-    let engine = Engine::new(carrier, Config::default());
+    let engine = Engine::new(carrier, Config::default().eager(eager));
     let (process, scope) = Process::new(engine, ranks.into()).map_err(text)?;
     let world = Communicator::world(process, scope);
     let met = tokio::time::timeout(PATIENCE, world.barrier()).await;

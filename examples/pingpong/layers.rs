@@ -312,9 +312,7 @@ pub(crate) async fn interfaces(
     eager: usize,
 ) -> Result<RdmaCarrier, String> {
     let own = Peer(host.node().0.into());
-    // A packet has a quarter of an area, and a message that leaves whole is one.
-    let area = (4 * (eager + 64)).max(1 << 18);
-    let config = RdmaConfig::default().area(area).registration(match how {
+    let config = RdmaConfig::default().eager(eager).registration(match how {
         Registration::Copied => rdma::Registration::Copied,
         Registration::Cached => rdma::Registration::Cached,
         Registration::Registered => rdma::Registration::Registered,

@@ -8,6 +8,7 @@ use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 #[cfg(target_os = "linux")]
 use midplane::via::lanes::LaneCarrier;
+use midplane::via::message::engine::{DEFAULT_EAGER, SOCKET_EAGER};
 
 use crate::arguments::Fabric;
 use crate::contest::Site;
@@ -35,8 +36,9 @@ pub(crate) async fn over<T>(
             let config = config.coprocessor(Coprocessor::Task);
             let nic =
                 UdpNic::start(config, unit()?).map_err(|error| format!("--peers: {error}"))?;
-            let carrier = interfaces(&nic.host(), (site.rank, 2), number as u32).await?;
-            let result = messages::over(carrier, 2, work).await;
+            let carrier =
+                interfaces(&nic.host(), (site.rank, 2), number as u32, SOCKET_EAGER).await?;
+            let result = messages::over(carrier, 2, SOCKET_EAGER, work).await;
             nic.shutdown().await;
             result
         }
@@ -47,8 +49,9 @@ pub(crate) async fn over<T>(
                 .map_err(|error| error.to_string())?;
             let met = tokio::time::timeout(PATIENCE, nic.meet()).await;
             met.map_err(|_| format!("the other process did not come up in {PATIENCE:?}"))?;
-            let carrier = interfaces(&nic.host(), (site.rank, 2), number as u32).await?;
-            let result = messages::over(carrier, 2, work).await;
+            let carrier =
+                interfaces(&nic.host(), (site.rank, 2), number as u32, DEFAULT_EAGER).await?;
+            let result = messages::over(carrier, 2, DEFAULT_EAGER, work).await;
             nic.shutdown().await;
             result
         }
@@ -56,7 +59,7 @@ pub(crate) async fn over<T>(
         Fabric::Lanes => {
             let config = ShmConfig::new(format!("{}-{number}", site.name), own, 2);
             let carrier = LaneCarrier::open(&config).map_err(|error| error.to_string())?;
-            messages::over(Box::new(carrier), 2, work).await
+            messages::over(Box::new(carrier), 2, DEFAULT_EAGER, work).await
         }
         #[cfg(not(target_os = "linux"))]
         Fabric::Shm | Fabric::Lanes => Err(format!("--fabric {fabric}: needs Linux")),

@@ -66,6 +66,14 @@ impl RdmaConfig {
         self
     }
 
+    /// As large an area as messages of up to `bytes` need that leave whole, where that is more: over
+    /// sockets, [`SOCKET_EAGER`](crate::message::engine::SOCKET_EAGER).
+    #[must_use]
+    pub const fn eager(self, bytes: usize) -> Self {
+        let area = 4 * (bytes + LONGEST).next_multiple_of(8);
+        if area > self.area { self.area(area) } else { self }
+    }
+
     /// Receive descriptors that are kept posted for each process, 8 to 256. Default: 64.
     #[must_use]
     pub const fn descriptors(mut self, count: u16) -> Self {
