@@ -7,12 +7,14 @@ mod measure;
 #[path = "../common/pm.rs"]
 mod pm;
 mod raw;
+#[path = "../common/report.rs"]
+mod report;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser;
 use measure::{Anchor, TOLERANCE};
+use report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
 use serde::Serialize;
 
 /// Measures the simulated machines against what was published of the real ones.
@@ -48,22 +50,16 @@ fn main() -> ExitCode {
     let mut anchors = measure::all();
     anchors.retain(|anchor| anchor.machine.contains(&arguments.machine));
     if anchors.is_empty() {
-        eprintln!(
-            "--machine {}: no machine with published results has this in its name",
-            arguments.machine
-        );
-        return ExitCode::from(2);
+        let what = "no machine with published results has this in its name";
+        return fail(&format!("--machine {}: {what}", arguments.machine), BAD_INPUT);
     }
     let holds = anchors.iter().all(Anchor::holds);
-    let text = if arguments.json {
-        let document = Document { tolerance: TOLERANCE, anchors, holds };
-        serde_json::to_string(&document).expect("plain data") + "\n"
+    if arguments.json {
+        print_json(&Document { tolerance: TOLERANCE, anchors, holds });
     } else {
-        table(&anchors)
-    };
-    // A reader that has gone is no error.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    if holds { ExitCode::SUCCESS } else { ExitCode::from(1) }
+        say(&table(&anchors));
+    }
+    ExitCode::from(if holds { 0 } else { DID_NOT_HOLD })
 }
 
 fn table(anchors: &[Anchor]) -> String {

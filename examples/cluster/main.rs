@@ -94,7 +94,11 @@ fn place(arguments: &Arguments) -> Result<Option<(u16, Vec<SocketAddr>)>, String
         return Err(format!("--peers: 2 to 16 take part, not {}", place.size()));
     }
     let wait = Duration::from_secs(arguments.wait);
-    let peers = place.addresses(wait).map_err(|error| format!("--peers: {error}"))?;
+    let peers = ranks::addresses(&place, wait)?;
+    if place.rank == 0 {
+        // Where it hears of the others.
+        ranks::listen(peers[0])?;
+    }
     Ok(Some((place.rank, peers)))
 }
 

@@ -1,11 +1,11 @@
 //! A group whose members are processes, here or across hosts: each measures itself.
 
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane::nicvm::collective::Operation as Combine;
 use midplane::simhw::id::{NodeId, PortId};
-use midplane::simhw::launch::Place;
 use midplane::simhw::link::LinkProfile;
 use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{UdpConfig, UdpHost, UdpNic};
@@ -15,8 +15,7 @@ use crate::fabrics::unit;
 use crate::fleet::Meeting;
 use crate::member::{Plan, play};
 
-/// How long names may take to resolve, and all of it.
-const COME_UP: Duration = Duration::from_secs(20);
+/// How long all of it may take.
 const LOST: Duration = Duration::from_secs(300);
 /// The first of the ports of groups of hosts: far from those that are numbered as they are opened.
 const PORTS: u16 = 16;
@@ -27,8 +26,12 @@ const WORDS: usize = 11;
 ///
 /// # Errors
 /// One line that says what failed.
-pub(crate) fn take_part(place: &Place, plans: &[Plan], seed: u64) -> Result<Vec<Rounds>, String> {
-    let peers = place.addresses(COME_UP).map_err(|error| error.to_string())?;
+pub(crate) fn take_part(
+    rank: u16,
+    peers: Vec<SocketAddr>,
+    plans: &[Plan],
+    seed: u64,
+) -> Result<Vec<Rounds>, String> {
     let nodes = peers.len() as u16;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).enable_all().build();
@@ -36,7 +39,7 @@ pub(crate) fn take_part(place: &Place, plans: &[Plan], seed: u64) -> Result<Vec<
     runtime.block_on(async {
         // Faster than any loopback: nothing is paced.
         let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
-        let config = UdpConfig::new(NodeId(place.rank), peers).line(line).seed(seed);
+        let config = UdpConfig::new(NodeId(rank), peers).line(line).seed(seed);
         let nic =
             UdpNic::start(config, unit(nodes)).map_err(|error| format!("--peers: {error}"))?;
         let ended = tokio::select! {

@@ -20,6 +20,7 @@ mod ranks;
 #[path = "../common/report.rs"]
 mod report;
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ use serde::Serialize;
 use arguments::{Arguments, Fabric, Operation, Where};
 use member::{Plan, Times};
 
+/// How long names may take to resolve.
+const COME_UP: Duration = Duration::from_secs(20);
 /// How far a barrier may be from the model, as a fraction.
 const TOLERANCE: f64 = 0.1;
 /// The paper's ways: from coprocessor to coprocessor, and from application to application.
@@ -78,17 +81,17 @@ fn main() -> ExitCode {
         Ok(place) => place,
         Err(what) => return report::fail(&what, report::BAD_INPUT),
     };
-    if let Some(place) = &place
-        && let Err(what) = check_place(&arguments, place)
-    {
-        return report::fail(&what, report::BAD_INPUT);
-    }
-    let measured = match &place {
-        Some(place) => measure_across(&arguments, place),
+    let peers = match place.as_ref().map(|place| peers(&arguments, place)).transpose() {
+        Ok(peers) => peers,
+        Err(what) => return report::fail(&what, report::BAD_INPUT),
+    };
+    let rank = place.map_or(0, |place| place.rank);
+    let measured = match peers {
+        Some(peers) => measure_across(&arguments, rank, peers),
         None => measure(&arguments),
     };
     let runs = match measured {
-        Ok(_) if place.as_ref().is_some_and(|place| place.rank > 0) => return ExitCode::SUCCESS,
+        Ok(_) if rank > 0 => return ExitCode::SUCCESS,
         Ok(runs) => runs,
         Err(error) => return report::fail(&error, report::DID_NOT_HOLD),
     };
@@ -124,14 +127,15 @@ fn check(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-fn check_place(arguments: &Arguments, place: &Place) -> Result<(), String> {
+/// Everybody's addresses, where the group is one of processes.
+fn peers(arguments: &Arguments, place: &Place) -> Result<Vec<SocketAddr>, String> {
     if arguments.fabric != Fabric::Udp {
         return Err("--rank: hosts are joined by --fabric udp".into());
     }
     if !(2..=256).contains(&place.size()) {
         return Err(format!("--peers: from 2 to 256 take part, not {}", place.size()));
     }
-    Ok(())
+    ranks::addresses(place, COME_UP)
 }
 
 fn operations(arguments: &Arguments) -> Vec<Operation> {
@@ -155,12 +159,16 @@ fn plan(arguments: &Arguments, operation: Operation, place: Where, nodes: u16) -
 }
 
 /// This process's part of a group of processes; every member has the runs.
-fn measure_across(arguments: &Arguments, place: &Place) -> Result<Vec<Run>, String> {
+fn measure_across(
+    arguments: &Arguments,
+    rank: u16,
+    peers: Vec<SocketAddr>,
+) -> Result<Vec<Run>, String> {
+    let nodes = peers.len() as u16;
     let of = |operation| [Where::Host, Where::Nic].map(|by| (operation, by));
     let plans = operations(arguments).into_iter().flat_map(of);
-    let plans: Vec<Plan> =
-        plans.map(|(what, by)| plan(arguments, what, by, place.size() as u16)).collect();
-    let rounds = hosts::take_part(place, &plans, arguments.seed)?;
+    let plans: Vec<Plan> = plans.map(|(what, by)| plan(arguments, what, by, nodes)).collect();
+    let rounds = hosts::take_part(rank, peers, &plans, arguments.seed)?;
     let runs = plans.iter().zip(rounds);
     let mut runs: Vec<Run> = runs.map(|(plan, rounds)| summary(arguments, *plan, rounds)).collect();
     for pair in runs.chunks_exact_mut(2) {

@@ -26,7 +26,7 @@ use midplane::simhw::udp::{UdpConfig, UdpNic};
 use serde::Serialize;
 
 use crate::processes::{Peer, end_with_parent, free_addresses};
-use crate::ranks::Ranks;
+use crate::ranks::{self, Ranks};
 use crate::report;
 
 /// How long processes may take to come up.
@@ -171,7 +171,7 @@ impl Fleet {
                 _ => self.start(own, part),
             };
         };
-        let peers = place.addresses(COME_UP).map_err(|error| Failure::Input(error.to_string()))?;
+        let peers = ranks::addresses(&place, COME_UP).map_err(Failure::Input)?;
         let name = self.name.clone().unwrap_or_default();
         let outcome = self.live(place.rank, peers, &name, part).map_err(Failure::Lost)?;
         Ok((place.rank == 0).then_some(outcome))

@@ -1,9 +1,13 @@
 //! Who takes part: the flags that every example shares.
 
+use std::io::{Error, ErrorKind};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use midplane::simhw::launch::{Launch, Place};
+use midplane::simhw::udp::StartError;
 
 /// Where the ranks of a run are.
 #[derive(Args, Clone, Debug, Default)]
@@ -70,4 +74,40 @@ impl Ranks {
         let launch = self.peers.launch().rank(self.rank).size(self.size.map(usize::from));
         launch.service(self.service.clone()).place().map_err(|error| error.to_string())
     }
+}
+
+/// All ranks' addresses, once this process's own is seen to be free; unknown names are asked for again for
+/// `wait`.
+///
+/// # Errors
+/// One line that names the argument, and says what to do.
+pub(crate) fn addresses(place: &Place, wait: Duration) -> Result<Vec<SocketAddr>, String> {
+    let peers = place.addresses(wait).map_err(|error| format!("--peers: {error}"))?;
+    let own = peers[usize::from(place.rank)];
+    match UdpSocket::bind(own) {
+        Ok(_) => Ok(peers),
+        Err(error) => Err(refused(own, &error)),
+    }
+}
+
+/// This process's own address, for TCP.
+///
+/// # Errors
+/// One line that names the argument, and says what to do.
+pub(crate) fn listen(own: SocketAddr) -> Result<TcpListener, String> {
+    let listener = TcpListener::bind(own).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    listener.map_err(|error| refused(own, &error))
+}
+
+fn refused(own: SocketAddr, error: &Error) -> String {
+    let why = match error.kind() {
+        ErrorKind::AddrInUse => StartError::PortInUse(own),
+        ErrorKind::AddrNotAvailable => StartError::NotLocal(own),
+        ErrorKind::PermissionDenied => StartError::Denied(own),
+        kind => StartError::System { address: own, kind },
+    };
+    format!("--peers: {why}")
 }

@@ -4,8 +4,9 @@
 mod command_line;
 mod extension;
 mod hosts;
+#[path = "../common/report.rs"]
+mod report;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use midplane::simhw::time::Instant;
 use serde::Serialize;
 
 use extension::{DETECTOR, Detector};
+use report::{BAD_INPUT, DID_NOT_HOLD, fail, print_json, say};
 
 /// Periods in which one host after another stands still, and after which one node crashes.
 const STALL: u32 = 10;
@@ -76,15 +78,14 @@ fn main() -> ExitCode {
         Err(code) => return code,
     };
     if !(0.0..=0.1).contains(&arguments.loss) {
-        eprintln!("error: --loss {}: a share from 0 to 0.1", arguments.loss);
-        return ExitCode::from(2);
+        return fail(&format!("--loss {}: a share from 0 to 0.1", arguments.loss), BAD_INPUT);
     }
     let runs = vec![on_nics(&arguments), hosts::run(&arguments)];
     let nic = &runs[0];
     let holds = nic.false_suspicions == 0
         && nic.found_within_periods.is_some_and(|periods| periods <= WITHIN);
-    let text = if arguments.json {
-        serde_json::to_string(&Document { runs, holds }).expect("plain data") + "\n"
+    if arguments.json {
+        print_json(&Document { runs, holds });
     } else {
         let line = |run: &Run| {
             let found = run.found_within_periods;
@@ -95,11 +96,9 @@ fn main() -> ExitCode {
                 run.place, run.false_suspicions
             )
         };
-        runs.iter().map(line).collect()
-    };
-    // A reader that has gone is no error.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    ExitCode::from(u8::from(!holds))
+        say(&runs.iter().map(line).collect::<String>());
+    }
+    ExitCode::from(if holds { 0 } else { DID_NOT_HOLD })
 }
 
 /// The node that crashes, and when.

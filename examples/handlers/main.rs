@@ -6,12 +6,14 @@ mod eight;
 mod installed;
 #[cfg(feature = "wasm")]
 mod neighbour;
+#[path = "../common/report.rs"]
+#[expect(dead_code, reason = "nothing here can fail")]
+mod report;
 #[cfg(feature = "wasm")]
 mod sandboxed;
 mod void;
 
 use std::hint::black_box;
-use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -129,13 +131,11 @@ fn main() -> ExitCode {
         #[cfg(feature = "wasm")]
         neighbours: neighbour::all(sandboxed::ENDLESS, sandboxed::FUEL),
     };
-    let text = if arguments.json {
-        serde_json::to_string(&document).expect("plain data") + "\n"
+    if arguments.json {
+        report::print_json(&document);
     } else {
-        table(&document)
-    };
-    // A reader that has gone is no error.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+        report::say(&table(&document));
+    }
     ExitCode::SUCCESS
 }
 

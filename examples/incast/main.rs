@@ -23,6 +23,7 @@ mod plot;
 #[expect(dead_code, reason = "other examples use the rest")]
 mod processes;
 #[path = "../common/ranks.rs"]
+#[expect(dead_code, reason = "nothing here listens on TCP")]
 mod ranks;
 #[path = "../common/report.rs"]
 mod report;
@@ -138,8 +139,7 @@ fn take_part(arguments: &Arguments, place: &launch::Place) -> Result<Vec<Run>, F
             Some(found[0])
         }
     };
-    let peers = place.addresses(arguments.wait());
-    let peers = peers.map_err(|error| Failure::Input(format!("--peers: {error}")))?;
+    let peers = ranks::addresses(place, arguments.wait()).map_err(Failure::Input)?;
     let place = Place { rank, peers, switch, keys };
     let runtime = runtime()?;
     let mut runs = Vec::new();

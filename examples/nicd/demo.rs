@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::arguments::{Arguments, Fabric};
 use crate::client::{self, Figures, PATIENCE};
 use crate::processes::{self, Peer};
-use crate::{command_line, daemon, report};
+use crate::{command_line, daemon, ranks, report};
 
 /// How long round trips are measured unless it is said.
 const MILLISECONDS: u64 = 500;
@@ -77,7 +77,7 @@ pub(crate) fn main() -> ExitCode {
 fn addresses(place: &Place, fabric: Fabric) -> Result<Vec<SocketAddr>, String> {
     match fabric {
         Fabric::Shm => Ok(Vec::new()),
-        Fabric::Udp => place.addresses(PATIENCE).map_err(|error| error.to_string()),
+        Fabric::Udp => ranks::addresses(place, PATIENCE),
     }
 }
 

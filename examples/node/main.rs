@@ -78,26 +78,30 @@ fn main() -> ExitCode {
     if arguments.child {
         processes::end_with_parent();
     }
-    let peers = match place.addresses(Duration::from_secs(5)) {
-        Ok(peers) => peers,
-        Err(error) => return report::fail(&error.to_string(), report::BAD_INPUT),
+    let peers = ranks::addresses(&place, Duration::from_secs(5));
+    let own = peers.and_then(|peers| Ok((ranks::listen(peers[usize::from(place.rank)])?, peers)));
+    let (listener, peers) = match own {
+        Ok(own) => own,
+        Err(what) => return report::fail(&what, report::BAD_INPUT),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let node = NodeId(place.rank);
     let ended = runtime
         .map_err(|error| error.to_string())
-        .and_then(|runtime| runtime.block_on(run(NodeId(place.rank), peers, arguments.seconds)));
+        .and_then(|runtime| runtime.block_on(run(node, peers, listener, arguments.seconds)));
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report::fail(&error, report::DID_NOT_HOLD),
     }
 }
 
-async fn run(node: NodeId, peers: Vec<SocketAddr>, seconds: Option<u32>) -> Result<(), String> {
-    let own = *peers.get(node.index()).ok_or("--rank: there are not that many peers")?;
-    let listener = TcpListener::bind(own).await;
-    let listener = listener.map_err(|error| {
-        format!("--peers: {own}: {error}; stop the other process or choose another port")
-    })?;
+async fn run(
+    node: NodeId,
+    peers: Vec<SocketAddr>,
+    listener: std::net::TcpListener,
+    seconds: Option<u32>,
+) -> Result<(), String> {
+    let listener = TcpListener::from_std(listener).map_err(|error| error.to_string())?;
     let members = (0..peers.len() as u16).map(NodeId).collect();
     let mut unit = Unit::default();
     let installed = unit

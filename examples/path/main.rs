@@ -129,8 +129,7 @@ fn conduct(arguments: &Arguments) -> Result<Option<Document>, Failure> {
     if place.size() != 2 {
         return input(format!("--peers: {} peers; a path has two ends", place.size()));
     }
-    let peers = place.addresses(Duration::from_secs(4));
-    let peers = peers.map_err(|error| Failure::Input(format!("--peers: {error}")))?;
+    let peers = ranks::addresses(&place, Duration::from_secs(4)).map_err(Failure::Input)?;
     let switch = match &arguments.switch {
         None => None,
         Some(at) => match resolve_peers(std::slice::from_ref(at)) {

@@ -187,7 +187,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) peer: Vec<Kernel>,
 
-    /// Bytes of a message, each up to 1048576; 8,64,1024,4096,16384,65536 unless given, for sim alone
+    /// Bytes of a message, each from 1 to 1048576; 8,64,1024,4096,16384,65536 unless given, for sim alone
     /// those of the paper
     #[arg(long, value_delimiter = ',')]
     pub(crate) sizes: Vec<usize>,
@@ -232,11 +232,9 @@ impl Arguments {
     }
 
     pub(crate) fn check(&self) -> Result<(), String> {
-        if let Some(bytes) = self.sizes.iter().find(|bytes| **bytes > MAX_BYTES) {
-            return Err(format!("--sizes {bytes}: must be at most {MAX_BYTES} bytes"));
-        }
-        if self.fabric.contains(&Fabric::Sim) && self.sizes.contains(&0) {
-            return Err("--sizes 0: --fabric sim sends one byte at least".into());
+        // Streams have no messages of nothing.
+        if let Some(bytes) = self.sizes.iter().find(|bytes| !(1..=MAX_BYTES).contains(*bytes)) {
+            return Err(format!("--sizes {bytes}: must be from 1 to {MAX_BYTES} bytes"));
         }
         if self.layer.contains(&Layer::Lanes) && self.fabric.iter().any(|f| *f != Fabric::Shm) {
             return Err("--layer lanes: only --fabric shm has lanes".into());

@@ -32,6 +32,7 @@ mod report;
 #[path = "../common/stream.rs"]
 mod stream;
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use midplane::simhw::launch::Place;
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
     };
     let checked = arguments.ranks.place().and_then(|place| {
         arguments.check(place.as_ref())?;
-        Ok(place)
+        place.map(seat).transpose()
     });
     let place = match checked {
         Ok(place) => place,
@@ -83,15 +84,24 @@ fn main() -> ExitCode {
     }
 }
 
+/// This process's rank and both addresses; that of who serves is one of TCP as well.
+fn seat(place: Place) -> Result<(u16, Vec<SocketAddr>), String> {
+    let peers = ranks::addresses(&place, call::PATIENCE)?;
+    if place.rank == 1 {
+        ranks::listen(peers[1])?;
+    }
+    Ok((place.rank, peers))
+}
+
 /// Takes this process's part: rank 0 asks, rank 1 serves; a process alone starts its server.
-fn run(arguments: &Arguments, place: Option<Place>) -> Result<Option<Vec<Run>>, String> {
+fn run(
+    arguments: &Arguments,
+    place: Option<(u16, Vec<SocketAddr>)>,
+) -> Result<Option<Vec<Run>>, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("starting a runtime: {error}"))?;
     let (rank, name, peers, mut server) = match place {
-        Some(place) => {
-            let peers = place.addresses(call::PATIENCE).map_err(|error| error.to_string())?;
-            (place.rank, arguments.name.clone().unwrap_or_default(), peers, None)
-        }
+        Some((rank, peers)) => (rank, arguments.name.clone().unwrap_or_default(), peers, None),
         None => {
             let peers = processes::free_addresses(2)?;
             let name = format!("midplane-service-{}", std::process::id());

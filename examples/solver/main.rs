@@ -35,6 +35,7 @@ mod plot;
 #[expect(dead_code, reason = "its processes end by themselves or with this one")]
 mod processes;
 #[path = "../common/ranks.rs"]
+#[expect(dead_code, reason = "nothing here listens on TCP")]
 mod ranks;
 #[path = "../common/report.rs"]
 mod report;
@@ -187,8 +188,7 @@ fn take_part(
             Some(found[0])
         }
     };
-    let peers = place.addresses(arguments.wait());
-    let peers = peers.map_err(|error| Failure::Input(format!("--peers: {error}")))?;
+    let peers = ranks::addresses(place, arguments.wait()).map_err(Failure::Input)?;
     let bar = if rank == 0 { progress(DIGITS_DRAWN) } else { ProgressBar::hidden() };
     let job = Job {
         setting: Arc::clone(&setting),

@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use midplane::pipeline::timing::Row;
 use serde_json::json;
 
+use crate::report::{print_json, say};
 use crate::transfer::Fault;
 use crate::transfer::observe::{Observed, Real, Timings};
 use crate::transfer::wire::Hand;
@@ -218,19 +219,17 @@ fn report(arguments: &Arguments, results: &[Compared]) -> bool {
                     "median_best_fixed_us": r.best, "best_fixed": r.best_name, "planned_over_best_fixed": r.ratio})
             })
             .collect();
-        println!(
-            "{}",
-            json!({"rounds": arguments.rounds, "sync": arguments.sync, "limits": limits(arguments), "messages": rows, "mean_prediction_error": error,
-                "worst_planned_over_best_fixed": worst, "beats_whole_file": beats_whole, "holds": holds})
+        print_json(
+            &json!({"rounds": arguments.rounds, "sync": arguments.sync, "limits": limits(arguments), "messages": rows, "mean_prediction_error": error,
+                "worst_planned_over_best_fixed": worst, "beats_whole_file": beats_whole, "holds": holds}),
         );
         return holds;
     }
-    println!(
-        "   bytes  cuts family planned us  promised   error   whole us  64 KiB us  best fixed us       planned/best"
-    );
+    let mut text = "   bytes  cuts family planned us  promised   error   whole us  64 KiB us  best fixed us       planned/best\n"
+        .to_owned();
     for r in results {
-        println!(
-            "{:>8} {:>5} {:<6} {:>10.1} {:>9.1} {:>6.1}% {:>10.1} {:>10.1} {:>13.1} {:<9} {:>6.3}",
+        text += &format!(
+            "{:>8} {:>5} {:<6} {:>10.1} {:>9.1} {:>6.1}% {:>10.1} {:>10.1} {:>13.1} {:<9} {:>6.3}\n",
             r.bytes,
             r.fragments,
             r.family,
@@ -244,11 +243,12 @@ fn report(arguments: &Arguments, results: &[Compared]) -> bool {
             r.ratio
         );
     }
-    println!(
-        "mean prediction error {:.1} % (below 5.9), worst planned/best fixed {worst:.3} (at most 1.02)",
+    text += &format!(
+        "mean prediction error {:.1} % (below 5.9), worst planned/best fixed {worst:.3} (at most 1.02)\n\
+         planned beats the whole file: {beats_whole}; all hold: {holds}\n",
         100.0 * error
     );
-    println!("planned beats the whole file: {beats_whole}; all hold: {holds}");
+    say(&text);
     holds
 }
 

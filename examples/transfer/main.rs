@@ -11,6 +11,8 @@ mod peer;
 #[path = "../common/ranks.rs"]
 #[expect(dead_code, reason = "every rank here has a place")]
 mod ranks;
+#[path = "../common/report.rs"]
+mod report;
 #[path = "../common/transfer/mod.rs"]
 mod transfer;
 
@@ -18,6 +20,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use report::{BAD_INPUT, DID_NOT_HOLD, fail};
+use transfer::Fault;
 use transfer::pace::{Limit, Limits};
 
 /// A volume of 3,000 operations and 125 MB a second: what the cheapest general volumes of clouds promise.
@@ -119,8 +123,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(problem) => {
-            eprintln!("error: runtime: {problem}");
-            return ExitCode::from(1);
+            return fail(&format!("starting a runtime: {problem}"), DID_NOT_HOLD);
         }
     };
     let outcome = peer::run(&runtime, &arguments);
@@ -128,14 +131,8 @@ fn main() -> ExitCode {
     runtime.shutdown_background();
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(transfer::Fault::Input(problem)) => {
-            eprintln!("error: {problem}");
-            ExitCode::from(2)
-        }
-        Err(transfer::Fault::Lost(problem)) => {
-            eprintln!("error: {problem}");
-            ExitCode::from(1)
-        }
+        Ok(false) => ExitCode::from(DID_NOT_HOLD),
+        Err(Fault::Input(problem)) => fail(&problem, BAD_INPUT),
+        Err(Fault::Lost(problem)) => fail(&problem, DID_NOT_HOLD),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use tokio::runtime::Runtime;
 
 use crate::transfer::wire::{Hand, end, serve};
 use crate::transfer::{self, Fault};
-use crate::{Arguments, compare};
+use crate::{Arguments, compare, ranks};
 
 /// Tries to reach the receiver before giving up, 50 ms apart.
 const TRIES: u32 = 200;
@@ -27,30 +28,34 @@ fn temporary(arguments: &Arguments) -> Result<File, Fault> {
 /// Plays the part that the arguments give this process.
 pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<bool, Fault> {
     if arguments.child {
-        return receive(runtime, arguments, "127.0.0.1:0".into());
+        return receive(runtime, arguments, (Ipv4Addr::LOCALHOST, 0).into());
     }
     match arguments.ranks.place().map_err(Fault::Input)? {
         Some(place) if place.size() != 2 => Err(Fault::Input(format!(
             "--peers: must name two host:port, a sender and a receiver, not {}",
             place.size()
         ))),
-        Some(place) if place.rank == 0 => {
-            send(runtime, arguments, &place.peers[1], &source(arguments)?)
+        Some(place) => {
+            let peers = place.addresses(Duration::ZERO);
+            let at = peers.map_err(|error| Fault::Input(format!("--peers: {error}")))?[1];
+            match place.rank {
+                0 => send(runtime, arguments, at, &source(arguments)?),
+                _ => receive(runtime, arguments, at),
+            }
         }
-        Some(mut place) => receive(runtime, arguments, place.peers.remove(1)),
         None => {
             let file = source(arguments)?;
             let (child, address) = runtime
                 .block_on(start_child(arguments))
                 .map_err(Fault::lost("starting the receiver"))?;
-            let outcome = send(runtime, arguments, &address, &file);
+            let outcome = send(runtime, arguments, address, &file);
             runtime.block_on(end_child(child));
             outcome
         }
     }
 }
 
-async fn start_child(arguments: &Arguments) -> io::Result<(Child, String)> {
+async fn start_child(arguments: &Arguments) -> io::Result<(Child, SocketAddr)> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--child").stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
     if arguments.sync {
@@ -69,6 +74,7 @@ async fn start_child(arguments: &Arguments) -> io::Result<(Child, String)> {
     let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     let address =
         BufReader::new(stdout).lines().next_line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let address = address.parse().map_err(|_| io::ErrorKind::InvalidData)?;
     Ok((child, address))
 }
 
@@ -80,12 +86,13 @@ async fn end_child(mut child: Child) {
     }
 }
 
-fn receive(runtime: &Runtime, arguments: &Arguments, address: String) -> Result<bool, Fault> {
+fn receive(runtime: &Runtime, arguments: &Arguments, own: SocketAddr) -> Result<bool, Fault> {
     let file = temporary(arguments)?;
+    let listener = ranks::listen(own).map_err(Fault::Input)?;
     runtime.block_on(async {
-        let listener = TcpListener::bind(&address).await.map_err(Fault::lost(&address))?;
+        let listener = TcpListener::from_std(listener).map_err(Fault::lost(own))?;
         if arguments.child {
-            println!("{}", listener.local_addr().map_err(Fault::lost(&address))?);
+            println!("{}", listener.local_addr().map_err(Fault::lost(own))?);
         }
         let work = async {
             let (stream, _) = listener.accept().await?;
@@ -117,7 +124,7 @@ fn source(arguments: &Arguments) -> Result<File, Fault> {
 fn send(
     runtime: &Runtime,
     arguments: &Arguments,
-    address: &str,
+    address: SocketAddr,
     file: &File,
 ) -> Result<bool, Fault> {
     let hand = runtime.block_on(connect(address)).map_err(Fault::lost(address))?;
@@ -126,7 +133,7 @@ fn send(
     Ok(holds)
 }
 
-async fn connect(address: &str) -> io::Result<Hand> {
+async fn connect(address: SocketAddr) -> io::Result<Hand> {
     let mut tries = 0;
     loop {
         match TcpStream::connect(address).await {
