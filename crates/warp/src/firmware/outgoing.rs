@@ -53,6 +53,8 @@ pub(super) struct Path {
     keeper: GateKeeper,
     gate: Gate,
     queue: VecDeque<Outgoing>,
+    /// A message may have begun that is not the first of the queue, for a process stood still.
+    is_mixed: bool,
     messages: u32,
     /// A frame waits in the scheduler; the next one is stamped when that one has left.
     waiting: Option<Waiting>,
@@ -122,6 +124,7 @@ impl Path {
             keeper,
             gate: gate.clone(),
             queue: VecDeque::new(),
+            is_mixed: false,
             messages: 0,
             waiting: None,
             users: BTreeSet::new(),
@@ -145,6 +148,7 @@ impl Path {
 
     pub(super) fn enqueue(&mut self, command: Command) {
         self.users.insert(command.region.port);
+        self.is_mixed &= !self.queue.is_empty() || self.waiting.is_some();
         self.queue.push_back(Outgoing { command, number: 0, offset: 0 });
     }
 
@@ -152,6 +156,9 @@ impl Path {
     /// still are passed by.
     fn next_up(&self, nic: &Context<'_>) -> Option<usize> {
         let moves = |at: &usize| !nic.is_stopped(self.queue[*at].owner());
+        if !self.is_mixed && !self.queue.is_empty() && moves(&0) {
+            return Some(0);
+        }
         let mut moving = (0..self.queue.len()).filter(moves);
         moving.clone().find(|at| self.queue[*at].offset > 0).or_else(|| moving.next())
     }
@@ -235,6 +242,7 @@ impl Path {
 
     /// A frame was withdrawn: its message is as it was before it.
     fn put_back(&mut self, message: Outgoing, is_last: bool) {
+        self.is_mixed = true;
         let is_it = |it: &&mut Outgoing| it.offset > 0 && it.number == message.number;
         match self.queue.iter_mut().find(is_it) {
             Some(begun) => begun.offset = message.offset,
@@ -255,6 +263,7 @@ impl Path {
 
     /// A process stands still. Where nobody else sends this way, silence is none of the way's.
     pub(super) fn on_port_stopped(&mut self, nic: &Context<'_>) {
+        self.is_mixed = true;
         let stand = |port: &PortId| nic.is_stopped(*port);
         let is_probed = self.probe_at.is_some();
         if !self.users.is_empty() && !is_probed && self.users.iter().all(stand) && !self.is_paused {
@@ -327,9 +336,12 @@ impl Path {
     /// A message begins. Others that have, and whose processes stand still, begin again after it: the receiver takes one
     /// message of a node for a port at a time, and none that is older.
     fn begin_message(&mut self, at: usize) {
-        let port = self.queue[at].command.port;
-        for passed in self.queue.iter_mut().filter(|passed| passed.command.port == port) {
-            passed.offset = 0;
+        self.is_mixed |= at > 0;
+        if self.is_mixed {
+            let port = self.queue[at].command.port;
+            for passed in self.queue.iter_mut().filter(|passed| passed.command.port == port) {
+                passed.offset = 0;
+            }
         }
         self.queue[at].number = self.messages;
         self.messages = self.messages.wrapping_add(1);
