@@ -53,8 +53,8 @@ impl Desk {
             })
     }
 
-    /// The same where somebody wants a message and nobody else does: if that is the packet, it goes
-    /// straight there.
+    /// A packet has come where somebody wants a message and nobody else does: if it is that, it goes
+    /// straight there, and what came of it is told; else it takes the way of all others.
     #[inline]
     pub(super) fn on_packet_for(
         &mut self,

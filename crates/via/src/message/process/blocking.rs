@@ -48,20 +48,21 @@ impl Looks<'_> {
     /// Whether to look, once more.
     #[inline]
     fn again(&mut self) -> bool {
-        let first = self.made == 0;
-        self.made += 1;
         if self.parker.polls {
+            self.made += 1;
             // No pause between looks: that takes longer than one.
             if self.made == LOOKS {
-                self.made = 1;
+                self.made = 0;
                 std::thread::yield_now();
             }
             return true;
         }
-        if !first {
+        if self.made > 0 {
             std::hint::spin_loop();
         }
-        self.made <= self.parker.spins
+        let more = self.made < self.parker.spins;
+        self.made += u32::from(more);
+        more
     }
 }
 
