@@ -21,6 +21,8 @@ mod route;
 mod tests;
 mod witness;
 
+use std::time::Duration;
+
 use midplane_simhw::frame::{Frame, HEADER_BYTES};
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
@@ -402,6 +404,10 @@ impl Extension for Coordination {
 
     fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
         self.receiver.on_port_closed(nic, port);
+    }
+
+    fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, stood: Duration) {
+        self.receiver.on_port_resumed(nic, port, stood);
     }
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, timeout: TimeoutId) {

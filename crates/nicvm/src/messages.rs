@@ -2,16 +2,18 @@
 //!
 //! A message goes from registered memory of one application into a posted buffer of another. Large
 //! ones are cut into frames; where one is lost the message is, and its buffer takes the next one.
-//! What the network doubles arrives once, unless 64 messages of its sender lie between.
+//! What the network doubles arrives once, unless 64 messages of its sender lie between. What comes while the
+//! receiver's process stands still takes its buffer, and is written there when the process goes on.
 
 mod stream;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use midplane_simhw::frame::{Frame, Header};
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
-use midplane_simhw::region::RegionRef;
+use midplane_simhw::region::{Payload, RegionRef};
 
 use crate::admission::CONTROLLED;
 use crate::context::Context;
@@ -73,7 +75,7 @@ pub struct MessageCounters {
     pub void_frames: u64,
     /// Frames that contradict themselves or their message.
     pub malformed: u64,
-    /// Frames for ports whose processes stood still.
+    /// Frames that waited on the NIC, as the processes that they were for stood still.
     pub stopped: u64,
 }
 
@@ -86,6 +88,8 @@ pub struct Messages {
     buffers: BTreeMap<PortId, VecDeque<Buffer>>,
     /// One message of each arrives at a time.
     streams: BTreeMap<StreamKey, Stream>,
+    /// Messages that have arrived whole for processes that stand still, in order.
+    unread: BTreeMap<PortId, Vec<(Assembly, Completion)>>,
     /// Messages under flow control that have begun to arrive, or found no buffer.
     arrived: u32,
     counters: MessageCounters,
@@ -169,17 +173,56 @@ impl Messages {
             stream.open = Some(assembly);
         }
     }
+
+    /// Keeps what came for a process that stands still: its memory is not touched.
+    fn put_by(
+        &mut self,
+        header: &Header,
+        mut assembly: Assembly,
+        payload: &Payload<'_>,
+        (offset, completion): (u32, Completion),
+    ) {
+        self.counters.stopped += 1;
+        let room = assembly.buffer.region.length.saturating_sub(offset);
+        let length = room.min(payload.len() as u32) as usize;
+        if let Some(payload) = payload.slice(0..length).filter(|payload| !payload.is_empty()) {
+            assembly.unwritten.push((offset, payload.to_vec()));
+        }
+        if assembly.is_whole() {
+            self.unread.entry(header.port).or_default().push((assembly, completion));
+        } else {
+            self.keep(header, assembly);
+        }
+    }
+
+    /// Tells of a message that is whole.
+    fn deliver(&mut self, nic: &mut Context<'_>, completion: &Completion) {
+        self.counters.delivered += 1;
+        nic.complete(completion.port, completion);
+    }
 }
 
-/// Writes a frame's bytes where they belong, as far as the buffer goes; `false` if the memory is gone.
-fn write(nic: &mut Context<'_>, frame: &Frame<'_>, offset: u32, buffer: Buffer) -> bool {
+/// Writes bytes where they belong, as far as the buffer goes; `false` if the memory is gone.
+fn write(nic: &mut Context<'_>, payload: &Payload<'_>, offset: u32, buffer: Buffer) -> bool {
     let room = buffer.region.length.saturating_sub(offset);
-    let length = room.min(frame.payload.len() as u32);
+    let length = room.min(payload.len() as u32);
     let to = buffer.region.part(offset.min(buffer.region.length), length);
-    let (Some(to), Some(payload)) = (to, frame.payload.slice(0..length as usize)) else {
+    let (Some(to), Some(payload)) = (to, payload.slice(0..length as usize)) else {
         return false;
     };
     length == 0 || nic.write(to, payload).is_ok()
+}
+
+/// Writes what came while the buffer's process stood still; `false` if the memory is gone.
+fn catch_up(nic: &mut Context<'_>, assembly: &mut Assembly) -> bool {
+    let pieces = std::mem::take(&mut assembly.unwritten);
+    let buffer = assembly.buffer;
+    pieces.iter().all(|(offset, bytes)| write(nic, &Payload::from(&bytes[..]), *offset, buffer))
+}
+
+/// How a message ends whose buffer's memory is gone.
+fn memory_gone(completion: &Completion) -> Completion {
+    Completion { status: Status::Region, length: 0, ..*completion }
 }
 
 /// The completion of the buffer that a message came into.
@@ -217,10 +260,6 @@ impl Extension for Messages {
 
     fn on_data(&mut self, nic: &mut Context<'_>, from: NodeId, frame: &Frame<'_>) {
         let header = &frame.header;
-        if nic.is_stopped(header.port) {
-            self.counters.stopped += 1;
-            return;
-        }
         let fragment = Fragment::of(header);
         let length = frame.payload.len() as u32;
         if fragment.offset.checked_add(length).is_none_or(|end| end > fragment.total) {
@@ -235,12 +274,12 @@ impl Extension for Messages {
         }
         let buffer = assembly.buffer;
         let completion = received(from, header.port, fragment, buffer);
-        if !write(nic, frame, fragment.offset, buffer) {
-            let status = Status::Region;
-            nic.complete(header.port, &Completion { status, length: 0, ..completion });
+        if nic.is_stopped(header.port) {
+            self.put_by(header, assembly, &frame.payload, (fragment.offset, completion));
+        } else if !write(nic, &frame.payload, fragment.offset, buffer) {
+            nic.complete(header.port, &memory_gone(&completion));
         } else if assembly.is_whole() {
-            self.counters.delivered += 1;
-            nic.complete(header.port, &completion);
+            self.deliver(nic, &completion);
         } else {
             self.keep(header, assembly);
         }
@@ -251,6 +290,7 @@ impl Extension for Messages {
             return;
         }
         self.buffers.remove(&port);
+        self.unread.remove(&port);
         for ((_, to, _), stream) in &mut self.streams {
             if *to == port {
                 stream.open = None;
@@ -258,16 +298,35 @@ impl Extension for Messages {
         }
     }
 
+    fn on_port_resumed(&mut self, nic: &mut Context<'_>, port: PortId, _: Duration) {
+        for (mut assembly, completion) in self.unread.remove(&port).unwrap_or_default() {
+            if catch_up(nic, &mut assembly) {
+                self.deliver(nic, &completion);
+            } else {
+                nic.complete(port, &memory_gone(&completion));
+            }
+        }
+        let open = self.streams.iter_mut().filter(|((_, to, _), _)| *to == port);
+        for assembly in open.filter_map(|(_, stream)| stream.open.as_mut()) {
+            // Memory that is gone is so when the rest comes as well, which tells of it.
+            let _ = catch_up(nic, assembly);
+        }
+    }
+
     fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
+        let unread = std::mem::take(&mut self.unread).into_iter();
+        let unread = unread.flat_map(|(port, list)| {
+            list.into_iter().map(move |(assembly, _)| (port, assembly.buffer))
+        });
         let streams = std::mem::take(&mut self.streams);
         let begun = streams.into_iter().filter_map(|((_, port, _), stream)| {
             stream.open.map(|assembly| (port, assembly.buffer))
         });
         let posted = std::mem::take(&mut self.buffers).into_iter();
         let posted = posted.flat_map(|(port, list)| list.into_iter().map(move |b| (port, b)));
-        for (port, buffer) in begun.chain(posted) {
+        for (port, buffer) in unread.chain(begun).chain(posted) {
             let completion = Completion {
                 status: Status::Cancelled,
                 opcode: RECEIVE,

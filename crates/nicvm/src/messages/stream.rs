@@ -27,12 +27,15 @@ pub(super) struct Assembly {
     prefix: u32,
     /// What is here beyond it: first byte and the byte after the last.
     islands: Vec<(u32, u32)>,
+    /// Bytes, and where they belong, that came while the buffer's process stood still: no more than
+    /// the buffer holds.
+    pub(super) unwritten: Vec<(u32, Vec<u8>)>,
 }
 
 impl Assembly {
     pub(super) const fn new(fragment: Fragment, buffer: Buffer) -> Self {
         let Fragment { message, total, .. } = fragment;
-        Self { message, total, buffer, prefix: 0, islands: Vec::new() }
+        Self { message, total, buffer, prefix: 0, islands: Vec::new(), unwritten: Vec::new() }
     }
 
     /// Whether `length` bytes of a frame belong here and have not been here before.

@@ -1,0 +1,302 @@
+//! Processes that stand still and go on: no message between them is lost, no lent buffer stays away, and the
+//! tokens of those that stand still go on without them.
+
+mod cluster;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cluster::{Cluster, RECEIVER};
+use midplane_nicvm::context::Context;
+use midplane_nicvm::coordination::{self, COORDINATION, COUNTERS, Coordination};
+use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
+use midplane_nicvm::messages::{self, MESSAGES, Messages};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::frame::Frame;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
+use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::rng::Rng;
+use midplane_simhw::sim::{SimHost, World};
+use midplane_simhw::time::Instant;
+
+const POLICE: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 9);
+const STOP: u8 = 1;
+const RESUME: u8 = 2;
+const MESSAGE: usize = 6_000;
+/// The port of every process: its node's first.
+const PORT: PortId = PortId(0);
+
+/// Stops and resumes ports of its NIC, as a daemon's extension would.
+struct Police;
+
+impl Extension for Police {
+    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        match command.opcode {
+            STOP => nic.stop_port(PORT),
+            _ => nic.resume_port(PORT),
+        }
+        nic.complete(command.region.port, &Completion::default());
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+}
+
+/// What is sent to the receiver, and into how many buffers.
+#[derive(Clone, Copy)]
+struct Traffic {
+    coordinated: bool,
+    senders: u16,
+    messages: u32,
+    /// Messages under way at each sender.
+    burst: usize,
+    buffers: usize,
+}
+
+/// Messages of one sender, by its number, in the order in which they came; what was wrong with their bytes.
+#[derive(Default)]
+struct Arrived {
+    tags: BTreeMap<u16, Vec<u32>>,
+    wrong: Vec<String>,
+    told: u32,
+}
+
+fn pattern(sender: u16, number: u32) -> Vec<u8> {
+    let length = 1 + (number as usize * 977 + usize::from(sender)) % MESSAGE;
+    let seed = u64::from(sender) << 32 | u64::from(number);
+    let byte = |at: u64| ((seed << 16 ^ at).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;
+    (0..length as u64).map(byte).collect()
+}
+
+async fn receive(host: SimHost, traffic: Traffic, arrived: Arc<Mutex<Arrived>>) {
+    let mut port = host.open_port().unwrap();
+    let regions: Vec<_> = (0..traffic.buffers).map(|_| port.register(MESSAGE).unwrap()).collect();
+    let lend = |at: usize| match traffic.coordinated {
+        true => coordination::receive(regions[at].whole(), at as u64),
+        false => messages::receive(regions[at].whole(), at as u64),
+    };
+    for at in 0..regions.len() {
+        port.submit(&lend(at)).unwrap();
+    }
+    while let Ok(completion) = port.completion().await {
+        let mut bytes = vec![0; completion.length as usize];
+        let at = completion.cookie as usize;
+        regions[at].read(0, &mut bytes).unwrap();
+        let (sender, number) = (completion.node.0, completion.args[0] as u32);
+        {
+            let mut arrived = arrived.lock().unwrap();
+            if completion.status != Status::Done || bytes != pattern(sender, number) {
+                arrived.wrong.push(format!("{completion:?}"));
+            }
+            arrived.tags.entry(sender).or_default().push(number);
+        }
+        port.submit(&lend(at)).unwrap();
+    }
+}
+
+async fn send(host: SimHost, traffic: Traffic, arrived: Arc<Mutex<Arrived>>) {
+    let mut port = host.open_port().unwrap();
+    let regions: Vec<_> = (0..traffic.burst).map(|_| port.register(MESSAGE).unwrap()).collect();
+    host.sleep_until(Instant::from_nanos(100_000)).await;
+    let mut free: Vec<usize> = (0..traffic.burst).collect();
+    let (mut next, mut told) = (0, 0);
+    while told < traffic.messages {
+        while next < traffic.messages
+            && let Some(at) = free.pop()
+        {
+            let bytes = pattern(host.node().0, next);
+            regions[at].write(0, &bytes).unwrap();
+            let range = regions[at].range(0, bytes.len()).unwrap();
+            let mut command = match traffic.coordinated {
+                true => coordination::send(RECEIVER, PORT, range, at as u64),
+                false => messages::send(RECEIVER, PORT, range, at as u64),
+            };
+            command.args[0] = next.into();
+            port.submit(&command).unwrap();
+            next += 1;
+        }
+        let done = port.completion().await.unwrap();
+        assert_eq!(done.status, Status::Done);
+        free.push(done.cookie as usize);
+        told += 1;
+        arrived.lock().unwrap().told += 1;
+    }
+    host.sleep_until(Instant::from_nanos(u64::MAX / 2)).await;
+}
+
+struct Scene {
+    world: World<Unit>,
+    traffic: Traffic,
+    arrived: Arc<Mutex<Arrived>>,
+    dice: Rng,
+    stopped: Duration,
+}
+
+impl Scene {
+    fn new(cluster: &Cluster, traffic: Traffic, seed: u64) -> Self {
+        let config = cluster.config.clone();
+        let mut world = World::new(&cluster.topology, cluster.profile, seed, move |_, _| {
+            let mut unit = Unit::default();
+            unit.install(MESSAGES, Messages::new()).unwrap();
+            unit.install(COORDINATION, Coordination::new(config.clone()).unwrap()).unwrap();
+            unit.install(POLICE, Police).unwrap();
+            unit
+        });
+        let arrived = Arc::<Mutex<Arrived>>::default();
+        world.spawn(RECEIVER, receive(world.host(RECEIVER), traffic, Arc::clone(&arrived)));
+        for sender in (1..=traffic.senders).map(NodeId) {
+            world.spawn(sender, send(world.host(sender), traffic, Arc::clone(&arrived)));
+        }
+        let dice = Rng::new(seed, "stops");
+        let mut scene = Self { world, traffic, arrived, dice, stopped: Duration::ZERO };
+        scene.run(1_000_000);
+        scene
+    }
+
+    fn run(&mut self, nanos: u64) {
+        self.world.run_until(self.world.now().plus_nanos(nanos));
+    }
+
+    fn police(&mut self, node: NodeId, opcode: u8) {
+        let host = self.world.host(node);
+        let done = self.world.block_on(node, async move {
+            let mut own = host.open_port().unwrap();
+            own.submit(&Command { extension: POLICE, opcode, ..Command::default() }).unwrap();
+            own.completion().await.unwrap();
+        });
+        done.unwrap();
+    }
+
+    /// Stops the process on `node` for up to so long, and lets it run for up to `slice` after that.
+    fn stop(&mut self, node: NodeId, longest: u64, slice: u64) {
+        self.police(node, STOP);
+        let stood = self.dice.between(1, longest);
+        self.run(stood);
+        self.police(node, RESUME);
+        let runs = self.dice.between(1, slice);
+        self.run(runs);
+        self.stopped += Duration::from_nanos(stood);
+    }
+
+    fn is_done(&self) -> bool {
+        let traffic = self.traffic;
+        self.arrived.lock().unwrap().told == u32::from(traffic.senders) * traffic.messages
+    }
+
+    /// Lets what is under way arrive. All of it did, once, in the order of each sender, and unharmed.
+    #[track_caller]
+    fn finish(&mut self) {
+        let mut patience = 1_000;
+        while !self.is_done() && patience > 0 {
+            self.run(10_000_000);
+            patience -= 1;
+        }
+        self.run(100_000_000);
+        let arrived = self.arrived.lock().unwrap();
+        assert_eq!(arrived.wrong, Vec::<String>::new());
+        for sender in 1..=self.traffic.senders {
+            let tags = arrived.tags.get(&sender).map_or(&[][..], Vec::as_slice);
+            let expected: Vec<u32> = (0..self.traffic.messages).collect();
+            let first = tags.iter().zip(&expected).position(|(tag, expected)| tag != expected);
+            assert!(
+                tags == expected,
+                "{} of {} messages of sender {sender}; the first that is wrong: {first:?}",
+                tags.len(),
+                expected.len(),
+            );
+        }
+    }
+
+    /// Lent buffers that no message has taken.
+    fn free_buffers(&self) -> u32 {
+        let unit = self.world.firmware(RECEIVER);
+        if self.traffic.coordinated {
+            unit.extension::<Coordination>(COORDINATION).unwrap().free_buffers()
+        } else {
+            unit.extension::<Messages>(MESSAGES).unwrap().free_buffers()
+        }
+    }
+
+    /// Peers that any unit took for dead, and tokens that any gave up for lost.
+    fn given_up(&mut self) -> (u64, u64) {
+        let mut sum = (0, 0);
+        for node in (0..=self.traffic.senders).map(NodeId) {
+            sum.0 += self.world.firmware(node).control_counters().unwrap().peers_down;
+            let host = self.world.host(node);
+            let counted = self.world.block_on(node, async move {
+                let mut own = host.open_port().unwrap();
+                let ask =
+                    Command { extension: COORDINATION, opcode: COUNTERS, ..Command::default() };
+                own.submit(&ask).unwrap();
+                own.completion().await.unwrap().args[3]
+            });
+            sum.1 += counted.unwrap();
+        }
+        sum
+    }
+}
+
+#[test]
+fn a_receiver_that_stands_still_gets_every_message_when_it_goes_on() {
+    for seed in 0..8 {
+        let traffic =
+            Traffic { coordinated: true, senders: 3, messages: 300, burst: 6, buffers: 5 };
+        let mut cluster = Cluster::ethernet(traffic.senders);
+        cluster.config.buffers(true);
+        let mut scene = Scene::new(&cluster, traffic, seed);
+        let mut stops = 0;
+        while !scene.is_done() && stops < 2_000 {
+            scene.stop(RECEIVER, 40_000_000, 3_000_000);
+            stops += 1;
+        }
+        scene.finish();
+        assert!(stops > 20, "{stops} stops");
+        assert_eq!(scene.free_buffers(), traffic.buffers as u32, "seed {seed}: all came back");
+        assert_eq!(scene.given_up(), (0, 0), "seed {seed}: dead peers, lost tokens");
+    }
+}
+
+#[test]
+fn messages_without_flow_control_that_find_a_buffer_wait_in_it_as_well() {
+    for seed in 0..4 {
+        let traffic =
+            Traffic { coordinated: false, senders: 1, messages: 150, burst: 1, buffers: 200 };
+        let mut scene = Scene::new(&Cluster::ethernet(traffic.senders), traffic, seed);
+        let mut stops = 0;
+        while !scene.is_done() && stops < 2_000 {
+            scene.stop(RECEIVER, 2_000_000, 500_000);
+            stops += 1;
+        }
+        scene.finish();
+        assert!(stops > 5, "{stops} stops");
+        assert_eq!(scene.free_buffers(), traffic.buffers as u32, "seed {seed}: all came back");
+    }
+}
+
+/// Stops are as long as several leases, and as the time after which silence is death.
+#[test]
+fn senders_that_stand_still_hand_their_tokens_back_and_nobody_takes_them_for_dead() {
+    for seed in 0..6 {
+        let traffic =
+            Traffic { coordinated: true, senders: 4, messages: 3_000, burst: 8, buffers: 64 };
+        let mut scene = Scene::new(&Cluster::ethernet(traffic.senders), traffic, seed);
+        let mut stops = 0;
+        while !scene.is_done() && stops < 2_000 {
+            let node = NodeId(1 + scene.dice.below(traffic.senders.into()) as u16);
+            let longest = if stops % 5 == 0 { 3_000_000_000 } else { 5_000_000 };
+            scene.stop(node, longest, 6_000_000);
+            stops += 1;
+        }
+        scene.finish();
+        assert!(stops > 10 && scene.stopped > Duration::from_secs(2), "{stops} stops");
+        assert_eq!(scene.given_up(), (0, 0), "seed {seed}: dead peers, lost tokens");
+    }
+}
