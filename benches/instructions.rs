@@ -75,6 +75,8 @@ const PIECES: &[(&str, Prepare)] = &[
     #[cfg(target_os = "linux")]
     ("64 B there and back over shm: messages", || over(interfaces::messages)),
     #[cfg(target_os = "linux")]
+    ("64 B there and back over lanes: interfaces", || over(interfaces::direct)),
+    #[cfg(target_os = "linux")]
     ("64 B there and back over lanes: messages", || over(interfaces::lanes)),
 ];
 

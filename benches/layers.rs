@@ -31,6 +31,9 @@ fn over_shared_memory(c: &mut Criterion) {
     group.bench_function("units", |b| b.iter(interfaces::units(&nics)));
     group.bench_function("Virtual Interfaces", |b| b.iter(interfaces::interfaces(&nics)));
     group.bench_function("messages", |b| b.iter(interfaces::messages(&nics)));
+    // NICs that nobody has run for seconds take each other for dead.
+    let nics = interfaces::Nics::start("layers, direct");
+    group.bench_function("direct interfaces", |b| b.iter(interfaces::direct(&nics)));
     group.bench_function("messages over lanes", |b| b.iter(interfaces::lanes(&nics)));
     group.finish();
 }

@@ -7,10 +7,12 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::port::PortOptions;
+use midplane::simhw::shm::lanes::Lanes;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::via::VIA;
 use midplane::via::attributes::{Address, Reliability, ViAttributes};
 use midplane::via::descriptor::{Completed, Descriptor};
+use midplane::via::direct::Lane;
 use midplane::via::firmware::{Via, ViaConfig};
 use midplane::via::lanes::LaneCarrier;
 use midplane::via::memory::{Memory, MemoryOptions};
@@ -83,10 +85,15 @@ struct Interface {
 }
 
 impl Interface {
-    async fn connect(nic: &ShmNic) -> Self {
-        let mut nic = Nic::open(&nic.host(), PortOptions::default()).await.expect("it runs");
+    async fn connect(nic: &ShmNic, lane: Option<Box<dyn Lane>>) -> Self {
+        let direct = lane.is_some();
+        let nic = match lane {
+            Some(lane) => Nic::open_with(&nic.host(), PortOptions::default(), lane).await,
+            None => Nic::open(&nic.host(), PortOptions::default()).await,
+        };
+        let mut nic = nic.expect("it runs");
         let reliability = Reliability::ReliableDelivery;
-        let attributes = ViAttributes { reliability, ..ViAttributes::default() };
+        let attributes = ViAttributes { reliability, direct, ..ViAttributes::default() };
         let vi = nic.create_vi(attributes).await.expect("the first");
         let receives = nic.register(BYTES, MemoryOptions::default()).expect("room");
         for _ in 0..8 {
@@ -114,21 +121,51 @@ impl Interface {
         self.nic.post_send(self.vi, descriptor).expect("room");
     }
 
-    fn receive(&mut self) {
-        let done = loop {
-            if let Some(done) = self.nic.receive_done(self.vi).expect("connected") {
-                break done;
-            }
-        };
+    fn has_received(&mut self) -> bool {
+        let Some(done) = self.nic.receive_done(self.vi).expect("connected") else { return false };
         self.nic.post_receive(self.vi, done.descriptor).expect("room");
+        true
+    }
+
+    fn receive(&mut self) {
+        while !self.has_received() {}
     }
 }
 
 /// Descriptors of two Virtual Interfaces: posted, carried out, reaped.
 pub(crate) fn interfaces(both: &Nics) -> impl FnMut() + use<> {
+    there_and_back_between(both, [None, None])
+}
+
+/// The same past the NICs.
+pub(crate) fn direct(both: &Nics) -> impl FnMut() + use<> {
+    let _entered = both.runtime.enter();
+    let name = format!("bench direct {}", std::process::id());
+    let open = |node| {
+        let lanes = Lanes::open(&ShmConfig::new(&name, NodeId(node), 2));
+        Some(Box::new(lanes.expect("the fabric is new")) as Box<dyn Lane>)
+    };
+    there_and_back_between(both, [open(0), open(1)])
+}
+
+fn there_and_back_between(
+    both: &Nics,
+    [first, second]: [Option<Box<dyn Lane>>; 2],
+) -> impl FnMut() + use<> {
     let Nics { runtime, nics } = both;
-    let both = async { tokio::join!(Interface::connect(&nics[0]), Interface::connect(&nics[1])) };
+    let both = async {
+        tokio::join!(Interface::connect(&nics[0], first), Interface::connect(&nics[1], second))
+    };
     let (mut a, mut b) = runtime.block_on(both);
+    // Until both know of the connection, and of each other, somebody has to look for both.
+    let first = |from: &mut Interface, to: &mut Interface| {
+        from.send();
+        while !to.has_received() {
+            from.nic.poll();
+        }
+    };
+    first(&mut a, &mut b);
+    first(&mut b, &mut a);
     move || {
         a.send();
         b.receive();

@@ -17,9 +17,9 @@ Examples:
 
 One way is half a round trip: the median over batches of round trips, and over the rounds. Messages lie
 where their layer sends them from, the kernel's in a buffer, those of raw and vi in registered memory; the
-receiver reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, message
-MPI's point-to-point with tags over them, lanes the same over shared memory alone, past the NIC. With
---wait poll both processes look without pause and want a core each.
+receiver reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, direct the
+same with their data past the NIC, message MPI's point-to-point with tags over vi, lanes the same over
+shared memory alone, past the NIC. With --wait poll both processes look without pause and want a core each.
 Other libraries are measured by programs that their packages install; one that is missing is skipped.
 In sim the layers are columns of the paper's Table 1, and the last two columns of the report what the
 paper has and how far that is; local is its column of VIA on one host.
@@ -44,6 +44,8 @@ pub(crate) enum Layer {
     Raw,
     /// Virtual Interfaces.
     Vi,
+    /// Virtual Interfaces whose data goes past the NIC.
+    Direct,
     /// Messages with tags over Virtual Interfaces.
     Message,
     /// Messages with tags over lanes of shared memory, past the NIC.
@@ -236,14 +238,17 @@ impl Arguments {
         if let Some(bytes) = self.sizes.iter().find(|bytes| !(1..=MAX_BYTES).contains(*bytes)) {
             return Err(format!("--sizes {bytes}: must be from 1 to {MAX_BYTES} bytes"));
         }
-        if self.layer.contains(&Layer::Lanes) && self.fabric.iter().any(|f| *f != Fabric::Shm) {
-            return Err("--layer lanes: only --fabric shm has lanes".into());
+        let past_the_nic = self.layer.iter().find(|l| matches!(l, Layer::Lanes | Layer::Direct));
+        if let Some(layer) = past_the_nic
+            && self.fabric.iter().any(|fabric| *fabric != Fabric::Shm)
+        {
+            return Err(format!("--layer {layer}: only --fabric shm has lanes"));
         }
         Ok(())
     }
 
     pub(crate) fn contests(&self) -> Vec<Contest> {
-        let all = [Layer::Raw, Layer::Vi, Layer::Message, Layer::Lanes];
+        let all = [Layer::Raw, Layer::Vi, Layer::Message, Layer::Direct, Layer::Lanes];
         let mut contests = Vec::new();
         for fabric in &self.fabric {
             if *fabric == Fabric::Sim {

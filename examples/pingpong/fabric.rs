@@ -8,10 +8,12 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::link::LinkProfile;
+use midplane::simhw::shm::lanes::Lanes;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::simhw::time::LineRate;
 use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 use midplane::via::VIA;
+use midplane::via::direct::Lane;
 use midplane::via::firmware::{Via, ViaConfig};
 use midplane::via::lanes::LaneCarrier;
 use midplane::via::message::engine::{DEFAULT_EAGER, SOCKET_EAGER};
@@ -133,8 +135,15 @@ async fn ours<G: Game>(
             let nic = ShmNic::start(config, unit()?).map_err(|error| error.to_string())?;
             let met = tokio::time::timeout(Duration::from_secs(10), nic.meet()).await;
             met.map_err(|_| "the other process did not come up in 10 s")?;
-            let result =
-                play(&nic.host(), NodeId(1 - node), (fabric, layer, wait, how), most, game).await;
+            let (host, peer) = (nic.host(), NodeId(1 - node));
+            let result = if layer == Layer::Direct {
+                let lanes = ShmConfig::new(format!("{place}-lanes"), NodeId(node), 2);
+                let lanes = Lanes::open(&lanes.mtu(LANE_MTU)).map_err(|error| error.to_string())?;
+                let lane = Some(Box::new(lanes) as Box<dyn Lane>);
+                game.play(&mut Interface::new(&host, peer, most, wait, lane).await?).await
+            } else {
+                play(&host, peer, (fabric, layer, wait, how), most, game).await
+            };
             nic.shutdown().await;
             result
         }
@@ -167,12 +176,12 @@ async fn play<G: Game>(
             host.sleep_until(host.now() + Duration::from_millis(300)).await;
             game.play(&mut side).await
         }
-        Layer::Vi => game.play(&mut Interface::new(host, peer, most, wait).await?).await,
+        Layer::Vi => game.play(&mut Interface::new(host, peer, most, wait, None).await?).await,
         Layer::Message => {
             let eager = if fabric == Fabric::Udp { SOCKET_EAGER } else { DEFAULT_EAGER };
             let carrier = interfaces(host, how, eager).await?;
             game.play(&mut Messages::new(carrier, most, wait, eager)?).await
         }
-        Layer::Lanes => unreachable!("over shared memory alone, which is checked"),
+        Layer::Lanes | Layer::Direct => unreachable!("over shared memory alone, which is checked"),
     }
 }

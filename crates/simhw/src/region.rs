@@ -286,9 +286,17 @@ impl Region {
     /// # Errors
     /// [`RegionError::OutOfRange`] if they would pass its end; nothing is written then.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
-        self.memory
-            .store(offset, Payload::from(bytes))
-            .ok_or(RegionError::OutOfRange { bytes: self.len() })
+        self.store(offset, Payload::from(bytes))
+    }
+
+    /// Copies `from`, which may be in shared memory, into the region at `offset`.
+    ///
+    /// # Errors
+    /// As [`Region::write`].
+    #[inline]
+    pub fn store(&self, offset: usize, from: Payload<'_>) -> Result<(), RegionError> {
+        let out_of_range = RegionError::OutOfRange { bytes: self.len() };
+        self.memory.store(offset, from).ok_or(out_of_range)
     }
 
     /// Copies bytes from `offset` on out of the region, filling `out`.

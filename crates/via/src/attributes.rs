@@ -57,6 +57,10 @@ pub struct ViAttributes {
     pub rdma_write: bool,
     /// Whether the other end may read memory of this tag that allows it. Reliable levels only.
     pub rdma_read: bool,
+    /// Whether its data goes from process to process, past the NIC, which sees to connections only: see
+    /// [`direct`](crate::direct). Reliable delivery, no remote reads and writes; both ends of a connection
+    /// have the same.
+    pub direct: bool,
 }
 
 impl Default for ViAttributes {
@@ -67,6 +71,7 @@ impl Default for ViAttributes {
             tag: ProtectionTag::default(),
             rdma_write: false,
             rdma_read: false,
+            direct: false,
         }
     }
 }
@@ -76,6 +81,7 @@ impl ViAttributes {
         let bits = self.reliability as u64
             | (self.rdma_write as u64) << 8
             | (self.rdma_read as u64) << 9
+            | (self.direct as u64) << 10
             | (self.max_transfer as u64) << 32;
         [bits, self.tag.0 as u64]
     }
@@ -88,6 +94,7 @@ impl ViAttributes {
             tag: ProtectionTag(tag as u32),
             rdma_write: bits & 1 << 8 != 0,
             rdma_read: bits & 1 << 9 != 0,
+            direct: bits & 1 << 10 != 0,
         })
     }
 }

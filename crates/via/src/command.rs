@@ -1,6 +1,6 @@
 //! Commands between the host's half and the NIC's: how they lie in a port's rings.
 
-use midplane_simhw::id::{ExtensionId, PortId};
+use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion};
 use midplane_simhw::region::RegionRef;
 use serde::{Deserialize, Serialize};
@@ -58,6 +58,35 @@ pub(crate) struct ConnectParameters {
 
 /// Most bytes of those.
 pub(crate) const PARAMETER_BYTES: usize = 64;
+
+/// Both ends of a connection, as the completion of the command that made it tells.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Ends {
+    /// This end's number of the connection.
+    pub(crate) connection: u16,
+    pub(crate) node: NodeId,
+    pub(crate) remote_vi: PortId,
+    pub(crate) remote_connection: u16,
+}
+
+impl Ends {
+    pub(crate) const fn to_word(self) -> u64 {
+        self.connection as u64
+            | (self.node.0 as u64) << 16
+            | (self.remote_vi.0 as u64) << 32
+            | (self.remote_connection as u64) << 48
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "takes a word apart")]
+    pub(crate) const fn of(word: u64) -> Self {
+        Self {
+            connection: word as u16,
+            node: NodeId((word >> 16) as u16),
+            remote_vi: PortId((word >> 32) as u16),
+            remote_connection: (word >> 48) as u16,
+        }
+    }
+}
 
 /// A command about an interface.
 pub(crate) fn about(vi: PortId, opcode: u8, cookie: u64) -> Command {

@@ -7,9 +7,11 @@
 use std::task::Waker;
 
 use midplane_simhw::id::NodeId;
+use midplane_simhw::region::Payload;
 use midplane_simhw::shm::lanes::{Lanes, News, SendRefused};
 use midplane_simhw::shm::{ShmConfig, StartError};
 
+use crate::direct::{Arrival, Lane, Refused, WORDS};
 use crate::message::carrier::{Carrier, Event, Refusal};
 use crate::message::envelope::{Envelope, Peer};
 use crate::message::progression::InitError;
@@ -87,5 +89,40 @@ impl Carrier for LaneCarrier {
 
     fn close(&mut self) {
         self.lanes = None;
+    }
+}
+
+impl Lane for Lanes {
+    fn node(&self) -> NodeId {
+        Self::node(self)
+    }
+
+    fn mtu(&self) -> usize {
+        Self::mtu(self)
+    }
+
+    #[inline]
+    fn send(
+        &mut self,
+        to: NodeId,
+        words: [u64; WORDS],
+        parts: &[Payload<'_>],
+    ) -> Result<(), Refused> {
+        self.send_parts(to, words, parts).map_err(|refused| match refused {
+            SendRefused::Full => Refused::Full,
+            _ => Refused::Gone,
+        })
+    }
+
+    #[inline]
+    fn poll(&mut self) -> Option<Arrival<'_>> {
+        Some(match Self::poll(self)? {
+            News::Left(node) => Arrival::Left(node),
+            News::Frame { from, words, payload } => Arrival::Frame { from, words, payload },
+        })
+    }
+
+    fn arm(&mut self, waker: &Waker) -> bool {
+        Self::arm(self, waker)
     }
 }

@@ -5,6 +5,7 @@
 //! - `lanes`, on Linux: carries packets between the processes of one host, past the NIC
 //! - [`nic`]: the host's half: opens a NIC, makes interfaces, connects them, posts descriptors
 //! - [`descriptor`], [`memory`]: what is posted
+//! - [`direct`]: interfaces whose data goes from process to process, past the NIC
 //! - [`slots`]: `Bytes` in and out of registered slots over one connection, without matching
 //! - [`attributes`], [`outcome`]: what interfaces are made with, and how descriptors end
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`: interfaces, connections,
@@ -16,6 +17,7 @@
 pub mod attributes;
 mod command;
 pub mod descriptor;
+pub mod direct;
 pub mod firmware;
 #[cfg(target_os = "linux")]
 pub mod lanes;

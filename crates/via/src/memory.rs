@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use midplane_simhw::id::PortId;
 use midplane_simhw::region::{Payload, ProtectionTag, Region, RegionError, RegionRef, Rights};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -86,6 +87,17 @@ impl Memory {
     /// [`RegionError::OutOfRange`] if they would pass its end; nothing is written then.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
         self.region.write(offset, bytes)
+    }
+
+    /// Copies `from`, which may be in shared memory, into it.
+    pub(crate) fn store(&self, offset: usize, from: Payload<'_>) -> Result<(), RegionError> {
+        self.region.store(offset, from)
+    }
+
+    /// Whether `owner` has registered it with this tag and, at least, these rights.
+    pub(crate) fn is_of(&self, owner: PortId, tag: ProtectionTag, rights: Rights) -> bool {
+        let region = &self.region;
+        region.whole().port == owner && region.tag() == tag && region.rights().contains(rights)
     }
 
     /// The bytes of a part of it where they lie, to be copied out; `None` where it passes the end.

@@ -5,32 +5,36 @@
 //! they waited for is found by the next that asks.
 
 mod connect;
+mod direct;
+mod error;
 mod operations;
 mod query;
 mod queues;
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Context, Poll};
 
-use midplane_simhw::host::{Host, OpenError};
+use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};
-use midplane_simhw::port::RegisterError;
-use midplane_simhw::port::{Command, Completion, Port, PortClosed, PortOptions, PostError, Status};
+use midplane_simhw::port::{Command, Completion, Port, PortOptions, Status};
 use midplane_simhw::region::{ProtectionTag, Region, RegionOptions};
-use thiserror::Error;
 
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{
     CREATE, EVENT, PARAMETER_BYTES, POST_RECEIVE, POST_SEND, SEGMENT_BYTES, about,
 };
+use crate::direct::Lane;
 use crate::memory::{Memory, MemoryOptions};
 use crate::outcome::AsyncError;
+use direct::Direct;
 use operations::{Operation, Operations};
 use queues::Queues;
 
 pub use crate::command::MAX_SEGMENTS;
 pub use connect::{ConnectFailed, Request, Ticket};
+pub use error::NicError;
 pub use query::NicAttributes;
 pub use queues::{CqId, PostFailed, WorkQueue};
 
@@ -44,54 +48,6 @@ const _: () = assert!(PARAMETER_BYTES <= SCRATCH_BYTES);
 pub struct ViId {
     number: PortId,
     serial: u32,
-}
-
-/// Why a NIC does not do what it was asked for.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-#[non_exhaustive]
-pub enum NicError {
-    /// There is no NIC any more.
-    #[error("the NIC has stopped")]
-    Closed,
-    /// The NIC does not run the extension.
-    #[error("the NIC does not run the extension for Virtual Interfaces: install it in its unit")]
-    NoExtension,
-    /// The NIC has as many interfaces as it may.
-    #[error("the NIC has no Virtual Interface left: destroy one first")]
-    TooManyVis,
-    /// Take completions first.
-    #[error("as many commands are under way as the NIC takes: take completions first")]
-    QueueFull,
-    /// No port to be had.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// No memory to be had.
-    #[error(transparent)]
-    Register(#[from] RegisterError),
-    /// A descriptor has at most [`MAX_SEGMENTS`].
-    #[error("a descriptor has at most {MAX_SEGMENTS} segments, not {0}")]
-    TooManySegments(usize),
-    /// The interface was destroyed.
-    #[error("no such Virtual Interface: it was destroyed")]
-    NoSuchVi,
-    /// The interface is connected.
-    #[error("the Virtual Interface is connected: disconnect it first")]
-    InUse,
-}
-
-impl From<PortClosed> for NicError {
-    fn from(_: PortClosed) -> Self {
-        Self::Closed
-    }
-}
-
-impl From<PostError> for NicError {
-    fn from(error: PostError) -> Self {
-        match error {
-            PostError::QueueFull { .. } => Self::QueueFull,
-            _ => Self::Closed,
-        }
-    }
 }
 
 /// What was posted and the hardware was not told of.
@@ -122,6 +78,7 @@ pub struct Nic {
     handled: u64,
     next_tag: u32,
     next_serial: u32,
+    direct: Option<Direct>,
 }
 
 impl Nic {
@@ -150,6 +107,7 @@ impl Nic {
             handled: 0,
             next_tag: 1,
             next_serial: 0,
+            direct: None,
         };
         // Whether anybody answers: an interface that does not exist has no state.
         let probe = about(PortId(u16::MAX), crate::command::QUERY, 0);
@@ -158,6 +116,26 @@ impl Nic {
             return Err(NicError::NoExtension);
         }
         nic.listen()?;
+        Ok(nic)
+    }
+
+    /// The same with a lane, for [direct](crate::direct) interfaces beside others.
+    ///
+    /// # Errors
+    /// As [`Nic::open`]; [`NicError::LaneOfAnother`] if the lane is not this node's.
+    ///
+    /// # Cancel safety
+    /// As [`Nic::open`].
+    pub async fn open_with(
+        host: &impl Host,
+        options: PortOptions,
+        lane: Box<dyn Lane>,
+    ) -> Result<Self, NicError> {
+        let mut nic = Self::open(host, options).await?;
+        if lane.node() != nic.node {
+            return Err(NicError::LaneOfAnother { lane: lane.node(), nic: nic.node });
+        }
+        nic.direct = Some(Direct::new(lane));
         Ok(nic)
     }
 
@@ -191,7 +169,8 @@ impl Nic {
     /// Makes an interface whose queues are asked themselves.
     ///
     /// # Errors
-    /// [`NicError::TooManyVis`] if the NIC has no more.
+    /// [`NicError::TooManyVis`] if the NIC has no more; [`NicError::NoLane`] and
+    /// [`NicError::NotDirect`] if it is to be direct and can't be.
     ///
     /// # Cancel safety
     /// Dropped after its first poll, the NIC may keep an interface that nobody can name until this
@@ -203,7 +182,7 @@ impl Nic {
     /// Makes an interface whose queues may tell completion queues: whoever waits asks those then.
     ///
     /// # Errors
-    /// [`NicError::TooManyVis`] if the NIC has no more.
+    /// As [`Nic::create_vi`].
     ///
     /// # Cancel safety
     /// As [`Nic::create_vi`].
@@ -213,6 +192,10 @@ impl Nic {
         send_queue: Option<CqId>,
         receive_queue: Option<CqId>,
     ) -> Result<ViId, NicError> {
+        if attributes.direct {
+            direct::check(&attributes)?;
+            self.direct.as_ref().ok_or(NicError::NoLane)?;
+        }
         let [first, second] = attributes.to_words();
         let command = Command { args: [first, second, 0], ..about(PortId(0), CREATE, 0) };
         let answer = self.call(command).await?;
@@ -222,6 +205,9 @@ impl Nic {
         self.next_serial = self.next_serial.wrapping_add(1);
         let vi = ViId { number: answer.port, serial: self.next_serial };
         self.queues.insert(vi, attributes, [send_queue, receive_queue]);
+        if attributes.direct {
+            self.add_direct(vi);
+        }
         Ok(vi)
     }
 
@@ -239,6 +225,7 @@ impl Nic {
         if answer.args[0] != 0 {
             return Err(NicError::InUse);
         }
+        self.remove_direct(vi);
         for cookie in self.queues.remove(vi) {
             self.operations.remove(cookie);
         }
@@ -253,7 +240,11 @@ impl Nic {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn query_vi(&mut self, vi: ViId) -> Result<(ViState, ViAttributes), NicError> {
-        let attributes = self.queues.of(vi)?.attributes;
+        let queues = self.queues.of(vi)?;
+        let attributes = queues.attributes;
+        if attributes.direct {
+            return Ok((queues.state, attributes));
+        }
         let answer = self.call(about(vi.number, crate::command::QUERY, 0)).await?;
         let states = [ViState::Idle, ViState::Connected, ViState::ConnectPending, ViState::Error];
         let state = states.get(answer.args[3] as usize).copied().ok_or(NicError::NoSuchVi)?;
@@ -263,7 +254,7 @@ impl Nic {
     /// The next asynchronous error that an interface of this NIC has met.
     pub fn next_error(&mut self) -> Option<(ViId, AsyncError)> {
         if self.errors.is_empty() {
-            self.poll();
+            self.poll_all();
         }
         self.taken_error()
     }
@@ -273,8 +264,23 @@ impl Nic {
         self.errors.pop_front()
     }
 
-    /// Takes what the hardware has completed; whether that was anything.
+    /// Takes what the hardware has completed, and what has come past it; whether that was anything. Where
+    /// nothing but news of [direct](crate::direct) interfaces can come from the hardware, it is not asked
+    /// each time: [`Nic::next_error`], [`Nic::connected`] and [`Nic::requested`] do ask.
+    #[inline]
     pub fn poll(&mut self) -> bool {
+        if self.direct.is_none() {
+            return self.poll_port();
+        }
+        let has_come = self.poll_direct();
+        if self.is_port_due() { self.poll_port() | has_come } else { has_come }
+    }
+
+    fn poll_all(&mut self) -> bool {
+        self.poll_direct() | self.poll_port()
+    }
+
+    fn poll_port(&mut self) -> bool {
         if self.deaf {
             self.deaf = self.listen().is_err();
         }
@@ -310,22 +316,21 @@ impl Nic {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn progress(&mut self) -> Result<(), NicError> {
-        if self.poll() {
-            return Ok(());
-        }
-        self.tell();
-        let completion = self.port.completion().await?;
-        self.on_completion(&completion);
-        Ok(())
+        poll_fn(|context| self.poll_progress(context)).await
     }
 
     /// Takes what the hardware has completed; if that is nothing, the task is woken once it is
     /// something.
     pub fn poll_progress(&mut self, context: &mut Context<'_>) -> Poll<Result<(), NicError>> {
-        if self.poll() {
+        if self.poll_all() {
             return Poll::Ready(Ok(()));
         }
         self.tell();
+        if self.direct.as_mut().is_some_and(|direct| !direct.arm(context.waker())) {
+            // Something has come meanwhile, or may have.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let completion = match pin!(self.port.completion()).poll(context) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(completion) => completion,
@@ -356,6 +361,7 @@ impl Nic {
                 if !*wanted {
                     self.operations.remove(completion.cookie);
                 }
+                self.on_connected(completion);
             }
             _ if completion.opcode == EVENT => self.on_error(completion),
             _ => {}
@@ -369,10 +375,13 @@ impl Nic {
         }
         let vi = self.queues.id(completion.port);
         if let (Some(vi), Some(error)) = (vi, AsyncError::of(completion.args[0])) {
-            if error == AsyncError::ConnectionLost {
+            let is_news = !self.is_direct(vi) || self.unlink_direct(vi.number);
+            if is_news && error == AsyncError::ConnectionLost {
                 self.queues.set_state(vi, ViState::Error);
             }
-            self.errors.push_back((vi, error));
+            if is_news {
+                self.errors.push_back((vi, error));
+            }
         }
         // A full port has completions to come: once they are taken, this is tried again.
         self.deaf = self.listen().is_err();

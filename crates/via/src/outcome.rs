@@ -143,10 +143,13 @@ pub enum ConnectError {
     /// The other node is dead.
     #[error("the other node does not answer")]
     Unreachable = 9,
+    /// One end's data goes past the NIC, the other's does not.
+    #[error("one end is direct and the other is not: give both the same")]
+    Direct = 10,
 }
 
 impl ConnectError {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::NoMatch,
         Self::Rejected,
         Self::TimedOut,
@@ -156,6 +159,7 @@ impl ConnectError {
         Self::Gone,
         Self::Resources,
         Self::Unreachable,
+        Self::Direct,
     ];
 
     pub(crate) fn of(bits: u64) -> Result<(), Self> {

@@ -162,16 +162,32 @@ impl Sender {
         header: &[u8; HEADER_BYTES],
         payload: View<'_>,
     ) -> Result<(), Full> {
-        let length = payload.len();
+        self.stage_parts(header, payload.len(), std::iter::once(payload))
+    }
+
+    /// The same with a payload of `length` bytes that is gathered from `parts`.
+    #[inline]
+    pub(super) fn stage_parts<'a>(
+        &mut self,
+        header: &[u8; HEADER_BYTES],
+        length: usize,
+        parts: impl Iterator<Item = View<'a>>,
+    ) -> Result<(), Full> {
         self.make_room(length > LINE)?;
         let slot = self.place.slot(self.staged);
         let at = self.place.payload(slot, self.areas_staged, length);
         let line = self.place.segment.line(slot);
         if length > NEAR_BYTES {
-            self.place.segment.store(at, payload).expect("at most the MTU");
+            let mut at = at;
+            for part in parts {
+                self.place.segment.store(at, part).expect("at most the MTU");
+                at += part.len();
+            }
         } else if length > 0 {
-            let mut near = [0; NEAR_BYTES];
-            payload.copy_to(&mut near);
+            let (mut near, mut filled) = ([0; NEAR_BYTES], 0);
+            for part in parts {
+                filled += part.copy_to(&mut near[filled..]);
+            }
             line[NEAR_WORD].store(u64::from_le_bytes(near), Ordering::Relaxed);
         }
         let (words, _) = header.as_chunks::<8>();

@@ -22,7 +22,6 @@ use crate::frame::HEADER_BYTES;
 use crate::id::{Incarnation, NodeId};
 use crate::live::looks::Looks;
 use crate::region::Payload;
-use crate::segment::View;
 use crate::sync::{Ordering, fence};
 use crate::time::nanos;
 
@@ -207,7 +206,22 @@ impl Lanes {
         words: [u64; WORDS],
         payload: &[u8],
     ) -> Result<(), SendRefused> {
-        let (bytes, mtu) = (payload.len(), self.mtu);
+        self.send_parts(to, words, &[Payload::from(payload)])
+    }
+
+    /// The same with a payload that is gathered from `parts`.
+    ///
+    /// # Errors
+    /// [`SendRefused`]; nothing is sent then.
+    #[inline]
+    pub fn send_parts(
+        &mut self,
+        to: NodeId,
+        words: [u64; WORDS],
+        parts: &[Payload<'_>],
+    ) -> Result<(), SendRefused> {
+        let bytes = parts.iter().map(Payload::len).sum();
+        let mtu = self.mtu;
         if bytes > mtu {
             return Err(SendRefused::TooLong { bytes, mtu });
         }
@@ -218,7 +232,8 @@ impl Lanes {
             Some(Peer::Expected) | None => return Err(SendRefused::NoLane(to)),
         };
         let sender = &mut here.link.sender;
-        if sender.stage(&header_of(words, bytes), View::from(payload)).is_err() {
+        let views = parts.iter().map(Payload::view);
+        if sender.stage_parts(&header_of(words, bytes), bytes, views).is_err() {
             here.was_full = Some(bytes);
             return Err(SendRefused::Full);
         }
@@ -425,7 +440,7 @@ mod tests {
         let Peer::Here(here) = &mut liar.peers[0] else { panic!("it was sent something") };
         for length in [usize::MAX, 0] {
             let header = header_of([2; WORDS], length);
-            here.link.sender.stage(&header, View::from(&[][..])).unwrap();
+            here.link.sender.stage_parts(&header, 0, std::iter::empty()).unwrap();
         }
         here.link.sender.publish();
         let words = loop {

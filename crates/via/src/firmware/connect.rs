@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::endpoint::{Endpoint, Link};
 use super::{Via, take};
 use crate::attributes::{Discriminator, ViAttributes, ViState};
-use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
+use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters, Ends};
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 
 /// Most requests that wait to be accepted or rejected, and most early peers.
@@ -121,6 +121,8 @@ fn life_of(nic: &Context<'_>, node: NodeId) -> Option<Incarnation> {
 fn differ(ours: &ViAttributes, theirs: &ViAttributes) -> Result<(), ConnectError> {
     if ours.reliability != theirs.reliability {
         Err(ConnectError::Reliability)
+    } else if ours.direct != theirs.direct {
+        Err(ConnectError::Direct)
     } else if ours.max_transfer != theirs.max_transfer {
         Err(ConnectError::MaxTransfer)
     } else {
@@ -140,6 +142,30 @@ impl Via {
         let [first, second] = result.ok().flatten().map_or([0; 2], ViAttributes::to_words);
         let args = [code, first, second, more];
         nic.complete(owner, &Completion { opcode, cookie, args, ..Completion::default() });
+    }
+
+    /// Completes a command that has connected `vi`: with the other end's attributes come both ends, for whom
+    /// data goes past this NIC.
+    fn answer_connected(
+        &mut self,
+        nic: &mut Context<'_>,
+        (owner, opcode, cookie): (PortId, u8, u64),
+        vi: PortId,
+    ) {
+        let Some(endpoint) = self.own(owner, vi) else { return };
+        let Some(link) = &endpoint.link else { return };
+        let [first, second] = link.remote.to_words();
+        let ends = Ends {
+            connection: endpoint.connection,
+            node: link.node,
+            remote_vi: link.vi,
+            remote_connection: link.connection,
+        };
+        let args = [0, first, second, ends.to_word()];
+        nic.complete(
+            owner,
+            &Completion { opcode, cookie, port: vi, args, ..Completion::default() },
+        );
     }
 
     fn parameters(nic: &Context<'_>, command: &Command) -> Option<ConnectParameters> {
@@ -226,26 +252,27 @@ impl Via {
             differ(&endpoint.attributes, &theirs)?;
             Ok(theirs)
         });
-        if let Ok(theirs) = agreed {
-            let ends = (PortId(peer.from.vi), peer.from.connection);
-            endpoint.connect(Link::new(now, peer.node, peer.life, ends, theirs));
+        match agreed {
+            Ok(theirs) => {
+                let ends = (PortId(peer.from.vi), peer.from.connection);
+                endpoint.connect(Link::new(now, peer.node, peer.life, ends, theirs));
+                self.answer_connected(nic, who, vi);
+            }
+            Err(error) => Self::answer(nic, who, Err(error), 0),
         }
-        Self::answer(nic, who, agreed.map(Some), u64::from(peer.node.0));
         self.arm_sweep(nic);
     }
 
     /// A server takes a request.
     pub(super) fn on_accept(&mut self, nic: &mut Context<'_>, command: &Command) {
         let who = (command.region.port, command.opcode, command.cookie);
-        let result = self.accept(nic, command);
-        Self::answer(nic, who, result.map(Some), 0);
+        match self.accept(nic, command) {
+            Ok(()) => self.answer_connected(nic, who, command.port),
+            Err(error) => Self::answer(nic, who, Err(error), 0),
+        }
     }
 
-    fn accept(
-        &mut self,
-        nic: &mut Context<'_>,
-        command: &Command,
-    ) -> Result<ViAttributes, ConnectError> {
+    fn accept(&mut self, nic: &mut Context<'_>, command: &Command) -> Result<(), ConnectError> {
         let owner = command.region.port;
         let is_it =
             |other: &Incoming| u64::from(other.id) == command.args[0] && other.owner == Some(owner);
@@ -270,7 +297,7 @@ impl Via {
         endpoint.connect(Link::new(now, node, life, ends, theirs));
         self.incoming.swap_remove(at);
         self.arm_sweep(nic);
-        Ok(theirs)
+        Ok(())
     }
 
     /// A server refuses a request.
@@ -351,8 +378,8 @@ impl Via {
         {
             let ends = (PortId(from.vi), from.connection);
             endpoint.connect(Link::new(now, node, life, ends, theirs));
-            let who = (pending.owner, pending.opcode, pending.cookie);
-            Self::answer(nic, who, Ok(Some(theirs)), u64::from(node.0));
+            let (who, vi) = ((pending.owner, pending.opcode, pending.cookie), endpoint.number);
+            self.answer_connected(nic, who, vi);
             self.arm_sweep(nic);
             return;
         }

@@ -12,7 +12,7 @@ use super::{Nic, NicError, SCRATCH_BYTES, ViId};
 use crate::attributes::{Address, Discriminator, ViAttributes, ViState};
 use crate::command::{
     CANCEL, CONNECT_ACCEPT, CONNECT_PEER, CONNECT_REJECT, CONNECT_REQUEST, CONNECT_WAIT,
-    ConnectParameters, DISCONNECT, PARAMETER_BYTES, about,
+    ConnectParameters, DISCONNECT, Ends, PARAMETER_BYTES, about,
 };
 use crate::outcome::ConnectError;
 
@@ -125,7 +125,7 @@ impl Nic {
     /// # Errors
     /// [`ConnectError::TimedOut`] if nobody did in time; the ticket is used up then.
     pub fn requested(&mut self, ticket: &Ticket) -> Result<Option<Request>, ConnectFailed> {
-        self.poll();
+        self.poll_all();
         let Some(completion) = self.finished(ticket.cookie) else { return Ok(None) };
         let attributes = attributes_of(&completion)?;
         let [.., more] = completion.args;
@@ -168,12 +168,11 @@ impl Nic {
     /// # Errors
     /// [`ConnectError`] if there will be none; the ticket is used up then.
     pub fn connected(&mut self, ticket: &Ticket) -> Result<Option<ViAttributes>, ConnectFailed> {
-        self.poll();
+        self.poll_all();
         let Some(completion) = self.finished(ticket.cookie) else { return Ok(None) };
         let result = attributes_of(&completion);
-        if let Some(vi) = ticket.vi {
-            let state = if result.is_ok() { ViState::Connected } else { ViState::Idle };
-            self.queues.set_state(vi, state);
+        if let (Err(_), Some(vi)) = (&result, ticket.vi) {
+            self.queues.set_state(vi, ViState::Idle);
         }
         Ok(Some(result?.unwrap_or_default()))
     }
@@ -191,6 +190,23 @@ impl Nic {
                 return Ok(attributes);
             }
             self.progress().await?;
+        }
+    }
+
+    /// A command has ended: where it has connected an interface, that is so, whether anybody still waits for
+    /// it or not.
+    pub(super) fn on_connected(&mut self, completion: &Completion) {
+        if !has_connected(completion) {
+            return;
+        }
+        let [.., ends] = completion.args;
+        let Some(vi) = self.queues.id(completion.port) else { return };
+        // Whoever has asked may have ended it since.
+        let is_wanted = completion.opcode == CONNECT_ACCEPT
+            || self.queues.of(vi).is_ok_and(|queues| queues.state == ViState::ConnectPending);
+        if is_wanted {
+            self.queues.set_state(vi, ViState::Connected);
+            self.link_direct(vi.number, Ends::of(ends));
         }
     }
 
@@ -219,7 +235,6 @@ impl Nic {
         let args = [request.id, 0, 0];
         let answer = self.call(Command { args, ..about(vi.number, CONNECT_ACCEPT, 0) }).await?;
         attributes_of(&answer)?;
-        self.queues.set_state(vi, ViState::Connected);
         Ok(())
     }
 
@@ -248,7 +263,10 @@ impl Nic {
     /// Dropped after its first poll, the connection ends all the same.
     pub async fn disconnect(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
+        self.unlink_direct(vi.number);
         self.call(about(vi.number, DISCONNECT, 0)).await?;
+        // It may have been connected only then.
+        self.unlink_direct(vi.number);
         self.queues.set_state(vi, ViState::Idle);
         Ok(())
     }
@@ -259,9 +277,17 @@ impl Nic {
     /// [`NicError`] if the NIC could not be told.
     pub fn start_disconnect(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
+        self.unlink_direct(vi.number);
         self.queues.set_state(vi, ViState::Idle);
         self.start_unwatched(about(vi.number, DISCONNECT, 0))
     }
+}
+
+/// Whether a command has connected an interface.
+fn has_connected(completion: &Completion) -> bool {
+    matches!(completion.opcode, CONNECT_REQUEST | CONNECT_PEER | CONNECT_ACCEPT)
+        && completion.status == Status::Done
+        && completion.args[0] == 0
 }
 
 fn parameters(

@@ -45,7 +45,7 @@ pub(super) struct ViQueues {
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
     /// Cookies of what was posted, in order.
-    posted: [VecDeque<u64>; 2],
+    pub(super) posted: [VecDeque<u64>; 2],
     told: [Option<CqId>; 2],
 }
 
@@ -98,10 +98,16 @@ impl Queues {
         completion: &Completion,
     ) {
         let end = Ended::of(completion);
-        let Some(Operation::Descriptor { scratch, ended, .. }) = operations.get(end.cookie) else {
-            return;
-        };
-        free_scratch.extend(scratch.take());
+        if let Some(Operation::Descriptor { scratch, .. }) = operations.get(end.cookie) {
+            free_scratch.extend(scratch.take());
+        }
+        self.end(operations, end);
+    }
+
+    /// So a descriptor has ended.
+    #[inline]
+    pub(super) fn end(&mut self, operations: &mut Operations, end: Ended) {
+        let Some(Operation::Descriptor { ended, .. }) = operations.get(end.cookie) else { return };
         *ended = Some(end);
         let queue = if end.opcode == POST_SEND { WorkQueue::Send } else { WorkQueue::Receive };
         if let Some(Some(queues)) = self.vis.get(end.vi.index())
@@ -127,6 +133,9 @@ impl Nic {
     /// taken, [`NicError::NoSuchVi`], [`NicError::Closed`]. What the NIC finds wrong with it is the
     /// descriptor's outcome.
     pub fn post_send(&mut self, vi: ViId, descriptor: Descriptor) -> Result<(), PostFailed> {
+        if self.is_direct(vi) {
+            return self.post_direct(vi, WorkQueue::Send, descriptor);
+        }
         let (operation, remote) = match descriptor.transfer {
             Transfer::Send => (0, [0; 2]),
             Transfer::RdmaWrite(to) => (OPERATION_WRITE, to.words()),
@@ -158,6 +167,9 @@ impl Nic {
     /// # Errors
     /// As [`Nic::post_send`].
     pub fn post_receive(&mut self, vi: ViId, descriptor: Descriptor) -> Result<(), PostFailed> {
+        if self.is_direct(vi) {
+            return self.post_direct(vi, WorkQueue::Receive, descriptor);
+        }
         let command = about(vi.number, POST_RECEIVE, 0);
         self.post(vi, WorkQueue::Receive, command, descriptor)?;
         self.ring();
@@ -171,6 +183,9 @@ impl Nic {
         vi: ViId,
         descriptor: Descriptor,
     ) -> Result<(), PostFailed> {
+        if self.is_direct(vi) {
+            return self.post_direct(vi, WorkQueue::Receive, descriptor);
+        }
         let command = about(vi.number, POST_RECEIVE, 0);
         self.post(vi, WorkQueue::Receive, command, descriptor)?;
         self.quiet = Quiet::Posted;
@@ -255,6 +270,7 @@ impl Nic {
     ///
     /// # Errors
     /// As [`Nic::done`].
+    #[inline]
     pub fn taken(&mut self, vi: ViId, queue: WorkQueue) -> Result<Option<Completed>, NicError> {
         let Self { queues, operations, .. } = self;
         let posted = &mut queues.of(vi)?.posted[queue as usize];

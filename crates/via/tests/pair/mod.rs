@@ -18,6 +18,7 @@ use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 use midplane_via::VIA;
 use midplane_via::attributes::{Address, Discriminator, Reliability, ViAttributes};
+use midplane_via::direct::Lane;
 use midplane_via::firmware::{Via, ViaConfig};
 use midplane_via::memory::{Memory, MemoryOptions};
 use midplane_via::nic::{Nic, ViId};
@@ -94,7 +95,21 @@ pub(crate) struct End<H = SimHost> {
 impl<H: Host> End<H> {
     /// An idle interface with `bytes` of memory that the other end may touch.
     pub(crate) async fn new(host: H, attributes: ViAttributes, bytes: usize) -> Self {
-        let mut nic = Nic::open(&host, PortOptions::default()).await.unwrap();
+        Self::over(host, attributes, bytes, None).await
+    }
+
+    /// The same, with a lane for direct interfaces.
+    pub(crate) async fn over(
+        host: H,
+        attributes: ViAttributes,
+        bytes: usize,
+        lane: Option<Box<dyn Lane>>,
+    ) -> Self {
+        let nic = match lane {
+            Some(lane) => Nic::open_with(&host, PortOptions::default(), lane).await,
+            None => Nic::open(&host, PortOptions::default()).await,
+        };
+        let mut nic = nic.unwrap();
         let options = MemoryOptions { tag: attributes.tag, rdma_write: true, rdma_read: true };
         let memory = nic.register(bytes, options).unwrap();
         let vi = nic.create_vi(attributes).await.unwrap();
@@ -137,18 +152,36 @@ where
     CF: Future<Output = C> + Send,
     SF: Future<Output = S> + Send,
 {
+    connected_over(setting, attributes, bytes, [None, None], client, server)
+}
+
+/// The same, with lanes for direct interfaces.
+pub(crate) fn connected_over<C, S, CF, SF>(
+    setting: Setting,
+    attributes: ViAttributes,
+    bytes: usize,
+    [client_lane, server_lane]: [Option<Box<dyn Lane>>; 2],
+    client: impl FnOnce(End) -> CF + Send + 'static,
+    server: impl FnOnce(End) -> SF + Send + 'static,
+) -> (C, S)
+where
+    C: Send + 'static,
+    S: Send + 'static,
+    CF: Future<Output = C> + Send,
+    SF: Future<Output = S> + Send,
+{
     let mut world = world(setting);
     let (client_host, server_host) = (world.host(CLIENT), world.host(SERVER));
     let result = Arc::new(Mutex::new(None));
     let place = Arc::clone(&result);
     world.spawn(SERVER, async move {
-        let mut end = End::new(server_host, attributes, bytes).await;
+        let mut end = End::over(server_host, attributes, bytes, server_lane).await;
         end.serve().await;
         *place.lock().unwrap() = Some(server(end).await);
     });
     let told = world
         .block_on(CLIENT, async move {
-            let mut end = End::new(client_host, attributes, bytes).await;
+            let mut end = End::over(client_host, attributes, bytes, client_lane).await;
             end.connect().await;
             client(end).await
         })

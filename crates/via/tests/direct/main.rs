@@ -1,0 +1,313 @@
+//! Interfaces whose data goes past the NIC: what was sent arrives once, in order and whole, whatever the
+//! lane is like; connections end as any other's do; and nothing that comes over a lane is believed.
+
+mod lane;
+#[path = "../pair/mod.rs"]
+mod pair;
+#[cfg(target_os = "linux")]
+mod shm;
+
+use std::time::Duration;
+
+use lane::{Forger, lanes};
+use midplane_simhw::host::Host as _;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::port::PortOptions;
+use midplane_simhw::region::ProtectionTag;
+use midplane_via::attributes::{Reliability, ViAttributes, ViState};
+use midplane_via::descriptor::{Completed, Descriptor};
+use midplane_via::direct::WORDS;
+use midplane_via::memory::MemoryOptions;
+use midplane_via::nic::{ConnectFailed, Nic, NicError, WorkQueue};
+use midplane_via::outcome::{AsyncError, ConnectError, DescriptorError};
+use pair::{CLIENT, End, SERVER, Setting, address, connected_over, name, pattern, pause};
+use proptest::prelude::*;
+
+pub(crate) fn attributes() -> ViAttributes {
+    ViAttributes {
+        reliability: Reliability::ReliableDelivery,
+        direct: true,
+        ..ViAttributes::default()
+    }
+}
+
+/// A descriptor of these bytes of an end's memory, in segments of at most `most`.
+pub(crate) fn descriptor<H: midplane_simhw::host::Host>(
+    end: &End<H>,
+    offset: usize,
+    bytes: usize,
+    most: usize,
+) -> Descriptor {
+    let parts = (0..bytes).step_by(most.max(bytes / 60 + 1));
+    let most = most.max(bytes / 60 + 1);
+    let segments = parts.map(|at| end.memory.segment(offset + at, most.min(bytes - at)).unwrap());
+    Descriptor { segments: segments.collect(), ..Descriptor::default() }
+}
+
+async fn received(end: &mut End) -> Completed {
+    end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap()
+}
+
+const ROOM: usize = 6_000;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_sent_arrives_once_in_order_and_whole(
+        lengths in proptest::collection::vec(0_usize..ROOM, 0..12),
+        mtu in 1_usize..3_000, depth in 1_usize..6, most in 1_usize..ROOM,
+    ) {
+        let (both, _) = lanes(mtu, depth);
+        let (total, sent) = (lengths.len(), lengths.clone());
+        let client = move |mut end: End| async move {
+            for (number, length) in sent.iter().enumerate() {
+                let at = number * ROOM;
+                end.memory.write(at, &pattern(number as u32, *length)).unwrap();
+                let mut message = descriptor(&end, at, *length, most);
+                message.immediate = (number % 2 == 0).then_some(number as u32);
+                end.nic.post_send(end.vi, message).unwrap();
+            }
+            for length in sent {
+                let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+                assert_eq!((done.outcome, done.length), (Ok(()), length));
+            }
+            end
+        };
+        let server = move |mut end: End| async move {
+            for number in 0..total {
+                let receive = descriptor(&end, number * ROOM, ROOM, most);
+                end.nic.post_receive(end.vi, receive).unwrap();
+            }
+            let mut messages = Vec::new();
+            for number in 0..total {
+                let done = received(&mut end).await;
+                assert_eq!(done.outcome, Ok(()));
+                messages.push((end.bytes(number * ROOM, done.length), done.immediate));
+            }
+            messages
+        };
+        let bytes = ROOM * total.max(1);
+        let (_, messages) = connected_over(Setting::default(), attributes(), bytes, both, client, server);
+        prop_assert_eq!(messages.len(), total);
+        for (number, (bytes, immediate)) in messages.into_iter().enumerate() {
+            prop_assert_eq!(bytes, pattern(number as u32, lengths[number]));
+            prop_assert_eq!(immediate, (number % 2 == 0).then_some(number as u32));
+        }
+    }
+
+    #[test]
+    fn nothing_that_comes_over_a_lane_is_believed(
+        frames in proptest::collection::vec(
+            (any::<[u64; WORDS]>(), 0_u64..4, 0_u64..4, 0_u64..4, any::<bool>(), 0_usize..300), 1..20,
+        ),
+    ) {
+        let (both, [_, to_server]) = lanes(1_000, 8);
+        let client = |mut end: End| async move {
+            pause(&end.host, Duration::from_millis(20)).await;
+            end.nic.poll();
+            end.nic.disconnect(end.vi).await.unwrap();
+        };
+        let server = move |mut end: End| async move {
+            for number in 0..4 {
+                let receive = descriptor(&end, number * 500, 500, 500);
+                end.nic.post_receive(end.vi, receive).unwrap();
+            }
+            for (mut words, vi, connection, kind, is_near, bytes) in frames {
+                if is_near {
+                    // Near to what somebody of ours would say.
+                    words[0] = vi | connection << 16 | kind << 32;
+                    words[1] = bytes as u64 | (words[1] & 1) << 32;
+                }
+                to_server.send((words, vec![7; bytes]));
+            }
+            // However that ends: all that was posted comes back, and nothing beside it is touched.
+            let mut back = 0;
+            while back < 4 {
+                let done = received(&mut end).await;
+                assert!(done.length <= 500, "more than it has room for");
+                back += 1;
+            }
+            assert!(end.bytes(2_000, 500).iter().all(|byte| *byte == 0));
+            back
+        };
+        let (_, back) = connected_over(Setting::default(), attributes(), 2_500, both, client, server);
+        prop_assert_eq!(back, 4);
+    }
+}
+
+/// The errors that an end has been told of.
+fn errors(end: &mut End) -> Vec<AsyncError> {
+    std::iter::from_fn(|| end.nic.next_error().map(|(_, error)| error)).collect()
+}
+
+/// How a receive ended, if it did, and what its end was told.
+type Told = (Option<Result<(), DescriptorError>>, Vec<AsyncError>);
+
+/// Both ends, after the client has sent a message of `sent` bytes, and the server has posted a receive of
+/// `room`, if any: how the receive ended, and what both were told.
+fn met(sent: usize, room: Option<usize>) -> (Vec<AsyncError>, Told) {
+    let (both, _) = lanes(1_000, 8);
+    let client = move |mut end: End| async move {
+        end.nic.post_send(end.vi, descriptor(&end, 0, sent, sent)).unwrap();
+        pause(&end.host, Duration::from_millis(5)).await;
+        let told = errors(&mut end);
+        let state = end.nic.query_vi(end.vi).await.unwrap().0;
+        assert_eq!(state == ViState::Error, !told.is_empty());
+        // It can be used again.
+        end.nic.disconnect(end.vi).await.unwrap();
+        end.connect().await;
+        end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        pause(&end.host, Duration::from_millis(5)).await;
+        end.nic.poll();
+        told
+    };
+    let server = move |mut end: End| async move {
+        if let Some(room) = room {
+            end.nic.post_receive(end.vi, descriptor(&end, 0, room, room)).unwrap();
+        }
+        pause(&end.host, Duration::from_millis(4)).await;
+        end.nic.poll();
+        let told = errors(&mut end);
+        let done = end.nic.receive_done(end.vi).unwrap().map(|done| done.outcome);
+        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Error);
+        end.nic.disconnect(end.vi).await.unwrap();
+        end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        end.serve().await;
+        assert_eq!(received(&mut end).await.outcome, Ok(()), "the next connection is a good one");
+        (done, told)
+    };
+    connected_over(Setting::default(), attributes(), 4_000, both, client, server)
+}
+
+#[test]
+fn a_message_that_nobody_has_room_for_ends_the_connection_at_both_ends() {
+    let (client, (done, server)) = met(100, None);
+    assert_eq!(client, [AsyncError::ConnectionLost]);
+    assert_eq!(done, None);
+    assert_eq!(server, [AsyncError::ReceiveQueueEmpty, AsyncError::ConnectionLost]);
+}
+
+#[test]
+fn a_message_longer_than_its_receive_ends_the_connection_at_both_ends() {
+    let (client, (done, server)) = met(101, Some(100));
+    assert_eq!(client, [AsyncError::ConnectionLost]);
+    assert_eq!(done, Some(Err(DescriptorError::Length)));
+    assert_eq!(server, [AsyncError::ConnectionLost]);
+}
+
+#[test]
+fn what_was_sent_before_its_sender_disconnected_arrives() {
+    let (both, _) = lanes(1_000, 64);
+    let client = |mut end: End| async move {
+        // The server's greeting comes; what is sent then is in its reach at once.
+        pause(&end.host, Duration::from_millis(2)).await;
+        for _ in 0..20 {
+            end.nic.post_send(end.vi, descriptor(&end, 0, 900, 900)).unwrap();
+        }
+        end.nic.disconnect(end.vi).await.unwrap();
+    };
+    let server = |mut end: End| async move {
+        for _ in 0..21 {
+            end.nic.post_receive(end.vi, descriptor(&end, 0, 900, 900)).unwrap();
+        }
+        // The news of the end comes long before it looks.
+        pause(&end.host, Duration::from_millis(20)).await;
+        let mut outcomes = Vec::new();
+        while outcomes.len() < 21 {
+            outcomes.push(received(&mut end).await.outcome);
+        }
+        (outcomes, errors(&mut end))
+    };
+    let (_, (outcomes, told)) =
+        connected_over(Setting::default(), attributes(), 1_000, both, client, server);
+    assert_eq!(outcomes[..20], [Ok(()); 20]);
+    assert_eq!(outcomes[20], Err(DescriptorError::Flushed));
+    assert_eq!(told, [AsyncError::ConnectionLost]);
+}
+
+#[test]
+fn a_process_that_is_gone_ends_its_connections() {
+    let (both, forgers) = lanes(1_000, 8);
+    let [_, to_server]: [Forger; 2] = forgers;
+    let client = |end: End| async move { pause(&end.host, Duration::from_millis(30)).await };
+    let server = move |mut end: End| async move {
+        end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        let before = end.host.now();
+        to_server.end();
+        let done = received(&mut end).await;
+        assert!(end.host.now().since(before) < Duration::from_millis(1), "at once");
+        end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        let sent = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome;
+        (done.outcome, sent, errors(&mut end))
+    };
+    let (_, (done, sent, told)) =
+        connected_over(Setting::default(), attributes(), 100, both, client, server);
+    let flushed = Err(DescriptorError::Flushed);
+    assert_eq!((done, sent, told), (flushed, flushed, vec![AsyncError::ConnectionLost]));
+}
+
+#[test]
+fn what_a_descriptor_may_not_touch_ends_the_connection_and_the_descriptor_in_its_turn() {
+    let (both, _) = lanes(1_000, 2);
+    let client = |mut end: End| async move {
+        pause(&end.host, Duration::from_millis(2)).await;
+        let options = MemoryOptions { tag: ProtectionTag(9), ..MemoryOptions::default() };
+        let foreign = end.nic.register(100, options).unwrap();
+        // The lane takes one beside the greeting; the second one waits.
+        for _ in 0..2 {
+            end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        }
+        end.nic.post_send(end.vi, Descriptor::of(foreign.whole())).unwrap();
+        let mut outcomes = Vec::new();
+        for _ in 0..3 {
+            outcomes.push(end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome);
+        }
+        outcomes
+    };
+    let server = |mut end: End| async move {
+        end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        pause(&end.host, Duration::from_millis(20)).await;
+        end.nic.poll();
+        errors(&mut end)
+    };
+    let (outcomes, told) =
+        connected_over(Setting::default(), attributes(), 100, both, client, server);
+    let wrong = [Ok(()), Err(DescriptorError::Flushed), Err(DescriptorError::Protection)];
+    assert_eq!(outcomes, wrong);
+    assert_eq!(told, [AsyncError::ConnectionLost]);
+}
+
+#[test]
+fn what_can_t_be_direct_is_refused() {
+    let mut world = pair::world(Setting::default());
+    let (host, other) = (world.host(CLIENT), world.host(SERVER));
+    let ([lane, _], _) = lanes(100, 4);
+    let ([_, wrong], _) = lanes(100, 4);
+    world.spawn(SERVER, async move {
+        let mut end = End::new(other, ViAttributes { direct: false, ..attributes() }, 100).await;
+        let request = end.nic.connect_wait(name("service"), None).await.unwrap();
+        let refused = end.nic.accept(&request, end.vi).await;
+        assert_eq!(refused, Err(ConnectFailed::Connect(ConnectError::Direct)));
+        end.nic.reject(request).await.unwrap();
+    });
+    let told = world.block_on(CLIENT, async move {
+        let options = PortOptions::default();
+        let refused = Nic::open_with(&host, options, wrong.unwrap()).await.unwrap_err();
+        assert_eq!(refused, NicError::LaneOfAnother { lane: NodeId(1), nic: NodeId(0) });
+        let mut bare = Nic::open(&host, options).await.unwrap();
+        assert_eq!(bare.create_vi(attributes()).await, Err(NicError::NoLane));
+        let mut nic = Nic::open_with(&host, options, lane.unwrap()).await.unwrap();
+        for reliability in [Reliability::Unreliable, Reliability::ReliableReception] {
+            let wrong = ViAttributes { reliability, ..attributes() };
+            assert_eq!(nic.create_vi(wrong).await, Err(NicError::NotDirect));
+        }
+        let wrong = ViAttributes { rdma_write: true, ..attributes() };
+        assert_eq!(nic.create_vi(wrong).await, Err(NicError::NotDirect));
+        let vi = nic.create_vi(attributes()).await.unwrap();
+        pause(&host, Duration::from_millis(5)).await;
+        nic.connect(vi, address(SERVER, "service"), None).await
+    });
+    let rejected = Err(ConnectFailed::Connect(ConnectError::Rejected));
+    assert_eq!(told.expect("the client comes to its end"), rejected);
+}
