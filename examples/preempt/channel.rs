@@ -14,6 +14,7 @@ use midplane::nicvm::unit::Unit;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::NodeId;
 use midplane::simhw::shm::{ShmConfig, ShmNic};
+use midplane::simhw::time::Instant;
 use serde::Serialize;
 
 const JOB: JobId = JobId(1);
@@ -95,23 +96,19 @@ pub(crate) async fn measure(copies: bool, rounds: u32) -> Result<Row, String> {
     fill(&mut other.channel, Rank(0), RECEIVED).await?;
     fill(&mut own.channel, Rank(1), SENT).await?;
     let full = RECEIVED.0 as usize * RECEIVED.1 + SENT.0 as usize * SENT.1;
-    let mut took = [const { Vec::new() }; 4];
+    let mut took = Took::default();
     let mut bytes = full;
     let mut saved = None;
     for round in 0..rounds {
         let mut at = now();
-        let mut lap = |of: &mut Vec<f64>| {
-            of.push(now().nanos_since(at) as f64 / 1e3);
-            at = now();
-        };
         own.controller.stop(own.context).await.map_err(|error| text(&error))?;
-        lap(&mut took[0]);
+        lap(&mut at, &mut took.stop);
         if copies {
             let context = own.controller.save(own.context, true).await;
             let context = context.map_err(|error| text(&error))?;
-            lap(&mut took[1]);
+            lap(&mut at, &mut took.save);
             own.controller.restore(own.context, &context).await.map_err(|error| text(&error))?;
-            lap(&mut took[2]);
+            lap(&mut at, &mut took.restore);
             bytes = context.bytes();
             let held = (context.send, context.receive);
             if saved.replace(held.clone()).is_some_and(|before| before != held) {
@@ -119,33 +116,54 @@ pub(crate) async fn measure(copies: bool, rounds: u32) -> Result<Row, String> {
             }
             at = now();
         }
-        let lap = |of: &mut Vec<f64>| of.push(now().nanos_since(at) as f64 / 1e3);
         let started = own.controller.start(own.context, Epoch(2 + round)).await;
-        lap(&mut took[3]);
+        lap(&mut at, &mut took.start);
         started.map_err(|error| text(&error))?;
     }
     // The last message may wait for room that its record would need.
     if copies && bytes + 2 * SENT.1 < full {
         return Err(format!("the FIFOs hold {bytes} bytes, not {full}"));
     }
-    let quantile = |values: &[f64], part: f64| {
-        let mut sorted = values.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get((sorted.len() as f64 * part) as usize).copied().unwrap_or(0.0)
-    };
-    let [stop, save, restore, start] = took;
-    Ok(Row {
-        mode: if copies { "copy" } else { "resident" },
-        rounds: rounds as usize,
-        bytes,
-        median_stop_us: quantile(&stop, 0.5),
-        median_save_us: quantile(&save, 0.5),
-        p99_save_us: quantile(&save, 0.99),
-        median_restore_us: quantile(&restore, 0.5),
-        p99_restore_us: quantile(&restore, 0.99),
-        median_start_us: quantile(&start, 0.5),
-        p99_start_us: quantile(&start, 0.99),
-    })
+    Ok(took.row(copies, bytes))
+}
+
+/// What each round took, in microseconds.
+#[derive(Debug, Default)]
+struct Took {
+    stop: Vec<f64>,
+    save: Vec<f64>,
+    restore: Vec<f64>,
+    start: Vec<f64>,
+}
+
+impl Took {
+    fn row(&self, copies: bool, bytes: usize) -> Row {
+        Row {
+            mode: if copies { "copy" } else { "resident" },
+            rounds: self.stop.len(),
+            bytes,
+            median_stop_us: quantile(&self.stop, 0.5),
+            median_save_us: quantile(&self.save, 0.5),
+            p99_save_us: quantile(&self.save, 0.99),
+            median_restore_us: quantile(&self.restore, 0.5),
+            p99_restore_us: quantile(&self.restore, 0.99),
+            median_start_us: quantile(&self.start, 0.5),
+            p99_start_us: quantile(&self.start, 0.99),
+        }
+    }
+}
+
+/// Notes how long it is since `at`, which is now from here on.
+fn lap(at: &mut Instant, of: &mut Vec<f64>) {
+    let since = now().nanos_since(*at);
+    of.push(since as f64 / 1e3);
+    *at = now();
+}
+
+fn quantile(values: &[f64], part: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get((sorted.len() as f64 * part) as usize).copied().unwrap_or(0.0)
 }
 
 #[derive(Serialize)]

@@ -1,5 +1,6 @@
 //! A host's daemon: its sockets, its NIC, and what they carry to its hub.
 
+mod nic;
 mod socket;
 
 use std::io;
@@ -9,38 +10,30 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use midplane_nicvm::unit::Unit;
-use midplane_simhw::id::NodeId;
-use midplane_simhw::link::LinkProfile;
-use midplane_simhw::nicd::ServerConfig;
 use midplane_simhw::seal::Key;
-use midplane_simhw::shm::{ShmConfig, ShmNic};
-use midplane_simhw::time::LineRate;
-use midplane_simhw::udp::{UdpConfig, UdpNic};
 use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::cell::Cells;
-use super::channels::{self, ChannelOptions};
+use super::channels::ChannelOptions;
 use super::clock::now;
 use super::hub::{Event, Hub};
 use super::link::{self, Frame, Receiver, Sender};
-use super::local::{Local, Network};
+use super::local::Local;
 use super::message::{Cluster, Down, Hello, Request, Up};
 use super::precedence;
 use super::root::Root;
 use super::streams;
 use super::stub::Keeper;
 use crate::agenda::AgendaConfig;
-use crate::firmware::Gang;
 use crate::names::JobId;
 use crate::schedule::Policy;
 use crate::tree::Tree;
-use crate::{GANG, GangConfig};
+use nic::start_nic;
 pub use socket::default_socket;
 use socket::open_socket;
 
@@ -179,36 +172,21 @@ pub async fn serve(
     agenda: AgendaConfig,
     ready: impl FnOnce(),
 ) -> Result<(), StartError> {
-    let DaemonOptions { host, cluster, ref peers, .. } = options;
+    let DaemonOptions { host, cluster, .. } = options;
     if cluster.hosts > 1 && options.key.is_none() {
         return Err(StartError::NoKey);
     }
     let listener = open_socket(&options.socket).await?;
-    let network = match peers.get(usize::from(host)).filter(|_| cluster.hosts > 1) {
-        Some(address) => {
-            let wrong = |error| StartError::Address { address: address.clone(), error };
-            Some(TcpListener::bind(address).await.map_err(wrong)?)
-        }
-        None => None,
-    };
+    let network = open_network(&options).await?;
     let mut keeper = Keeper::start();
     keeper.hold_file(&options.socket);
-    let cells = match options.freezer {
-        Freezer::Signals => None,
-        Freezer::Auto => Cells::open(),
-        Freezer::Cgroup => Some(Cells::open().ok_or(StartError::NoCgroup)?),
-    };
-    if let Some(cells) = &cells {
-        keeper.hold_cells(cells.folder());
-    }
+    let cells = open_cells(options.freezer, &mut keeper)?;
     // How long naps are beyond what was asked for; nobody else's.
     let _ = set_current_timer_slack(NonZeroU64::new(1_000));
-    let mut children = signal(SignalKind::child())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let signals = Signals::open()?;
     precedence::take();
 
-    let (events, mut happens) = mpsc::unbounded_channel();
+    let (events, happens) = mpsc::unbounded_channel();
     let options = Rc::new(options);
     let tree = Tree::new(cluster.hosts, cluster.arity);
     let steps = tree.depth_below(host).max(1);
@@ -221,7 +199,7 @@ pub async fn serve(
     let local = Local::new((host, cluster), (keeper, cells), nic.network, events.clone());
     let dial_root = dial_root(&options);
     let about = (host, cluster, options.patience * steps);
-    let mut hub = Hub::new(about, local, root, events.clone(), dial_root);
+    let hub = Hub::new(about, local, root, events.clone(), dial_root);
     tokio::spawn(take_fronts(listener, events.clone()));
     if let (Some(listener), Some(key)) = (network, options.key.clone()) {
         tokio::spawn(take_daemons(listener, key, cluster, events.clone()));
@@ -230,82 +208,72 @@ pub async fn serve(
         }
     }
     ready();
+    run(hub, signals, happens).await;
+    let _ = std::fs::remove_file(&options.socket);
+    Ok(())
+}
+
+/// What other hosts' daemons connect to, if there may be some.
+async fn open_network(options: &DaemonOptions) -> Result<Option<TcpListener>, StartError> {
+    let own = options.peers.get(usize::from(options.host));
+    let Some(address) = own.filter(|_| options.cluster.hosts > 1) else { return Ok(None) };
+    let wrong = |error| StartError::Address { address: address.clone(), error };
+    Ok(Some(TcpListener::bind(address).await.map_err(wrong)?))
+}
+
+/// The control groups that jobs are stopped by, if they are to be; gone when the keeper is.
+fn open_cells(freezer: Freezer, keeper: &mut Keeper) -> Result<Option<Cells>, StartError> {
+    let cells = match freezer {
+        Freezer::Signals => None,
+        Freezer::Auto => Cells::open(),
+        Freezer::Cgroup => Some(Cells::open().ok_or(StartError::NoCgroup)?),
+    };
+    if let Some(cells) = &cells {
+        keeper.hold_cells(cells.folder());
+    }
+    Ok(cells)
+}
+
+/// The signals that a daemon hears.
+struct Signals {
+    children: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn open() -> io::Result<Self> {
+        Ok(Self {
+            children: signal(SignalKind::child())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+}
+
+/// Carries events to the hub until a signal ends it, and then waits until nothing runs that it has started, for
+/// [`LAST_WAIT`] at most.
+async fn run(mut hub: Hub, mut signals: Signals, mut happens: mpsc::UnboundedReceiver<Event>) {
     loop {
         let wait = hub.turn();
         let wait = wait.map(|at| Duration::from_nanos(at.nanos_since(now())));
         tokio::select! {
             biased;
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-            _ = children.recv() => hub.children_changed(),
-            event = happens.recv() => hub.handle(event.expect("this end has one as well")),
+            _ = signals.terminate.recv() => break,
+            _ = signals.interrupt.recv() => break,
+            _ = signals.children.recv() => hub.children_changed(),
+            event = happens.recv() => hub.handle(event.expect("the hub has the other end")),
             () = sleep(wait.unwrap_or_default()), if wait.is_some() => {}
         }
     }
     hub.end_all();
     let ended = async {
         while !hub.is_empty() {
-            children.recv().await;
+            signals.children.recv().await;
             hub.children_changed();
         }
     };
     let _ = timeout(LAST_WAIT, ended).await;
-    let _ = std::fs::remove_file(&options.socket);
-    Ok(())
-}
-
-/// A NIC that runs, and whoever serves its ports; it stops when this is dropped.
-struct Nic {
-    network: Option<Network>,
-    _held: Option<Box<dyn std::any::Any>>,
-}
-
-async fn start_nic(
-    options: &DaemonOptions,
-    events: &mpsc::UnboundedSender<Event>,
-) -> Result<Nic, StartError> {
-    let Some(fabric) = &options.fabric else { return Ok(Nic { network: None, _held: None }) };
-    let text = |error: &dyn std::fmt::Display| StartError::Nic(error.to_string());
-    let (host, cluster) = (options.host, options.cluster);
-    let mut unit = Unit::default();
-    let config = GangConfig { channels: cluster.slots + 1, ..GangConfig::default() };
-    unit.install(GANG, Gang::new(config)).map_err(|error| text(&error))?;
-    let served = ServerConfig::new(&fabric.name);
-    let channels = |nic: &ShmOrUdp| match nic {
-        ShmOrUdp::Shm(nic) => {
-            channels::start(&nic.host(), (host, cluster), fabric.channels, events.clone())
-        }
-        ShmOrUdp::Udp(nic) => {
-            channels::start(&nic.host(), (host, cluster), fabric.channels, events.clone())
-        }
-    };
-    let (nic, server) = match &fabric.fabric {
-        Fabric::Shm => {
-            let nodes = cluster.hosts.max(2);
-            let nic = ShmNic::start(ShmConfig::new(&fabric.name, NodeId(host), nodes), unit);
-            let nic = nic.map_err(|error| text(&error))?;
-            let server = nic.serve_ports(served).map_err(|error| text(&error))?;
-            (ShmOrUdp::Shm(nic), server)
-        }
-        Fabric::Udp(addresses) => {
-            // Nothing is paced but by the channels themselves.
-            let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
-            let config = UdpConfig::new(NodeId(host), addresses.clone()).line(line);
-            let config = options.key.iter().cloned().fold(config, UdpConfig::key);
-            let nic = UdpNic::start(config, unit).map_err(|error| text(&error))?;
-            let server = nic.serve_ports(served).map_err(|error| text(&error))?;
-            (ShmOrUdp::Udp(nic), server)
-        }
-    };
-    let tasks = channels(&nic).map_err(|error| text(&error))?;
-    let network = Some(Network { name: fabric.name.clone(), tasks });
-    Ok(Nic { network, _held: Some(Box::new((server, nic))) })
-}
-
-/// One of the live NICs.
-enum ShmOrUdp {
-    Shm(ShmNic),
-    Udp(UdpNic),
 }
 
 fn peers_names(options: &DaemonOptions) -> Vec<String> {

@@ -125,13 +125,8 @@ impl Hub {
 
     pub(super) fn handle(&mut self, event: Event) {
         match event {
-            Event::Above(Down::Order(order)) => self.begin(order),
-            Event::Above(Down::Signal { job, signal }) => self.signal(job, signal),
-            Event::Above(Down::Resize { job, size }) => self.resize(job, size),
-            Event::Above(Down::Ask(job)) => self.say(job, Word::Ask),
-            Event::Above(Down::Go(job)) => self.say(job, Word::Go),
-            Event::Above(Down::Part { host, job, rank, part }) => self.part(host, job, rank, part),
-            Event::Above(Down::Cut) | Event::Cut => self.cut(),
+            Event::Above(down) => self.hear_above(down),
+            Event::Cut => self.cut(),
             Event::Below(above) => {
                 let _ = above.send(Up::Here(self.hosts()));
                 self.above = Some(above);
@@ -143,12 +138,12 @@ impl Hub {
                 self.below.insert(host, Child { connection, to, hosts });
             }
             Event::FromBelow(host, connection, up) => {
-                if self.below.get(&host).is_some_and(|child| child.connection == connection) {
+                if self.is_below(host, connection) {
                     self.hear_below(host, up);
                 }
             }
             Event::Lost(host, connection) => {
-                if self.below.get(&host).is_some_and(|child| child.connection == connection) {
+                if self.is_below(host, connection) {
                     self.lose(host);
                 }
             }
@@ -185,12 +180,25 @@ impl Hub {
             Event::Read(read) => self.restore(*read),
             Event::ClientGone(client) => {
                 if let Some(root) = &mut self.root {
-                    root.give_up_saving(client);
-                    if let Some(job) = root.job_of(client) {
-                        root.end(now(), job, Some("its front end is gone".into()));
-                    }
+                    root.client_gone(now(), client);
                 }
             }
+        }
+    }
+
+    fn is_below(&self, host: u16, connection: u64) -> bool {
+        self.below.get(&host).is_some_and(|child| child.connection == connection)
+    }
+
+    fn hear_above(&mut self, down: Down) {
+        match down {
+            Down::Order(order) => self.begin(order),
+            Down::Signal { job, signal } => self.signal(job, signal),
+            Down::Resize { job, size } => self.resize(job, size),
+            Down::Ask(job) => self.say(job, Word::Ask),
+            Down::Go(job) => self.say(job, Word::Go),
+            Down::Part { host, job, rank, part } => self.part(host, job, rank, part),
+            Down::Cut => self.cut(),
         }
     }
 

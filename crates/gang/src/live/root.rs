@@ -207,6 +207,14 @@ impl Root {
         }
     }
 
+    /// A front end is gone: nothing is saved for it any longer, and its job ends.
+    pub(super) fn client_gone(&mut self, now: Instant, client: ClientId) {
+        self.give_up_saving(client);
+        if let Some(job) = self.job_of(client) {
+            self.end(now, job, Some("its front end is gone".into()));
+        }
+    }
+
     /// The job of a front end, if it has one.
     pub(super) fn job_of(&self, client: ClientId) -> Option<JobId> {
         self.jobs.iter().find(|(_, job)| job.client == client).map(|(job, _)| *job)
