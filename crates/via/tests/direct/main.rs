@@ -171,6 +171,8 @@ fn met(sent: usize, room: Option<usize>) -> (Vec<AsyncError>, Told) {
         let told = errors(&mut end);
         let done = end.nic.receive_done(end.vi).unwrap().map(|done| done.outcome);
         assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Error);
+        // The other end knows by then.
+        pause(&end.host, Duration::from_millis(4)).await;
         end.nic.disconnect(end.vi).await.unwrap();
         end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
         end.serve().await;
@@ -194,6 +196,23 @@ fn a_message_longer_than_its_receive_ends_the_connection_at_both_ends() {
     assert_eq!(client, [AsyncError::ConnectionLost]);
     assert_eq!(done, Some(Err(DescriptorError::Length)));
     assert_eq!(server, [AsyncError::ConnectionLost]);
+}
+
+/// The server is connected when it has accepted, the client only when the news of that has come: a lane is
+/// faster.
+#[test]
+fn what_is_sent_before_the_other_end_knows_of_the_connection_arrives_after() {
+    let (both, _) = lanes(1_000, 64);
+    let client = |mut end: End| async move {
+        end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        received(&mut end).await.outcome
+    };
+    let server = |mut end: End| async move {
+        end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome
+    };
+    let ended = connected_over(Setting::default(), attributes(), 10, both, client, server);
+    assert_eq!(ended, (Ok(()), Ok(())));
 }
 
 #[test]
