@@ -28,7 +28,8 @@ pub trait LeadEstimator: fmt::Debug + Send {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Lead {
-    /// When the last bit has left.
+    /// When the last bit has left; as with the others up to two control messages earlier, where those hold up
+    /// the last data: others fill the hole.
     Off,
     /// A fixed time before. The paper released ten cells before the end.
     Fixed(Duration),
