@@ -23,6 +23,7 @@ use midplane::simhw::profile::Machine;
     preempt --mode resident --machine today     contexts that stay on the NIC\n  \
     preempt --paper                             Table 3, and what Figures 5 and 6 say in words\n  \
     preempt --freeze                            freezing 2 to 4,096 nodes, trees of every arity\n  \
+    preempt --freeze --plot freeze.svg          the same, with a picture\n  \
     preempt --soak 1000000                      messages over a million preemptions of random clusters\n  \
     preempt --fabric shm --ranks 2 --class W    real processes on this host, real time\n  \
     preempt --fabric udp --ranks 2              the same over UDP, a daemon a rank\n  \
@@ -77,6 +78,9 @@ pub(crate) struct Arguments {
     /// 64 processes here.
     #[arg(long)]
     pub(crate) freeze: bool,
+    /// Draw freezes over the nodes, a panel an arity, with the lines that are fitted to them: with --freeze, in `sim`.
+    #[arg(long, value_name = "FILE.svg", requires = "freeze")]
+    pub(crate) plot: Option<PathBuf>,
     /// Measure what saving and restoring one real channel takes, both of its FIFOs full.
     #[arg(long, conflicts_with_all = ["freeze", "paper"])]
     pub(crate) channel: bool,

@@ -17,6 +17,8 @@ mod live;
 mod nas_rank;
 mod paper;
 mod parts;
+#[path = "../common/plot.rs"]
+mod plot;
 #[path = "../common/pm.rs"]
 mod pm;
 #[path = "../common/processes.rs"]
@@ -47,6 +49,9 @@ fn main() -> ExitCode {
         && let Err(error) = slices::draw(file, &arguments)
     {
         return report::fail(&format!("--gantt {}: {error}", file.display()), report::BAD_INPUT);
+    }
+    if arguments.plot.is_some() && arguments.fabric != FabricName::Sim {
+        return report::fail("--plot: draws freezes in sim; leave --fabric out", report::BAD_INPUT);
     }
     if let Some(folder) = &arguments.turns {
         return match turns::run(folder, arguments.json) {

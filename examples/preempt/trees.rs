@@ -1,5 +1,6 @@
 //! How long a freeze takes over numbers of nodes and arities.
 
+use std::path::Path;
 use std::time::Duration;
 
 use midplane::gang::daemon::Mode;
@@ -9,6 +10,7 @@ use serde::Serialize;
 
 use super::arguments::Arguments;
 use super::cluster::{self, Program, Setting};
+use super::plot::{self, Axis, Line, Panel, Scale};
 use super::{report, slowdown};
 
 #[derive(Serialize)]
@@ -77,6 +79,27 @@ fn freeze(arguments: &Arguments, nodes: u16, arity: u16) -> Row {
     }
 }
 
+/// Draws what was measured of each arity, and the line that was fitted to it.
+fn draw(file: &Path, rows: &[Row], growth: &[Growth]) -> Result<(), String> {
+    let panel = |growth: &Growth| {
+        let arity = f64::from(growth.arity);
+        let its = rows.iter().filter(|row| row.arity == growth.arity);
+        let measured: Vec<(f64, f64)> =
+            its.map(|row| (f64::from(row.nodes), row.median_freeze_us)).collect();
+        let on_line = |nodes: f64| (nodes, growth.start_us + growth.step_us * nodes.log(arity));
+        let fitted = measured.iter().map(|(nodes, _)| on_line(*nodes)).collect();
+        let label = format!("{:.0} us + {:.0} us x log(nodes)", growth.start_us, growth.step_us);
+        let lines = vec![
+            Line { label: "measured".into(), points: measured },
+            Line { label, points: fitted },
+        ];
+        Panel { title: format!("arity {}", growth.arity), lines }
+    };
+    let panels: Vec<Panel> = growth.iter().map(panel).collect();
+    let nodes = Axis { label: "nodes", scale: Scale::Binary };
+    plot::draw(file, nodes, "freeze (us)", &panels)
+}
+
 pub(crate) fn run(arguments: &Arguments) -> bool {
     let each = |nodes: &u16| ARITIES.map(|arity| (*nodes, arity));
     let wanted: Vec<(u16, u16)> = SIZES.iter().flat_map(each).collect();
@@ -89,6 +112,12 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
     }
     bar.finish_and_clear();
     let growth: Vec<Growth> = ARITIES.iter().map(|arity| growth(*arity, &freezes)).collect();
+    if let Some(file) = &arguments.plot
+        && let Err(error) = draw(file, &freezes, &growth)
+    {
+        report::fail(&error, report::DID_NOT_HOLD);
+        return false;
+    }
     if arguments.json {
         report::print_json(&Document { freezes, growth });
         return true;

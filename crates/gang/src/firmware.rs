@@ -64,6 +64,7 @@ impl Gang {
             let name = (next.frame.channel, next.frame.job, next.frame.to);
             let Some(&at) = by_name.get(&name) else { continue };
             if let Some(endpoint) = &mut contexts[at] {
+                endpoint.begin(&mut desk);
                 endpoint.on_frame(&mut desk, &next.frame, Payload::from(&next.bytes[..]));
                 endpoint.pump(&mut desk);
             }
@@ -205,7 +206,7 @@ impl Gang {
         };
         complete(nic, &command, done);
         if command.opcode == START {
-            self.touch(nic, at, Endpoint::begin);
+            self.set_timeout(nic);
         }
     }
 
@@ -218,6 +219,7 @@ impl Gang {
     ) {
         self.with(nic, |contexts, desk| {
             if let Some(endpoint) = &mut contexts[at] {
+                endpoint.begin(desk);
                 work(endpoint, desk);
                 endpoint.pump(desk);
             }

@@ -151,6 +151,12 @@ impl Outbound {
         Self { waiting, acked, cursor: acked, answered: acked, high: acked, ..Self::default() }
     }
 
+    /// Begins anew, as [resumed](Self::resumed), in place.
+    pub(crate) fn restart(&mut self) {
+        let (waiting, acked) = (std::mem::take(&mut self.waiting), self.acked);
+        *self = Self::resumed(acked, waiting);
+    }
+
     /// Takes up what was known of round trips to the same receiver before.
     pub(crate) const fn recall(&mut self, round_trip: Option<RoundTrip>) {
         self.round_trip = round_trip;

@@ -80,6 +80,8 @@ pub(crate) struct Endpoint {
     round_trips: BTreeMap<Rank, RoundTrip>,
     /// Who was turned away for this context had not begun yet, in which epoch and round.
     early: BTreeMap<Rank, (Epoch, u16)>,
+    /// It was started, and has not begun: that is for the turn after its controller's.
+    is_new: bool,
     /// The process waits for news.
     waiter: Option<Command>,
     /// The controller waits for steadiness.
@@ -120,6 +122,7 @@ impl Endpoint {
             pump_at: None,
             round_trips: BTreeMap::new(),
             early: BTreeMap::new(),
+            is_new: false,
             waiter: None,
             stopper: None,
             is_broken: false,
@@ -252,16 +255,18 @@ impl Endpoint {
         }
     }
 
-    /// Goes on in an epoch: `false` if it is not parked, or the epoch is not a later one.
+    /// Goes on in an epoch: `false` if it is not parked, or the epoch is not a later one. What waits in its FIFO leaves
+    /// in a later turn, at once: whoever starts it, and others after it, does not wait for that.
     pub(crate) fn start(&mut self, epoch: Epoch) -> bool {
         if self.phase != Phase::Parked || !epoch.is_newer_than(self.epoch) {
             return false;
         }
         self.epoch = epoch;
         self.phase = Phase::Running;
+        self.is_new = true;
         for (rank, peer) in &mut self.peers {
             let known = peer.out.round_trip().or_else(|| self.round_trips.get(rank).copied());
-            peer.out = Outbound::resumed(peer.out.acked(), peer.out.waiting().collect());
+            peer.out.restart();
             peer.out.recall(known);
             peer.into = Inbound::resumed(peer.into.expected());
             peer.answer_at = None;
@@ -269,8 +274,12 @@ impl Endpoint {
         true
     }
 
-    /// After its start: takes note of what the process has put in, and calls those who came too early.
+    /// Before anything else happens to it after its start: takes note of what the process has put in, and calls those
+    /// who came too early.
     pub(crate) fn begin(&mut self, desk: &mut Desk<'_, '_>) {
+        if !std::mem::take(&mut self.is_new) {
+            return;
+        }
         self.look(desk);
         for (rank, (epoch, round)) in std::mem::take(&mut self.early) {
             if epoch == self.epoch {
@@ -287,6 +296,7 @@ impl Endpoint {
         }
         let now = desk.nic.now();
         let stopped = self.phase == Phase::Stopping;
+        self.begin(desk);
         let mut due = Vec::new();
         for (rank, peer) in &mut self.peers {
             let steady = peer.out.is_steady();
@@ -305,6 +315,9 @@ impl Endpoint {
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
         if matches!(self.phase, Phase::Parked | Phase::Empty) {
             return None;
+        }
+        if self.is_new {
+            return Some(Instant::ZERO);
         }
         let stopped = self.phase == Phase::Stopping;
         let peers = self.peers.values();
