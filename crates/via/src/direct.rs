@@ -3,7 +3,8 @@
 //! The NIC makes an interface with [`direct`](crate::attributes::ViAttributes::direct) set, connects it
 //! and tells of its end as of any other. What is sent over it the sending process writes into the other's
 //! reach itself, through a [`Lane`], and the receiving one copies it into the memory that it has posted:
-//! the shortest way between two processes of one host. The price: nothing admits, counts or schedules what
+//! the shortest way between two processes of one host. A send is done once it lies in the other's reach; where
+//! that has no room, it leaves with one of its process's next polls. The price: nothing admits, counts or schedules what
 //! goes there, it does not stand still with a process's port, and an interface can't be made to follow its
 //! process to another host.
 //!

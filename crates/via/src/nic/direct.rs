@@ -253,11 +253,15 @@ impl Nic {
                 way.sends.push_back(cookie);
                 direct.pump(&mut books, number);
             }
-            (_, Some(error)) => {
+            (WorkQueue::Receive, Some(error)) => {
+                books.end(ended(POST_RECEIVE, number, cookie, Err(error), 0));
+            }
+            (WorkQueue::Send, Some(error)) => {
                 // What was posted before comes back before.
-                direct.break_way(&mut books, number, None);
-                let opcode = if queue == WorkQueue::Send { POST_SEND } else { POST_RECEIVE };
-                books.end(ended(opcode, number, cookie, Err(error), 0));
+                if way.ends.is_some() {
+                    direct.break_way(&mut books, number, None);
+                }
+                books.end(ended(POST_SEND, number, cookie, Err(error), 0));
             }
         }
         Ok(())

@@ -215,6 +215,33 @@ fn what_is_sent_before_the_other_end_knows_of_the_connection_arrives_after() {
     assert_eq!(ended, (Ok(()), Ok(())));
 }
 
+/// As of any other interface: the receives that it has are not touched.
+#[test]
+fn a_send_without_a_connection_comes_back_and_nothing_else_does() {
+    let (both, _) = lanes(1_000, 8);
+    let client = |mut end: End| async move {
+        end.nic.disconnect(end.vi).await.unwrap();
+        end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        let sent = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome;
+        end.connect().await;
+        (sent, received(&mut end).await.outcome)
+    };
+    let server = |mut end: End| async move {
+        while end.nic.query_vi(end.vi).await.unwrap().0 != ViState::Error {
+            end.nic.progress().await.unwrap();
+        }
+        end.nic.disconnect(end.vi).await.unwrap();
+        end.serve().await;
+        end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome
+    };
+    let ((refused, arrived), sent) =
+        connected_over(Setting::default(), attributes(), 10, both, client, server);
+    assert_eq!(refused, Err(DescriptorError::Flushed));
+    assert_eq!((arrived, sent), (Ok(()), Ok(())));
+}
+
 #[test]
 fn what_was_sent_before_its_sender_disconnected_arrives() {
     let (both, _) = lanes(1_000, 64);
