@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::endpoint::{Endpoint, Link};
 use super::{Via, take};
 use crate::attributes::{Discriminator, ViAttributes, ViState};
-use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters, Ends};
+use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 
 /// Most requests that wait to be accepted or rejected, and most early peers.
@@ -152,15 +152,8 @@ impl Via {
         (owner, opcode, cookie): (PortId, u8, u64),
         vi: PortId,
     ) {
-        let Some(endpoint) = self.own(owner, vi) else { return };
-        let Some(link) = &endpoint.link else { return };
-        let [first, second] = link.remote.to_words();
-        let ends = Ends {
-            connection: endpoint.connection,
-            node: link.node,
-            remote_vi: link.vi,
-            remote_connection: link.connection,
-        };
+        let Some((ends, remote)) = self.own(owner, vi).and_then(|it| it.ends()) else { return };
+        let [first, second] = remote.to_words();
         let args = [0, first, second, ends.to_word()];
         nic.complete(
             owner,

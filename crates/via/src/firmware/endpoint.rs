@@ -11,7 +11,7 @@ use midplane_simhw::time::Instant;
 use super::fragments::Fragments;
 use super::window::{ReceiveWindow, SendWindow};
 use crate::attributes::{ViAttributes, ViState};
-use crate::command::{Ended, POST_RECEIVE, POST_SEND};
+use crate::command::{Ended, Ends, POST_RECEIVE, POST_SEND};
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
 /// A descriptor's memory.
@@ -202,6 +202,18 @@ impl Endpoint {
     pub(super) fn connect(&mut self, link: Link) {
         self.state = ViState::Connected;
         self.link = Some(link);
+    }
+
+    /// Both ends of its connection, if it has one, and what the other is like.
+    pub(super) fn ends(&self) -> Option<(Ends, ViAttributes)> {
+        let link = self.link.as_ref()?;
+        let ends = Ends {
+            connection: self.connection,
+            node: link.node,
+            remote_vi: link.vi,
+            remote_connection: link.connection,
+        };
+        Some((ends, link.remote))
     }
 
     /// Ends the connection: all that was posted comes back, the first send with `first`.

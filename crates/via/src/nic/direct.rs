@@ -18,6 +18,8 @@ use way::{Books, Fault, Way, ended};
 
 /// Looks at the lane for one at the port, where only news of connections can come from there.
 const LOOKS_PER_PORT: u32 = 1024;
+/// Frames that are taken before a connection is over, more than lanes hold: others may send without end.
+const MOST_UNDER_WAY: u32 = 1 << 20;
 
 /// All of them, and what carries their data.
 #[derive(Debug)]
@@ -209,7 +211,10 @@ impl Nic {
     /// The host ends a connection, or the NIC tells that it is over: what was sent before that is in
     /// reach, and still comes. Whether there was one.
     pub(super) fn unlink_direct(&mut self, vi: PortId) -> bool {
-        while self.poll_direct() {}
+        let mut looks = 0;
+        while looks < MOST_UNDER_WAY && self.poll_direct() {
+            looks += 1;
+        }
         let Some((direct, mut books)) = self.books() else { return false };
         direct.way(vi).is_some_and(|way| way.flush(&mut books, vi))
     }
