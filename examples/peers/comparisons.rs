@@ -26,7 +26,7 @@ pub(crate) struct Row {
     pub(crate) ratio: Option<f64>,
 }
 
-pub(crate) const COMPARISONS: [Comparison; 6] = [
+pub(crate) const COMPARISONS: [Comparison; 7] = [
     Comparison {
         name: "cluster",
         example: "cluster",
@@ -46,6 +46,14 @@ pub(crate) const COMPARISONS: [Comparison; 6] = [
         example: "pingpong",
         words: "--peer tcp,unix --sizes 64,4096,65536 --rounds 3 --milliseconds 100",
         brief: "--peer tcp,unix --sizes 64 --rounds 1 --milliseconds 10",
+        read: pingpong,
+    },
+    Comparison {
+        name: "libraries",
+        example: "pingpong",
+        words: "--wait poll --layer direct,lanes,vi,message --peer ucx,openmpi,libfabric,iceoryx2 --sizes 64,4096,65536 \
+                --rounds 3 --milliseconds 100",
+        brief: "--wait poll --layer lanes --peer ucx,openmpi,libfabric,iceoryx2 --sizes 64 --rounds 1 --milliseconds 10",
         read: pingpong,
     },
     Comparison {
@@ -79,19 +87,19 @@ pub(crate) fn absent() -> Vec<String> {
         true => "is here, but nothing that drives it is written yet",
         false => "is not on this machine",
     };
-    let mut skipped = vec![
-        "UCX, Open MPI, libfabric and iceoryx2, beside ours in one run: `pingpong --wait poll --layer \
-         vi,message --peer ucx,openmpi,libfabric,iceoryx2`"
-            .into(),
+    vec![
         format!("verbs (`{verbs}`) {state}"),
-    ];
-    skipped.push(
         "kernel UDP and TCP behind a real narrow link: `benches/netns/run.sh`, which needs root"
             .into(),
-    );
-    skipped.push("bach's simulator: `cargo bench --bench sim -- --report`".into());
-    skipped.push("quinn: `cargo bench -p midplane-warp --bench c_send`".into());
-    skipped
+        "Slurm's own gang scheduling: `benches/launchers/turns.sh`, which needs root".into(),
+        "bach's simulator: `cargo bench --bench sim -- --report`".into(),
+        "quinn: `cargo bench -p midplane-warp --bench c_send`".into(),
+    ]
+}
+
+/// What an example says of systems that it could not measure.
+pub(crate) fn skipped(document: &Value) -> impl Iterator<Item = String> {
+    list(document, "skipped").filter_map(Value::as_str).map(str::to_owned)
 }
 
 fn text(value: &Value, key: &str) -> String {
@@ -145,7 +153,7 @@ fn service(comparison: &Comparison, document: &Value) -> Vec<Row> {
 fn pingpong(comparison: &Comparison, document: &Value) -> Vec<Row> {
     let runs: Vec<&Value> = list(document, "runs").collect();
     let (peers, ours): (Vec<&Value>, Vec<&Value>) =
-        runs.into_iter().partition(|run| run["layer"] == "kernel");
+        runs.into_iter().partition(|run| run["layer"] == "kernel" || run["layer"] == "library");
     let mut rows = Vec::new();
     for run in ours {
         for peer in peers.iter().filter(|peer| peer["bytes"] == run["bytes"]) {
@@ -156,7 +164,10 @@ fn pingpong(comparison: &Comparison, document: &Value) -> Vec<Row> {
                 what: format!("{layer}, {wait}, {} B one way", text(run, "bytes")),
                 unit: "us".into(),
                 ours,
-                peer: format!("tokio, {}", text(peer, "fabric")),
+                peer: match peer["layer"] == "library" {
+                    true => text(peer, "fabric"),
+                    false => format!("tokio, {}", text(peer, "fabric")),
+                },
                 theirs,
                 ratio: ours.zip(theirs).map(|(ours, theirs)| theirs / ours),
             });

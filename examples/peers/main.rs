@@ -22,6 +22,7 @@ use clap::Parser;
 use comparisons::{COMPARISONS, Comparison, Row};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use serde_json::Value;
 
 /// Runs every comparison with another system and writes a table: machine, versions, date, and what came of it.
 ///
@@ -65,17 +66,21 @@ fn main() -> ExitCode {
     }
     let bar = ProgressBar::new(asked.len() as u64);
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}").expect("a constant"));
-    let (mut rows, mut failed) = (Vec::new(), Vec::new());
+    let (mut rows, mut skipped, mut failed) = (Vec::new(), Vec::new(), Vec::new());
     for comparison in asked {
         bar.set_message(comparison.name);
         match run(comparison, arguments.brief) {
-            Ok(more) => rows.extend(more),
+            Ok(document) => {
+                rows.extend((comparison.read)(comparison, &document));
+                skipped.extend(comparisons::skipped(&document));
+            }
             Err(why) => failed.push(format!("{}: {why}", comparison.name)),
         }
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let document = Document { machine: machine::describe(), rows, skipped: comparisons::absent() };
+    skipped.extend(comparisons::absent());
+    let document = Document { machine: machine::describe(), rows, skipped };
     if arguments.json {
         report::print_json(&document);
     } else {
@@ -87,8 +92,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Has an example measure, and reads what it says.
-fn run(comparison: &Comparison, brief: bool) -> Result<Vec<Row>, String> {
+/// Has an example measure; what it says.
+fn run(comparison: &Comparison, brief: bool) -> Result<Value, String> {
     let program = built(comparison.example)?;
     let words = if brief { comparison.brief } else { comparison.words };
     let done = Command::new(program)
@@ -99,9 +104,8 @@ fn run(comparison: &Comparison, brief: bool) -> Result<Vec<Row>, String> {
         .output()
         .map_err(|error| error.to_string())?;
     // Exit code 1 says that something did not hold: the numbers are there all the same.
-    let document = serde_json::from_slice(&done.stdout)
-        .map_err(|_| format!("{} printed no report", comparison.example))?;
-    Ok((comparison.read)(comparison, &document))
+    serde_json::from_slice(&done.stdout)
+        .map_err(|_| format!("{} printed no report", comparison.example))
 }
 
 /// An example's program, beside this one; built if it is not there.
