@@ -16,6 +16,7 @@ use crate::wait::WaitState;
 
 pub use difference::Difference;
 pub use file::{FORMAT, ReadError};
+pub(crate) use file::{seal, unseal};
 
 /// The channel contexts of all ranks of a job, saved after all were steady.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]

@@ -15,6 +15,7 @@
 //! - [`schedule`]: who runs next, as policies
 //! - `live` (feature `live`, Linux): the same for real processes, by real daemons
 //! - [`warden`]: stops what a process has on its NIC beside channels
+//! - [`interfaces`]: all Virtual Interfaces of a job, preempted together, saved, and put back anywhere
 //! - [`process`]: tasks that can be stopped, for jobs in virtual time
 //! - [`wait`]: what a process waits for; [`names`]: jobs, ranks, channels, epochs
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@ pub mod controller;
 pub mod daemon;
 pub mod detect;
 pub mod firmware;
+pub mod interfaces;
 #[cfg(all(feature = "live", target_os = "linux"))]
 pub mod live;
 pub mod monitor;

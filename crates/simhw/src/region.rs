@@ -12,6 +12,7 @@ use std::fmt;
 use std::ops::BitOr;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::id::PortId;
@@ -99,7 +100,9 @@ impl fmt::Debug for Rights {
 }
 
 /// What a region and whoever may use it have in common: a number that the owner chooses.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(
+    Clone, Copy, Debug, Default, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize,
+)]
 pub struct ProtectionTag(pub u32);
 
 /// What a region is registered with.

@@ -45,7 +45,7 @@ impl Reliability {
 }
 
 /// What a Virtual Interface is created with.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct ViAttributes {
     /// Both ends of a connection have the same.
     pub reliability: Reliability,
@@ -100,7 +100,7 @@ impl ViAttributes {
 }
 
 /// The states of a Virtual Interface.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub enum ViState {
     /// Not connected. Receives may be posted.
     #[default]

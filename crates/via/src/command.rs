@@ -36,6 +36,19 @@ pub(crate) const EVENT: u8 = 12;
 pub(crate) const CANCEL: u8 = 13;
 /// Completes with what the NIC has.
 pub(crate) const QUERY_NIC: u8 = 14;
+/// A descriptor of a context that is to be restored: completes as that does.
+pub(crate) const AWAIT: u8 = 15;
+
+/// Writes what a port has into the region: port. Completes with its bytes, and writes nothing if the
+/// region has fewer. Only the keeper's.
+pub(crate) const SAVE: u8 = 16;
+/// Forgets what a port has, if the region holds just that: port. Only the keeper's.
+pub(crate) const FORGET: u8 = 17;
+/// Restores what the region holds, and writes into it what the interfaces are known by: port. Completes
+/// with its bytes. Only the keeper's.
+pub(crate) const RESTORE: u8 = 18;
+/// Gives restored interfaces the other ends that the region holds: port. Only the keeper's.
+pub(crate) const JOIN: u8 = 19;
 
 /// Flags of posted descriptors.
 pub(crate) const OPERATION: u16 = 3;

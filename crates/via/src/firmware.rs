@@ -9,9 +9,13 @@ mod connect;
 mod endpoint;
 mod fragments;
 mod frame;
+mod names;
 mod post;
 mod receive;
+mod restore;
+mod save;
 mod send;
+mod table;
 mod window;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -22,24 +26,28 @@ use midplane_nicvm::extension::{Extension, InitError, PeerEvent, TimeoutId};
 use midplane_nicvm::timeout::Service;
 use midplane_nicvm::transmit::Sent;
 use midplane_pipeline::stage::Pipeline;
-use midplane_simhw::frame::{Frame, HEADER_BYTES};
+use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{NodeId, PortId};
-use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::port::{Command, Status};
 use midplane_simhw::time::{Instant, nanos};
 use midplane_simhw::wire;
 
-use crate::attributes::{ViAttributes, ViState};
+use crate::attributes::ViState;
 use crate::command::{
-    CANCEL, CONNECT_ACCEPT, CONNECT_PEER, CONNECT_REJECT, CONNECT_REQUEST, CONNECT_WAIT, CREATE,
-    DESTROY, DISCONNECT, EVENT, POST_RECEIVE, POST_SEND, QUERY, QUERY_NIC,
+    AWAIT, CANCEL, CONNECT_ACCEPT, CONNECT_PEER, CONNECT_REJECT, CONNECT_REQUEST, CONNECT_WAIT,
+    CREATE, DESTROY, DISCONNECT, EVENT, FORGET, JOIN, POST_RECEIVE, POST_SEND, QUERY, QUERY_NIC,
+    RESTORE, SAVE,
 };
 use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 pub use config::ViaConfig;
 use connect::{Incoming, Message, Pending, say};
-use endpoint::Endpoint;
+use endpoint::{Endpoint, News};
 use fragments::Cutter;
 use frame::Fields;
+use names::Names;
 use receive::Fault;
+pub(crate) use receive::MAX_RESPONSES;
+pub(crate) use window::FRAMES as MAX_FLIGHTS;
 
 /// Instructions that one frame or command takes.
 const INSTRUCTIONS: u64 = 60;
@@ -68,6 +76,7 @@ pub struct Via {
     cutter: Cutter,
     /// When the next sweep is.
     alarm: Option<Instant>,
+    names: Names,
 }
 
 /// Takes the first that `which` names out of a list.
@@ -93,81 +102,6 @@ impl Via {
         self
     }
 
-    fn own(&mut self, owner: PortId, vi: PortId) -> Option<&mut Endpoint> {
-        let endpoint = self.vis.get_mut(vi.index())?.as_mut()?;
-        (endpoint.owner == owner).then_some(endpoint)
-    }
-
-    fn create(&mut self, nic: &mut Context<'_>, command: &Command) {
-        let owner = command.region.port;
-        let attributes = ViAttributes::from_words([command.args[0], command.args[1]]);
-        let free = self.vis.iter().position(Option::is_none).unwrap_or(self.vis.len());
-        let (status, number) = match attributes {
-            None => (Status::Invalid, PortId(0)),
-            Some(_) if free >= self.config.max_vis => (Status::Refused, PortId(0)),
-            Some(attributes) => {
-                if free == self.vis.len() {
-                    self.vis.push(None);
-                }
-                let number = PortId(free as u16);
-                self.vis[free] = Some(Endpoint::new(number, owner, attributes));
-                (Status::Done, number)
-            }
-        };
-        let cookie = command.cookie;
-        let done =
-            Completion { status, opcode: CREATE, cookie, port: number, ..Completion::default() };
-        nic.complete(owner, &done);
-    }
-
-    fn destroy(&mut self, nic: &mut Context<'_>, command: &Command) {
-        let owner = command.region.port;
-        let result = match self.own(owner, command.port) {
-            None => Err(ConnectError::Gone),
-            Some(vi) if !matches!(vi.state, ViState::Idle | ViState::Error) => {
-                Err(ConnectError::InvalidState)
-            }
-            Some(vi) => {
-                vi.flush(nic, DescriptorError::Flushed, ViState::Idle);
-                self.vis[command.port.index()] = None;
-                Ok(None)
-            }
-        };
-        Self::answer(nic, (owner, DESTROY, command.cookie), result, 0);
-    }
-
-    fn query(&mut self, nic: &mut Context<'_>, command: &Command) {
-        let owner = command.region.port;
-        let (result, state) = match self.own(owner, command.port) {
-            None => (Err(ConnectError::Gone), 0),
-            Some(endpoint) => (Ok(Some(endpoint.attributes)), endpoint.state as u64),
-        };
-        Self::answer(nic, (owner, QUERY, command.cookie), result, state);
-    }
-
-    fn query_nic(&self, nic: &mut Context<'_>, command: &Command) {
-        let mtu = nic.mtu_bytes() - HEADER_BYTES as u64;
-        let vis = self.vis.iter().flatten().count() as u64;
-        let args = [self.config.max_vis as u64, vis, mtu, 0];
-        let cookie = command.cookie;
-        let answer = Completion { opcode: QUERY_NIC, cookie, args, ..Completion::default() };
-        nic.complete(command.region.port, &answer);
-    }
-
-    fn disconnect(&mut self, nic: &mut Context<'_>, command: &Command) {
-        let (owner, vi) = (command.region.port, command.port);
-        let who = (owner, DISCONNECT, command.cookie);
-        if self.own(owner, vi).is_none() {
-            return Self::answer(nic, who, Err(ConnectError::Gone), 0);
-        }
-        self.fail(nic, ConnectError::Gone, |pending| pending.is_of(vi));
-        if let Some(endpoint) = self.own(owner, vi) {
-            say_end(nic, endpoint, 0);
-            endpoint.flush(nic, DescriptorError::Flushed, ViState::Idle);
-        }
-        Self::answer(nic, who, Ok(None), 0);
-    }
-
     /// The connection is broken: both ends are told.
     fn break_link(
         &mut self,
@@ -182,32 +116,6 @@ impl Via {
         endpoint.flush(nic, own, ViState::Error);
         endpoint.errors.push_back(AsyncError::ConnectionLost);
         self.tell_errors(nic, vi);
-    }
-
-    /// Brings an interface's asynchronous errors to its port.
-    fn tell_errors(&mut self, nic: &mut Context<'_>, vi: PortId) {
-        let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
-        if endpoint.errors.is_empty() {
-            return;
-        }
-        let owner = endpoint.owner;
-        let queue = self.errors.entry(owner).or_default();
-        queue.extend(endpoint.errors.drain(..).map(|error| (vi, error)));
-        while queue.len() > MAX_ERRORS {
-            queue.pop_front();
-        }
-        self.hand_errors_over(nic, owner);
-    }
-
-    fn hand_errors_over(&mut self, nic: &mut Context<'_>, owner: PortId) {
-        let Some(cookie) = self.listening.get(&owner).copied() else { return };
-        let Some((vi, error)) = self.errors.get_mut(&owner).and_then(VecDeque::pop_front) else {
-            return;
-        };
-        self.listening.remove(&owner);
-        let args = [error as u64, 0, 0, 0];
-        let told = Completion { opcode: EVENT, cookie, port: vi, args, ..Completion::default() };
-        nic.complete(owner, &told);
     }
 
     /// Sends what an interface has; one whose memory is gone breaks its connection.
@@ -316,7 +224,12 @@ impl Via {
         for at in 0..self.vis.len() {
             let linked =
                 |endpoint: &Endpoint| endpoint.link.as_ref().is_some_and(|link| link.node == node);
-            if self.vis[at].as_ref().is_some_and(linked) {
+            let Some(endpoint) = self.vis[at].as_mut().filter(|endpoint| linked(endpoint)) else {
+                continue;
+            };
+            if endpoint.is_stopped {
+                endpoint.news.get_or_insert(News::Lost);
+            } else {
                 let fault = Fault { remote: DescriptorError::Transport, local: None };
                 self.break_link(nic, PortId(at as u16), fault, DescriptorError::Transport);
             }
@@ -338,8 +251,9 @@ impl Extension for Via {
         Ok(())
     }
 
-    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+    fn on_command(&mut self, nic: &mut Context<'_>, mut command: Command) {
         nic.charge(INSTRUCTIONS);
+        command.port = self.number(command.region.port, command.port);
         match command.opcode {
             POST_SEND => {
                 self.post_send(nic, &command);
@@ -355,6 +269,8 @@ impl Extension for Via {
             CONNECT_REJECT => self.on_reject(nic, &command),
             DISCONNECT => self.disconnect(nic, &command),
             CANCEL => self.on_cancel(nic, &command),
+            AWAIT => self.names.expect(command.region.port, [command.cookie]),
+            SAVE | FORGET | RESTORE | JOIN => self.on_order(nic, &command),
             EVENT if !self.listening.contains_key(&command.region.port) => {
                 self.listening.insert(command.region.port, command.cookie);
                 self.hand_errors_over(nic, command.region.port);
@@ -440,9 +356,16 @@ impl Extension for Via {
         }
         for at in 0..self.vis.len() {
             let own = |endpoint: &&mut Endpoint| endpoint.owner == port;
-            if let Some(endpoint) = self.vis[at].as_mut().filter(own) {
-                endpoint.resume(nic, stood);
-                self.settle(nic, PortId(at as u16));
+            let Some(endpoint) = self.vis[at].as_mut().filter(own) else { continue };
+            let vi = PortId(at as u16);
+            endpoint.resume(nic, stood);
+            match endpoint.news.take() {
+                None => self.settle(nic, vi),
+                Some(News::Ended { expected, error }) => self.end(nic, vi, expected, error),
+                Some(News::Lost) => {
+                    let fault = Fault { remote: DescriptorError::Transport, local: None };
+                    self.break_link(nic, vi, fault, DescriptorError::Transport);
+                }
             }
         }
         self.arm_sweep(nic);
@@ -463,11 +386,13 @@ impl Extension for Via {
         self.forget_port(port);
         self.errors.remove(&port);
         self.listening.remove(&port);
-        for slot in &mut self.vis {
-            if let Some(endpoint) = slot.take_if(|endpoint| endpoint.owner == port) {
+        for at in 0..self.vis.len() {
+            if let Some(endpoint) = self.vis[at].take_if(|endpoint| endpoint.owner == port) {
                 say_end(nic, &endpoint, 0);
+                self.retire(&endpoint);
             }
         }
+        self.names.forget_port(port);
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {

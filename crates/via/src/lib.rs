@@ -7,6 +7,8 @@
 //! - [`descriptor`], [`memory`]: what is posted
 //! - [`direct`]: interfaces whose data goes from process to process, past the NIC
 //! - [`slots`]: `Bytes` in and out of registered slots over one connection, without matching
+//! - [`context`]: a process's interfaces, saved; [`keeper`]: a daemon's hold on them: saves, has the NIC
+//!   forget, restores here or elsewhere
 //! - [`attributes`], [`outcome`]: what interfaces are made with, and how descriptors end
 //! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`: interfaces, connections,
 //!   reliability
@@ -16,9 +18,11 @@
 
 pub mod attributes;
 mod command;
+pub mod context;
 pub mod descriptor;
 pub mod direct;
 pub mod firmware;
+pub mod keeper;
 #[cfg(target_os = "linux")]
 pub mod lanes;
 pub mod memory;

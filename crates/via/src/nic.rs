@@ -145,6 +145,12 @@ impl Nic {
         self.node
     }
 
+    /// Its port: by that, whoever preempts this process names it to the NIC.
+    #[must_use]
+    pub const fn port(&self) -> PortId {
+        self.port.id()
+    }
+
     /// A protection tag that no other call has returned.
     pub const fn create_tag(&mut self) -> ProtectionTag {
         let tag = ProtectionTag(self.next_tag);

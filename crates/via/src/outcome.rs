@@ -1,9 +1,10 @@
 //! How descriptors end, and what happens beside them.
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// What a descriptor did.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[repr(u8)]
 pub enum Operation {
     /// Sent a message.
@@ -32,7 +33,7 @@ impl Operation {
 }
 
 /// Why a descriptor did not do what it was posted for.
-#[derive(Clone, Copy, Debug, Eq, Error, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Error, Hash, PartialEq, Serialize)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum DescriptorError {
@@ -83,7 +84,7 @@ impl DescriptorError {
 }
 
 /// What happened to a Virtual Interface that no descriptor can tell.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum AsyncError {

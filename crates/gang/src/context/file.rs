@@ -24,7 +24,7 @@ const HEAD: usize = 20;
 #[non_exhaustive]
 pub enum ReadError {
     /// It begins with something else.
-    #[error("byte 0: no network context begins so")]
+    #[error("byte 0: no context of this kind begins so")]
     Foreign,
     /// It was written by another version.
     #[error("byte 4: format {found}; this build reads format {FORMAT}")]
@@ -57,6 +57,46 @@ pub enum ReadError {
     /// It is no consistent cut.
     #[error("the context contradicts itself: {0}")]
     Inconsistent(#[from] Violation),
+    /// It is no consistent cut of a job's interfaces.
+    #[error("the context contradicts itself: {0}")]
+    Interfaces(#[from] midplane_via::context::Violation),
+}
+
+/// A context's bytes with their head before them.
+pub(crate) fn seal(magic: [u8; 4], body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEAD + body.len());
+    bytes.extend_from_slice(&magic);
+    bytes.extend_from_slice(&FORMAT.to_le_bytes());
+    bytes.extend_from_slice(&[0; 2]);
+    bytes.extend_from_slice(&crc32fast::hash(body).to_le_bytes());
+    bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// The bytes behind a head that is right.
+pub(crate) fn unseal(magic: [u8; 4], bytes: &[u8]) -> Result<&[u8], ReadError> {
+    let there = bytes.len() as u64;
+    if !bytes.starts_with(&magic[..bytes.len().min(4)]) {
+        return Err(ReadError::Foreign);
+    }
+    let Some((head, body)) = bytes.split_first_chunk::<HEAD>() else {
+        return Err(ReadError::Length { there, expected: HEAD as u64 });
+    };
+    let [_, _, _, _, f0, f1, z0, z1, c0, c1, c2, c3, length @ ..] = *head;
+    let found = u16::from_le_bytes([f0, f1]);
+    if found != FORMAT || (z0, z1) != (0, 0) {
+        return Err(ReadError::Format { found });
+    }
+    let expected = u64::from_le_bytes(length).saturating_add(HEAD as u64);
+    if expected != there {
+        return Err(ReadError::Length { there, expected });
+    }
+    let (expected, found) = (u32::from_le_bytes([c0, c1, c2, c3]), crc32fast::hash(body));
+    if expected != found {
+        return Err(ReadError::Checksum { expected, found });
+    }
+    Ok(body)
 }
 
 impl NetworkContext {
@@ -65,15 +105,7 @@ impl NetworkContext {
     /// # Errors
     /// [`WireError::TooLong`] beyond a gigabyte.
     pub fn to_bytes(&self) -> Result<Vec<u8>, WireError> {
-        let body = wire::encode_long(self)?;
-        let mut bytes = Vec::with_capacity(HEAD + body.len());
-        bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&FORMAT.to_le_bytes());
-        bytes.extend_from_slice(&[0; 2]);
-        bytes.extend_from_slice(&crc32fast::hash(&body).to_le_bytes());
-        bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(&body);
-        Ok(bytes)
+        Ok(seal(MAGIC, &wire::encode_long(self)?))
     }
 
     /// Reads what [`NetworkContext::to_bytes`] wrote, and checks it.
@@ -81,26 +113,7 @@ impl NetworkContext {
     /// # Errors
     /// [`ReadError`] says what is wrong, and where.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ReadError> {
-        let there = bytes.len() as u64;
-        if !bytes.starts_with(&MAGIC[..bytes.len().min(4)]) {
-            return Err(ReadError::Foreign);
-        }
-        let Some((head, body)) = bytes.split_first_chunk::<HEAD>() else {
-            return Err(ReadError::Length { there, expected: HEAD as u64 });
-        };
-        let [_, _, _, _, f0, f1, z0, z1, c0, c1, c2, c3, length @ ..] = *head;
-        let found = u16::from_le_bytes([f0, f1]);
-        if found != FORMAT || (z0, z1) != (0, 0) {
-            return Err(ReadError::Format { found });
-        }
-        let expected = u64::from_le_bytes(length).saturating_add(HEAD as u64);
-        if expected != there {
-            return Err(ReadError::Length { there, expected });
-        }
-        let (expected, found) = (u32::from_le_bytes([c0, c1, c2, c3]), crc32fast::hash(body));
-        if expected != found {
-            return Err(ReadError::Checksum { expected, found });
-        }
+        let body = unseal(MAGIC, bytes)?;
         let context: Self = wire::decode_long(body).map_err(ReadError::Body)?;
         context.validate()?;
         Ok(context)

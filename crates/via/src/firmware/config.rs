@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use midplane_simhw::id::PortId;
 use midplane_simhw::time::nanos;
 
 /// How the extension behaves.
@@ -10,11 +11,17 @@ pub struct ViaConfig {
     pub(super) max_vis: usize,
     pub(super) acknowledgement_delay_ns: u64,
     pub(super) dead_after_ns: u64,
+    pub(super) keeper: Option<PortId>,
 }
 
 impl Default for ViaConfig {
     fn default() -> Self {
-        Self { max_vis: 4096, acknowledgement_delay_ns: 50_000, dead_after_ns: 2_000_000_000 }
+        Self {
+            max_vis: 4096,
+            acknowledgement_delay_ns: 50_000,
+            dead_after_ns: 2_000_000_000,
+            keeper: None,
+        }
     }
 }
 
@@ -39,6 +46,15 @@ impl ViaConfig {
     #[must_use]
     pub fn dead_after(mut self, time: Duration) -> Self {
         self.dead_after_ns = nanos(time);
+        self
+    }
+
+    /// The port that may save, forget and restore the interfaces of all others
+    /// ([`Keeper`](crate::keeper::Keeper)): the daemon's, opened by that number before anybody else can ask for
+    /// it. Default: nobody's.
+    #[must_use]
+    pub const fn keeper(mut self, port: PortId) -> Self {
+        self.keeper = Some(port);
         self
     }
 }

@@ -8,11 +8,11 @@ use midplane_simhw::time::Instant;
 use midplane_simhw::wire;
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::{Endpoint, Link};
+use super::endpoint::{Endpoint, Link, News};
 use super::{Via, take};
 use crate::attributes::{Discriminator, ViAttributes, ViState};
 use crate::command::{CONNECT_PEER, CONNECT_REQUEST, CONNECT_WAIT, ConnectParameters};
-use crate::outcome::{AsyncError, ConnectError, DescriptorError};
+use crate::outcome::ConnectError;
 
 /// Most requests that wait to be accepted or rejected, and most early peers.
 const MAX_INCOMING: usize = 256;
@@ -98,7 +98,7 @@ impl Pending {
 pub(super) struct Incoming {
     /// Our number of it.
     pub(super) id: u32,
-    owner: Option<PortId>,
+    pub(super) owner: Option<PortId>,
     node: NodeId,
     life: Incarnation,
     request: u32,
@@ -152,13 +152,11 @@ impl Via {
         (owner, opcode, cookie): (PortId, u8, u64),
         vi: PortId,
     ) {
-        let Some((ends, remote)) = self.own(owner, vi).and_then(|it| it.ends()) else { return };
+        let Some(endpoint) = self.own(owner, vi) else { return };
+        let (port, Some((ends, remote))) = (endpoint.name, endpoint.ends()) else { return };
         let [first, second] = remote.to_words();
         let args = [0, first, second, ends.to_word()];
-        nic.complete(
-            owner,
-            &Completion { opcode, cookie, port: vi, args, ..Completion::default() },
-        );
+        nic.complete(owner, &Completion { opcode, cookie, port, args, ..Completion::default() });
     }
 
     fn parameters(nic: &Context<'_>, command: &Command) -> Option<ConnectParameters> {
@@ -416,18 +414,16 @@ impl Via {
         expected: u32,
         error: u8,
     ) {
-        let now = nic.now();
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
-        let Some(link) = endpoint.link.as_mut().filter(|link| link.node == node) else { return };
-        if endpoint.connection != connection {
+        let is_from = |link: &Link| link.node == node;
+        if endpoint.connection != connection || !endpoint.link.as_ref().is_some_and(is_from) {
             return;
         }
-        let arrived = link.sending.on_acknowledgement(now, expected);
-        endpoint.on_arrived(nic, arrived.map_or(0, |arrived| arrived.ended));
-        let first = DescriptorError::of(error).err().unwrap_or(DescriptorError::Flushed);
-        endpoint.flush(nic, first, ViState::Error);
-        endpoint.errors.push_back(AsyncError::ConnectionLost);
-        self.tell_errors(nic, vi);
+        if endpoint.is_stopped {
+            endpoint.news = Some(News::Ended { expected, error });
+        } else {
+            self.end(nic, vi, expected, error);
+        }
     }
 
     /// Connections that were asked for come to nothing.

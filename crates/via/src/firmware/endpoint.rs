@@ -1,6 +1,7 @@
 //! One Virtual Interface at its NIC: two queues and a connection.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use midplane_nicvm::context::Context;
@@ -9,9 +10,11 @@ use midplane_simhw::region::{Access, RegionRef, Rights};
 use midplane_simhw::time::Instant;
 
 use super::fragments::Fragments;
+use super::names::MemoryNames;
 use super::window::{ReceiveWindow, SendWindow};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{Ended, Ends, POST_RECEIVE, POST_SEND};
+use crate::context::LinkContext;
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
 /// A descriptor's memory.
@@ -124,10 +127,21 @@ impl Link {
     }
 }
 
+/// What has become of a connection while its process stood still: it is told when it goes on.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum News {
+    /// The other end has ended it: the frame that it expected next, and what was wrong with that.
+    Ended { expected: u32, error: u8 },
+    /// The other end's node is gone.
+    Lost,
+}
+
 /// One Virtual Interface.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) number: PortId,
+    /// What its port calls it: its number, unless it was restored under another one.
+    pub(super) name: PortId,
     /// The port whose interface it is.
     pub(super) owner: PortId,
     pub(super) attributes: ViAttributes,
@@ -150,16 +164,28 @@ pub(super) struct Endpoint {
     /// Sends of an unreliable interface that were withdrawn when it was stopped: as good as lost on
     /// the way.
     pub(super) withdrawn: u32,
+    pub(super) news: Option<News>,
+    /// What its port's memory is called, where the NIC calls it otherwise.
+    pub(super) memory: Option<Arc<MemoryNames>>,
+    /// A connection that was restored, and waits to be told of its other end.
+    pub(super) rejoins: Option<Box<LinkContext<()>>>,
+    /// The frame that the other end of a restored connection takes next.
+    pub(super) taken: Option<u32>,
 }
 
 impl Endpoint {
-    pub(super) fn new(number: PortId, owner: PortId, attributes: ViAttributes) -> Self {
+    pub(super) fn new(
+        (number, connection): (PortId, u16),
+        owner: PortId,
+        attributes: ViAttributes,
+    ) -> Self {
         Self {
             number,
+            name: number,
             owner,
             attributes,
             state: ViState::Idle,
-            connection: 1,
+            connection,
             link: None,
             sends: VecDeque::new(),
             cutting: 0,
@@ -169,6 +195,10 @@ impl Endpoint {
             errors: VecDeque::new(),
             is_stopped: false,
             withdrawn: 0,
+            news: None,
+            memory: None,
+            rejoins: None,
+            taken: None,
         }
     }
 
@@ -180,9 +210,14 @@ impl Endpoint {
     /// Its process goes on, after so long: whatever was silent meanwhile was so for a reason.
     pub(super) fn resume(&mut self, nic: &mut Context<'_>, stood: Duration) {
         self.is_stopped = false;
+        let taken = self.taken.take();
         if let Some(link) = &mut self.link {
-            link.heard_at += stood;
-            link.sending.on_pause(nic.now());
+            let now = nic.now();
+            link.heard_at = (link.heard_at + stood).min(now);
+            let next = taken.unwrap_or_else(|| link.sending.base());
+            let arrived = link.sending.on_acknowledgement(now, next);
+            link.sending.on_pause(now);
+            self.on_arrived(nic, arrived.map_or(0, |arrived| arrived.ended));
         }
         for _ in 0..std::mem::take(&mut self.withdrawn) {
             self.on_sent(nic, Ok(()));
@@ -196,6 +231,11 @@ impl Endpoint {
     /// What descriptors may touch, its own and the other end's.
     pub(super) const fn access(&self, rights: Rights) -> Access {
         Access { owner: Some(self.owner), tag: Some(self.attributes.tag), rights }
+    }
+
+    /// As the NIC calls memory of its port that a frame names.
+    pub(super) fn real(&self, region: RegionRef) -> RegionRef {
+        self.memory.as_ref().map_or(region, |names| names.real(region))
     }
 
     /// Connected: what was posted before is sent now.
@@ -219,6 +259,10 @@ impl Endpoint {
     /// Ends the connection: all that was posted comes back, the first send with `first`.
     pub(super) fn flush(&mut self, nic: &mut Context<'_>, first: DescriptorError, state: ViState) {
         self.link = None;
+        self.rejoins = None;
+        self.news = None;
+        self.taken = None;
+        self.withdrawn = 0;
         self.connection = self.connection.wrapping_add(1);
         self.state = state;
         let mut error = first;
@@ -227,7 +271,7 @@ impl Endpoint {
             if outcome.is_err() {
                 error = DescriptorError::Flushed;
             }
-            complete_send(nic, self.number, self.owner, &work, outcome);
+            complete_send(nic, self.name, self.owner, &work, outcome);
         }
         self.cutting = 0;
         self.unacknowledged = 0;
@@ -243,7 +287,7 @@ impl Endpoint {
             let Some(work) = self.sends.pop_front() else { return };
             self.cutting = self.cutting.saturating_sub(1);
             self.unacknowledged = self.unacknowledged.saturating_sub(1);
-            complete_send(nic, self.number, self.owner, &work, outcome);
+            complete_send(nic, self.name, self.owner, &work, outcome);
         }
     }
 
@@ -258,7 +302,7 @@ impl Endpoint {
     ) {
         let ended = Ended {
             opcode: POST_RECEIVE,
-            vi: self.number,
+            vi: self.name,
             cookie: work.cookie,
             operation,
             outcome,

@@ -26,6 +26,7 @@ impl Via {
             return refuse(nic, command, operation, DescriptorError::Format);
         };
         if endpoint.state != ViState::Connected {
+            let command = &Command { port: endpoint.name, ..*command };
             return refuse(nic, command, operation, DescriptorError::Flushed);
         }
         let rights = match operation {
@@ -67,8 +68,9 @@ impl Via {
         let Some(endpoint) = self.own(owner, command.port) else {
             return refuse(nic, command, Operation::Receive, DescriptorError::Format);
         };
+        let named = Command { port: endpoint.name, ..*command };
         if endpoint.state == ViState::Error {
-            return refuse(nic, command, Operation::Receive, DescriptorError::Flushed);
+            return refuse(nic, &named, Operation::Receive, DescriptorError::Flushed);
         }
         match endpoint.segments(nic, command, Rights::LOCAL_WRITE) {
             Ok((segments, room)) => {
@@ -77,7 +79,7 @@ impl Via {
                 // Something is expected from now on.
                 self.arm(nic, nic.now().plus_nanos(self.config.dead_after_ns / 4));
             }
-            Err(error) => refuse(nic, command, Operation::Receive, error),
+            Err(error) => refuse(nic, &named, Operation::Receive, error),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::window::Arrival;
 use crate::outcome::{AsyncError, DescriptorError, Operation};
 
 /// Most reads of the other end that wait to be answered.
-const MAX_RESPONSES: usize = 64;
+pub(crate) const MAX_RESPONSES: usize = 64;
 
 /// What is wrong with a frame that was next: on a reliable interface it ends the connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -162,7 +162,7 @@ impl Endpoint {
         payload: Payload<'_>,
     ) -> Result<(), Fault> {
         let length = payload.len() as u32;
-        let region = named_region(self.owner, fields, length);
+        let region = self.real(named_region(self.owner, fields, length));
         let access = self.access(Rights::REMOTE_WRITE);
         let allowed = self.attributes.rdma_write
             && (length == 0 || nic.check(region, access).is_ok())
@@ -217,7 +217,7 @@ impl Endpoint {
     }
 
     fn take_read_request(&mut self, nic: &Context<'_>, fields: &Fields) -> Result<(), Fault> {
-        let region = named_region(self.owner, fields, fields.value);
+        let region = self.real(named_region(self.owner, fields, fields.value));
         let access = self.access(Rights::REMOTE_READ);
         let allowed = self.attributes.rdma_read && nic.check(region, access).is_ok();
         let Some(link) = self.link.as_mut().filter(|link| link.responses.len() < MAX_RESPONSES)

@@ -12,7 +12,7 @@ use midplane_simhw::time::Instant;
 use super::frame::Fields;
 
 /// Most frames under way.
-const FRAMES: usize = 64;
+pub(crate) const FRAMES: usize = 64;
 /// Most bytes under way: what the buffers of real sockets take.
 const BYTES: usize = 1 << 20;
 
@@ -70,6 +70,22 @@ impl SendWindow {
             silent: 0,
             on_trial: false,
         }
+    }
+
+    /// As it was elsewhere: frame `base` is the first that is not acknowledged.
+    pub(super) fn restored(now: Instant, base: u32, flights: VecDeque<Flight>) -> Self {
+        let (bytes, resend) = (flights.iter().map(Flight::bytes).sum(), flights.len());
+        Self { base, flights, bytes, resend, ..Self::new(now) }
+    }
+
+    /// The number of the first frame that is not acknowledged.
+    pub(super) const fn base(&self) -> u32 {
+        self.base
+    }
+
+    /// The frames that are not acknowledged.
+    pub(super) const fn flights(&self) -> &VecDeque<Flight> {
+        &self.flights
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -203,6 +219,11 @@ pub(super) struct ReceiveWindow {
 }
 
 impl ReceiveWindow {
+    /// As it was elsewhere.
+    pub(super) fn restored(expected: u32) -> Self {
+        Self { expected, ..Self::default() }
+    }
+
     pub(super) const fn expected(&self) -> u32 {
         self.expected
     }

@@ -1,0 +1,265 @@
+//! All Virtual Interfaces of one job, preempted together.
+//!
+//! The processes stand still first, and with them what their NICs do for them; then nothing in the
+//! network is taken by anybody, and what both ends of each connection count is one cut. What is put back
+//! gets new numbers, so that frames of before the cut are nobody's.
+
+mod context;
+
+use std::collections::BTreeMap;
+
+use midplane_simhw::host::Host;
+use midplane_simhw::id::PortId;
+use midplane_via::context::{FarEnd, PortContext, Violation};
+use midplane_via::keeper::{Joined, KeepError, Keeper, MappedMemory, NicEnd, SavedPort};
+use thiserror::Error;
+
+use crate::controller::ControlError;
+use crate::names::{JobId, Rank};
+use crate::network::together;
+use crate::process::Reins;
+use crate::warden::Warden;
+
+pub use context::InterfacesContext;
+
+/// One rank's process and its port, in the hands of whoever preempts it.
+#[derive(Debug)]
+pub struct HeldPort {
+    /// Stops and resumes it: its node's.
+    pub warden: Warden,
+    /// Saves and restores its interfaces: its node's.
+    pub keeper: Keeper,
+    /// Its port.
+    pub port: PortId,
+    /// Its process.
+    pub reins: Reins,
+}
+
+/// All interfaces of one job.
+#[derive(Debug)]
+pub struct Interfaces {
+    job: JobId,
+    ranks: Vec<HeldPort>,
+}
+
+/// Why a job's interfaces were not saved. The NICs keep them, unless it says otherwise.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// A NIC does not save them.
+    #[error("rank {rank}: {error}")]
+    Keep {
+        /// Whose.
+        rank: Rank,
+        /// Why not.
+        error: KeepError,
+    },
+    /// A connection leads out of the job.
+    #[error("rank {rank}, interface {vi}: it is connected with interface {} of node {}, which is none of the job's", .to.vi, .to.node)]
+    Stranger {
+        /// Whose.
+        rank: Rank,
+        /// What the process calls the interface.
+        vi: u16,
+        /// Where the connection leads.
+        to: NicEnd,
+    },
+    /// A connection has ended at its other end, and the news of it is under way.
+    #[error(
+        "rank {rank}, interface {vi}: its other end has ended the connection just now: let the job go on first"
+    )]
+    Ending {
+        /// Whose.
+        rank: Rank,
+        /// What the process calls the interface.
+        vi: u16,
+    },
+    /// It is no consistent cut.
+    #[error("what the NICs hold is no consistent cut: {0}")]
+    Inconsistent(#[from] Violation),
+    /// A NIC does not forget them, though others have: what was saved is here.
+    #[error("rank {rank}: what was saved is not forgotten: {error}")]
+    Forget {
+        /// Whose.
+        rank: Rank,
+        /// Why not.
+        error: KeepError,
+        /// What was saved.
+        saved: Box<InterfacesContext>,
+    },
+}
+
+/// Why a job's interfaces were not restored; no NIC has any of them.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// It is another job's.
+    #[error("it has {saved} ranks, and the job has {ranks}")]
+    Ranks {
+        /// Those of the context.
+        saved: usize,
+        /// The job's.
+        ranks: usize,
+    },
+    /// It is no consistent cut.
+    #[error(transparent)]
+    Inconsistent(#[from] Violation),
+    /// A NIC does not take its part.
+    #[error("rank {rank}: {error}")]
+    Keep {
+        /// Whose.
+        rank: Rank,
+        /// Why not.
+        error: KeepError,
+    },
+}
+
+fn named<T, E>(results: Vec<Result<T, E>>) -> Result<Vec<T>, (Rank, E)> {
+    let ranks = (0..).map(Rank).zip(results);
+    ranks.map(|(rank, result)| result.map_err(|error| (rank, error))).collect()
+}
+
+impl Interfaces {
+    /// The interfaces of a job with these ranks.
+    #[must_use]
+    pub const fn new(job: JobId, ranks: Vec<HeldPort>) -> Self {
+        Self { job, ranks }
+    }
+
+    /// The processes, by rank.
+    #[must_use]
+    pub fn ranks(&self) -> &[HeldPort] {
+        &self.ranks
+    }
+
+    /// Freeze: stops all processes, and what their NICs do for them.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// None: the wardens expect their answers.
+    pub async fn freeze(&mut self, host: &impl Host) -> Result<(), ControlError> {
+        for held in &self.ranks {
+            held.reins.stop(host.now());
+        }
+        let stops = self.ranks.iter_mut().map(|held| held.warden.stop(held.port));
+        together(stops).await.into_iter().collect()
+    }
+
+    /// Save: what all interfaces hold, with the ends of connections by rank, checked. With `forget`, the
+    /// NICs forget them: only [`Interfaces::restore`] makes their descriptors complete then.
+    ///
+    /// # Errors
+    /// [`SaveError`] says of whom what can't be saved now.
+    ///
+    /// # Cancel safety
+    /// None: the keepers expect their answers.
+    pub async fn save(&mut self, forget: bool) -> Result<InterfacesContext, SaveError> {
+        let saves = self.ranks.iter_mut().map(|held| held.keeper.save(held.port));
+        let saved = named(together(saves).await)
+            .map_err(|(rank, error)| SaveError::Keep { rank, error })?;
+        let context = InterfacesContext { job: self.job, ranks: by_rank(&saved)? };
+        context.validate()?;
+        if forget {
+            let pairs = self.ranks.iter_mut().zip(&saved);
+            let forgets = pairs.map(|(held, saved)| held.keeper.forget(held.port, saved));
+            named(together(forgets).await).map_err(|(rank, error)| {
+                let saved = Box::new(context.clone());
+                SaveError::Forget { rank, error, saved }
+            })?;
+        }
+        Ok(context)
+    }
+
+    /// Restore: puts all interfaces back, for processes that stand still and have none. `memory` says of
+    /// each rank where its memory is now; `None` if it is where it was.
+    ///
+    /// # Errors
+    /// [`RestoreError`] says of whom what does not fit.
+    ///
+    /// # Cancel safety
+    /// None: the keepers expect their answers.
+    pub async fn restore(
+        &mut self,
+        saved: &InterfacesContext,
+        memory: Option<&[Vec<MappedMemory>]>,
+    ) -> Result<(), RestoreError> {
+        let (own, count) = (self.ranks.len(), saved.ranks.len());
+        if own != count || memory.is_some_and(|memory| memory.len() != own) {
+            return Err(RestoreError::Ranks { saved: count, ranks: own });
+        }
+        saved.validate()?;
+        let held = self.ranks.iter_mut().zip(&saved.ranks).enumerate();
+        let restores = held.map(|(rank, (held, context))| {
+            let memory = memory.map(|memory| &memory[rank][..]);
+            held.keeper.restore(held.port, context, memory)
+        });
+        let restored = together(restores).await;
+        let is_whole = restored.iter().all(Result::is_ok);
+        if !is_whole {
+            let held = self.ranks.iter_mut().zip(&restored).filter(|(_, done)| done.is_ok());
+            // One that does not answer any more has nothing either.
+            let _ = together(held.map(|(held, _)| held.keeper.take_back(held.port))).await;
+        }
+        let keep = |(rank, error)| RestoreError::Keep { rank, error };
+        let ends = named(restored).map_err(keep)?;
+        let joins = ends_by_rank(saved, &ends);
+        let pairs = self.ranks.iter_mut().zip(&joins);
+        let joins = pairs.map(|(held, ends)| held.keeper.join(held.port, ends));
+        named(together(joins).await).map(|_| ()).map_err(keep)
+    }
+
+    /// Run: lets all NICs go on for the processes, and then these.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// None: the wardens expect their answers.
+    pub async fn run(&mut self, host: &impl Host) -> Result<(), ControlError> {
+        let resumes = self.ranks.iter_mut().map(|held| held.warden.resume(held.port));
+        together(resumes).await.into_iter().collect::<Result<(), _>>()?;
+        for held in &self.ranks {
+            held.reins.resume(host.now());
+        }
+        Ok(())
+    }
+}
+
+/// What NICs have said, with the ends of connections by rank.
+fn by_rank(saved: &[SavedPort]) -> Result<Vec<PortContext>, SaveError> {
+    let ranks = || (0_u16..).zip(saved);
+    let ends = |(rank, saved): (u16, &SavedPort)| -> Vec<(NicEnd, FarEnd)> {
+        let names = saved.context.vis.iter().map(|vi| FarEnd { rank, vi: vi.name });
+        saved.ends.iter().copied().zip(names).collect()
+    };
+    let all: Vec<(NicEnd, FarEnd)> = ranks().flat_map(ends).collect();
+    let key = |end: &NicEnd| (end.node, end.vi);
+    let by_number: BTreeMap<_, _> = all.iter().map(|(end, far)| (key(end), (*end, *far))).collect();
+    ranks()
+        .map(|(rank, saved)| {
+            saved.context.clone().with_peers(|vi, to| match by_number.get(&key(&to)) {
+                Some((end, far)) if *end == to => Ok(*far),
+                Some(_) => Err(SaveError::Ending { rank: Rank(rank), vi }),
+                None => Err(SaveError::Stranger { rank: Rank(rank), vi, to }),
+            })
+        })
+        .collect()
+}
+
+/// The other end of each connection, of each rank, as NICs know it now.
+fn ends_by_rank(saved: &InterfacesContext, ends: &[Vec<NicEnd>]) -> Vec<Vec<Joined>> {
+    let joined = |name: u16, far: FarEnd| {
+        let rank = usize::from(far.rank);
+        let vis = &saved.ranks[rank].vis;
+        let at = vis.binary_search_by_key(&far.vi, |vi| vi.name).ok()?;
+        let taken = vis[at].link.as_ref()?.expected;
+        Some(Joined { name, end: ends[rank][at], taken })
+    };
+    let of_rank = |context: &PortContext| {
+        let linked = context.vis.iter().filter_map(|vi| Some((vi.name, vi.link.as_ref()?.peer)));
+        linked.filter_map(|(name, peer)| joined(name, peer)).collect()
+    };
+    saved.ranks.iter().map(of_rank).collect()
+}

@@ -1,0 +1,40 @@
+//! Virtual Interfaces lose, double and reorder nothing over any preemptions: stopped, saved, forgotten by
+//! their NICs, handed on as bytes, put back and resumed.
+
+mod vis;
+
+use midplane_via::attributes::Reliability;
+use proptest::prelude::*;
+use vis::{ALL, BAD, Plan, run};
+
+#[test]
+fn sends_over_a_reliable_pair_end_as_if_nobody_had_preempted_them() {
+    let plan = Plan::default();
+    let (never, none) = run(plan, false);
+    let (often, preemptions) = run(plan, true);
+    assert_eq!((none, often), (0, never));
+    assert!(preemptions > 10, "{preemptions}");
+}
+
+#[test]
+fn writes_and_reads_end_as_if_nobody_had_preempted_them() {
+    let levels = &[Reliability::ReliableDelivery, Reliability::ReliableReception];
+    let plan = Plan { rdma: true, levels, ..Plan::default() };
+    let (never, _) = run(plan, false);
+    let (often, preemptions) = run(plan, true);
+    assert_eq!(often, never);
+    assert!(preemptions > 20, "{preemptions}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn nothing_is_lost_doubled_or_reordered_in_a_bad_network(
+        seed in 0_u64..1_000_000, ranks in 2_u16..5, rdma: bool,
+    ) {
+        let plan = Plan { seed, ranks, nodes: ranks, rdma, levels: ALL, count: 15, ..Plan::default() };
+        let (never, _) = run(plan, false);
+        prop_assert_eq!(run(Plan { faults: BAD, ..plan }, true).0, never);
+    }
+}

@@ -1,0 +1,244 @@
+//! A job in virtual time whose processes talk over Virtual Interfaces: sends with immediate data, writes
+//! and reads of each other's memory, at all levels of reliability.
+#![allow(dead_code, reason = "no test uses all of it")]
+
+pub(crate) mod talk;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane_gang::firmware::Gang;
+use midplane_gang::interfaces::{HeldPort, Interfaces, InterfacesContext};
+use midplane_gang::names::JobId;
+use midplane_gang::process::Reins;
+use midplane_gang::warden::Warden;
+use midplane_gang::{GANG, GangConfig};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::port::PortOptions;
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::rng::Rng;
+use midplane_simhw::sim::{SimHost, World};
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::{Instant, LineRate};
+use midplane_simhw::topology::Topology;
+use midplane_via::VIA;
+use midplane_via::attributes::{Address, Discriminator, Reliability, ViAttributes};
+use midplane_via::firmware::{Via, ViaConfig};
+use midplane_via::keeper::Keeper;
+use midplane_via::nic::Nic;
+
+pub(crate) use talk::{Program, Totals};
+
+const WARDEN: u16 = 1_024;
+const KEEPER: u16 = 1_100;
+const MTU: usize = 600;
+
+pub(crate) const BAD: Faults = Faults {
+    loss: 0.02,
+    duplicate: 0.02,
+    reorder: 0.05,
+    delay: Duration::from_micros(30),
+    ..Faults::NONE
+};
+
+pub(crate) const ALL: &[Reliability] =
+    &[Reliability::Unreliable, Reliability::ReliableDelivery, Reliability::ReliableReception];
+
+/// What one run differs in from another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) ranks: u16,
+    pub(crate) nodes: u16,
+    pub(crate) seed: u64,
+    pub(crate) faults: Faults,
+    /// Messages of each process over each of its interfaces.
+    pub(crate) count: u32,
+    /// Reads and writes as well.
+    pub(crate) rdma: bool,
+    pub(crate) levels: &'static [Reliability],
+    /// Between two preemptions, at most.
+    pub(crate) slice: Duration,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            ranks: 2,
+            nodes: 2,
+            seed: 1,
+            faults: Faults::NONE,
+            count: 60,
+            rdma: false,
+            levels: &[Reliability::ReliableDelivery],
+            slice: Duration::from_micros(120),
+        }
+    }
+}
+
+pub(crate) fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
+    let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
+    let switch = SwitchProfile::new(Buffer::Bytes(1 << 20));
+    let topology = Topology::star(nodes, link, switch);
+    // Messages are several frames, and what is on the line when its process is stopped is little.
+    let profile = NicProfile { mtu: MTU, ..NicProfile::MODERN };
+    let mut world = World::new(&topology, profile, seed, |_, _| {
+        let mut unit = Unit::default();
+        unit.install(GANG, Gang::new(GangConfig::default().warden(PortId(WARDEN)))).unwrap();
+        let config = ViaConfig::default().dead_after(Duration::from_millis(500));
+        unit.install(VIA, Via::new(config.keeper(PortId(KEEPER)))).unwrap();
+        unit
+    });
+    world.set_faults(faults);
+    world
+}
+
+pub(crate) fn attributes(reliability: Reliability) -> ViAttributes {
+    ViAttributes {
+        reliability,
+        rdma_write: true,
+        rdma_read: reliability.is_reliable(),
+        ..ViAttributes::default()
+    }
+}
+
+fn name(from: u16, to: u16, level: Reliability) -> Discriminator {
+    Discriminator::new(format!("{from}>{to} {}", level as u8).as_bytes()).unwrap()
+}
+
+/// Opens all processes' NICs, and connects each even rank with each odd one at each level.
+pub(crate) async fn connect(hosts: &[SimHost], plan: &Plan) -> Vec<Arc<Mutex<Program>>> {
+    let mut programs = Vec::new();
+    for rank in 0..plan.ranks {
+        let host = &hosts[usize::from(rank)];
+        let nic = Nic::open(host, PortOptions::default()).await.unwrap();
+        programs.push(Program::new(nic, rank, plan));
+    }
+    let mut tickets = Vec::new();
+    for rank in 0..plan.ranks {
+        for peer in (0..plan.ranks).filter(|peer| peer % 2 != rank % 2) {
+            for level in plan.levels {
+                let program = &mut programs[usize::from(rank)];
+                let vi = program.nic.create_vi(attributes(*level)).await.unwrap();
+                program.add(vi, peer, *level, plan);
+                let to = Address {
+                    node: hosts[usize::from(peer)].node(),
+                    discriminator: name(peer, rank, *level),
+                };
+                let local = name(rank, peer, *level);
+                let ticket = program.nic.connect_peer(vi, to, local, None).unwrap();
+                tickets.push((rank, ticket));
+            }
+        }
+    }
+    for (rank, ticket) in tickets {
+        programs[usize::from(rank)].nic.finish(&ticket).await.unwrap();
+    }
+    let windows: Vec<_> = programs.iter().map(Program::windows).collect();
+    for program in &mut programs {
+        program.learn(&windows);
+    }
+    programs.into_iter().map(|program| Arc::new(Mutex::new(program))).collect()
+}
+
+/// Takes hold of all processes, whose NICs are on these hosts, one rank each.
+pub(crate) fn hold(hosts: &[SimHost], programs: &[Arc<Mutex<Program>>]) -> Interfaces {
+    let held = hosts.iter().zip(programs).map(|(host, program)| HeldPort {
+        warden: Warden::open(host, PortId(WARDEN)).unwrap(),
+        keeper: Keeper::open(host, PortId(KEEPER)).unwrap(),
+        port: program.lock().unwrap().nic.port(),
+        reins: Reins::new(),
+    });
+    Interfaces::new(JobId(1), held.collect())
+}
+
+/// Starts all processes.
+pub(crate) fn start(hosts: &[SimHost], held: &Interfaces, programs: &[Arc<Mutex<Program>>]) {
+    for ((host, held), program) in hosts.iter().zip(held.ranks()).zip(programs) {
+        let (own, program) = (host.clone(), Arc::clone(program));
+        host.spawn(held.reins.hold(async move {
+            loop {
+                let pause = program.lock().unwrap().step();
+                let Some(nanos) = pause else { break };
+                own.sleep_until(own.now().plus_nanos(nanos)).await;
+            }
+        }));
+    }
+}
+
+/// Runs a task to its end, or says who is stuck.
+pub(crate) fn finish<T: Send + 'static>(
+    world: &mut World<Unit>,
+    shown: impl Fn() -> String,
+    task: impl Future<Output = T> + Send + 'static,
+) -> T {
+    let done = Arc::new(Mutex::new(None));
+    let place = Arc::clone(&done);
+    world.spawn(NodeId(0), async move {
+        let value = task.await;
+        *place.lock().unwrap() = Some(value);
+    });
+    let limit = Instant::from_nanos(300_000_000);
+    while done.lock().unwrap().is_none() && world.now() < limit {
+        world.run_until(world.now().plus_nanos(1_000_000));
+    }
+    let value = done.lock().unwrap().take();
+    value.unwrap_or_else(|| panic!("it never ends: {}", shown()))
+}
+
+/// What a context is handed on as: bytes or text, and back.
+pub(crate) fn handed_on(saved: &InterfacesContext, as_text: bool) -> InterfacesContext {
+    let back = match as_text {
+        true => InterfacesContext::from_json(&saved.to_json()),
+        false => InterfacesContext::from_bytes(&saved.to_bytes().unwrap()),
+    };
+    back.unwrap()
+}
+
+/// Where all processes stand, for people.
+pub(crate) fn standing(programs: &[Arc<Mutex<Program>>]) -> String {
+    programs.iter().map(|program| program.lock().unwrap().standing()).collect()
+}
+
+/// Runs a job on one rank a node; with `preempt`, it is stopped, saved, forgotten and put back there again
+/// and again. What each process has seen, and how often it was preempted.
+pub(crate) fn run(plan: Plan, preempt: bool) -> (Vec<Totals>, u32) {
+    let mut world = world(plan.nodes, plan.seed, plan.faults);
+    let hosts: Vec<SimHost> = (0..plan.ranks).map(|rank| world.host(NodeId(rank))).collect();
+    let shown = Arc::new(Mutex::new(Vec::new()));
+    let place = Arc::clone(&shown);
+    let task = async move {
+        let programs = connect(&hosts, &plan).await;
+        place.lock().unwrap().clone_from(&programs);
+        let mut held = hold(&hosts, &programs);
+        start(&hosts, &held, &programs);
+        let (host, mut dice) = (hosts[0].clone(), Rng::new(plan.seed, "preemptions"));
+        let mut preemptions = 0;
+        while !held.ranks().iter().all(|held| held.reins.has_ended()) {
+            let pause = dice.between(1, plan.slice.as_nanos() as u64);
+            host.sleep_until(host.now().plus_nanos(pause)).await;
+            if preempt {
+                held.freeze(&host).await.unwrap();
+                let saved = held.save(true).await.unwrap();
+                let empty = held.save(false).await.unwrap();
+                assert!(empty.ranks.iter().all(|rank| rank.vis.is_empty()), "they were forgotten");
+                let back = handed_on(&saved, dice.chance(0.1));
+                assert_eq!(back, saved);
+                held.restore(&back, None).await.unwrap();
+                assert_eq!(held.save(false).await.unwrap(), saved, "saved again, it is the same");
+                // What others do meanwhile takes longer than the line takes for what is on it.
+                let pause = dice.between(0, 4 * plan.slice.as_nanos() as u64);
+                host.sleep_until(host.now().plus_nanos(pause)).await;
+                held.run(&host).await.unwrap();
+                preemptions += 1;
+            }
+        }
+        let totals = programs.iter().map(|program| program.lock().unwrap().totals());
+        (totals.collect(), preemptions)
+    };
+    let show = move || standing(&shown.lock().unwrap());
+    finish(&mut world, show, task)
+}

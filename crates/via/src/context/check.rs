@@ -1,0 +1,294 @@
+//! Whether a context agrees with itself, and two ends of a connection with each other.
+
+use midplane_simhw::frame::MAX_PAYLOAD;
+use thiserror::Error;
+
+use super::{FarEnd, FlightContext, FlightKind, LinkContext, PortContext, SendContext, ViContext};
+use crate::attributes::{ViAttributes, ViState};
+use crate::command::MAX_SEGMENTS;
+use crate::firmware::{MAX_FLIGHTS, MAX_RESPONSES};
+use crate::outcome::Operation;
+
+/// What contradicts itself in one process's context.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[error("interface {vi}: {what}")]
+pub struct Wrong {
+    /// What its process calls the interface.
+    pub vi: u16,
+    /// What is wrong.
+    pub what: &'static str,
+}
+
+/// Why the contexts of a job's processes are no consistent cut.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum Violation {
+    /// A process's own numbers contradict each other.
+    #[error("rank {rank}, {wrong}")]
+    Rank {
+        /// The process.
+        rank: u16,
+        /// What is wrong.
+        wrong: Wrong,
+    },
+    /// An interface is connected with one that is not there.
+    #[error("rank {}, interface {}: its other end, interface {} of rank {}, is not there", .from.rank, .from.vi, .to.vi, .to.rank)]
+    NoPeer {
+        /// The interface.
+        from: FarEnd,
+        /// What it is connected with.
+        to: FarEnd,
+    },
+    /// An interface is connected with one that is not connected with it.
+    #[error("rank {}, interface {}: its other end, interface {} of rank {}, is not connected with it", .from.rank, .from.vi, .to.vi, .to.rank)]
+    OneSided {
+        /// The interface.
+        from: FarEnd,
+        /// What it is connected with.
+        to: FarEnd,
+    },
+    /// An interface takes its other end for another kind of interface than that is.
+    #[error("rank {}, interface {}: it takes interface {} of rank {} for what that is not", .from.rank, .from.vi, .to.vi, .to.rank)]
+    Attributes {
+        /// The interface.
+        from: FarEnd,
+        /// What it is connected with.
+        to: FarEnd,
+    },
+    /// The two ends of a connection count differently.
+    #[error(
+        "interface {} of rank {} has sent {to_rank} frames {base} to {next} that are not acknowledged, and interface {} of rank {to_rank} expects frame {expected}",
+        .from.vi, .from.rank, .to.vi, to_rank = .to.rank
+    )]
+    Counts {
+        /// The sender.
+        from: FarEnd,
+        /// The receiver.
+        to: FarEnd,
+        /// The sender's first frame that is not acknowledged.
+        base: u32,
+        /// The number of the sender's next new frame.
+        next: u32,
+        /// The frame that the receiver takes next.
+        expected: u32,
+    },
+    /// The receiver has another part of a message than the sender goes on after.
+    #[error(
+        "interface {} of rank {} has {came} bytes of a message, and interface {} of rank {} goes on at byte {goes_on}",
+        .to.vi, .to.rank, .from.vi, .from.rank
+    )]
+    HalfArrived {
+        /// The sender.
+        from: FarEnd,
+        /// The receiver.
+        to: FarEnd,
+        /// Bytes that the receiver has.
+        came: u32,
+        /// Where the sender goes on.
+        goes_on: u32,
+    },
+}
+
+impl<P> PortContext<P> {
+    /// Checks that the numbers of each interface agree with its queues.
+    ///
+    /// # Errors
+    /// The first thing that is [`Wrong`].
+    pub fn validate(&self) -> Result<(), Wrong> {
+        for (vi, next) in self.vis.iter().zip(self.vis.iter().skip(1)) {
+            if vi.name >= next.name {
+                return Err(Wrong { vi: next.name, what: "it is not in order, or there twice" });
+            }
+        }
+        let mut cookies: Vec<u64> = self.cookies().collect();
+        cookies.sort_unstable();
+        let twice = cookies.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
+        for vi in &self.vis {
+            let has = |cookie: u64| {
+                vi.sends.iter().any(|work| work.cookie == cookie)
+                    || vi.receives.iter().any(|work| work.cookie == cookie)
+            };
+            if twice.is_some_and(has) {
+                return Err(Wrong { vi: vi.name, what: "a descriptor of it is there twice" });
+            }
+            vi.validate().map_err(|what| Wrong { vi: vi.name, what })?;
+        }
+        match self.errors.iter().find(|(vi, _)| self.vi(*vi).is_none()) {
+            Some((vi, _)) => {
+                Err(Wrong { vi: *vi, what: "an error is told of it, and it is not there" })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl<P> ViContext<P> {
+    fn validate(&self) -> Result<(), &'static str> {
+        if self.attributes.direct {
+            return Err("its data goes past the NIC");
+        }
+        if self.state == ViState::ConnectPending {
+            return Err("a connection is being made");
+        }
+        if self.link.is_some() != (self.state == ViState::Connected) {
+            return Err("it has a connection and is not connected, or the other way round");
+        }
+        if self.link.is_none() && !self.sends.is_empty() {
+            return Err("it has sends and no connection");
+        }
+        if !self.sends.iter().all(|work| work.is_sound()) {
+            return Err("a send's bytes are not those of its memory");
+        }
+        let many = |pieces: &[super::Piece]| pieces.len() > MAX_SEGMENTS;
+        if self.receives.iter().any(|work| many(&work.pieces) || length(&work.pieces).is_none()) {
+            return Err("a receive has more memory than there can be");
+        }
+        match &self.link {
+            Some(link) if self.attributes.reliability.is_reliable() => self.check_reliable(link),
+            Some(link) => self.check_unreliable(link),
+            None if self.cut | self.acknowledged | self.withdrawn != 0 => {
+                Err("it counts sends that it does not have")
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_reliable(&self, link: &LinkContext<P>) -> Result<(), &'static str> {
+        let ended = link.flights.iter().filter(|flight| flight.ends).count();
+        let (cut, acknowledged) = (self.cut as usize, self.acknowledged as usize);
+        // What could not be begun is done, and may stand beyond what is cut.
+        if cut > self.sends.len() || acknowledged > cut || self.withdrawn != 0 {
+            return Err("it counts sends that it does not have");
+        }
+        let begun = self.sends[acknowledged..cut].iter().filter(|work| !work.never_begins());
+        if begun.count() != ended {
+            return Err("its frames on the way are not those of its sends");
+        }
+        if link.flights.len() > MAX_FLIGHTS || link.responses.len() > MAX_RESPONSES {
+            return Err("it has more frames or reads under way than there may be");
+        }
+        if !link.flights.iter().all(FlightContext::is_sound) {
+            return Err("a frame on the way is of no kind that there is");
+        }
+        if link.responses.iter().any(|response| response.sent > response.piece.length) {
+            return Err("more was sent of what the other end reads than it reads");
+        }
+        Ok(())
+    }
+
+    fn check_unreliable(&self, link: &LinkContext<P>) -> Result<(), &'static str> {
+        let cut = self.cut as usize;
+        let undone = self.sends.iter().take(cut).filter(|work| work.done.is_none()).count();
+        let counts = undone == self.withdrawn as usize && self.acknowledged == 0;
+        if cut > self.sends.len() || !counts {
+            return Err("it counts sends that it does not have");
+        }
+        if !link.flights.is_empty() || !link.responses.is_empty() {
+            return Err("it is unreliable and has frames that may be sent again, or reads");
+        }
+        Ok(())
+    }
+}
+
+impl SendContext {
+    fn is_sound(&self) -> bool {
+        let whole = self.never_begins() || length(&self.pieces) == Some(self.length);
+        whole
+            && self.pieces.len() <= MAX_SEGMENTS
+            && self.moved <= self.length
+            && !matches!(self.operation, Operation::Receive | Operation::RemoteRdmaWrite)
+    }
+
+    /// It was wrong when it was posted, and waits for those before it to say so.
+    const fn never_begins(&self) -> bool {
+        matches!(self.done, Some(Err(_))) && self.moved == 0
+    }
+}
+
+impl FlightContext {
+    fn is_sound(&self) -> bool {
+        let has_bytes = self.source.is_some_and(|source| source.length > 0);
+        let fits = self.source.is_none_or(|source| source.length as usize <= MAX_PAYLOAD);
+        fits && match self.kind {
+            FlightKind::ReadRequest => !has_bytes && self.ends,
+            FlightKind::ReadResponse => !self.ends,
+            FlightKind::Send | FlightKind::Write => self.ends == self.last,
+        }
+    }
+}
+
+fn length(pieces: &[super::Piece]) -> Option<u32> {
+    pieces.iter().try_fold(0_u32, |sum, piece| {
+        piece.offset.checked_add(piece.length)?;
+        sum.checked_add(piece.length)
+    })
+}
+
+/// Checks that the contexts of a job's processes, by rank, are a consistent cut: each agrees with itself,
+/// and the two ends of each connection with each other, so that no message is lost or will be taken twice.
+///
+/// # Errors
+/// The first [`Violation`].
+pub fn check_cut(ranks: &[PortContext]) -> Result<(), Violation> {
+    for (rank, context) in (0..).zip(ranks) {
+        context.validate().map_err(|wrong| Violation::Rank { rank, wrong })?;
+    }
+    for (rank, context) in (0..).zip(ranks) {
+        for vi in &context.vis {
+            let Some(link) = &vi.link else { continue };
+            let (from, to) = (FarEnd { rank, vi: vi.name }, link.peer);
+            let far = ranks.get(usize::from(to.rank)).and_then(|context| context.vi(to.vi));
+            let far = far.ok_or(Violation::NoPeer { from, to })?;
+            let back = far.link.as_ref().filter(|back| back.peer == from);
+            let back = back.ok_or(Violation::OneSided { from, to })?;
+            if link.remote != far.attributes || !agree(&vi.attributes, &far.attributes) {
+                return Err(Violation::Attributes { from, to });
+            }
+            meet(vi, link, back.expected, back.arriving, (from, to))?;
+        }
+    }
+    Ok(())
+}
+
+fn agree(one: &ViAttributes, other: &ViAttributes) -> bool {
+    one.reliability == other.reliability && one.max_transfer == other.max_transfer
+}
+
+/// Whether what one end has sent goes on where the other has got to.
+fn meet(
+    vi: &ViContext,
+    link: &LinkContext,
+    expected: u32,
+    arriving: Option<u32>,
+    (from, to): (FarEnd, FarEnd),
+) -> Result<(), Violation> {
+    let (base, next) = (link.base, link.next());
+    if !vi.attributes.reliability.is_reliable() {
+        // What is lost is lost: it only can't have come before it was sent.
+        let ahead = expected.wrapping_sub(next);
+        let is_past = ahead == 0 || ahead >= 1 << 31;
+        return if is_past {
+            Ok(())
+        } else {
+            Err(Violation::Counts { from, to, base, next, expected })
+        };
+    }
+    let taken = expected.wrapping_sub(base) as usize;
+    if taken > link.flights.len() {
+        return Err(Violation::Counts { from, to, base, next, expected });
+    }
+    let of_message =
+        |flight: &&FlightContext| matches!(flight.kind, FlightKind::Send | FlightKind::Write);
+    let goes_on = match link.flights[taken..].iter().find(of_message) {
+        // Where in the message a frame of a write lies only its first says.
+        Some(flight) if flight.first => 0,
+        Some(flight) if flight.kind == FlightKind::Write => arriving.unwrap_or(0),
+        Some(flight) => flight.offset,
+        None => match vi.sends.get(vi.cut as usize) {
+            Some(work) if work.operation != Operation::RdmaRead => work.moved,
+            _ => 0,
+        },
+    };
+    let came = arriving.unwrap_or(0);
+    if came != goes_on { Err(Violation::HalfArrived { from, to, came, goes_on }) } else { Ok(()) }
+}

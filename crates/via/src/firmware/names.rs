@@ -1,0 +1,131 @@
+//! What processes call their interfaces and memory, where the NIC calls them otherwise: they were
+//! restored, and go on under the names that they and their peers know.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use midplane_simhw::id::PortId;
+use midplane_simhw::region::RegionRef;
+
+use crate::context::{MemoryName, Piece};
+use crate::keeper::MappedMemory;
+
+/// The memory of one port.
+#[derive(Debug)]
+pub(super) struct MemoryNames {
+    now: BTreeMap<MemoryName, MemoryName>,
+    names: BTreeMap<MemoryName, MemoryName>,
+}
+
+impl MemoryNames {
+    fn new(memory: &[MappedMemory]) -> Self {
+        let now = memory.iter().map(|memory| (memory.name, memory.now)).collect();
+        let names = memory.iter().map(|memory| (memory.now, memory.name)).collect();
+        Self { now, names }
+    }
+
+    /// As the NIC calls it. What was registered since has no other name.
+    pub(super) fn real(&self, region: RegionRef) -> RegionRef {
+        let MemoryName { slot, generation } =
+            self.now.get(&region.into()).copied().unwrap_or_else(|| region.into());
+        RegionRef { slot, generation, ..region }
+    }
+
+    /// As its process and others call it.
+    pub(super) fn name(&self, region: RegionRef) -> Piece {
+        let memory = self.names.get(&region.into()).copied().unwrap_or_else(|| region.into());
+        Piece { memory, ..Piece::from(region) }
+    }
+}
+
+/// The names of all ports, and what is to be told apart from what was before.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    /// Interfaces that have another number than name, by owner and name.
+    vis: BTreeMap<(PortId, PortId), PortId>,
+    memory: BTreeMap<PortId, Arc<MemoryNames>>,
+    /// Descriptors that ports wait for and that no interface has, by cookie.
+    awaited: BTreeMap<PortId, BTreeSet<u64>>,
+    /// The number of the connection that each interface's number had last.
+    connections: Vec<u16>,
+}
+
+impl Names {
+    /// The number that `owner` may mean by `name`, if it is not the name itself.
+    pub(super) fn number(&self, owner: PortId, name: PortId) -> PortId {
+        if self.vis.is_empty() {
+            return name;
+        }
+        self.vis.get(&(owner, name)).copied().unwrap_or(name)
+    }
+
+    /// Whether `owner` calls another interface so.
+    pub(super) fn is_taken(&self, owner: PortId, name: PortId) -> bool {
+        self.vis.contains_key(&(owner, name))
+    }
+
+    pub(super) fn set_number(&mut self, owner: PortId, name: PortId, number: PortId) {
+        if name != number {
+            self.vis.insert((owner, name), number);
+        }
+    }
+
+    pub(super) fn forget_vi(&mut self, owner: PortId, name: PortId) {
+        self.vis.remove(&(owner, name));
+    }
+
+    pub(super) fn memory(&self, owner: PortId) -> Option<Arc<MemoryNames>> {
+        self.memory.get(&owner).cloned()
+    }
+
+    /// What `memory` says of a port's memory, as it would be used; as it is, if that is nothing.
+    pub(super) fn memory_as(
+        &self,
+        owner: PortId,
+        memory: Option<&[MappedMemory]>,
+    ) -> Option<Arc<MemoryNames>> {
+        match memory {
+            Some(memory) => Some(Arc::new(MemoryNames::new(memory))),
+            None => self.memory(owner),
+        }
+    }
+
+    pub(super) fn set_memory(&mut self, owner: PortId, memory: Option<Arc<MemoryNames>>) {
+        if let Some(memory) = memory {
+            self.memory.insert(owner, memory);
+        }
+    }
+
+    pub(super) fn expect(&mut self, owner: PortId, cookies: impl IntoIterator<Item = u64>) {
+        self.awaited.entry(owner).or_default().extend(cookies);
+    }
+
+    pub(super) fn is_awaited(&self, owner: PortId, cookie: u64) -> bool {
+        self.awaited.get(&owner).is_some_and(|cookies| cookies.contains(&cookie))
+    }
+
+    pub(super) fn found(&mut self, owner: PortId, cookie: u64) {
+        if let Some(cookies) = self.awaited.get_mut(&owner) {
+            cookies.remove(&cookie);
+        }
+    }
+
+    /// The number of the first connection of the next interface with this number.
+    pub(super) fn connection(&self, number: PortId) -> u16 {
+        self.connections.get(number.index()).map_or(1, |last| last.wrapping_add(1))
+    }
+
+    /// An interface is no more: frames for it are nobody's, whoever has its number next.
+    pub(super) fn retire(&mut self, number: PortId, connection: u16) {
+        if self.connections.len() <= number.index() {
+            self.connections.resize(number.index() + 1, 0);
+        }
+        self.connections[number.index()] = connection;
+    }
+
+    pub(super) fn forget_port(&mut self, port: PortId) {
+        self.vis.retain(|(owner, _), _| *owner != port);
+        self.memory.remove(&port);
+        self.awaited.remove(&port);
+    }
+}

@@ -1,0 +1,158 @@
+//! The interfaces of a NIC: made, asked and unmade; and what happens to them beside their queues.
+
+use std::collections::VecDeque;
+
+use midplane_nicvm::context::Context;
+use midplane_simhw::frame::HEADER_BYTES;
+use midplane_simhw::id::PortId;
+use midplane_simhw::port::{Command, Completion, Status};
+
+use super::endpoint::Endpoint;
+use super::{MAX_ERRORS, Via, say_end};
+use crate::attributes::{ViAttributes, ViState};
+use crate::command::{CREATE, DESTROY, DISCONNECT, EVENT, QUERY, QUERY_NIC};
+use crate::outcome::{AsyncError, ConnectError, DescriptorError};
+
+impl Via {
+    /// The number of the interface that a port calls so; one that is not its own, if there is none.
+    pub(super) fn number(&self, owner: PortId, name: PortId) -> PortId {
+        let number = self.names.number(owner, name);
+        match self.vis.get(number.index()) {
+            Some(Some(endpoint)) if endpoint.owner == owner && endpoint.name != name => {
+                PortId(u16::MAX)
+            }
+            _ => number,
+        }
+    }
+
+    /// The interface with this number, if it is that port's.
+    pub(super) fn own(&mut self, owner: PortId, vi: PortId) -> Option<&mut Endpoint> {
+        let endpoint = self.vis.get_mut(vi.index())?.as_mut()?;
+        (endpoint.owner == owner).then_some(endpoint)
+    }
+
+    pub(super) fn create(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let owner = command.region.port;
+        let attributes = ViAttributes::from_words([command.args[0], command.args[1]]);
+        // Nothing that the port calls something else.
+        let is_free = |at: &usize| {
+            self.vis.get(*at).is_none_or(Option::is_none)
+                && !self.names.is_taken(owner, PortId(*at as u16))
+        };
+        let free = (0..=self.config.max_vis).find(is_free).unwrap_or(self.config.max_vis);
+        let (status, number) = match attributes {
+            None => (Status::Invalid, PortId(0)),
+            Some(_) if free >= self.config.max_vis => (Status::Refused, PortId(0)),
+            Some(attributes) => {
+                if free >= self.vis.len() {
+                    self.vis.resize_with(free + 1, || None);
+                }
+                let number = PortId(free as u16);
+                let connection = self.names.connection(number);
+                let mut endpoint = Endpoint::new((number, connection), owner, attributes);
+                endpoint.memory = self.names.memory(owner);
+                self.vis[free] = Some(endpoint);
+                (Status::Done, number)
+            }
+        };
+        let cookie = command.cookie;
+        let done =
+            Completion { status, opcode: CREATE, cookie, port: number, ..Completion::default() };
+        nic.complete(owner, &done);
+    }
+
+    pub(super) fn destroy(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let owner = command.region.port;
+        let result = match self.own(owner, command.port) {
+            None => Err(ConnectError::Gone),
+            Some(vi) if !matches!(vi.state, ViState::Idle | ViState::Error) => {
+                Err(ConnectError::InvalidState)
+            }
+            Some(vi) => {
+                vi.flush(nic, DescriptorError::Flushed, ViState::Idle);
+                if let Some(endpoint) = self.vis[command.port.index()].take() {
+                    self.retire(&endpoint);
+                }
+                Ok(None)
+            }
+        };
+        Self::answer(nic, (owner, DESTROY, command.cookie), result, 0);
+    }
+
+    pub(super) fn query(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let owner = command.region.port;
+        let (result, state) = match self.own(owner, command.port) {
+            None => (Err(ConnectError::Gone), 0),
+            Some(endpoint) => (Ok(Some(endpoint.attributes)), endpoint.state as u64),
+        };
+        Self::answer(nic, (owner, QUERY, command.cookie), result, state);
+    }
+
+    pub(super) fn query_nic(&self, nic: &mut Context<'_>, command: &Command) {
+        let mtu = nic.mtu_bytes() - HEADER_BYTES as u64;
+        let vis = self.vis.iter().flatten().count() as u64;
+        let args = [self.config.max_vis as u64, vis, mtu, 0];
+        let cookie = command.cookie;
+        let answer = Completion { opcode: QUERY_NIC, cookie, args, ..Completion::default() };
+        nic.complete(command.region.port, &answer);
+    }
+
+    pub(super) fn disconnect(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let (owner, vi) = (command.region.port, command.port);
+        let who = (owner, DISCONNECT, command.cookie);
+        if self.own(owner, vi).is_none() {
+            return Self::answer(nic, who, Err(ConnectError::Gone), 0);
+        }
+        self.fail(nic, ConnectError::Gone, |pending| pending.is_of(vi));
+        if let Some(endpoint) = self.own(owner, vi) {
+            say_end(nic, endpoint, 0);
+            endpoint.flush(nic, DescriptorError::Flushed, ViState::Idle);
+        }
+        Self::answer(nic, who, Ok(None), 0);
+    }
+
+    /// The other end has ended the connection: it expected that frame next, and has found that wrong.
+    pub(super) fn end(&mut self, nic: &mut Context<'_>, vi: PortId, expected: u32, error: u8) {
+        let now = nic.now();
+        let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
+        let Some(link) = endpoint.link.as_mut() else { return };
+        let arrived = link.sending.on_acknowledgement(now, expected);
+        endpoint.on_arrived(nic, arrived.map_or(0, |arrived| arrived.ended));
+        let first = DescriptorError::of(error).err().unwrap_or(DescriptorError::Flushed);
+        endpoint.flush(nic, first, ViState::Error);
+        endpoint.errors.push_back(AsyncError::ConnectionLost);
+        self.tell_errors(nic, vi);
+    }
+
+    /// Brings an interface's asynchronous errors to its port.
+    pub(super) fn tell_errors(&mut self, nic: &mut Context<'_>, vi: PortId) {
+        let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
+        if endpoint.errors.is_empty() {
+            return;
+        }
+        let (owner, name) = (endpoint.owner, endpoint.name);
+        let queue = self.errors.entry(owner).or_default();
+        queue.extend(endpoint.errors.drain(..).map(|error| (name, error)));
+        while queue.len() > MAX_ERRORS {
+            queue.pop_front();
+        }
+        self.hand_errors_over(nic, owner);
+    }
+
+    pub(super) fn hand_errors_over(&mut self, nic: &mut Context<'_>, owner: PortId) {
+        let Some(cookie) = self.listening.get(&owner).copied() else { return };
+        let Some((vi, error)) = self.errors.get_mut(&owner).and_then(VecDeque::pop_front) else {
+            return;
+        };
+        self.listening.remove(&owner);
+        let args = [error as u64, 0, 0, 0];
+        let told = Completion { opcode: EVENT, cookie, port: vi, args, ..Completion::default() };
+        nic.complete(owner, &told);
+    }
+
+    /// An interface is no more: nothing that comes for it is the next one's with its number.
+    pub(super) fn retire(&mut self, endpoint: &Endpoint) {
+        self.names.forget_vi(endpoint.owner, endpoint.name);
+        self.names.retire(endpoint.number, endpoint.connection);
+    }
+}
