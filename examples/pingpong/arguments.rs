@@ -18,7 +18,7 @@ Examples:
 One way is half a round trip: the median over batches of round trips, and over the rounds. Messages lie
 where their layer sends them from, the kernel's in a buffer, those of raw and vi in registered memory; the
 receiver reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, direct the
-same with their data past the NIC, message MPI's point-to-point with tags over vi, lanes the same over
+same with their data past the NIC, write the same with writes to the other end's memory, message MPI's point-to-point with tags over vi, lanes the same over
 shared memory alone, past the NIC. With --wait poll both processes look without pause and want a core each.
 Other libraries are measured by programs that their packages install; one that is missing is skipped.
 In sim the layers are columns of the paper's Table 1, and the last two columns of the report what the
@@ -46,6 +46,8 @@ pub(crate) enum Layer {
     Vi,
     /// Virtual Interfaces whose data goes past the NIC.
     Direct,
+    /// Writes to the other end's memory over such interfaces.
+    Write,
     /// Messages with tags over Virtual Interfaces.
     Message,
     /// Messages with tags over lanes of shared memory, past the NIC.
@@ -238,7 +240,8 @@ impl Arguments {
         if let Some(bytes) = self.sizes.iter().find(|bytes| !(1..=MAX_BYTES).contains(*bytes)) {
             return Err(format!("--sizes {bytes}: must be from 1 to {MAX_BYTES} bytes"));
         }
-        let past_the_nic = self.layer.iter().find(|l| matches!(l, Layer::Lanes | Layer::Direct));
+        let past_the_nic =
+            self.layer.iter().find(|l| matches!(l, Layer::Lanes | Layer::Direct | Layer::Write));
         if let Some(layer) = past_the_nic
             && self.fabric.iter().any(|fabric| *fabric != Fabric::Shm)
         {
@@ -248,7 +251,8 @@ impl Arguments {
     }
 
     pub(crate) fn contests(&self) -> Vec<Contest> {
-        let all = [Layer::Raw, Layer::Vi, Layer::Message, Layer::Direct, Layer::Lanes];
+        let all =
+            [Layer::Raw, Layer::Vi, Layer::Message, Layer::Direct, Layer::Write, Layer::Lanes];
         let mut contests = Vec::new();
         for fabric in &self.fabric {
             if *fabric == Fabric::Sim {

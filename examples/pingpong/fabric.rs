@@ -26,6 +26,7 @@ use crate::layers::{Interface, Messages, Raw, interfaces};
 use crate::libraries;
 use crate::measure::{self, Figures, Side};
 use crate::processes::{self, Peer};
+use crate::writes::Writes;
 
 /// Longest packet of a lane, and longest message that leaves whole there.
 const LANE_MTU: usize = 16 << 10;
@@ -136,13 +137,20 @@ async fn ours<G: Game>(
             let met = tokio::time::timeout(Duration::from_secs(10), nic.meet()).await;
             met.map_err(|_| "the other process did not come up in 10 s")?;
             let (host, peer) = (nic.host(), NodeId(1 - node));
-            let result = if layer == Layer::Direct {
+            let lane = || {
                 let lanes = ShmConfig::new(format!("{place}-lanes"), NodeId(node), 2);
                 let lanes = Lanes::open(&lanes.mtu(LANE_MTU)).map_err(|error| error.to_string())?;
-                let lane = Some(Box::new(lanes) as Box<dyn Lane>);
-                game.play(&mut Interface::new(&host, peer, most, wait, lane).await?).await
-            } else {
-                play(&host, peer, (fabric, layer, wait, how), most, game).await
+                Ok::<_, String>(Box::new(lanes) as Box<dyn Lane>)
+            };
+            let result = match layer {
+                Layer::Direct => {
+                    let side = Interface::new(&host, peer, most, wait, Some(lane()?));
+                    game.play(&mut side.await?).await
+                }
+                Layer::Write => {
+                    game.play(&mut Writes::new(&host, peer, most, wait, lane()?).await?).await
+                }
+                _ => play(&host, peer, (fabric, layer, wait, how), most, game).await,
             };
             nic.shutdown().await;
             result
@@ -182,6 +190,8 @@ async fn play<G: Game>(
             let carrier = interfaces(host, how, eager).await?;
             game.play(&mut Messages::new(carrier, most, wait, eager)?).await
         }
-        Layer::Lanes | Layer::Direct => unreachable!("over shared memory alone, which is checked"),
+        Layer::Lanes | Layer::Direct | Layer::Write => {
+            unreachable!("over shared memory alone, which is checked")
+        }
     }
 }

@@ -28,21 +28,21 @@ use crate::arguments::{MAX_BYTES, Registration, Wait};
 use crate::measure::{Side, WINDOW};
 
 /// Receives that are kept posted.
-const RECEIVES: usize = 2 * WINDOW;
+pub(crate) const RECEIVES: usize = 2 * WINDOW;
 
 /// Bytes from one buffer to the next, each for `most` bytes: an odd number of cache lines, for those a power of
 /// two apart would all want the same few places in the cache.
-const fn stride(most: usize) -> usize {
+pub(crate) const fn stride(most: usize) -> usize {
     const LINE: usize = 64;
     most.next_multiple_of(2 * LINE) + LINE
 }
 
-fn failed(error: impl std::fmt::Display) -> String {
+pub(crate) fn failed(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
 /// Awaits, or blocks the thread.
-async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
+pub(crate) async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
     match wait {
         Wait::Block => block_on(future),
         Wait::Await | Wait::Poll => future.await,
@@ -54,10 +54,10 @@ async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
 const LOOKS: u32 = 256;
 
 /// Bytes that a receiver reads of a message at a time: it looks at all of them where they lie, and keeps none.
-const GLANCE: usize = 4096;
+pub(crate) const GLANCE: usize = 4096;
 
 /// Reads every byte of a message that lies in registered memory.
-fn read_all(
+pub(crate) fn read_all(
     scratch: &mut [u8],
     bytes: usize,
     read: impl Fn(usize, &mut [u8]) -> Result<(), midplane::simhw::region::RegionError>,
@@ -70,11 +70,11 @@ fn read_all(
 
 /// How often somebody has looked in vain.
 #[derive(Debug, Default)]
-struct Looks(u32);
+pub(crate) struct Looks(u32);
 
 impl Looks {
     #[inline]
-    fn again(&mut self) {
+    pub(crate) fn again(&mut self) {
         self.0 += 1;
         // No pause between looks: that takes longer than one.
         if self.0.is_multiple_of(LOOKS) {
@@ -196,6 +196,40 @@ impl Side for Raw {
     }
 }
 
+/// An interface, reliable; its data goes past the NIC where there is a lane, and the other end may write
+/// memory of this one if `rdma_write`.
+pub(crate) async fn interface(
+    host: &impl Host,
+    lane: Option<Box<dyn Lane>>,
+    rdma_write: bool,
+) -> Result<(Nic, ViId), String> {
+    let direct = lane.is_some();
+    let nic = match lane {
+        Some(lane) => Nic::open_with(host, PortOptions::default(), lane).await,
+        None => Nic::open(host, PortOptions::default()).await,
+    };
+    let mut nic = nic.map_err(failed)?;
+    let attributes = ViAttributes {
+        reliability: Reliability::ReliableDelivery,
+        max_transfer: MAX_BYTES as u32,
+        direct,
+        rdma_write,
+        ..ViAttributes::default()
+    };
+    let vi = nic.create_vi(attributes).await.map_err(failed)?;
+    Ok((nic, vi))
+}
+
+/// Connects it with that of the other node.
+pub(crate) async fn connect(nic: &mut Nic, vi: ViId, node: NodeId) -> Result<(), String> {
+    let name = |node: NodeId| node.0.to_le_bytes();
+    let to = Address::new(node, &name(node)).expect("two bytes");
+    let own = Address::new(nic.node(), &name(nic.node())).expect("two bytes").discriminator;
+    let patience = Some(std::time::Duration::from_secs(10));
+    let ticket = nic.connect_peer(vi, to, own, patience).map_err(failed)?;
+    nic.finish(&ticket).await.map(drop).map_err(failed)
+}
+
 /// A Virtual Interface, reliable; its data goes past the NIC where there is a lane.
 pub(crate) struct Interface {
     nic: Nic,
@@ -218,31 +252,14 @@ impl Interface {
         wait: Wait,
         lane: Option<Box<dyn Lane>>,
     ) -> Result<Self, String> {
-        let direct = lane.is_some();
-        let nic = match lane {
-            Some(lane) => Nic::open_with(host, PortOptions::default(), lane).await,
-            None => Nic::open(host, PortOptions::default()).await,
-        };
-        let mut nic = nic.map_err(failed)?;
+        let (mut nic, vi) = interface(host, lane, false).await?;
         let room = stride(most);
-        let attributes = ViAttributes {
-            reliability: Reliability::ReliableDelivery,
-            max_transfer: MAX_BYTES as u32,
-            direct,
-            ..ViAttributes::default()
-        };
-        let vi = nic.create_vi(attributes).await.map_err(failed)?;
         let receives = nic.register(RECEIVES * room, MemoryOptions::default()).map_err(failed)?;
         for slot in 0..RECEIVES {
             let segment = receives.segment(slot * room, room).map_err(failed)?;
             nic.post_receive(vi, Descriptor::of(segment)).map_err(failed)?;
         }
-        let name = |node: NodeId| node.0.to_le_bytes();
-        let to = Address::new(node, &name(node)).expect("two bytes");
-        let own = Address::new(nic.node(), &name(nic.node())).expect("two bytes").discriminator;
-        let patience = Some(std::time::Duration::from_secs(10));
-        let ticket = nic.connect_peer(vi, to, own, patience).map_err(failed)?;
-        nic.finish(&ticket).await.map_err(failed)?;
+        connect(&mut nic, vi, node).await?;
         let sends = nic.register(room, MemoryOptions::default()).map_err(failed)?;
         sends.write(0, &vec![7; room]).map_err(failed)?;
         let (spare, scratch) = (Vec::new(), vec![0; GLANCE]);

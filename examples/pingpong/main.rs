@@ -10,6 +10,7 @@ mod fabric;
 mod layers;
 mod libraries;
 mod measure;
+mod writes;
 
 #[path = "../common/command_line.rs"]
 mod command_line;

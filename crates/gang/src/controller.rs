@@ -9,7 +9,7 @@ use midplane_simhw::host::{Host, OpenError};
 use midplane_simhw::port::{
     Completion, Port, PortClosed, PortOptions, PostError, RegisterError, Status,
 };
-use midplane_simhw::region::Region;
+use midplane_simhw::region::{Region, RegionOptions};
 use midplane_simhw::wire;
 use thiserror::Error;
 
@@ -181,8 +181,9 @@ impl Controller {
         let bytes = self.geometry.bytes();
         #[cfg(target_os = "linux")]
         if self.is_mapped {
-            let (region, file) = self.port.register_shared(bytes)?;
-            return Ok((Arc::new(region), Some(Arc::new(file))));
+            let region = self.port.register_shared(bytes, RegionOptions::default())?;
+            let file = region.file().cloned();
+            return Ok((Arc::new(region), file));
         }
         Ok((Arc::new(self.port.register(bytes)?), Backing::default()))
     }

@@ -231,39 +231,56 @@ impl Port {
         let (memory, slot, generation) = self.registrar.register(bytes, options)?;
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
         let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
-        Ok(Region { memory, whole, options, registrar: Arc::clone(&self.registrar) })
+        Ok(Region {
+            memory,
+            whole,
+            options,
+            registrar: Arc::clone(&self.registrar),
+            #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+            file: None,
+        })
     }
 
-    /// Registers `bytes` of zeroed memory that other processes may map: whoever has the file, as
-    /// [`SharedMemory`](crate::region::SharedMemory). For ports of a NIC in this process.
+    /// Registers `bytes` of zeroed memory that other processes may map: whoever has its
+    /// [file](Region::file), as [`SharedMemory`](crate::region::SharedMemory). On Linux, for ports of a NIC in
+    /// this process.
     ///
     /// # Errors
     /// [`RegisterError`] says which limit was hit; [`RegisterError::NoMemory`] also where the NIC is in
-    /// another process.
-    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    /// another process, or the system is another one.
     pub fn register_shared(
         &mut self,
         bytes: usize,
-    ) -> Result<(Region, std::os::fd::OwnedFd), RegisterError> {
-        use crate::region::Memory;
-        use crate::segment::{Kind, Segment};
-
+        options: RegionOptions,
+    ) -> Result<Region, RegisterError> {
         if bytes == 0 || bytes > MAX_REGION {
             return Err(RegisterError::Size(bytes));
         }
         if self.is_closed() {
             return Err(RegisterError::Closed);
         }
-        let none = RegisterError::NoMemory(bytes);
-        let (segment, file) = Segment::shared(Kind::Arena, bytes).map_err(|_| none)?;
-        let memory = Memory::within(Arc::new(segment), 0, bytes).ok_or(none)?;
-        let options = RegionOptions::default();
+        self.share(bytes, options)?.ok_or(RegisterError::NoMemory(bytes))
+    }
+
+    #[cfg(not(all(target_os = "linux", not(all(test, midplane_loom)))))]
+    #[expect(clippy::unnecessary_wraps, reason = "elsewhere it fails")]
+    const fn share(&self, _: usize, _: RegionOptions) -> Result<Option<Region>, RegisterError> {
+        Ok(None)
+    }
+
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    fn share(&self, bytes: usize, options: RegionOptions) -> Result<Option<Region>, RegisterError> {
+        use crate::region::Memory;
+        use crate::segment::{Kind, Segment};
+
+        let Ok((segment, file)) = Segment::shared(Kind::Arena, bytes) else { return Ok(None) };
+        let Some(memory) = Memory::within(Arc::new(segment), 0, bytes) else { return Ok(None) };
         let registered = self.registrar.register_own(memory.clone(), options)?;
-        let (slot, generation) = registered.ok_or(none)?;
+        let Some((slot, generation)) = registered else { return Ok(None) };
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
         let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
         let registrar = Arc::clone(&self.registrar);
-        Ok((Region { memory, whole, options, registrar }, file))
+        Ok(Some(Region { memory, whole, options, registrar, file: Some(Arc::new(file)) }))
     }
 
     /// Puts a command into the submission ring; the NIC looks when [`Port::ring`] is called.

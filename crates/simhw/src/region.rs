@@ -6,6 +6,11 @@
 
 mod memory;
 mod payload;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+mod shared;
+#[cfg(not(all(target_os = "linux", not(all(test, midplane_loom)))))]
+#[path = "region/unshared.rs"]
+mod shared;
 mod table;
 
 use std::fmt;
@@ -18,6 +23,7 @@ use thiserror::Error;
 use crate::id::PortId;
 
 pub use payload::Payload;
+pub use shared::SharedMemory;
 
 pub(crate) use memory::Memory;
 pub(crate) use table::RegionTable;
@@ -250,6 +256,9 @@ pub struct Region {
     pub(crate) whole: RegionRef,
     pub(crate) options: RegionOptions,
     pub(crate) registrar: Arc<crate::port::Registrar>,
+    /// What other processes map it by.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(crate) file: Option<Arc<std::os::fd::OwnedFd>>,
 }
 
 impl Region {
@@ -276,6 +285,14 @@ impl Region {
     #[must_use]
     pub const fn tag(&self) -> ProtectionTag {
         self.options.tag
+    }
+
+    /// The file that other processes map it by, as [`SharedMemory`]; of memory that was registered with
+    /// [`Port::register_shared`](crate::port::Port::register_shared).
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    #[must_use]
+    pub const fn file(&self) -> Option<&Arc<std::os::fd::OwnedFd>> {
+        self.file.as_ref()
     }
 
     /// A range of the region, as a NIC knows it; `None` where it passes the end.
@@ -324,58 +341,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+        if self.file.is_some() {
+            self.memory.revoke();
+        }
         self.registrar.deregister(self.whole);
-    }
-}
-
-/// Memory that another process of this user has registered, mapped here.
-///
-/// What it holds may change at any moment: the other process and its NIC write to it.
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-#[derive(Debug)]
-pub struct SharedMemory(Memory);
-
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-impl SharedMemory {
-    /// Maps the file that [`Port::register_shared`](crate::port::Port::register_shared) gave, which must
-    /// be of so many bytes, and this user's.
-    ///
-    /// # Errors
-    /// [`std::io::ErrorKind::InvalidData`] if it is another file, or of another length.
-    pub fn map(file: &std::os::fd::OwnedFd, bytes: usize) -> std::io::Result<Self> {
-        use crate::segment::{Kind, Segment};
-
-        let own = rustix::process::geteuid().as_raw();
-        let segment = Segment::open(file, Kind::Arena, bytes, |user| user == own);
-        let invalid = |error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
-        let segment = segment.map_err(invalid)?;
-        let memory = Memory::within(Arc::new(segment), 0, bytes);
-        memory.map(Self).ok_or_else(|| std::io::ErrorKind::InvalidData.into())
-    }
-
-    /// Copies `bytes` to `offset`.
-    ///
-    /// # Errors
-    /// [`RegionError::OutOfRange`] if they would pass its end; nothing is written then.
-    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
-        let out_of_range = RegionError::OutOfRange { bytes: self.0.len() };
-        self.0.store(offset, Payload::from(bytes)).ok_or(out_of_range)
-    }
-
-    /// Copies bytes from `offset` on, filling `out`.
-    ///
-    /// # Errors
-    /// [`RegionError::OutOfRange`] if there are not that many; `out` is untouched then.
-    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RegionError> {
-        let out_of_range = RegionError::OutOfRange { bytes: self.0.len() };
-        self.0.view(offset, out.len()).ok_or(out_of_range)?.copy_to(out);
-        Ok(())
-    }
-
-    /// The bytes of a range where they lie, to be copied out; `None` where it passes the end.
-    #[must_use]
-    pub fn view(&self, offset: usize, length: usize) -> Option<Payload<'_>> {
-        self.0.view(offset, length)
     }
 }
 

@@ -116,6 +116,15 @@ impl Segment {
         Ok(Self { base, bytes: mapped - skip, backing: Backing::Mapped { start, mapped } })
     }
 
+    /// The first line of the file that it is mapped from; `None` of memory of this process alone.
+    #[cfg(target_os = "linux")]
+    fn header(&self) -> Option<&Line> {
+        let Backing::Mapped { start, .. } = &self.backing else { return None };
+        // SAFETY: a mapping has whole pages and begins at one, so its first line is in it and aligned; atomics may be
+        // shared, and any bytes are valid ones; it stays mapped as long as the borrow of `self`.
+        Some(unsafe { start.cast::<Line>().as_ref() })
+    }
+
     /// Bytes of the segment.
     #[cfg(any(test, target_os = "linux"))]
     pub(crate) const fn len(&self) -> usize {

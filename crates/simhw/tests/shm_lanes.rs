@@ -50,6 +50,7 @@ impl Expected {
         while let Some(news) = lanes.poll() {
             match news {
                 News::Left(node) => gone.push(node),
+                News::Shown { .. } => panic!("nobody shows memory"),
                 News::Frame { from, words, payload } => {
                     let next = &mut self.0[from.index()];
                     assert_eq!(words, [*next, 1, 2, 3, u64::MAX], "in order, each once");

@@ -58,7 +58,7 @@ pub struct ViAttributes {
     /// Whether the other end may read memory of this tag that allows it. Reliable levels only.
     pub rdma_read: bool,
     /// Whether its data goes from process to process, past the NIC, which sees to connections only: see
-    /// [`direct`](crate::direct). Reliable delivery, no remote reads and writes; both ends of a connection
+    /// [`direct`](crate::direct). Reliable delivery, no remote reads; both ends of a connection
     /// have the same.
     pub direct: bool,
 }

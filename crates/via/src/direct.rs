@@ -8,6 +8,12 @@
 //! goes there, it does not stand still with a process's port, and an interface can't be made to follow its
 //! process to another host.
 //!
+//! Memory that the other end may write (`rdma_write`) is mapped there: the first write to it asks its owner's
+//! process, which looks at rights and tag and then shows it; from then on a write is one copy, and its owner's
+//! process takes part only where it brings immediate data. Whom it was shown may write it for as long as it is
+//! registered, though the connection may be over: deregister it to take it back. What is registered so is shared
+//! with nobody else, and nothing else lies in it. There are no remote reads, for what can be mapped can be written.
+//!
 //! An end sends nothing before the other has said that it knows of the connection too, with a greeting over
 //! the same lane: so nothing comes for a connection that an interface does not have yet, and what comes for
 //! one that it has no more is dropped.
@@ -16,7 +22,7 @@ use std::fmt;
 use std::task::Waker;
 
 use midplane_simhw::id::NodeId;
-use midplane_simhw::region::Payload;
+use midplane_simhw::region::{Payload, Region, SharedMemory};
 
 /// Words that go before a payload.
 pub const WORDS: usize = 5;
@@ -32,6 +38,15 @@ pub enum Arrival<'a> {
         words: [u64; WORDS],
         /// Its payload; its sender may be writing it.
         payload: Payload<'a>,
+    },
+    /// Memory that another process shows: it may be written here.
+    Shown {
+        /// Whose it is.
+        from: NodeId,
+        /// What it calls it.
+        name: [u64; 2],
+        /// The memory.
+        memory: SharedMemory,
     },
     /// A process is gone: nothing more comes from it, and nothing goes there.
     Left(NodeId),
@@ -66,6 +81,13 @@ pub trait Lane: fmt::Debug + Send {
         parts: &[Payload<'_>],
     ) -> Result<(), Refused>;
 
+    /// Shows another process a region that was registered to be shared: [`Arrival::Shown`] comes there, earlier or
+    /// later than what is sent at the same time.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing is shown then.
+    fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), Refused>;
+
     /// What has come next, if anything has.
     fn poll(&mut self) -> Option<Arrival<'_>>;
 
@@ -85,6 +107,8 @@ pub(crate) struct Fields {
     pub(crate) total: u32,
     pub(crate) offset: u32,
     pub(crate) immediate: Option<u32>,
+    /// Which memory it is about, as a region's first word.
+    pub(crate) memory: u64,
 }
 
 /// What a frame is.
@@ -95,6 +119,12 @@ pub(crate) enum Kind {
     Greeting = 1,
     /// A message, or a part of one.
     Send = 2,
+    /// Its sender wants to write that memory: it is to be shown it.
+    Ask = 3,
+    /// It may not.
+    Deny = 4,
+    /// That many bytes were written, and the immediate data goes with them.
+    Written = 5,
 }
 
 impl Fields {
@@ -103,17 +133,20 @@ impl Fields {
         let where_to = u64::from(self.vi) | u64::from(self.connection) << 16;
         let immediate = self.immediate.map_or(0, |value| 1 << 32 | u64::from(value));
         let part = u64::from(self.total) | u64::from(self.offset) << 32;
-        [where_to | (self.kind as u64) << 32, part, immediate, 0, 0]
+        [where_to | (self.kind as u64) << 32, part, immediate, self.memory, 0]
     }
 
     /// What any words say; `None` where that is nothing of ours.
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(crate) fn of(words: [u64; WORDS]) -> Option<Self> {
-        let [first, part, immediate, ..] = words;
+        let [first, part, immediate, memory, _] = words;
         let kind = match first >> 32 {
             1 => Kind::Greeting,
             2 => Kind::Send,
+            3 => Kind::Ask,
+            4 => Kind::Deny,
+            5 => Kind::Written,
             _ => return None,
         };
         Some(Self {
@@ -123,6 +156,7 @@ impl Fields {
             total: part as u32,
             offset: (part >> 32) as u32,
             immediate: (immediate >> 32 != 0).then_some(immediate as u32),
+            memory,
         })
     }
 }
@@ -135,9 +169,10 @@ mod tests {
     proptest! {
         #[test]
         fn words_survive_and_any_are_some_or_none(
-            vi: u16, connection: u16, total: u32, offset: u32, immediate: Option<u32>, any: [u64; WORDS],
+            vi: u16, connection: u16, total: u32, offset: u32, immediate: Option<u32>, memory: u64,
+            any: [u64; WORDS],
         ) {
-            let fields = Fields { kind: Kind::Send, vi, connection, total, offset, immediate };
+            let fields = Fields { kind: Kind::Ask, vi, connection, total, offset, immediate, memory };
             prop_assert_eq!(Fields::of(fields.to_words()), Some(fields));
             if let Some(fields) = Fields::of(any) {
                 prop_assert_eq!(Fields::of(fields.to_words()), Some(fields));

@@ -7,7 +7,7 @@
 use std::task::Waker;
 
 use midplane_simhw::id::NodeId;
-use midplane_simhw::region::Payload;
+use midplane_simhw::region::{Payload, Region};
 use midplane_simhw::shm::lanes::{Lanes, News, SendRefused};
 use midplane_simhw::shm::{ShmConfig, StartError};
 
@@ -72,6 +72,8 @@ impl Carrier for LaneCarrier {
     fn poll(&mut self) -> Option<Event<'_>> {
         match self.lanes.as_mut()?.poll()? {
             News::Left(node) => Some(Event::Lost(Peer(node.0.into()))),
+            // No packet asks for it, so it is mapped no longer.
+            News::Shown { .. } => None,
             News::Frame { from, words, payload } => {
                 let from = Peer(from.0.into());
                 match Envelope::of_words(from, words) {
@@ -114,10 +116,18 @@ impl Lane for Lanes {
         })
     }
 
+    fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), Refused> {
+        Self::show(self, to, name, region).map_err(|refused| match refused {
+            SendRefused::Full => Refused::Full,
+            _ => Refused::Gone,
+        })
+    }
+
     #[inline]
     fn poll(&mut self) -> Option<Arrival<'_>> {
         Some(match Self::poll(self)? {
             News::Left(node) => Arrival::Left(node),
+            News::Shown { from, name, memory } => Arrival::Shown { from, name, memory },
             News::Frame { from, words, payload } => Arrival::Frame { from, words, payload },
         })
     }

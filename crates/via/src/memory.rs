@@ -94,6 +94,10 @@ impl Memory {
         self.region.store(offset, from)
     }
 
+    pub(crate) const fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
     /// Whether `owner` has registered it with this tag and, at least, these rights.
     pub(crate) fn is_of(&self, owner: PortId, tag: ProtectionTag, rights: Rights) -> bool {
         let region = &self.region;

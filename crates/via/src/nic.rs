@@ -158,12 +158,21 @@ impl Nic {
         tag
     }
 
-    /// Registers `bytes` of zeroed memory.
+    /// Registers `bytes` of zeroed memory. What others may write, of a NIC with a lane, is a file of its own.
     ///
     /// # Errors
     /// [`NicError::Register`] says which limit was hit.
     pub fn register(&mut self, bytes: usize, options: MemoryOptions) -> Result<Memory, NicError> {
         let region = RegionOptions::default().tag(options.tag).rights(options.rights());
+        if options.rdma_write
+            && let Some(direct) = &mut self.direct
+            && let Ok(shared) = self.port.register_shared(bytes, region)
+        {
+            let memory = Memory::new(shared);
+            direct.expose(&memory);
+            self.ring();
+            return Ok(memory);
+        }
         let memory = Memory::new(self.port.register_with(bytes, region)?);
         // Others may name it before anything is posted here, and the NIC has to know it by then.
         if options.rdma_write || options.rdma_read {
@@ -212,7 +221,7 @@ impl Nic {
         let vi = ViId { number: answer.port, serial: self.next_serial };
         self.queues.insert(vi, attributes, [send_queue, receive_queue]);
         if attributes.direct {
-            self.add_direct(vi);
+            self.add_direct(vi, attributes);
         }
         Ok(vi)
     }

@@ -35,6 +35,17 @@ impl Memory {
         }
     }
 
+    /// Tells all processes that have it mapped that it is nobody's any more.
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(crate) fn revoke(&self) {
+        self.segment.revoke();
+    }
+
+    #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.segment.is_revoked()
+    }
+
     pub(crate) const fn len(&self) -> usize {
         self.bytes
     }

@@ -21,6 +21,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"MIDPLANE");
 const VERSION: u64 = 1;
 /// Bytes before the content: one page, so that the content begins at one.
 const HEADER: usize = 4_096;
+/// The word of the header that says whether its owner has taken it back.
+const REVOKED: usize = 4;
 /// Nobody may change the length.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -132,6 +134,18 @@ impl Segment {
         }
         Ok(Self::map(file.as_fd(), length, HEADER)?)
     }
+
+    /// Tells all who have it mapped that it is nobody's memory any more.
+    pub(crate) fn revoke(&self) {
+        if let Some(header) = self.header() {
+            header[REVOKED].store(1, Ordering::Release);
+        }
+    }
+
+    /// Whether it was taken back.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.header().is_some_and(|header| header[REVOKED].load(Ordering::Acquire) != 0)
+    }
 }
 
 /// Bytes of the file for a content of `bytes`.
@@ -161,6 +175,19 @@ mod tests {
         let mode = fstat(&file).unwrap().st_mode;
         assert_eq!(mode & 0o777, 0o600);
         assert!(ftruncate(&file, 0).is_err(), "its length is sealed");
+    }
+
+    #[test]
+    fn what_one_takes_back_the_other_knows_of() {
+        let (here, file) = Segment::shared(Kind::Arena, BYTES).unwrap();
+        let there = Segment::open(&file, Kind::Arena, BYTES, own).unwrap();
+        here.store(0, View::from(&[255; 64][..])).unwrap();
+        assert!(!there.is_revoked(), "what it holds says nothing of it");
+        here.revoke();
+        assert!(there.is_revoked());
+        let private = Segment::private(BYTES);
+        private.revoke();
+        assert!(!private.is_revoked(), "nobody else has it");
     }
 
     #[test]

@@ -5,9 +5,11 @@
 //! [`ShmNic`](super::ShmNic), but no firmware: nothing admits, counts or schedules what goes here, no
 //! extension hears of it, and it can't be stopped and saved.
 
-use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+mod door;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -17,13 +19,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 
 use super::config::{ShmConfig, StartError};
-use super::rendezvous::{Link, Lobby, Rendezvous};
+use super::rendezvous::{Link, Rendezvous, pass};
 use crate::frame::HEADER_BYTES;
 use crate::id::{Incarnation, NodeId};
 use crate::live::looks::Looks;
-use crate::region::Payload;
+use crate::region::{Payload, Region, SharedMemory};
 use crate::sync::{Ordering, fence};
 use crate::time::nanos;
+use door::{Door, Inbox, Tidings, ring};
 
 /// Words that go before a payload, the sender's own.
 pub const WORDS: usize = 5;
@@ -39,6 +42,15 @@ pub enum News<'a> {
         words: [u64; WORDS],
         /// Its payload; its sender may be writing it.
         payload: Payload<'a>,
+    },
+    /// Memory that another process shows.
+    Shown {
+        /// Whose it is.
+        from: NodeId,
+        /// What it calls it.
+        name: [u64; 2],
+        /// The memory.
+        memory: SharedMemory,
     },
     /// A process is gone, for good: nothing more comes from it, and nothing goes there.
     Left(NodeId),
@@ -85,40 +97,8 @@ struct Here {
     was_full: Option<usize>,
 }
 
-/// What the meeting place tells.
-#[derive(Debug, Default)]
-struct Inbox {
-    news: Mutex<Vec<(NodeId, Option<Link>)>>,
-    has_news: AtomicBool,
-}
-
-struct Door {
-    inbox: Arc<Inbox>,
-    event: OwnedFd,
-}
-
-impl Door {
-    fn tell(&self, node: NodeId, link: Option<Link>) {
-        self.inbox.news.lock().unwrap_or_else(PoisonError::into_inner).push((node, link));
-        self.inbox.has_news.store(true, Ordering::Release);
-        ring(&self.event);
-    }
-}
-
-impl Lobby for Door {
-    fn joined(&self, link: Link) {
-        self.tell(link.node, Some(link));
-    }
-
-    fn left(&self, node: NodeId) {
-        self.tell(node, None);
-    }
-}
-
-fn ring(event: &OwnedFd) {
-    // It can fail only if the counter is full: whoever waits is woken already.
-    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
-}
+/// Whose memory, what it calls it, and the memory.
+type Shown = (NodeId, [u64; 2], SharedMemory);
 
 /// A process's lanes to all others of a fabric. Frames from one process come in order, each once, and
 /// what a process has sent before it ended still comes. Dropping it ends them.
@@ -133,8 +113,12 @@ pub struct Lanes {
     /// The frame that was handed out last: whose, and its length.
     lent: Option<(usize, usize)>,
     looks: Looks,
-    /// Some may be leaving.
-    are_leaving: bool,
+    /// Some may be leaving, or have shown memory.
+    has_tidings: bool,
+    /// Memory that others show and nobody has polled for.
+    shown: VecDeque<Shown>,
+    /// The last poll gave some of it out.
+    has_just_shown: bool,
     inbox: Arc<Inbox>,
     event: AsyncFd<OwnedFd>,
     _rendezvous: Rendezvous,
@@ -170,7 +154,9 @@ impl Lanes {
             turn: 0,
             lent: None,
             looks: Looks::default(),
-            are_leaving: false,
+            has_tidings: false,
+            shown: VecDeque::new(),
+            has_just_shown: false,
             inbox,
             event,
             _rendezvous: rendezvous,
@@ -225,12 +211,7 @@ impl Lanes {
         if bytes > mtu {
             return Err(SendRefused::TooLong { bytes, mtu });
         }
-        let here = match self.peers.get_mut(to.index()) {
-            Some(Peer::Here(here)) if !here.is_leaving => here,
-            Some(Peer::Expected) if to != self.node => return Err(SendRefused::Full),
-            Some(Peer::Here(_) | Peer::Gone) => return Err(SendRefused::Gone(to)),
-            Some(Peer::Expected) | None => return Err(SendRefused::NoLane(to)),
-        };
+        let here = self.here(to)?;
         let sender = &mut here.link.sender;
         let views = parts.iter().map(Payload::view);
         if sender.stage_parts(&header_of(words, bytes), bytes, views).is_err() {
@@ -247,19 +228,59 @@ impl Lanes {
         Ok(())
     }
 
+    /// Shows another process memory of this one: it may read and write it from then on, until the region is dropped.
+    /// It comes beside the frames, earlier or later than those that are sent at the same time.
+    ///
+    /// # Errors
+    /// [`SendRefused`], as of a frame; nothing is shown then.
+    ///
+    /// # Panics
+    /// If others can't map the region: see [`Region::file`].
+    pub fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), SendRefused> {
+        let file = region.file().expect("the region was registered to be shared");
+        let here = self.here(to)?;
+        match pass(&here.link.socket, name, region.len(), file.as_fd()) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Err(SendRefused::Full),
+            Err(_) => Err(SendRefused::Gone(to)),
+        }
+    }
+
+    /// Another process that is there.
+    #[inline]
+    fn here(&mut self, node: NodeId) -> Result<&mut Here, SendRefused> {
+        match self.peers.get_mut(node.index()) {
+            Some(Peer::Here(here)) if !here.is_leaving => Ok(here),
+            Some(Peer::Expected) if node != self.node => Err(SendRefused::Full),
+            Some(Peer::Here(_) | Peer::Gone) => Err(SendRefused::Gone(node)),
+            Some(Peer::Expected) | None => Err(SendRefused::NoLane(node)),
+        }
+    }
+
     /// What has come next, if anything has. Frames of several processes take turns.
     #[inline]
     pub fn poll(&mut self) -> Option<News<'_>> {
         self.take_back();
         self.take_news();
         // Before what others send: they may send without end.
-        if self.are_leaving
+        if self.has_tidings
+            && let Some((from, name, memory)) = self.next_shown()
+        {
+            return Some(News::Shown { from, name, memory });
+        }
+        if self.has_tidings
             && let Some(node) = self.leaver()
         {
             return Some(News::Left(node));
         }
         let at = self.find()?;
         self.lend(at)
+    }
+
+    /// Memory that somebody shows, every other time: frames take turns with it.
+    fn next_shown(&mut self) -> Option<Shown> {
+        self.has_just_shown = !self.has_just_shown && !self.shown.is_empty();
+        if self.has_just_shown { self.shown.pop_front() } else { None }
     }
 
     /// Who has a frame.
@@ -322,17 +343,22 @@ impl Lanes {
             return;
         }
         let mut news = self.inbox.news.lock().unwrap_or_else(PoisonError::into_inner);
-        for (node, link) in news.drain(..) {
+        for (node, tidings) in news.drain(..) {
             let peer = &mut self.peers[node.index()];
-            match (link, &mut *peer) {
-                (Some(link), Peer::Expected) => {
-                    let here = Here { link, is_leaving: false, was_full: None };
+            match (tidings, &mut *peer) {
+                (Tidings::Joined(link), Peer::Expected) => {
+                    let here = Here { link: *link, is_leaving: false, was_full: None };
                     *peer = Peer::Here(Box::new(here));
                 }
+                (Tidings::Shown(name, memory), Peer::Here(_)) => {
+                    self.shown.push_back((node, name, memory));
+                    self.has_tidings = true;
+                }
+                (Tidings::Shown(..), _) => {}
                 // Another life of it, or its end: either way this one is over.
                 (_, Peer::Here(here)) => {
                     here.is_leaving = true;
-                    self.are_leaving = true;
+                    self.has_tidings = true;
                 }
                 (_, Peer::Expected | Peer::Gone) => {}
             }
@@ -342,7 +368,7 @@ impl Lanes {
     /// A process that has left and of which nothing is left.
     fn leaver(&mut self) -> Option<NodeId> {
         let leaving = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving);
-        self.are_leaving = self.peers.iter().any(leaving);
+        self.has_tidings = self.peers.iter().any(leaving) || !self.shown.is_empty();
         let empty = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving && !here.link.receiver.has_frame());
         let at = self.peers.iter().position(empty)?;
         match std::mem::replace(&mut self.peers[at], Peer::Gone) {
@@ -354,6 +380,7 @@ impl Lanes {
     /// Whether there is anything to see: frames, news, room where there was none.
     fn has_any(&mut self) -> bool {
         self.inbox.has_news.load(Ordering::Relaxed)
+            || !self.shown.is_empty()
             || self.peers.iter_mut().any(|peer| match peer {
                 Peer::Here(here) => {
                     let has_room = |bytes| here.link.sender.has_room_for(bytes);
@@ -425,28 +452,80 @@ fn words_of(header: [u8; HEADER_BYTES]) -> ([u64; WORDS], usize) {
 #[cfg(all(test, not(midplane_loom)))]
 mod tests {
     use super::*;
+    use crate::segment::{Kind, Segment};
 
-    #[test]
-    fn a_frame_longer_than_any_ends_its_sender() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let _entered = runtime.enter();
-        let fabric = format!("midplane-lanes-nonsense-{}", std::process::id());
+    /// Two ends, the second one of which has sent the first a frame.
+    fn pair(name: &str) -> (Lanes, Lanes) {
+        let fabric = format!("midplane-lanes-{name}-{}", std::process::id());
         let open = |node| Lanes::open(&ShmConfig::new(&fabric, NodeId(node), 2)).unwrap();
-        let (mut honest, mut liar) = (open(0), open(1));
+        let (honest, mut liar) = (open(0), open(1));
         while liar.send(NodeId(0), [1; WORDS], &[]) == Err(SendRefused::Full) {
             assert!(liar.poll().is_none());
             std::thread::yield_now();
         }
-        let Peer::Here(here) = &mut liar.peers[0] else { panic!("it was sent something") };
+        (honest, liar)
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    fn link(lanes: &mut Lanes, node: usize) -> &mut Link {
+        let Peer::Here(here) = &mut lanes.peers[node] else { panic!("it was sent something") };
+        &mut here.link
+    }
+
+    #[test]
+    fn what_is_no_memory_ends_its_sender() {
+        let runtime = runtime();
+        let _entered = runtime.enter();
+        let bytes = 5_000;
+        let (_, good) = Segment::shared(Kind::Arena, bytes).unwrap();
+        let (_, other) = Segment::shared(Kind::Link, bytes).unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        for (number, file) in [good.as_fd(), other.as_fd(), null.as_fd()].into_iter().enumerate() {
+            let (mut honest, mut liar) = pair(&format!("no-memory-{number}"));
+            let socket = &link(&mut liar, 0).socket;
+            if number == 0 {
+                pass(socket, [5, 6], bytes, file).unwrap();
+                let (from, name, memory) = loop {
+                    match honest.poll() {
+                        Some(News::Shown { from, name, memory }) => break (from, name, memory),
+                        Some(News::Left(_)) => panic!("there was nothing wrong with it"),
+                        _ => std::thread::yield_now(),
+                    }
+                };
+                assert_eq!((from, name, memory.len()), (NodeId(1), [5, 6], bytes));
+                // So many bytes it does not have.
+                pass(socket, [5, 6], 2 * bytes, file).unwrap();
+            } else {
+                pass(socket, [5, 6], bytes, file).unwrap();
+            }
+            loop {
+                match honest.poll() {
+                    Some(News::Left(node)) => break assert_eq!(node, NodeId(1)),
+                    Some(News::Shown { .. }) => panic!("it is none"),
+                    _ => std::thread::yield_now(),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_longer_than_any_ends_its_sender() {
+        let runtime = runtime();
+        let _entered = runtime.enter();
+        let (mut honest, mut liar) = pair("nonsense");
         for length in [usize::MAX, 0] {
             let header = header_of([2; WORDS], length);
-            here.link.sender.stage_parts(&header, 0, std::iter::empty()).unwrap();
+            let sender = &mut link(&mut liar, 0).sender;
+            sender.stage_parts(&header, 0, std::iter::empty()).unwrap();
         }
-        here.link.sender.publish();
+        link(&mut liar, 0).sender.publish();
         let words = loop {
             match honest.poll() {
                 Some(News::Frame { words, .. }) => break words,
-                Some(News::Left(_)) => panic!("what it said before was good"),
+                Some(_) => panic!("what it said before was good"),
                 None => std::thread::yield_now(),
             }
         };

@@ -3,7 +3,8 @@
 //! Each node listens under a name made of the fabric's and its own; each connects to those
 //! with lower numbers until it has them all, makes the segment of the two and passes it on, with an
 //! event that wakes it. Who is at the other end, the system says (peer credentials). The connection
-//! stays open and is never used again: its end is the end of the peer, however that came. Nothing
+//! stays open: its end is the end of the peer, however that came, and memory that peers show each other beside the
+//! segment is passed over it. Nothing
 //! here has a name in the file system, and nothing is left when a process is killed.
 
 mod greeting;
@@ -22,10 +23,12 @@ use super::lane::{Receiver, Sender, Shape};
 use crate::id::{Incarnation, NodeId};
 use crate::live::clock::Clock;
 use crate::passing::{seqpacket, user_of};
+use crate::region::SharedMemory;
 use crate::segment::{Kind, Segment};
 use crate::time::Instant;
 
-use greeting::{Greeting, Kind as Message, receive, send};
+pub(super) use greeting::pass;
+use greeting::{Greeting, Kind as Message, receive, send, take};
 
 /// How long after a failed attempt the next one follows.
 const RETRY: Duration = Duration::from_millis(20);
@@ -42,6 +45,8 @@ pub(super) struct Link {
     pub(super) receiver: Receiver,
     /// What wakes the peer.
     pub(super) event: OwnedFd,
+    /// Where memory is passed on.
+    pub(super) socket: OwnedFd,
 }
 
 /// What the rendezvous tells the NIC.
@@ -50,6 +55,10 @@ pub(super) trait Lobby: Send + Sync {
     fn joined(&self, link: Link);
     /// A peer is gone: its connection has ended.
     fn left(&self, node: NodeId);
+    /// A peer shows memory of its own; `false` if that is not wanted, and ends the connection.
+    fn shown(&self, _: NodeId, _name: [u64; 2], _: SharedMemory) -> bool {
+        false
+    }
 }
 
 /// What every greeting says, and is checked for.
@@ -262,8 +271,7 @@ impl Room {
     fn on_readable(&mut self, index: usize) -> Step {
         let connection = &self.connections[index];
         let step = match &connection.stage {
-            // Nothing is ever sent on it: it has ended, or the peer is not one of ours.
-            Stage::Joined(_) => return Step::Close,
+            Stage::Joined(node) => return self.take_memory(&connection.socket, *node),
             Stage::Expected => self.welcome(&connection.socket),
             Stage::Offered { node, segment } => self.conclude(&connection.socket, *node, segment),
         };
@@ -281,6 +289,18 @@ impl Room {
         Step::Keep
     }
 
+    /// Takes memory that a peer shows; else it has ended, or is not one of ours.
+    fn take_memory(&self, socket: &OwnedFd, node: NodeId) -> Step {
+        let admits = |user| self.terms.admits(user);
+        let memory = take(socket).and_then(|(name, bytes, file)| {
+            Ok((name, SharedMemory::open(&file, bytes, admits).map_err(|_| Refusal)?))
+        });
+        match memory.is_ok_and(|(name, memory)| self.lobby.shown(node, name, memory)) {
+            true => Step::Keep,
+            false => Step::Close,
+        }
+    }
+
     /// Takes the segment of a peer with a higher number.
     fn welcome(&self, socket: &OwnedFd) -> Result<Link, Refusal> {
         let (hello, [file, event]) = receive::<2>(socket)?;
@@ -292,7 +312,7 @@ impl Room {
         let admits = |user| self.terms.admits(user);
         let segment = Segment::open(&file, Kind::Link, 2 * bytes, admits).map_err(|_| Refusal)?;
         send(socket, &self.terms.greeting(Message::Welcome), &[self.event.as_fd()])?;
-        Ok(self.link(hello.node, Arc::new(segment), bytes, 0, event))
+        self.link(hello.node, Arc::new(segment), (bytes, 0), event, socket)
     }
 
     /// Takes the answer of a peer with a lower number.
@@ -307,21 +327,22 @@ impl Room {
             return Err(Refusal);
         }
         let bytes = self.terms.shape.lane_bytes();
-        Ok(self.link(node, Arc::clone(segment), 0, bytes, event))
+        self.link(node, Arc::clone(segment), (0, bytes), event, socket)
     }
 
     fn link(
         &self,
         node: NodeId,
         segment: Arc<Segment>,
-        sends_at: usize,
-        receives_at: usize,
+        (sends_at, receives_at): (usize, usize),
         event: OwnedFd,
-    ) -> Link {
+        socket: &OwnedFd,
+    ) -> Result<Link, Refusal> {
         let shape = self.terms.shape;
         let sender = Sender::new(Arc::clone(&segment), sends_at, shape);
         let receiver = Receiver::new(segment, receives_at, shape);
-        Link { node, sender, receiver, event }
+        let socket = socket.try_clone().map_err(|_| Refusal)?;
+        Ok(Link { node, sender, receiver, event, socket })
     }
 
     fn close_overdue(&mut self, now: Instant) {

@@ -1,5 +1,6 @@
 //! The interfaces whose data goes past the NIC, as their host keeps them.
 
+mod exposed;
 mod way;
 
 use std::task::Waker;
@@ -13,7 +14,9 @@ use crate::attributes::{Reliability, ViAttributes, ViState};
 use crate::command::{DISCONNECT, Ends, POST_RECEIVE, POST_SEND, about};
 use crate::descriptor::{Descriptor, Transfer};
 use crate::direct::{Arrival, Fields, Kind, Lane, Refused};
+use crate::memory::Memory;
 use crate::outcome::{AsyncError, DescriptorError};
+use exposed::Exposed;
 use way::{Books, Fault, Way, ended};
 
 /// Looks at the lane for one at the port, where only news of connections can come from there.
@@ -31,11 +34,24 @@ pub(super) struct Direct {
     /// The NIC has to be told of an end.
     owe_ends: bool,
     looks: u32,
+    exposed: Exposed,
 }
 
 impl Direct {
     pub(super) fn new(lane: Box<dyn Lane>) -> Self {
-        Self { lane, ways: Vec::new(), are_waiting: false, owe_ends: false, looks: 0 }
+        Self {
+            lane,
+            ways: Vec::new(),
+            are_waiting: false,
+            owe_ends: false,
+            looks: 0,
+            exposed: Exposed::default(),
+        }
+    }
+
+    /// Lets the other ends of direct interfaces with its tag write memory.
+    pub(super) fn expose(&mut self, memory: &Memory) {
+        self.exposed.insert(memory);
     }
 
     /// Has `waker` woken once there is anything to poll for; `false` if there may be already.
@@ -67,7 +83,16 @@ impl Direct {
                     if let Err(fault) = way.on_frame(books, from, &fields, payload) {
                         self.break_way(books, vi, fault);
                     }
-                    self.are_waiting |= fields.kind == Kind::Greeting;
+                    self.are_waiting |= matches!(fields.kind, Kind::Greeting | Kind::Ask);
+                }
+            }
+            Some(Arrival::Shown { from, name: [name, asker], memory }) => {
+                events = 1;
+                if let Some(way) =
+                    self.ways.get_mut((asker & 0xffff) as usize).and_then(Option::as_mut)
+                {
+                    way.on_shown(from, (asker >> 16) as u16, name, memory);
+                    self.are_waiting = true;
                 }
             }
         }
@@ -82,10 +107,10 @@ impl Direct {
 
     /// Sends what an interface has to send, as far as there is room; how many frames that were.
     fn pump(&mut self, books: &mut Books<'_>, vi: PortId) -> u64 {
-        let Self { lane, ways, are_waiting, .. } = self;
+        let Self { lane, ways, are_waiting, exposed, .. } = self;
         let Some(way) = ways.get_mut(vi.index()).and_then(Option::as_mut) else { return 0 };
         let mut frames = 0;
-        match way.pump(&mut **lane, books, vi, &mut frames) {
+        match way.pump(&mut **lane, books, exposed, vi, &mut frames) {
             Ok(()) => {}
             Err(Refused::Full) => *are_waiting = true,
             Err(Refused::Gone) => self.break_way(books, vi, None),
@@ -129,9 +154,8 @@ impl Direct {
 
 /// Whether an interface may be direct.
 pub(super) const fn check(attributes: &ViAttributes) -> Result<(), NicError> {
-    let is_plain = !attributes.rdma_write && !attributes.rdma_read;
     match attributes.reliability {
-        Reliability::ReliableDelivery if is_plain => Ok(()),
+        Reliability::ReliableDelivery if !attributes.rdma_read => Ok(()),
         _ => Err(NicError::NotDirect),
     }
 }
@@ -185,13 +209,13 @@ impl Nic {
     }
 
     /// An interface was made, and is direct.
-    pub(super) fn add_direct(&mut self, vi: ViId) {
+    pub(super) fn add_direct(&mut self, vi: ViId, attributes: ViAttributes) {
         let Some(direct) = &mut self.direct else { return };
         let at = vi.number.index();
         if at >= direct.ways.len() {
             direct.ways.resize_with(at + 1, || None);
         }
-        direct.ways[at] = Some(Way::default());
+        direct.ways[at] = Some(Way::new(attributes));
     }
 
     /// An interface was unmade.
@@ -288,7 +312,7 @@ fn refusal(
     if is_posted_too_early {
         return Some(DescriptorError::Flushed);
     }
-    if queue == WorkQueue::Send && descriptor.transfer != Transfer::Send {
+    if queue == WorkQueue::Send && matches!(descriptor.transfer, Transfer::RdmaRead(_)) {
         return Some(DescriptorError::Format);
     }
     let rights = if queue == WorkQueue::Send { Rights::LOCAL_READ } else { Rights::LOCAL_WRITE };

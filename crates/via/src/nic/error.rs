@@ -50,9 +50,7 @@ pub enum NicError {
         nic: NodeId,
     },
     /// No direct interface is like that.
-    #[error(
-        "a direct Virtual Interface has reliable delivery and no remote reads and writes: ask for that"
-    )]
+    #[error("a direct Virtual Interface has reliable delivery and no remote reads: ask for that")]
     NotDirect,
 }
 

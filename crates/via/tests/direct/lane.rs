@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use midplane_simhw::id::NodeId;
-use midplane_simhw::region::Payload;
+use midplane_simhw::region::{Payload, Region, SharedMemory};
 use midplane_via::direct::{Arrival, Lane, Refused, WORDS};
 
 pub(crate) type Frame = ([u64; WORDS], Vec<u8>);
@@ -13,6 +13,7 @@ pub(crate) type Frame = ([u64; WORDS], Vec<u8>);
 #[derive(Debug, Default)]
 struct Way {
     frames: VecDeque<Frame>,
+    shown: VecDeque<([u64; 2], SharedMemory)>,
     receiver: Option<Waker>,
     sender: Option<Waker>,
     is_over: bool,
@@ -100,9 +101,21 @@ impl Lane for MemoryLane {
         Ok(())
     }
 
+    fn show(&mut self, to: NodeId, name: [u64; 2], region: &Region) -> Result<(), Refused> {
+        assert_eq!(to.0, 1 - self.node.0, "there are two");
+        let memory = SharedMemory::map(region.file().unwrap(), region.len()).unwrap();
+        let mut way = self.ways[1].lock().unwrap();
+        way.shown.push_back((name, memory));
+        way.receiver.take().into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+
     fn poll(&mut self) -> Option<Arrival<'_>> {
         let from = NodeId(1 - self.node.0);
         let mut way = self.ways[0].lock().unwrap();
+        if let Some((name, memory)) = way.shown.pop_front() {
+            return Some(Arrival::Shown { from, name, memory });
+        }
         if let Some((words, bytes)) = way.frames.pop_front() {
             way.sender.take().into_iter().for_each(Waker::wake);
             self.lent = bytes;
@@ -117,7 +130,7 @@ impl Lane for MemoryLane {
 
     fn arm(&mut self, waker: &Waker) -> bool {
         let mut own = self.ways[0].lock().unwrap();
-        if !own.frames.is_empty() || own.is_over && !self.has_told {
+        if !own.frames.is_empty() || !own.shown.is_empty() || own.is_over && !self.has_told {
             return false;
         }
         own.receiver = Some(waker.clone());

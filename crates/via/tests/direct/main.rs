@@ -6,6 +6,8 @@ mod lane;
 mod pair;
 #[cfg(target_os = "linux")]
 mod shm;
+#[cfg(target_os = "linux")]
+mod writes;
 
 use std::time::Duration;
 
@@ -99,8 +101,9 @@ proptest! {
     #[test]
     fn nothing_that_comes_over_a_lane_is_believed(
         frames in proptest::collection::vec(
-            (any::<[u64; WORDS]>(), 0_u64..4, 0_u64..4, 0_u64..4, any::<bool>(), 0_usize..300), 1..20,
+            (any::<[u64; WORDS]>(), 0_u64..4, 0_u64..4, 0_u64..7, any::<bool>(), 0_usize..300), 1..20,
         ),
+        rdma_write: bool,
     ) {
         let (both, [_, to_server]) = lanes(1_000, 8);
         let client = |mut end: End| async move {
@@ -131,7 +134,8 @@ proptest! {
             assert!(end.bytes(2_000, 500).iter().all(|byte| *byte == 0));
             back
         };
-        let (_, back) = connected_over(Setting::default(), attributes(), 2_500, both, client, server);
+        let attributes = ViAttributes { rdma_write, ..attributes() };
+        let (_, back) = connected_over(Setting::default(), attributes, 2_500, both, client, server);
         prop_assert_eq!(back, 4);
     }
 }
@@ -348,7 +352,7 @@ fn what_can_t_be_direct_is_refused() {
             let wrong = ViAttributes { reliability, ..attributes() };
             assert_eq!(nic.create_vi(wrong).await, Err(NicError::NotDirect));
         }
-        let wrong = ViAttributes { rdma_write: true, ..attributes() };
+        let wrong = ViAttributes { rdma_read: true, ..attributes() };
         assert_eq!(nic.create_vi(wrong).await, Err(NicError::NotDirect));
         let vi = nic.create_vi(attributes()).await.unwrap();
         pause(&host, Duration::from_millis(5)).await;

@@ -1,5 +1,6 @@
 //! Two NICs of this process over shared memory, and lanes beside them: tasks that park and are woken.
 
+use std::future::Future;
 use std::time::Duration;
 
 use midplane_nicvm::unit::Unit;
@@ -7,8 +8,10 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::shm::lanes::Lanes;
 use midplane_simhw::shm::{ShmConfig, ShmHost, ShmNic};
 use midplane_via::VIA;
+use midplane_via::attributes::ViAttributes;
 use midplane_via::direct::Lane;
 use midplane_via::firmware::{Via, ViaConfig};
+use midplane_via::memory::RemoteMemory;
 use midplane_via::nic::WorkQueue;
 
 use super::pair::{End, pattern};
@@ -51,20 +54,57 @@ async fn receives(mut end: End<ShmHost>) -> End<ShmHost> {
     end
 }
 
+/// Writes messages to where the other reads them, each with its number.
+async fn writes(mut end: End<ShmHost>, to: RemoteMemory) -> End<ShmHost> {
+    for number in 0..MESSAGES {
+        end.memory.write(0, &pattern(number as u32, length(number))).unwrap();
+        let slot = to.at((number % 16 * ROOM) as u32).unwrap();
+        let write = descriptor(&end, 0, length(number), 30_000).write(slot);
+        end.nic.post_send(end.vi, write.immediate(number as u32)).unwrap();
+        let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+        assert_eq!(done.outcome, Ok(()));
+        if number % 16 == 15 {
+            // The other side has said that it has read all so far.
+            let told = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+            end.nic.post_receive(end.vi, told.descriptor).unwrap();
+        }
+    }
+    end
+}
+
+async fn reads(mut end: End<ShmHost>) -> End<ShmHost> {
+    for number in 0..MESSAGES {
+        let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+        assert_eq!((done.length, done.immediate), (length(number), Some(number as u32)));
+        let written = end.bytes(number % 16 * ROOM, done.length);
+        assert!(written == pattern(number as u32, done.length), "message {number}");
+        end.nic.post_receive(end.vi, done.descriptor).unwrap();
+        if number % 16 == 15 {
+            end.nic.post_send(end.vi, descriptor(&end, 19 * ROOM, 1, 1)).unwrap();
+        }
+    }
+    end
+}
+
 async fn end(nic: &ShmNic, lanes: Lanes) -> End<ShmHost> {
     let lane = Some(Box::new(lanes) as Box<dyn Lane>);
-    let mut end = End::over(nic.host(), attributes(), 20 * ROOM, lane).await;
+    let attributes = ViAttributes { rdma_write: true, ..attributes() };
+    let mut end = End::over(nic.host(), attributes, 20 * ROOM, lane).await;
     for slot in 1..19 {
         end.nic.post_receive(end.vi, descriptor(&end, slot * ROOM, ROOM, 30_000)).unwrap();
     }
     end
 }
 
-#[test]
-fn messages_pass_between_tasks_that_park() {
+/// Has two tasks meet, the first of which serves.
+fn meet<F: Future<Output = End<ShmHost>> + Send + 'static>(
+    what: &str,
+    first: impl FnOnce(End<ShmHost>) -> F + Send + 'static,
+    second: impl AsyncFnOnce(End<ShmHost>, RemoteMemory) -> End<ShmHost>,
+) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
-    let name = format!("midplane-direct-{}", std::process::id());
+    let name = format!("midplane-direct-{what}-{}", std::process::id());
     runtime.block_on(async {
         let nic = |node| {
             let mut unit = Unit::default();
@@ -77,21 +117,31 @@ fn messages_pass_between_tasks_that_park() {
         for nic in &nics {
             nic.meet().await;
         }
-        let (mut first, mut second) =
+        let (mut client, mut server) =
             (end(&nics[0], lanes(0)).await, end(&nics[1], lanes(1)).await);
+        let memory = client.memory.remote();
         let first = tokio::spawn(async move {
-            first.connect().await;
-            receives(first).await
+            client.connect().await;
+            first(client).await
         });
-        let second = tokio::spawn(async move {
-            second.serve().await;
-            sends(second).await
-        });
-        let all = async { (first.await.unwrap(), second.await.unwrap()) };
+        let all = async {
+            server.serve().await;
+            (second(server, memory).await, first.await.unwrap())
+        };
         let ends = tokio::time::timeout(Duration::from_secs(30), all).await;
         drop(ends.expect("nobody waits for ever"));
         for nic in nics {
             nic.shutdown().await;
         }
     });
+}
+
+#[test]
+fn messages_pass_between_tasks_that_park() {
+    meet("messages", receives, async |end, _| sends(end).await);
+}
+
+#[test]
+fn writes_pass_between_tasks_that_park() {
+    meet("writes", reads, writes);
 }

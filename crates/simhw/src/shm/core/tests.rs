@@ -49,6 +49,7 @@ fn joined() -> (Core<Owed>, Sender) {
         sender: Sender::new(Arc::clone(&segment), 0, shape),
         receiver: Receiver::new(Arc::clone(&segment), shape.lane_bytes(), shape),
         event: event(),
+        socket: event(),
     };
     core.joined(link);
     (core, Sender::new(segment, shape.lane_bytes(), shape))

@@ -1,4 +1,4 @@
-//! What two NICs say to each other before they share memory.
+//! What two NICs say to each other before they share memory, and when they share more of it.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -59,6 +59,28 @@ impl Greeting {
             shape: Shape { slots: size(slots)?, areas: size(areas)?, mtu: size(mtu)? },
         })
     }
+}
+
+/// The kind of a message that passes memory on.
+const MEMORY: u64 = 3;
+
+/// Passes memory of so many bytes on, with what its user calls it.
+pub(in crate::shm) fn pass(
+    socket: &OwnedFd,
+    [first, second]: [u64; 2],
+    bytes: usize,
+    file: BorrowedFd<'_>,
+) -> rustix::io::Result<()> {
+    let words: [u64; WORDS] = [MAGIC, VERSION, MEMORY, first, second, bytes as u64, 0, 0];
+    passing::send(socket, &words, &[file])
+}
+
+/// Memory that was passed on: its name, its bytes and its file.
+pub(super) fn take(socket: &OwnedFd) -> Result<([u64; 2], usize, OwnedFd), Refusal> {
+    let (words, descriptors) = passing::receive::<WORDS>(socket)?.ok_or(Refusal)?;
+    let [MAGIC, VERSION, MEMORY, first, second, bytes, 0, 0] = words else { return Err(Refusal) };
+    let [file] = descriptors.try_into().map_err(|_| Refusal)?;
+    Ok(([first, second], usize::try_from(bytes).map_err(|_| Refusal)?, file))
 }
 
 /// Sends a greeting and descriptors with it.

@@ -3,19 +3,23 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use midplane_simhw::id::{NodeId, PortId};
-use midplane_simhw::region::Payload;
+use midplane_simhw::region::{Payload, RegionRef, SharedMemory};
 
+use super::exposed::Exposed;
+use crate::attributes::ViAttributes;
 use crate::command::{Ended, Ends, POST_RECEIVE, POST_SEND};
-use crate::descriptor::Descriptor;
+use crate::descriptor::{Descriptor, Transfer};
 use crate::direct::{Fields, Kind, Lane, Refused};
+use crate::memory::RemoteMemory;
 use crate::nic::ViId;
 use crate::nic::operations::{Operation, Operations};
 use crate::nic::queues::Queues;
 use crate::outcome::{self, AsyncError, DescriptorError};
 
 /// One direct interface.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Way {
+    attributes: ViAttributes,
     /// The connection, if there is one.
     pub(super) ends: Option<Ends>,
     /// The other end was told that this one knows of the connection.
@@ -30,9 +34,16 @@ pub(super) struct Way {
     /// Cookies of the receives that no message has filled, and bytes of the first that have come.
     pub(super) receives: VecDeque<u64>,
     pub(super) came: u32,
+    /// The other end's memory that this one has asked for, by name; what has not come is none.
+    reach: BTreeMap<u64, Option<SharedMemory>>,
+    /// Names of memory that the other end has asked for and is not answered.
+    asks: VecDeque<u64>,
     /// The NIC has to be told that the connection is over.
     pub(super) owes_end: bool,
 }
+
+/// Memory that one end may ask for before it is answered: ours asks for one at a time.
+const MAX_ASKS: usize = 64;
 
 /// What a NIC keeps of all interfaces.
 pub(super) struct Books<'a> {
@@ -73,6 +84,23 @@ pub(super) const fn ended(
 pub(super) type Fault = Option<AsyncError>;
 
 impl Way {
+    pub(super) const fn new(attributes: ViAttributes) -> Self {
+        Self {
+            attributes,
+            ends: None,
+            has_greeted: false,
+            is_open: false,
+            greetings: BTreeMap::new(),
+            sends: VecDeque::new(),
+            sent: 0,
+            receives: VecDeque::new(),
+            came: 0,
+            reach: BTreeMap::new(),
+            asks: VecDeque::new(),
+            owes_end: false,
+        }
+    }
+
     /// A frame to this interface.
     pub(super) fn on_frame(
         &mut self,
@@ -89,9 +117,69 @@ impl Way {
                 self.is_open |= is_known;
                 Ok(())
             }
-            Kind::Send if is_known => self.take(books, fields, payload),
-            Kind::Send => Ok(()),
+            _ if !is_known => Ok(()),
+            Kind::Send => self.take(books, fields, payload),
+            Kind::Written => self.on_written(books, fields),
+            Kind::Ask if self.asks.len() >= MAX_ASKS => Err(None),
+            Kind::Ask => {
+                self.asks.push_back(fields.memory);
+                Ok(())
+            }
+            Kind::Deny => self.on_denied(books, fields),
         }
+    }
+
+    /// The other end shows memory that this one has asked for, if it has.
+    pub(super) fn on_shown(
+        &mut self,
+        from: NodeId,
+        connection: u16,
+        name: u64,
+        memory: SharedMemory,
+    ) {
+        let is_known = |ends: &Ends| ends.node == from && ends.connection == connection;
+        if self.ends.as_ref().is_some_and(is_known)
+            && let Some(place @ None) = self.reach.get_mut(&name)
+        {
+            *place = Some(memory);
+        }
+    }
+
+    /// The other end does not let this one write some of its memory.
+    fn on_denied(&mut self, books: &mut Books<'_>, fields: &Fields) -> Result<(), Fault> {
+        // What has come was asked for and given: that stands.
+        if let Some(None) = self.reach.get(&fields.memory) {
+            self.fail_write(books, PortId(fields.vi));
+            return Err(None);
+        }
+        Ok(())
+    }
+
+    /// The write in turn touches what it may not.
+    fn fail_write(&mut self, books: &mut Books<'_>, vi: PortId) {
+        let Some(cookie) = self.sends.pop_front() else { return };
+        let outcome = Err(DescriptorError::RdmaProtection);
+        let ended = ended(POST_SEND, vi, cookie, outcome, 0);
+        books.end(Ended { operation: outcome::Operation::RdmaWrite, ..ended });
+    }
+
+    /// The other end has written memory of ours, and its immediate data has come.
+    fn on_written(&mut self, books: &mut Books<'_>, fields: &Fields) -> Result<(), Fault> {
+        if !self.attributes.rdma_write {
+            return Err(Some(AsyncError::RdmaWriteProtection));
+        }
+        let is_too_long = fields.total > self.attributes.max_transfer;
+        if self.came != 0 || fields.immediate.is_none() || is_too_long {
+            // Nobody of ours does that.
+            return Err(None);
+        }
+        let Some(cookie) = self.receives.pop_front() else {
+            return Err(Some(AsyncError::ReceiveQueueEmpty));
+        };
+        let ended = ended(POST_RECEIVE, PortId(fields.vi), cookie, Ok(()), fields.total);
+        let operation = outcome::Operation::RemoteRdmaWrite;
+        books.end(Ended { operation, immediate: fields.immediate, ..ended });
+        Ok(())
     }
 
     /// The next part of a message.
@@ -132,6 +220,7 @@ impl Way {
         &mut self,
         lane: &mut dyn Lane,
         books: &mut Books<'_>,
+        exposed: &Exposed,
         vi: PortId,
         frames: &mut u64,
     ) -> Result<(), Refused> {
@@ -141,11 +230,24 @@ impl Way {
             self.has_greeted = true;
             *frames += 1;
         }
+        self.answer(lane, exposed, &ends, frames)?;
         while self.is_open
             && let Some(cookie) = self.sends.front().copied()
         {
             let Some(descriptor) = books.descriptor(cookie) else { return Err(Refused::Gone) };
             let total = descriptor.bytes();
+            if let Transfer::RdmaWrite(to) = descriptor.transfer {
+                match self.write(lane, descriptor, &ends, to)? {
+                    Write::Done => self.end_send(books, vi, outcome::Operation::RdmaWrite, total),
+                    Write::Waits => return Ok(()),
+                    Write::Denied => {
+                        self.fail_write(books, vi);
+                        return Err(Refused::Gone);
+                    }
+                }
+                *frames += 1;
+                continue;
+            }
             loop {
                 let next = (self.sent + lane.mtu()).min(total);
                 let fields = Fields {
@@ -161,11 +263,87 @@ impl Way {
                     break;
                 }
             }
-            self.sends.pop_front();
-            self.sent = 0;
-            books.end(ended(POST_SEND, vi, cookie, Ok(()), total as u32));
+            self.end_send(books, vi, outcome::Operation::Send, total);
         }
         Ok(())
+    }
+
+    /// The send in turn is all in the other's reach.
+    fn end_send(
+        &mut self,
+        books: &mut Books<'_>,
+        vi: PortId,
+        operation: outcome::Operation,
+        bytes: usize,
+    ) {
+        self.sent = 0;
+        if let Some(cookie) = self.sends.pop_front() {
+            let ended = ended(POST_SEND, vi, cookie, Ok(()), bytes as u32);
+            books.end(Ended { operation, ..ended });
+        }
+    }
+
+    /// Shows the other end what it has asked for and may write.
+    fn answer(
+        &mut self,
+        lane: &mut dyn Lane,
+        exposed: &Exposed,
+        ends: &Ends,
+        frames: &mut u64,
+    ) -> Result<(), Refused> {
+        while let Some(memory) = self.asks.front().copied() {
+            let asker = u64::from(ends.remote_vi.0) | u64::from(ends.remote_connection) << 16;
+            match exposed.find(memory, &self.attributes) {
+                Some(region) => lane.show(ends.node, [memory, asker], &region)?,
+                None => {
+                    let denial = Fields { memory, ..frame(ends, Kind::Deny) };
+                    lane.send(ends.node, denial.to_words(), &[])?;
+                }
+            }
+            self.asks.pop_front();
+            *frames += 1;
+        }
+        Ok(())
+    }
+
+    /// Writes a descriptor's bytes where they belong in the other end's memory, once that is in reach.
+    fn write(
+        &mut self,
+        lane: &mut dyn Lane,
+        descriptor: &Descriptor,
+        ends: &Ends,
+        to: RemoteMemory,
+    ) -> Result<Write, Refused> {
+        let [memory, _] = to.words();
+        let (offset, total) = (RegionRef::from_words(to.words()).offset, descriptor.bytes());
+        let place = match self.reach.get(&memory) {
+            Some(Some(place)) => place,
+            Some(None) => return Ok(Write::Waits),
+            None => {
+                let ask = Fields { memory, ..frame(ends, Kind::Ask) };
+                lane.send(ends.node, ask.to_words(), &[])?;
+                self.reach.retain(|_, known| known.as_ref().is_none_or(|it| !it.is_revoked()));
+                self.reach.insert(memory, None);
+                return Ok(Write::Waits);
+            }
+        };
+        let ends_within = offset as usize + total <= place.len();
+        if place.is_revoked() || !ends_within {
+            return Ok(Write::Denied);
+        }
+        // Where the news of it found no room before, it is written already.
+        if self.sent < total {
+            gather(descriptor, |at, part| {
+                place.store(offset as usize + at, part).expect("it ends within");
+            });
+            self.sent = total;
+        }
+        if let Some(immediate) = descriptor.immediate {
+            let (total, immediate) = (total as u32, Some(immediate));
+            let news = Fields { total, immediate, ..frame(ends, Kind::Written) };
+            lane.send(ends.node, news.to_words(), &[])?;
+        }
+        Ok(Write::Done)
     }
 
     /// Forgets the connection, and gives back all that was posted; whether there was one.
@@ -178,6 +356,8 @@ impl Way {
         for cookie in receives.drain(..) {
             books.end(ended(POST_RECEIVE, vi, cookie, flushed, 0));
         }
+        self.reach.clear();
+        self.asks.clear();
         (self.sent, self.came) = (0, 0);
         (self.has_greeted, self.is_open) = (false, false);
         self.ends.take().is_some()
@@ -187,7 +367,26 @@ impl Way {
 /// A frame to the other end of a connection.
 const fn frame(ends: &Ends, kind: Kind) -> Fields {
     let (vi, connection) = (ends.remote_vi.0, ends.remote_connection);
-    Fields { kind, vi, connection, total: 0, offset: 0, immediate: None }
+    Fields { kind, vi, connection, total: 0, offset: 0, immediate: None, memory: 0 }
+}
+
+/// How far a write has come.
+enum Write {
+    Done,
+    /// The other end's memory is not in reach yet.
+    Waits,
+    /// It is not to be written like that.
+    Denied,
+}
+
+/// Hands out the parts of a descriptor, each with where in its message it begins.
+fn gather(descriptor: &Descriptor, mut part: impl FnMut(usize, Payload<'_>)) {
+    let mut at = 0;
+    for segment in &descriptor.segments {
+        let bytes = segment.memory().view(segment.offset(), segment.len());
+        part(at, bytes.expect("a segment is within its memory"));
+        at += segment.len();
+    }
 }
 
 /// Sends these bytes of a descriptor's.
