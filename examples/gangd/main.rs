@@ -20,7 +20,8 @@ use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
 use midplane::gang::live::daemon::{
-    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, default_socket, serve,
+    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, StartError, default_socket,
+    serve,
 };
 use midplane::gang::live::message::Cluster;
 use midplane::gang::live::stub;
@@ -270,6 +271,9 @@ fn main() -> ExitCode {
     let ready = || report::say(&format!("gangd: {socket}\n"));
     match runtime.block_on(serve(options, policy, agenda, ready)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report::fail(&error.to_string(), report::DID_NOT_HOLD),
+        Err(error @ (StartError::Nic(_) | StartError::System(_))) => {
+            report::fail(&error.to_string(), report::DID_NOT_HOLD)
+        }
+        Err(error) => report::fail(&error.to_string(), report::BAD_INPUT),
     }
 }

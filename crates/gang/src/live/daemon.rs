@@ -132,7 +132,7 @@ pub enum StartError {
         error: io::Error,
     },
     /// The address is not to be had.
-    #[error("{address}: {error}")]
+    #[error("{address}: {error}; stop what has it, or give this host another address")]
     Address {
         /// This host's.
         address: String,
