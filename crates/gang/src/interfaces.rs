@@ -22,13 +22,20 @@ use crate::warden::Warden;
 
 pub use context::InterfacesContext;
 
-/// One rank's process and its port, in the hands of whoever preempts it.
+/// A daemon's hold on the ports of one node.
 #[derive(Debug)]
-pub struct HeldPort {
-    /// Stops and resumes it: its node's.
+pub struct Hold {
+    /// Stops and resumes them.
     pub warden: Warden,
-    /// Saves and restores its interfaces: its node's.
+    /// Saves and restores their interfaces.
     pub keeper: Keeper,
+}
+
+/// One rank's process and its port, in the hands of whoever preempts it.
+#[derive(Clone, Debug)]
+pub struct HeldPort {
+    /// Which of the holds is its node's.
+    pub hold: usize,
     /// Its port.
     pub port: PortId,
     /// Its process.
@@ -39,7 +46,27 @@ pub struct HeldPort {
 #[derive(Debug)]
 pub struct Interfaces {
     job: JobId,
+    holds: Vec<Hold>,
     ranks: Vec<HeldPort>,
+}
+
+/// Does something for every rank, node by node together, one after the other on a node; what comes of it,
+/// by rank.
+macro_rules! each {
+    ($job:expr, |$hold:ident, $rank:ident, $port:ident| $work:expr) => {{
+        let ranks = &$job.ranks;
+        let nodes = $job.holds.iter_mut().enumerate().map(|(at, $hold)| async move {
+            let mut done = Vec::new();
+            for ($rank, held) in ranks.iter().enumerate().filter(|(_, held)| held.hold == at) {
+                let $port = held.port;
+                done.push(($rank, $work));
+            }
+            done
+        });
+        let mut done: Vec<_> = together(nodes).await.into_iter().flatten().collect();
+        done.sort_by_key(|(rank, _)| *rank);
+        done.into_iter().map(|(_, value)| value).collect::<Vec<_>>()
+    }};
 }
 
 /// Why a job's interfaces were not saved. The NICs keep them, unless it says otherwise.
@@ -120,10 +147,20 @@ fn named<T, E>(results: Vec<Result<T, E>>) -> Result<Vec<T>, (Rank, E)> {
 }
 
 impl Interfaces {
-    /// The interfaces of a job with these ranks.
+    /// The interfaces of a job with these ranks, on nodes that these are the holds of.
+    ///
+    /// # Panics
+    /// If a rank's hold is not among them.
     #[must_use]
-    pub const fn new(job: JobId, ranks: Vec<HeldPort>) -> Self {
-        Self { job, ranks }
+    pub fn new(job: JobId, holds: Vec<Hold>, ranks: Vec<HeldPort>) -> Self {
+        assert!(ranks.iter().all(|held| held.hold < holds.len()), "a rank's hold is not there");
+        Self { job, holds, ranks }
+    }
+
+    /// The daemons' holds.
+    #[must_use]
+    pub fn into_holds(self) -> Vec<Hold> {
+        self.holds
     }
 
     /// The processes, by rank.
@@ -143,8 +180,7 @@ impl Interfaces {
         for held in &self.ranks {
             held.reins.stop(host.now());
         }
-        let stops = self.ranks.iter_mut().map(|held| held.warden.stop(held.port));
-        together(stops).await.into_iter().collect()
+        each!(self, |hold, _rank, port| hold.warden.stop(port).await).into_iter().collect()
     }
 
     /// Save: what all interfaces hold, with the ends of connections by rank, checked. With `forget`, the
@@ -156,15 +192,15 @@ impl Interfaces {
     /// # Cancel safety
     /// None: the keepers expect their answers.
     pub async fn save(&mut self, forget: bool) -> Result<InterfacesContext, SaveError> {
-        let saves = self.ranks.iter_mut().map(|held| held.keeper.save(held.port));
-        let saved = named(together(saves).await)
-            .map_err(|(rank, error)| SaveError::Keep { rank, error })?;
+        let saves = each!(self, |hold, _rank, port| hold.keeper.save(port).await);
+        let saved = named(saves).map_err(|(rank, error)| SaveError::Keep { rank, error })?;
         let context = InterfacesContext { job: self.job, ranks: by_rank(&saved)? };
         context.validate()?;
         if forget {
-            let pairs = self.ranks.iter_mut().zip(&saved);
-            let forgets = pairs.map(|(held, saved)| held.keeper.forget(held.port, saved));
-            named(together(forgets).await).map_err(|(rank, error)| {
+            let saved = &saved;
+            let forgets =
+                each!(self, |hold, rank, port| hold.keeper.forget(port, &saved[rank]).await);
+            named(forgets).map_err(|(rank, error)| {
                 let saved = Box::new(context.clone());
                 SaveError::Forget { rank, error, saved }
             })?;
@@ -173,7 +209,8 @@ impl Interfaces {
     }
 
     /// Restore: puts all interfaces back, for processes that stand still and have none. `memory` says of
-    /// each rank where its memory is now; `None` if it is where it was.
+    /// each rank where its memory is now ([`Nic::memory_map`](midplane_via::nic::Nic::memory_map)); `None`
+    /// if it is where it was.
     ///
     /// # Errors
     /// [`RestoreError`] says of whom what does not fit.
@@ -190,24 +227,22 @@ impl Interfaces {
             return Err(RestoreError::Ranks { saved: count, ranks: own });
         }
         saved.validate()?;
-        let held = self.ranks.iter_mut().zip(&saved.ranks).enumerate();
-        let restores = held.map(|(rank, (held, context))| {
+        let restored = &each!(self, |hold, rank, port| {
             let memory = memory.map(|memory| &memory[rank][..]);
-            held.keeper.restore(held.port, context, memory)
+            hold.keeper.restore(port, &saved.ranks[rank], memory).await
         });
-        let restored = together(restores).await;
-        let is_whole = restored.iter().all(Result::is_ok);
-        if !is_whole {
-            let held = self.ranks.iter_mut().zip(&restored).filter(|(_, done)| done.is_ok());
+        if !restored.iter().all(Result::is_ok) {
             // One that does not answer any more has nothing either.
-            let _ = together(held.map(|(held, _)| held.keeper.take_back(held.port))).await;
+            let _ = each!(self, |hold, rank, port| match &restored[rank] {
+                Ok(_) => hold.keeper.take_back(port).await,
+                Err(error) => Err(*error),
+            });
         }
         let keep = |(rank, error)| RestoreError::Keep { rank, error };
-        let ends = named(restored).map_err(keep)?;
-        let joins = ends_by_rank(saved, &ends);
-        let pairs = self.ranks.iter_mut().zip(&joins);
-        let joins = pairs.map(|(held, ends)| held.keeper.join(held.port, ends));
-        named(together(joins).await).map(|_| ()).map_err(keep)
+        let ends = named(restored.clone()).map_err(keep)?;
+        let joins = &ends_by_rank(saved, &ends);
+        let joined = each!(self, |hold, rank, port| hold.keeper.join(port, &joins[rank]).await);
+        named(joined).map(|_| ()).map_err(keep)
     }
 
     /// Run: lets all NICs go on for the processes, and then these.
@@ -218,8 +253,8 @@ impl Interfaces {
     /// # Cancel safety
     /// None: the wardens expect their answers.
     pub async fn run(&mut self, host: &impl Host) -> Result<(), ControlError> {
-        let resumes = self.ranks.iter_mut().map(|held| held.warden.resume(held.port));
-        together(resumes).await.into_iter().collect::<Result<(), _>>()?;
+        let resumes = each!(self, |hold, _rank, port| hold.warden.resume(port).await);
+        resumes.into_iter().collect::<Result<(), _>>()?;
         for held in &self.ranks {
             held.reins.resume(host.now());
         }

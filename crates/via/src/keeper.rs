@@ -255,7 +255,7 @@ impl Keeper {
     }
 
     /// Puts interfaces back for the process behind a port, which stands still and has none. `memory` says
-    /// where the process's memory is now; `None` if it is
+    /// where the process's memory is now ([`Nic::memory_map`](crate::nic::Nic::memory_map)); `None` if it is
     /// the process from whose port they were saved. What their NIC knows them by is returned, in order.
     /// They are not whole before [`Keeper::join`].
     ///

@@ -7,6 +7,8 @@ use midplane_simhw::region::{Payload, ProtectionTag, Region, RegionError, Region
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::context::MemoryName;
+
 /// Who may touch registered memory beside its owner.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct MemoryOptions {
@@ -31,6 +33,8 @@ impl MemoryOptions {
 #[derive(Clone, Debug)]
 pub struct Memory {
     region: Arc<Region>,
+    /// What others know it by.
+    name: MemoryName,
 }
 
 /// The range passes the end of its memory.
@@ -46,8 +50,12 @@ pub struct OutOfRange {
 }
 
 impl Memory {
-    pub(crate) fn new(region: Region) -> Self {
-        Self { region: Arc::new(region) }
+    pub(crate) fn new(region: Region, name: MemoryName) -> Self {
+        Self { region: Arc::new(region), name }
+    }
+
+    pub(crate) const fn name(&self) -> MemoryName {
+        self.name
     }
 
     /// Bytes of the memory.
@@ -78,7 +86,9 @@ impl Memory {
     /// Its name on other nodes.
     #[must_use]
     pub fn remote(&self) -> RemoteMemory {
-        RemoteMemory { words: self.region.whole().to_words() }
+        let MemoryName { slot, generation } = self.name;
+        let region = RegionRef { slot, generation, ..self.region.whole() };
+        RemoteMemory { words: region.to_words() }
     }
 
     /// Copies `bytes` into it.

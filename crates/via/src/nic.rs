@@ -7,24 +7,28 @@
 mod connect;
 mod direct;
 mod error;
+mod image;
 mod operations;
 mod query;
 mod queues;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Weak;
 use std::task::{Context, Poll};
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Port, PortOptions, Status};
 use midplane_simhw::region::{ProtectionTag, Region, RegionOptions};
+use serde::{Deserialize, Serialize};
 
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{
     CREATE, EVENT, PARAMETER_BYTES, POST_RECEIVE, POST_SEND, SEGMENT_BYTES, about,
 };
+use crate::context::MemoryName;
 use crate::direct::Lane;
 use crate::memory::{Memory, MemoryOptions};
 use crate::outcome::AsyncError;
@@ -35,6 +39,7 @@ use queues::Queues;
 pub use crate::command::MAX_SEGMENTS;
 pub use connect::{ConnectFailed, Request, Ticket};
 pub use error::NicError;
+pub use image::{HeldMemory, NicContext, NicRestoreError, NicSaveError};
 pub use query::NicAttributes;
 pub use queues::{CqId, PostFailed, WorkQueue};
 
@@ -44,7 +49,7 @@ const SCRATCH_BYTES: usize = MAX_SEGMENTS * SEGMENT_BYTES;
 const _: () = assert!(PARAMETER_BYTES <= SCRATCH_BYTES);
 
 /// A Virtual Interface of a [`Nic`].
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct ViId {
     number: PortId,
     serial: u32,
@@ -79,6 +84,12 @@ pub struct Nic {
     next_tag: u32,
     next_serial: u32,
     direct: Option<Direct>,
+    /// All memory that was registered, in that order, by the name that others know it by.
+    memories: Vec<(MemoryName, Weak<Region>)>,
+    /// Names that memory was restored under.
+    restored: BTreeSet<MemoryName>,
+    /// What was posted where this process was saved, and not taken by the NIC there.
+    untaken: Vec<(ViId, WorkQueue, u64)>,
 }
 
 impl Nic {
@@ -108,6 +119,9 @@ impl Nic {
             next_tag: 1,
             next_serial: 0,
             direct: None,
+            memories: Vec::new(),
+            restored: BTreeSet::new(),
+            untaken: Vec::new(),
         };
         // Whether anybody answers: an interface that does not exist has no state.
         let probe = about(PortId(u16::MAX), crate::command::QUERY, 0);
@@ -163,17 +177,19 @@ impl Nic {
     /// # Errors
     /// [`NicError::Register`] says which limit was hit.
     pub fn register(&mut self, bytes: usize, options: MemoryOptions) -> Result<Memory, NicError> {
-        let region = RegionOptions::default().tag(options.tag).rights(options.rights());
         if options.rdma_write
             && let Some(direct) = &mut self.direct
+            && let region = RegionOptions::default().tag(options.tag).rights(options.rights())
             && let Ok(shared) = self.port.register_shared(bytes, region)
         {
-            let memory = Memory::new(shared);
+            // Whoever has a lane is not restored elsewhere: its memory has no other name.
+            let name = shared.whole().into();
+            let memory = Memory::new(shared, name);
             direct.expose(&memory);
             self.ring();
             return Ok(memory);
         }
-        let memory = Memory::new(self.port.register_with(bytes, region)?);
+        let memory = self.register_as(bytes, options, None)?;
         // Others may name it before anything is posted here, and the NIC has to know it by then.
         if options.rdma_write || options.rdma_read {
             self.ring();
@@ -245,25 +261,6 @@ impl Nic {
             self.operations.remove(cookie);
         }
         Ok(())
-    }
-
-    /// The state of an interface, as its NIC has it now.
-    ///
-    /// # Errors
-    /// [`NicError::NoSuchVi`] if it was destroyed.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses nothing.
-    pub async fn query_vi(&mut self, vi: ViId) -> Result<(ViState, ViAttributes), NicError> {
-        let queues = self.queues.of(vi)?;
-        let attributes = queues.attributes;
-        if attributes.direct {
-            return Ok((queues.state, attributes));
-        }
-        let answer = self.call(about(vi.number, crate::command::QUERY, 0)).await?;
-        let states = [ViState::Idle, ViState::Connected, ViState::ConnectPending, ViState::Error];
-        let state = states.get(answer.args[3] as usize).copied().ok_or(NicError::NoSuchVi)?;
-        Ok((state, attributes))
     }
 
     /// The next asynchronous error that an interface of this NIC has met.

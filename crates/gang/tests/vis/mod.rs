@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use midplane_gang::firmware::Gang;
-use midplane_gang::interfaces::{HeldPort, Interfaces, InterfacesContext};
+use midplane_gang::interfaces::{HeldPort, Hold, Interfaces, InterfacesContext};
 use midplane_gang::names::JobId;
 use midplane_gang::process::Reins;
 use midplane_gang::warden::Warden;
@@ -34,7 +34,7 @@ use midplane_via::nic::Nic;
 pub(crate) use talk::{Program, Totals};
 
 const WARDEN: u16 = 1_024;
-const KEEPER: u16 = 1_100;
+pub(crate) const KEEPER: u16 = 1_100;
 const MTU: usize = 600;
 
 pub(crate) const BAD: Faults = Faults {
@@ -137,6 +137,10 @@ pub(crate) async fn connect(hosts: &[SimHost], plan: &Plan) -> Vec<Arc<Mutex<Pro
     for (rank, ticket) in tickets {
         programs[usize::from(rank)].nic.finish(&ticket).await.unwrap();
     }
+    for program in &mut programs {
+        let spare = program.nic.create_vi(attributes(Reliability::ReliableDelivery)).await;
+        program.spare = Some(spare.unwrap());
+    }
     let windows: Vec<_> = programs.iter().map(Program::windows).collect();
     for program in &mut programs {
         program.learn(&windows);
@@ -144,15 +148,21 @@ pub(crate) async fn connect(hosts: &[SimHost], plan: &Plan) -> Vec<Arc<Mutex<Pro
     programs.into_iter().map(|program| Arc::new(Mutex::new(program))).collect()
 }
 
-/// Takes hold of all processes, whose NICs are on these hosts, one rank each.
+/// Takes hold of all processes, on nodes that these are the hosts of, rank by rank.
 pub(crate) fn hold(hosts: &[SimHost], programs: &[Arc<Mutex<Program>>]) -> Interfaces {
+    let mut nodes: Vec<&SimHost> = hosts.iter().collect();
+    nodes.sort_by_key(|host| host.node());
+    nodes.dedup_by_key(|host| host.node());
+    let holds = nodes.iter().map(|host| Hold {
+        warden: Warden::open(*host, PortId(WARDEN)).unwrap(),
+        keeper: Keeper::open(*host, PortId(KEEPER)).unwrap(),
+    });
     let held = hosts.iter().zip(programs).map(|(host, program)| HeldPort {
-        warden: Warden::open(host, PortId(WARDEN)).unwrap(),
-        keeper: Keeper::open(host, PortId(KEEPER)).unwrap(),
+        hold: nodes.iter().position(|node| node.node() == host.node()).unwrap(),
         port: program.lock().unwrap().nic.port(),
         reins: Reins::new(),
     });
-    Interfaces::new(JobId(1), held.collect())
+    Interfaces::new(JobId(1), holds.collect(), held.collect())
 }
 
 /// Starts all processes.

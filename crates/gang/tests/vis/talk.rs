@@ -2,10 +2,13 @@
 
 use std::collections::VecDeque;
 
+use midplane_simhw::port::PortOptions;
+use midplane_simhw::sim::SimHost;
 use midplane_via::attributes::Reliability;
+use midplane_via::context::PortContext;
 use midplane_via::descriptor::{Completed, Descriptor};
 use midplane_via::memory::{Memory, MemoryOptions, RemoteMemory};
-use midplane_via::nic::{Nic, ViId};
+use midplane_via::nic::{Nic, NicContext, ViId};
 use midplane_via::outcome::Operation;
 
 use super::Plan;
@@ -87,10 +90,41 @@ pub(crate) struct Talk {
     digests: [u64; 2],
 }
 
+/// A [`Talk`] without its memory.
+#[derive(Clone, Debug)]
+struct TalkImage {
+    vi: ViId,
+    peer: u16,
+    level: Reliability,
+    window: RemoteMemory,
+    library: RemoteMemory,
+    free: Vec<usize>,
+    asked: VecDeque<(usize, Asked)>,
+    sent: u32,
+    received: u32,
+    read: u32,
+    digests: [u64; 2],
+}
+
+/// One process, saved.
+#[derive(Clone, Debug)]
+pub(crate) struct Image {
+    pub(crate) nic: NicContext,
+    memory: Vec<Vec<u8>>,
+    spare: Option<ViId>,
+    rank: u16,
+    count: u32,
+    rdma: bool,
+    dice: u64,
+    talks: Vec<TalkImage>,
+}
+
 /// One process.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) nic: Nic,
+    /// An interface that is not connected.
+    pub(crate) spare: Option<ViId>,
     pub(crate) rank: u16,
     count: u32,
     rdma: bool,
@@ -101,7 +135,7 @@ pub(crate) struct Program {
 impl Program {
     pub(crate) fn new(nic: Nic, rank: u16, plan: &Plan) -> Self {
         let dice = plan.seed.wrapping_add(u64::from(rank) << 32);
-        Self { nic, rank, count: plan.count, rdma: plan.rdma, dice, talks: Vec::new() }
+        Self { nic, spare: None, rank, count: plan.count, rdma: plan.rdma, dice, talks: Vec::new() }
     }
 
     /// Gives an interface its memory, and posts its receives.
@@ -154,6 +188,60 @@ impl Program {
         }
     }
 
+    /// What a process is, between two of its steps: what it holds of its NIC, its memory's bytes, and
+    /// where it stands.
+    pub(crate) fn save(&mut self) -> Image {
+        let nic = self.nic.save().unwrap();
+        let bytes = |memory: &Memory| {
+            let mut bytes = vec![0; memory.len()];
+            memory.read(0, &mut bytes).unwrap();
+            bytes
+        };
+        let memory: Vec<Vec<u8>> =
+            self.talks.iter().flat_map(|talk| &talk.memory).map(bytes).collect();
+        assert_eq!(nic.memory.len(), memory.len());
+        let talks = self.talks.iter().map(|talk| TalkImage {
+            vi: talk.vi,
+            peer: talk.peer,
+            level: talk.level,
+            window: talk.window,
+            library: talk.library,
+            free: talk.free.clone(),
+            asked: talk.asked.clone(),
+            sent: talk.sent,
+            received: talk.received,
+            read: talk.read,
+            digests: talk.digests,
+        });
+        let Self { spare, rank, count, rdma, dice, .. } = *self;
+        Image { nic, memory, spare, rank, count, rdma, dice, talks: talks.collect() }
+    }
+
+    /// The same process on another NIC; `taken` is what its former one had.
+    pub(crate) async fn restore(host: &SimHost, image: &Image, taken: &PortContext) -> Self {
+        let options = PortOptions::default();
+        let (nic, memory) = Nic::restore(host, options, &image.nic, taken).await.unwrap();
+        for (memory, bytes) in memory.iter().zip(&image.memory) {
+            memory.write(0, bytes).unwrap();
+        }
+        let talks = image.talks.iter().zip(memory.chunks(4)).map(|(talk, memory)| Talk {
+            vi: talk.vi,
+            peer: talk.peer,
+            level: talk.level,
+            memory: std::array::from_fn(|at| memory[at].clone()),
+            window: talk.window,
+            library: talk.library,
+            free: talk.free.clone(),
+            asked: talk.asked.clone(),
+            sent: talk.sent,
+            received: talk.received,
+            read: talk.read,
+            digests: talk.digests,
+        });
+        let Image { spare, rank, count, rdma, dice, .. } = *image;
+        Self { nic, spare, rank, count, rdma, dice, talks: talks.collect() }
+    }
+
     fn roll(&mut self, below: u64) -> u64 {
         self.dice = self
             .dice
@@ -178,6 +266,9 @@ impl Program {
             self.post(at);
         }
         while let Some((vi, error)) = self.nic.next_error() {
+            if self.spare == Some(vi) {
+                continue;
+            }
             let talk = self.talks.iter().find(|talk| talk.vi == vi).unwrap();
             assert!(!talk.level.is_reliable(), "rank {}: {error:?} of {talk:?}", self.rank);
         }

@@ -28,6 +28,42 @@ pub(super) struct Operations {
 }
 
 impl Operations {
+    /// Operations of before, at whose places these generations come next; they are yet to be
+    /// [put](Self::put) there, and the rest [closed](Self::close).
+    pub(super) fn restored(generations: Vec<u32>) -> Self {
+        let slot = |generation| Slot { generation, operation: None };
+        Self { slots: generations.into_iter().map(slot).collect(), free: Vec::new() }
+    }
+
+    /// Puts an operation where its cookie says; `false` if that is not free.
+    pub(super) fn put(&mut self, cookie: u64, operation: Operation) -> bool {
+        let at = (cookie & u64::from(u32::MAX)) as usize;
+        let slot = self
+            .slots
+            .get_mut(at)
+            .filter(|slot| slot.operation.is_none() && u64::from(slot.generation) == cookie >> 32);
+        let Some(slot) = slot else { return false };
+        slot.operation = Some(operation);
+        true
+    }
+
+    /// Places without an operation are for the next.
+    pub(super) fn close(&mut self) {
+        let free = (0_u32..).zip(&self.slots).filter(|(_, slot)| slot.operation.is_none());
+        self.free = free.map(|(at, _)| at).collect();
+    }
+
+    /// What tells the operation at each place from others there.
+    pub(super) fn generations(&self) -> Vec<u32> {
+        self.slots.iter().map(|slot| slot.generation).collect()
+    }
+
+    /// Whether anything but descriptors is under way.
+    pub(super) fn has_plain(&self) -> bool {
+        let plain = |slot: &Slot| matches!(slot.operation, Some(Operation::Plain { .. }));
+        self.slots.iter().any(plain)
+    }
+
     /// Takes an operation; returns its cookie.
     pub(super) fn insert(&mut self, operation: Operation) -> u64 {
         let at = self.free.pop().unwrap_or_else(|| {

@@ -1,11 +1,11 @@
-//! What a NIC has.
+//! What a NIC has, and an interface of it.
 
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::{MAX_REGIONS, Status};
 use midplane_simhw::region::MAX_REGION;
 
-use super::{MAX_SEGMENTS, Nic, NicError};
-use crate::attributes::MAX_DISCRIMINATOR;
+use super::{MAX_SEGMENTS, Nic, NicError, ViId};
+use crate::attributes::{MAX_DISCRIMINATOR, ViAttributes, ViState};
 use crate::command::{QUERY_NIC, about};
 
 /// What a NIC has, and how much of each a program may use at once (Virtual Interface Architecture 1.0,
@@ -34,6 +34,25 @@ pub struct NicAttributes {
 }
 
 impl Nic {
+    /// The state of an interface, as its NIC has it now.
+    ///
+    /// # Errors
+    /// [`NicError::NoSuchVi`] if it was destroyed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn query_vi(&mut self, vi: ViId) -> Result<(ViState, ViAttributes), NicError> {
+        let queues = self.queues.of(vi)?;
+        let attributes = queues.attributes;
+        if attributes.direct {
+            return Ok((queues.state, attributes));
+        }
+        let answer = self.call(about(vi.number, crate::command::QUERY, 0)).await?;
+        let states = [ViState::Idle, ViState::Connected, ViState::ConnectPending, ViState::Error];
+        let state = states.get(answer.args[3] as usize).copied().ok_or(NicError::NoSuchVi)?;
+        Ok((state, attributes))
+    }
+
     /// What the NIC has, as it says now.
     ///
     /// # Errors

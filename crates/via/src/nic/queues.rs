@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use midplane_simhw::id::PortId;
 use midplane_simhw::port::{Command, Completion};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::operations::{Operation, Operations};
@@ -16,7 +17,7 @@ use crate::command::{
 use crate::descriptor::{Completed, Descriptor, Transfer};
 
 /// One of an interface's two queues.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
 pub enum WorkQueue {
     /// Sends, writes and reads.
     Send,
@@ -26,7 +27,7 @@ pub enum WorkQueue {
 
 /// A completion queue of a [`Nic`].
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct CqId(usize);
+pub struct CqId(pub(super) usize);
 
 /// Why a descriptor was not posted; it comes back untouched.
 #[derive(Debug, Error)]
@@ -41,12 +42,12 @@ pub struct PostFailed {
 /// One interface, as its host knows it.
 #[derive(Debug)]
 pub(super) struct ViQueues {
-    id: ViId,
+    pub(super) id: ViId,
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
     /// Cookies of what was posted, in order.
     pub(super) posted: [VecDeque<u64>; 2],
-    told: [Option<CqId>; 2],
+    pub(super) told: [Option<CqId>; 2],
 }
 
 /// All interfaces and completion queues of one NIC.
@@ -78,6 +79,20 @@ impl Queues {
     pub(super) fn of(&mut self, vi: ViId) -> Result<&mut ViQueues, NicError> {
         let queues = self.vis.get_mut(vi.number.index()).and_then(Option::as_mut);
         queues.filter(|queues| queues.id == vi).ok_or(NicError::NoSuchVi)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ViQueues> {
+        self.vis.iter().flatten()
+    }
+
+    /// What each completion queue holds.
+    pub(super) fn told(&self) -> impl Iterator<Item = &VecDeque<(ViId, WorkQueue)>> {
+        self.completions.iter()
+    }
+
+    /// A completion queue that holds what it did.
+    pub(super) fn restore_cq(&mut self, told: &[(ViId, WorkQueue)]) {
+        self.completions.push(told.iter().copied().collect());
     }
 
     pub(super) fn id(&self, number: PortId) -> Option<ViId> {
@@ -136,21 +151,7 @@ impl Nic {
         if self.is_direct(vi) {
             return self.post_direct(vi, WorkQueue::Send, descriptor);
         }
-        let (operation, remote) = match descriptor.transfer {
-            Transfer::Send => (0, [0; 2]),
-            Transfer::RdmaWrite(to) => (OPERATION_WRITE, to.words()),
-            Transfer::RdmaRead(from) => (OPERATION_READ, from.words()),
-        };
-        let immediate = descriptor.immediate;
-        let mut flags = operation;
-        if immediate.is_some() {
-            flags |= IMMEDIATE;
-        }
-        if descriptor.fence {
-            flags |= FENCE;
-        }
-        let args = [u64::from(immediate.unwrap_or(0)), remote[0], remote[1]];
-        let command = Command { flags, args, ..about(vi.number, POST_SEND, 0) };
+        let command = send_command(vi, &descriptor);
         self.post(vi, WorkQueue::Send, command, descriptor)?;
         self.ring();
         Ok(())
@@ -219,6 +220,34 @@ impl Nic {
         }
         if let Ok(queues) = self.queues.of(vi) {
             queues.posted[queue as usize].push_back(cookie);
+        }
+        Ok(())
+    }
+
+    /// Posts a descriptor anew that is under way already.
+    pub(super) fn post_again(
+        &mut self,
+        vi: ViId,
+        queue: WorkQueue,
+        cookie: u64,
+    ) -> Result<(), NicError> {
+        let Some(Operation::Descriptor { descriptor, .. }) = self.operations.get(cookie) else {
+            return Ok(());
+        };
+        // Segments are names: what is lent stays lent.
+        let descriptor = Descriptor { segments: descriptor.segments.clone(), ..*descriptor };
+        let mut command = match queue {
+            WorkQueue::Send => send_command(vi, &descriptor),
+            WorkQueue::Receive => about(vi.number, POST_RECEIVE, 0),
+        };
+        let slot = self.describe(&descriptor, &mut command)?;
+        command.cookie = cookie;
+        if let Err(error) = self.port.post(&command) {
+            self.free_scratch.extend(slot);
+            return Err(error.into());
+        }
+        if let Some(Operation::Descriptor { scratch, .. }) = self.operations.get(cookie) {
+            *scratch = slot;
         }
         Ok(())
     }
@@ -348,4 +377,23 @@ impl Nic {
             self.progress().await?;
         }
     }
+}
+
+/// The command of a descriptor for the send queue, without its memory.
+fn send_command(vi: ViId, descriptor: &Descriptor) -> Command {
+    let (operation, remote) = match descriptor.transfer {
+        Transfer::Send => (0, [0; 2]),
+        Transfer::RdmaWrite(to) => (OPERATION_WRITE, to.words()),
+        Transfer::RdmaRead(from) => (OPERATION_READ, from.words()),
+    };
+    let immediate = descriptor.immediate;
+    let mut flags = operation;
+    if immediate.is_some() {
+        flags |= IMMEDIATE;
+    }
+    if descriptor.fence {
+        flags |= FENCE;
+    }
+    let args = [u64::from(immediate.unwrap_or(0)), remote[0], remote[1]];
+    Command { flags, args, ..about(vi.number, POST_SEND, 0) }
 }

@@ -1,0 +1,364 @@
+//! Saved interfaces that are damaged, do not fit or come at the wrong time are refused, each with its own
+//! error, and nothing changes: the job whose they are ends as it would have.
+
+mod vis;
+
+use std::sync::{Arc, Mutex};
+
+use midplane_gang::context::ReadError;
+use midplane_gang::interfaces::{Interfaces, InterfacesContext, RestoreError, SaveError};
+use midplane_gang::names::Rank;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::{NodeId, PortId};
+use midplane_simhw::port::PortOptions;
+use midplane_simhw::sim::SimHost;
+use midplane_via::attributes::{Address, Discriminator, Reliability, ViState};
+use midplane_via::context::{FarEnd, LinkContext, Violation};
+use midplane_via::keeper::{KeepError, Keeper, MappedMemory, Refused};
+use midplane_via::nic::{Nic, NicSaveError};
+use proptest::prelude::*;
+use vis::{KEEPER, Plan, Program, attributes, connect, finish, hold, run, standing, start, world};
+
+fn plan() -> Plan {
+    let levels = &[Reliability::ReliableDelivery, Reliability::ReliableReception];
+    Plan { rdma: true, levels, nodes: 3, ..Plan::default() }
+}
+
+/// A job that stands still.
+struct Scene {
+    hosts: Vec<SimHost>,
+    programs: Vec<Arc<Mutex<Program>>>,
+    held: Interfaces,
+}
+
+impl Scene {
+    async fn pause(&self, micros: u64) {
+        self.hosts[0].sleep_until(self.hosts[0].now().plus_nanos(1000 * micros)).await;
+    }
+
+    async fn refuses(
+        &mut self,
+        saved: &InterfacesContext,
+        maps: &[Vec<MappedMemory>],
+    ) -> RestoreError {
+        self.held.restore(saved, Some(maps)).await.unwrap_err()
+    }
+
+    fn maps(&self) -> Vec<Vec<MappedMemory>> {
+        let map = |program: &Arc<Mutex<Program>>| program.lock().unwrap().nic.memory_map();
+        self.programs.iter().map(map).collect()
+    }
+}
+
+/// Freezes a job in its middle, does something, and lets it go on: it ends as if nothing had been done.
+fn in_the_middle<F: Future<Output = Scene> + Send + 'static>(
+    work: impl FnOnce(Scene) -> F + Send + 'static,
+) {
+    let plan = plan();
+    let mut world = world(plan.nodes, plan.seed, plan.faults);
+    let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
+    let shown = Arc::new(Mutex::new(Vec::new()));
+    let place = Arc::clone(&shown);
+    let totals = finish(&mut world, move || standing(&shown.lock().unwrap()), async move {
+        let programs = connect(&hosts, &plan).await;
+        place.lock().unwrap().clone_from(&programs);
+        let held = hold(&hosts, &programs);
+        start(&hosts, &held, &programs);
+        let mut scene = Scene { hosts, programs, held };
+        scene.pause(150).await;
+        scene.held.freeze(&scene.hosts[0]).await.unwrap();
+        let mut scene = work(scene).await;
+        scene.held.run(&scene.hosts[0]).await.unwrap();
+        while !scene.held.ranks().iter().all(|held| held.reins.has_ended()) {
+            scene.pause(100).await;
+        }
+        let totals = scene.programs.iter().map(|program| program.lock().unwrap().totals());
+        totals.collect::<Vec<_>>()
+    });
+    assert_eq!(totals, run(plan, false).0);
+}
+
+/// What a job has in its middle.
+fn example() -> InterfacesContext {
+    let place = Arc::new(Mutex::new(None));
+    let shown = Arc::clone(&place);
+    in_the_middle(|mut scene| async move {
+        *shown.lock().unwrap() = Some(scene.held.save(false).await.unwrap());
+        scene
+    });
+    place.lock().unwrap().take().unwrap()
+}
+
+fn link(saved: &mut InterfacesContext, rank: usize, vi: usize) -> &mut LinkContext {
+    saved.ranks[rank].vis[vi].link.as_mut().unwrap()
+}
+
+/// Both ends' counts, whatever is changed in them.
+#[test]
+fn two_ends_that_disagree_are_named_with_how() {
+    let saved = example();
+    saved.validate().unwrap();
+    let far = saved.ranks[0].vis[0].link.as_ref().unwrap().peer;
+    let (from, to) = (FarEnd { rank: 0, vi: 0 }, far);
+
+    let mut ahead = saved.clone();
+    let there = ahead.ranks[1].vis.iter().position(|vi| vi.name == far.vi).unwrap();
+    let next = link(&mut ahead, 0, 0).next();
+    let base = link(&mut ahead, 0, 0).base;
+    link(&mut ahead, 1, there).expected = next.wrapping_add(1);
+    let expected = next.wrapping_add(1);
+    assert_eq!(ahead.validate(), Err(Violation::Counts { from, to, base, next, expected }));
+    let said = ahead.validate().unwrap_err().to_string();
+    assert!(said.contains(&format!("expects frame {expected}")), "{said}");
+
+    let mut behind = saved.clone();
+    let expected = base.wrapping_sub(1);
+    link(&mut behind, 1, there).expected = expected;
+    assert_eq!(behind.validate(), Err(Violation::Counts { from, to, base, next, expected }));
+
+    let mut half = saved.clone();
+    let came = link(&mut half, 1, there).arriving.unwrap_or(0) + 7;
+    link(&mut half, 1, there).arriving = Some(came);
+    let violation = half.validate().unwrap_err();
+    assert!(
+        matches!(violation, Violation::HalfArrived { came: found, .. } if found == came),
+        "{violation}"
+    );
+
+    let mut gone = saved.clone();
+    link(&mut gone, 0, 0).peer = FarEnd { rank: 7, vi: 0 };
+    let nobody = FarEnd { rank: 7, vi: 0 };
+    assert_eq!(gone.validate(), Err(Violation::NoPeer { from, to: nobody }));
+
+    let mut crossed = saved.clone();
+    let other = FarEnd { vi: saved.ranks[1].vis[1 - there].name, ..far };
+    link(&mut crossed, 0, 0).peer = other;
+    assert_eq!(crossed.validate(), Err(Violation::OneSided { from, to: other }));
+
+    let mut unlike = saved;
+    unlike.ranks[0].vis[0].attributes.rdma_write = false;
+    let by = Violation::Attributes { from: far, to: from };
+    assert_eq!(unlike.validate(), Err(by));
+}
+
+#[test]
+fn a_process_whose_numbers_contradict_each_other_is_named() {
+    let saved = example();
+    type Change = fn(&mut InterfacesContext);
+    let changes: [(&str, Change); 10] = [
+        ("not in order", |saved| saved.ranks[1].vis.swap(0, 1)),
+        ("twice", |saved| {
+            let cookie = saved.ranks[1].vis[0].receives[0].cookie;
+            saved.ranks[1].vis[1].receives[0].cookie = cookie;
+        }),
+        ("counts sends", |saved| saved.ranks[1].vis[0].cut = 1000),
+        ("counts sends", |saved| saved.ranks[1].vis[0].withdrawn = 1),
+        ("goes past the NIC", |saved| saved.ranks[1].vis[0].attributes.direct = true),
+        ("being made", |saved| saved.ranks[1].vis[0].state = ViState::ConnectPending),
+        ("not connected", |saved| saved.ranks[1].vis[0].state = ViState::Error),
+        ("frames on the way", |saved| {
+            let flight = link(saved, 1, 0).flights.iter_mut().find(|flight| flight.ends);
+            flight.expect("some are under way").ends = false;
+        }),
+        ("a receive has more memory", |saved| {
+            saved.ranks[1].vis[0].receives[0].pieces[0].offset = u32::MAX;
+        }),
+        ("an error is told", |saved| {
+            let error = midplane_via::outcome::AsyncError::ConnectionLost;
+            saved.ranks[1].errors.push((77, error));
+        }),
+    ];
+    for (what, change) in changes {
+        let mut changed = saved.clone();
+        change(&mut changed);
+        let violation = changed.validate().unwrap_err();
+        let said = violation.to_string();
+        assert!(matches!(violation, Violation::Rank { rank: 1, .. }), "{what}: {said}");
+        assert!(said.contains(what), "{what}: {said}");
+        let read = InterfacesContext::from_bytes(&changed.to_bytes().unwrap()).unwrap_err();
+        assert!(matches!(read, ReadError::Interfaces(found) if found == violation), "{read}");
+        InterfacesContext::from_json(&changed.to_json()).unwrap_err();
+    }
+}
+
+#[test]
+fn damaged_bytes_are_refused_with_what_and_where() {
+    let saved = example();
+    let bytes = saved.to_bytes().unwrap();
+    assert_eq!(InterfacesContext::from_bytes(&bytes).unwrap(), saved);
+    assert_eq!(InterfacesContext::from_json(&saved.to_json()).unwrap(), saved);
+    for cut in [0, 3, 19, 20, bytes.len() - 1] {
+        let said = InterfacesContext::from_bytes(&bytes[..cut]).unwrap_err().to_string();
+        assert!(said.starts_with("byte "), "{said}");
+    }
+    let mut channels = bytes.clone();
+    channels[..4].copy_from_slice(b"MPNC");
+    assert!(matches!(InterfacesContext::from_bytes(&channels), Err(ReadError::Foreign)));
+    let mut changed = bytes;
+    *changed.last_mut().unwrap() ^= 1;
+    assert!(matches!(InterfacesContext::from_bytes(&changed), Err(ReadError::Checksum { .. })));
+}
+
+proptest! {
+    #[test]
+    fn bytes_that_were_changed_anywhere_are_refused(at: usize, to: u8) {
+        thread_local! {
+            static SAVED: Vec<u8> = example().to_bytes().unwrap();
+        }
+        let mut bytes = SAVED.with(Clone::clone);
+        let at = at % bytes.len();
+        let before = bytes[at];
+        bytes[at] = to;
+        prop_assert_eq!(InterfacesContext::from_bytes(&bytes).is_ok(), before == to);
+    }
+}
+
+fn refused(rank: u16, error: RestoreError) -> (Refused, Option<u16>) {
+    match error {
+        RestoreError::Keep { rank: found, error: KeepError::Refused { why, vi, .. } } => {
+            assert_eq!(found, Rank(rank));
+            (why, vi)
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Each is refused by rank 1 only, after rank 0 has taken its part: that is taken back.
+#[test]
+fn what_does_not_fit_is_refused_and_nothing_has_changed() {
+    in_the_middle(|mut scene| async move {
+        let maps = scene.maps();
+        let saved = scene.held.save(true).await.unwrap();
+        let memory = saved.ranks[1].vis[0].receives[0].pieces[0].memory;
+
+        let mut unregistered = maps.clone();
+        unregistered[1].retain(|mapped| mapped.name != memory);
+        let error = scene.refuses(&saved, &unregistered).await;
+        let KeepError::Unmapped { memory: found, there: 0, .. } = keep(&error) else {
+            panic!("{error}")
+        };
+        assert_eq!(found, memory);
+
+        let mut shorter = maps.clone();
+        let mapped = shorter[1].iter_mut().find(|mapped| mapped.name == memory).unwrap();
+        mapped.bytes = 5;
+        let error = scene.refuses(&saved, &shorter).await;
+        assert!(matches!(keep(&error), KeepError::Unmapped { there: 5, .. }), "{error}");
+
+        let mut gone = maps.clone();
+        let mapped = gone[1].iter_mut().find(|mapped| mapped.name == memory).unwrap();
+        mapped.now.generation ^= 1;
+        let (why, vi) = refused(1, scene.refuses(&saved, &gone).await);
+        assert_eq!((why, vi), (Refused::Memory, Some(saved.ranks[1].vis[0].name)));
+
+        let mut foreign = saved.clone();
+        foreign.ranks[1].vis[0].receives[0].cookie = u64::MAX;
+        let (why, vi) = refused(1, scene.refuses(&foreign, &maps).await);
+        assert_eq!((why, vi), (Refused::NotAwaited, Some(saved.ranks[1].vis[0].name)));
+
+        let mut long = saved.clone();
+        let flight =
+            link(&mut long, 1, 0).flights.iter_mut().find(|flight| flight.source.is_some());
+        flight.expect("some are under way").source.as_mut().unwrap().length = 601;
+        let (why, _) = refused(1, scene.refuses(&long, &maps).await);
+        assert_eq!(why, Refused::FrameTooLong);
+
+        let mut wrong = saved.clone();
+        link(&mut wrong, 1, 0).base ^= 1;
+        let error = scene.refuses(&wrong, &maps).await;
+        assert!(matches!(error, RestoreError::Inconsistent(_)), "{error}");
+
+        let mut fewer = saved.clone();
+        fewer.ranks.pop();
+        let error = scene.refuses(&fewer, &maps).await;
+        assert_eq!(error, RestoreError::Ranks { saved: 1, ranks: 2 });
+
+        scene.held.restore(&saved, Some(&maps)).await.unwrap();
+        let (why, _) = match scene.held.restore(&saved, Some(&maps)).await.unwrap_err() {
+            error @ RestoreError::Keep { .. } => refused(0, error),
+            other => panic!("{other}"),
+        };
+        assert_eq!(why, Refused::Occupied);
+        assert_eq!(scene.held.save(false).await.unwrap(), saved);
+        scene
+    });
+}
+
+fn keep(error: &RestoreError) -> KeepError {
+    match error {
+        RestoreError::Keep { rank: Rank(1), error } => *error,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn what_a_running_process_has_is_not_saved() {
+    in_the_middle(|mut scene| async move {
+        scene.held.run(&scene.hosts[0]).await.unwrap();
+        let running = scene.held.save(false).await.unwrap_err();
+        let why = |error: &SaveError| match error {
+            SaveError::Keep { error: KeepError::Refused { why, .. }, .. } => *why,
+            other => panic!("{other}"),
+        };
+        assert_eq!(why(&running), Refused::Running);
+        let mut stranger = Keeper::open(&scene.hosts[0], PortId(KEEPER + 1)).unwrap();
+        let port = scene.held.ranks()[0].port;
+        let refused = stranger.save(port).await.unwrap_err();
+        assert!(matches!(refused, KeepError::Refused { why: Refused::NotKeeper, .. }), "{refused}");
+        scene.held.freeze(&scene.hosts[0]).await.unwrap();
+        scene
+    });
+}
+
+/// A connection that leads out of the job, one that is being made, one that has just ended.
+#[test]
+fn connections_that_are_no_pair_of_the_jobs_are_refused_by_name() {
+    in_the_middle(|mut scene| async move {
+        let third = scene.hosts[0].clone();
+        scene.held.run(&scene.hosts[0]).await.unwrap();
+        let program = Arc::clone(&scene.programs[1]);
+        let mut outside = Nic::open(&third, PortOptions::default()).await.unwrap();
+        let far = outside.create_vi(attributes(Reliability::ReliableDelivery)).await.unwrap();
+        let name = |text: &str| Discriminator::new(text.as_bytes()).unwrap();
+        let near = program.lock().unwrap().spare.unwrap();
+        let to = Address { node: scene.hosts[0].node(), discriminator: name("far") };
+        let asked = program.lock().unwrap().nic.connect_peer(near, to, name("near"), None).unwrap();
+        scene.pause(100).await;
+        scene.held.freeze(&scene.hosts[0]).await.unwrap();
+        let SaveError::Keep { rank: Rank(1), error: KeepError::Refused { why, .. } } =
+            scene.held.save(true).await.unwrap_err()
+        else {
+            panic!("a connection is being made")
+        };
+        assert_eq!(why, Refused::Connecting);
+        assert_eq!(program.lock().unwrap().nic.save().unwrap_err(), NicSaveError::Busy);
+
+        scene.held.run(&scene.hosts[0]).await.unwrap();
+        let to = Address { node: scene.hosts[1].node(), discriminator: name("near") };
+        let ticket = outside.connect_peer(far, to, name("far"), None).unwrap();
+        outside.finish(&ticket).await.unwrap();
+        scene.pause(100).await;
+        program.lock().unwrap().nic.connected(&asked).unwrap().expect("both have asked");
+        scene.held.freeze(&scene.hosts[0]).await.unwrap();
+        let stranger = scene.held.save(true).await.unwrap_err();
+        assert!(matches!(stranger, SaveError::Stranger { rank: Rank(1), .. }), "{stranger}");
+
+        // It ends while the process stands still: that is told when it goes on, and can be saved then.
+        outside.disconnect(far).await.unwrap();
+        scene.pause(100).await;
+        let SaveError::Keep { rank: Rank(1), error: KeepError::Refused { why, .. } } =
+            scene.held.save(true).await.unwrap_err()
+        else {
+            panic!("the process is yet to be told")
+        };
+        assert_eq!(why, Refused::Ended);
+        scene.held.run(&scene.hosts[0]).await.unwrap();
+        scene.pause(100).await;
+        scene.held.freeze(&scene.hosts[0]).await.unwrap();
+        let saved = scene.held.save(true).await.unwrap();
+        let broken = saved.ranks[1].vis.iter().find(|vi| vi.state == ViState::Error);
+        assert!(broken.is_some_and(|vi| vi.link.is_none()));
+        scene.held.restore(&saved, None).await.unwrap();
+        scene
+    });
+}

@@ -1,0 +1,138 @@
+//! A job's Virtual Interfaces, restored on other nodes with the processes whose they are, end as they would
+//! have.
+
+mod vis;
+
+use std::sync::{Arc, Mutex};
+
+use midplane_gang::interfaces::InterfacesContext;
+use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::rng::Rng;
+use midplane_simhw::sim::SimHost;
+use proptest::prelude::*;
+use vis::talk::Image;
+use vis::{
+    ALL, BAD, Plan, Program, Totals, connect, finish, handed_on, hold, standing, start, world,
+};
+
+/// A job that was cut: what its NICs had, and its processes.
+#[derive(Clone)]
+struct Cut {
+    saved: InterfacesContext,
+    images: Vec<Image>,
+}
+
+/// Nodes of ranks that talk with each other differ: even ranks are on even nodes, odd ones on odd nodes.
+fn places(plan: &Plan, dice: &mut Rng) -> Vec<NodeId> {
+    let half = u64::from(plan.nodes / 2);
+    (0..plan.ranks).map(|rank| NodeId(2 * dice.below(half) as u16 + rank % 2)).collect()
+}
+
+/// Runs a job at these places from where it was, until it ends or is cut.
+fn leg(
+    plan: Plan,
+    places: &[NodeId],
+    from: Option<Cut>,
+    cut_at: Option<u64>,
+) -> (Option<Cut>, Vec<Totals>) {
+    let mut world = world(plan.nodes, plan.seed, plan.faults);
+    let hosts: Vec<SimHost> = places.iter().map(|node| world.host(*node)).collect();
+    let shown = Arc::new(Mutex::new(Vec::new()));
+    let place = Arc::clone(&shown);
+    let task = async move {
+        let host = hosts[0].clone();
+        let (programs, mut held) = begin(&hosts, &plan, from).await;
+        place.lock().unwrap().clone_from(&programs);
+        start(&hosts, &held, &programs);
+        let until = host.now().plus_nanos(cut_at.unwrap_or(u64::MAX / 2));
+        while host.now() < until && !held.ranks().iter().all(|held| held.reins.has_ended()) {
+            host.sleep_until(host.now().plus_nanos(20_000).min(until)).await;
+        }
+        let totals = |programs: &[Arc<Mutex<Program>>]| {
+            programs.iter().map(|program| program.lock().unwrap().totals()).collect()
+        };
+        if cut_at.is_none() {
+            return (None, totals(&programs));
+        }
+        held.freeze(&host).await.unwrap();
+        let saved = held.save(true).await.unwrap();
+        let images = programs.iter().map(|program| program.lock().unwrap().save()).collect();
+        (Some(Cut { saved, images }), totals(&programs))
+    };
+    finish(&mut world, move || standing(&shown.lock().unwrap()), task)
+}
+
+/// A job's processes, new or as they were.
+async fn begin(
+    hosts: &[SimHost],
+    plan: &Plan,
+    from: Option<Cut>,
+) -> (Vec<Arc<Mutex<Program>>>, midplane_gang::interfaces::Interfaces) {
+    let Some(Cut { saved, images }) = from else {
+        let programs = connect(hosts, plan).await;
+        let held = hold(hosts, &programs);
+        return (programs, held);
+    };
+    let mut programs = Vec::new();
+    for ((host, image), taken) in hosts.iter().zip(&images).zip(&saved.ranks) {
+        // The NIC calls ports, interfaces and memory otherwise than before.
+        for _ in 0..3 {
+            drop(host.open_port().unwrap());
+        }
+        let program = Program::restore(host, image, taken).await;
+        programs.push(Arc::new(Mutex::new(program)));
+    }
+    let mut held = hold(hosts, &programs);
+    let map = |program: &Arc<Mutex<Program>>| program.lock().unwrap().nic.memory_map();
+    let memory: Vec<_> = programs.iter().map(map).collect();
+    assert!(memory.iter().flatten().all(|mapped| mapped.name != mapped.now));
+    held.freeze(&hosts[0]).await.unwrap();
+    held.restore(&saved, Some(&memory)).await.unwrap();
+    assert_eq!(held.save(false).await.unwrap(), saved, "saved again, it is the same");
+    held.run(&hosts[0]).await.unwrap();
+    for program in &programs {
+        program.lock().unwrap().nic.post_untaken().unwrap();
+    }
+    (programs, held)
+}
+
+/// Cuts a job `legs` times, each time elsewhere, and lets it end.
+fn wander(plan: Plan, legs: u32) -> Vec<Totals> {
+    let mut dice = Rng::new(plan.seed, "places");
+    let mut from = None;
+    for leg_number in 0..legs {
+        let places = places(&plan, &mut dice);
+        let plan = Plan { seed: plan.seed + 1000 * u64::from(leg_number), ..plan };
+        let (cut, _) = leg(plan, &places, from, Some(dice.between(1_000, 300_000)));
+        let Cut { saved, images } = cut.unwrap();
+        from = Some(Cut { saved: handed_on(&saved, dice.chance(0.2)), images });
+    }
+    let places = places(&plan, &mut dice);
+    leg(plan, &places, from, None).1
+}
+
+#[test]
+fn two_processes_change_places_and_end_as_they_would_have() {
+    let plan = Plan { rdma: true, levels: ALL, nodes: 4, ..Plan::default() };
+    let whole = leg(plan, &[NodeId(0), NodeId(1)], None, None).1;
+    let (cut, _) = leg(plan, &[NodeId(0), NodeId(1)], None, Some(150_000));
+    let swapped = leg(plan, &[NodeId(1), NodeId(0)], cut, None).1;
+    assert_eq!(swapped, whole);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_job_that_wanders_ends_as_it_would_have_here(
+        seed in 0_u64..1_000_000, ranks in 2_u16..6, legs in 1_u32..6, bad: bool,
+    ) {
+        let faults = if bad { BAD } else { Faults::NONE };
+        let plan = Plan { seed, ranks, nodes: 4, faults, rdma: true, levels: ALL, count: 20, ..Plan::default() };
+        let home: Vec<NodeId> = (0..ranks).map(|rank| NodeId(rank % 2)).collect();
+        let whole = leg(Plan { faults: Faults::NONE, ..plan }, &home, None, None).1;
+        prop_assert_eq!(wander(plan, legs), whole);
+    }
+}

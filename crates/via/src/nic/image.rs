@@ -1,0 +1,364 @@
+//! What a process's way into its NIC holds, as data: beside what the NIC has
+//! ([`PortContext`]), and taken from the same process in the same stop.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use midplane_simhw::host::Host;
+use midplane_simhw::port::PortOptions;
+use midplane_simhw::region::{ProtectionTag, Rights};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::operations::{Operation, Operations};
+use super::queues::{Queues, WorkQueue};
+use super::{Nic, NicError, ViId};
+use crate::attributes::{ViAttributes, ViState};
+use crate::command::{AWAIT, Ended, POST_RECEIVE, POST_SEND, QUERY_NIC, about};
+use crate::context::{MemoryName, Piece, PortContext};
+use crate::descriptor::{Descriptor, Transfer};
+use crate::keeper::MappedMemory;
+use crate::memory::{Memory, MemoryOptions, RemoteMemory};
+use crate::outcome::{AsyncError, DescriptorError};
+
+/// What a process's way into its NIC holds. The bytes of its memory are not in it.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct NicContext {
+    /// Its memory, in the order in which it was registered.
+    pub memory: Vec<HeldMemory>,
+    vis: Vec<HeldVi>,
+    queues: Vec<Vec<(ViId, WorkQueue)>>,
+    errors: Vec<(ViId, AsyncError)>,
+    next_tag: u32,
+    next_serial: u32,
+    /// What tells the next operation at each place from those before it.
+    generations: Vec<u32>,
+}
+
+/// Registered memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct HeldMemory {
+    /// What the process and its peers call it.
+    pub name: MemoryName,
+    /// Its bytes.
+    pub bytes: u32,
+    /// Interfaces with this tag may touch it.
+    pub tag: ProtectionTag,
+    /// The other ends of those may write it.
+    pub rdma_write: bool,
+    /// The other ends of those may read it.
+    pub rdma_read: bool,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+struct HeldVi {
+    id: ViId,
+    attributes: ViAttributes,
+    state: ViState,
+    told: [Option<usize>; 2],
+    posted: [Vec<HeldDescriptor>; 2],
+}
+
+/// A descriptor that the application has not taken back.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+struct HeldDescriptor {
+    cookie: u64,
+    pieces: Vec<Piece>,
+    transfer: HeldTransfer,
+    immediate: Option<u32>,
+    fence: bool,
+    ended: Option<HeldEnd>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+enum HeldTransfer {
+    Send,
+    Write(RemoteMemory),
+    Read(RemoteMemory),
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+struct HeldEnd {
+    operation: crate::outcome::Operation,
+    outcome: Result<(), DescriptorError>,
+    length: u32,
+    immediate: Option<u32>,
+}
+
+/// Why a process's way into its NIC was not saved.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum NicSaveError {
+    /// Something is asked of the NIC, or its answer is not taken.
+    #[error("the NIC is asked for something: wait for the answer, and take it, first")]
+    Busy,
+    /// It has interfaces whose data goes past the NIC.
+    #[error("direct Virtual Interfaces can't be saved: close them first")]
+    Direct,
+}
+
+/// Why a process's way into its NIC was not restored.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum NicRestoreError {
+    /// The NIC does not give what it takes.
+    #[error(transparent)]
+    Nic(#[from] NicError),
+    /// The context contradicts itself.
+    #[error("the context contradicts itself: {0}")]
+    Malformed(&'static str),
+}
+
+impl Nic {
+    /// Saves what this holds, of a process that [stands still](crate::keeper): after its NIC has saved its
+    /// part.
+    ///
+    /// # Errors
+    /// [`NicSaveError`]; nothing has changed then.
+    pub fn save(&mut self) -> Result<NicContext, NicSaveError> {
+        if self.direct.is_some() {
+            return Err(NicSaveError::Direct);
+        }
+        while let Some(completion) = self.port.take() {
+            self.on_completion(&completion);
+        }
+        if self.operations.has_plain() {
+            return Err(NicSaveError::Busy);
+        }
+        let Self { queues, operations, .. } = self;
+        let vis = queues.iter().map(|queues| HeldVi {
+            id: queues.id,
+            attributes: queues.attributes,
+            state: queues.state,
+            told: queues.told.map(|told| told.map(|cq| cq.0)),
+            posted: queues.posted.each_ref().map(|posted| {
+                posted.iter().filter_map(|cookie| held(operations, *cookie)).collect()
+            }),
+        });
+        let vis = vis.collect();
+        let memory = self.memories.iter().filter_map(|(name, region)| {
+            let region = region.upgrade()?;
+            Some(HeldMemory {
+                name: *name,
+                bytes: region.len() as u32,
+                tag: region.tag(),
+                rdma_write: region.rights().contains(Rights::REMOTE_WRITE),
+                rdma_read: region.rights().contains(Rights::REMOTE_READ),
+            })
+        });
+        Ok(NicContext {
+            memory: memory.collect(),
+            vis,
+            queues: self.queues.told().map(|queue| queue.iter().copied().collect()).collect(),
+            errors: self.errors.iter().copied().collect(),
+            next_tag: self.next_tag,
+            next_serial: self.next_serial,
+            generations: self.operations.generations(),
+        })
+    }
+
+    /// Opens a NIC for a process that was saved elsewhere, and registers its memory again, in the same
+    /// order and sizes; what it is filled with is the caller's to say. `taken` is what the former NIC has
+    /// saved of the same process. All names stay: [`ViId`]s, completion queues, [`RemoteMemory`] that
+    /// others have.
+    ///
+    /// Then the port is stopped, a [`Keeper`](crate::keeper::Keeper) restores `taken` with
+    /// [`Nic::memory_map`], the port goes on, and [`Nic::post_untaken`] is called before anything else.
+    ///
+    /// # Errors
+    /// [`NicRestoreError`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the port is closed.
+    pub async fn restore<P>(
+        host: &impl Host,
+        options: PortOptions,
+        saved: &NicContext,
+        taken: &PortContext<P>,
+    ) -> Result<(Self, Vec<Memory>), NicRestoreError> {
+        let mut nic = Self::open(host, options).await?;
+        let mut memory = Vec::new();
+        for held in &saved.memory {
+            let HeldMemory { name, bytes, tag, rdma_write, rdma_read } = *held;
+            let options = MemoryOptions { tag, rdma_write, rdma_read };
+            memory.push(nic.register_as(bytes as usize, options, Some(name))?);
+        }
+        nic.restored = saved.memory.iter().map(|held| held.name).collect();
+        if nic.restored.len() != memory.len() {
+            return Err(NicRestoreError::Malformed("two regions have one name"));
+        }
+        nic.adopt(saved, &memory)?;
+        let taken: BTreeSet<u64> = taken.cookies().collect();
+        let unended = saved.vis.iter().flat_map(|vi| {
+            let of_queue = |queue: WorkQueue| {
+                let posted = vi.posted[queue as usize].iter();
+                posted.filter(|held| held.ended.is_none()).map(move |it| (vi.id, queue, it.cookie))
+            };
+            of_queue(WorkQueue::Send).chain(of_queue(WorkQueue::Receive))
+        });
+        for (vi, queue, cookie) in unended {
+            if taken.contains(&cookie) {
+                nic.port.submit(&about(vi.number, AWAIT, cookie)).map_err(NicError::from)?;
+            } else {
+                nic.untaken.push((vi, queue, cookie));
+            }
+        }
+        // Once this is answered, the NIC knows what is awaited.
+        nic.call(about(midplane_simhw::id::PortId(0), QUERY_NIC, 0)).await?;
+        Ok((nic, memory))
+    }
+
+    /// Interfaces, queues and operations as they were.
+    fn adopt(&mut self, saved: &NicContext, memory: &[Memory]) -> Result<(), NicRestoreError> {
+        let wrong = NicRestoreError::Malformed;
+        let mut operations = Operations::restored(saved.generations.clone());
+        let mut queues = Queues::default();
+        for told in &saved.queues {
+            queues.restore_cq(told);
+        }
+        for vi in &saved.vis {
+            if queues.id(vi.id.number).is_some() {
+                return Err(wrong("an interface is there twice"));
+            }
+            let told = vi.told.map(|told| told.map(super::CqId));
+            if told.iter().flatten().any(|cq| cq.0 >= saved.queues.len()) {
+                return Err(wrong("an interface tells a completion queue that is not there"));
+            }
+            queues.insert(vi.id, vi.attributes, told);
+            queues.set_state(vi.id, vi.state);
+            for queue in [WorkQueue::Send, WorkQueue::Receive] {
+                for held in &vi.posted[queue as usize] {
+                    let operation = held.operation(vi.id, queue, memory, &saved.memory);
+                    let operation =
+                        operation.ok_or_else(|| wrong("a descriptor lies outside its memory"))?;
+                    if !operations.put(held.cookie, operation) {
+                        return Err(wrong("a descriptor's cookie is not one that there is"));
+                    }
+                    queues.of(vi.id)?.posted[queue as usize].push_back(held.cookie);
+                }
+            }
+        }
+        operations.close();
+        (self.queues, self.operations) = (queues, operations);
+        self.errors = saved.errors.iter().copied().collect();
+        (self.next_tag, self.next_serial) = (saved.next_tag, saved.next_serial);
+        Ok(())
+    }
+
+    /// Posts what the former NIC had not taken when the process was stopped: what a restored process does
+    /// first when it goes on.
+    ///
+    /// # Errors
+    /// [`NicError::QueueFull`], [`NicError::Closed`]: what is not posted is so with the next call.
+    pub fn post_untaken(&mut self) -> Result<(), NicError> {
+        while let Some((vi, queue, cookie)) = self.untaken.first().copied() {
+            self.post_again(vi, queue, cookie)?;
+            self.untaken.remove(0);
+        }
+        self.ring();
+        Ok(())
+    }
+
+    /// What the process and its peers call its memory, and what the NIC does: for who restores it there.
+    #[must_use]
+    pub fn memory_map(&self) -> Vec<MappedMemory> {
+        let mapped = self.memories.iter().filter_map(|(name, region)| {
+            let region = region.upgrade()?;
+            let now = region.whole().into();
+            Some(MappedMemory { name: *name, now, bytes: region.len() as u32 })
+        });
+        mapped.collect()
+    }
+
+    /// Registers memory under a name that it has already, or one of its own.
+    pub(super) fn register_as(
+        &mut self,
+        bytes: usize,
+        options: MemoryOptions,
+        name: Option<MemoryName>,
+    ) -> Result<Memory, NicError> {
+        let registered = midplane_simhw::region::RegionOptions::default()
+            .tag(options.tag)
+            .rights(options.rights());
+        let mut region = self.port.register_with(bytes, registered)?;
+        // Others know restored memory by the name that it had: nothing else may have that here.
+        while name.is_none() && self.restored.contains(&region.whole().into()) {
+            drop(region);
+            region = self.port.register_with(bytes, registered)?;
+        }
+        let name = name.unwrap_or_else(|| region.whole().into());
+        let memory = Memory::new(region, name);
+        if self.memories.len() == self.memories.capacity() {
+            self.memories.retain(|(_, region)| region.strong_count() > 0);
+        }
+        self.memories.push((name, Arc::downgrade(memory.region())));
+        Ok(memory)
+    }
+}
+
+fn held(operations: &mut Operations, cookie: u64) -> Option<HeldDescriptor> {
+    let Some(Operation::Descriptor { descriptor, ended, .. }) = operations.get(cookie) else {
+        return None;
+    };
+    let pieces = descriptor.segments.iter().map(|segment| Piece {
+        memory: segment.memory().name(),
+        offset: segment.offset() as u32,
+        length: segment.len() as u32,
+    });
+    Some(HeldDescriptor {
+        cookie,
+        pieces: pieces.collect(),
+        transfer: match descriptor.transfer {
+            Transfer::Send => HeldTransfer::Send,
+            Transfer::RdmaWrite(to) => HeldTransfer::Write(to),
+            Transfer::RdmaRead(from) => HeldTransfer::Read(from),
+        },
+        immediate: descriptor.immediate,
+        fence: descriptor.fence,
+        ended: ended.map(|ended| HeldEnd {
+            operation: ended.operation,
+            outcome: ended.outcome,
+            length: ended.length,
+            immediate: ended.immediate,
+        }),
+    })
+}
+
+impl HeldDescriptor {
+    /// As the NIC's host keeps it; `None` if its memory is not there.
+    fn operation(
+        &self,
+        vi: ViId,
+        queue: WorkQueue,
+        memory: &[Memory],
+        names: &[HeldMemory],
+    ) -> Option<Operation> {
+        let segment = |piece: &Piece| {
+            let at = names.iter().position(|held| held.name == piece.memory)?;
+            memory[at].segment(piece.offset as usize, piece.length as usize).ok()
+        };
+        let opcode = if queue == WorkQueue::Send { POST_SEND } else { POST_RECEIVE };
+        Some(Operation::Descriptor {
+            descriptor: Descriptor {
+                segments: self.pieces.iter().map(segment).collect::<Option<_>>()?,
+                transfer: match self.transfer {
+                    HeldTransfer::Send => Transfer::Send,
+                    HeldTransfer::Write(to) => Transfer::RdmaWrite(to),
+                    HeldTransfer::Read(from) => Transfer::RdmaRead(from),
+                },
+                immediate: self.immediate,
+                fence: self.fence,
+            },
+            scratch: None,
+            ended: self.ended.map(|end| Ended {
+                opcode,
+                vi: vi.number,
+                cookie: self.cookie,
+                operation: end.operation,
+                outcome: end.outcome,
+                length: end.length,
+                immediate: end.immediate,
+            }),
+        })
+    }
+}
