@@ -8,15 +8,22 @@ use super::lane::Shape;
 use crate::frame::MAX_PAYLOAD;
 use crate::id::{Incarnation, NodeId};
 use crate::port;
+use crate::segment::LINE;
 use crate::time::LineRate;
 
 /// 16 KiB: large enough that what a frame costs beside its copy is a tenth of it, small enough that
-/// the areas of a direction stay in the cache.
+/// the two copies of a longer message overlap.
 pub const DEFAULT_MTU: usize = 16 << 10;
 /// 64 frames: 8 KiB a direction.
 pub const DEFAULT_SLOTS: usize = 64;
-/// 16 longer frames: 256 KiB a direction with the default MTU.
-pub const DEFAULT_AREAS: usize = 16;
+/// 2 MiB of longer frames a direction: more than a core's own cache, so that what is written next has left the
+/// reader's. A line that is there still must be taken from it first: with 256 KiB, frames of 64 KiB take twice as long
+/// (Zen 4, 1 MiB a core); with 8 MiB they take longer again.
+pub const DEFAULT_AREA_BYTES: usize = 2 << 20;
+/// 16 MiB of them to all peers: with more than eight, each has less.
+pub const DEFAULT_AREA_BYTES_OF_ALL: usize = 16 << 20;
+/// Longer frames a direction that there are at least, unless fewer are asked for.
+pub const MIN_AREAS: usize = 16;
 /// 100 Gb/s: about what one core copies.
 pub const DEFAULT_RATE: LineRate = LineRate::mbps(100_000);
 /// 20 us: about what parking and being woken costs.
@@ -38,7 +45,7 @@ pub struct ShmConfig {
     pub(super) incarnation: Option<Incarnation>,
     pub(super) mtu: usize,
     pub(super) slots: usize,
-    pub(super) areas: usize,
+    pub(super) areas: Option<usize>,
     pub(super) rate: LineRate,
     pub(super) port_depth: usize,
     pub(super) spin: Duration,
@@ -58,7 +65,7 @@ impl ShmConfig {
             incarnation: None,
             mtu: DEFAULT_MTU,
             slots: DEFAULT_SLOTS,
-            areas: DEFAULT_AREAS,
+            areas: None,
             rate: DEFAULT_RATE,
             port_depth: port::DEFAULT_DEPTH,
             spin: DEFAULT_SPIN,
@@ -99,10 +106,11 @@ impl ShmConfig {
 
     /// Frames of more than 64 bytes that may be under way to one peer, from 4 to [`MAX_SLOTS`],
     /// rounded up to a power of two; the same on all nodes. Memory: the MTU each, once it is used.
-    /// Default: [`DEFAULT_AREAS`].
+    /// Default: as many as [`DEFAULT_AREA_BYTES`] hold, and [`DEFAULT_AREA_BYTES_OF_ALL`] to all peers together, but
+    /// [`MIN_AREAS`].
     #[must_use]
     pub const fn areas(mut self, frames: usize) -> Self {
-        self.areas = frames;
+        self.areas = Some(frames);
         self
     }
 
@@ -137,8 +145,19 @@ impl ShmConfig {
     }
 
     pub(super) const fn shape(&self) -> Shape {
-        let (slots, areas) = (self.slots.next_power_of_two(), self.areas.next_power_of_two());
-        Shape { slots, areas, mtu: self.mtu }
+        let areas = match self.areas {
+            Some(areas) => areas.next_power_of_two(),
+            None => self.usual_areas(),
+        };
+        Shape { slots: self.slots.next_power_of_two(), areas, mtu: self.mtu }
+    }
+
+    const fn usual_areas(&self) -> usize {
+        let peers = if self.nodes > 1 { self.nodes as usize - 1 } else { 1 };
+        let share = DEFAULT_AREA_BYTES_OF_ALL / peers;
+        let bytes = if share < DEFAULT_AREA_BYTES { share } else { DEFAULT_AREA_BYTES };
+        let areas = bytes / self.mtu.next_multiple_of(LINE);
+        if areas < MIN_AREAS { MIN_AREAS } else { (areas + 1).next_power_of_two() / 2 }
     }
 
     /// Whether everything is in order.
@@ -155,7 +174,8 @@ impl ShmConfig {
         if self.mtu == 0 || self.mtu > MAX_PAYLOAD {
             return Err(StartError::Mtu(self.mtu));
         }
-        match [self.slots, self.areas].into_iter().find(|n| !(4..=MAX_SLOTS).contains(n)) {
+        let asked = [Some(self.slots), self.areas];
+        match asked.into_iter().flatten().find(|n| !(4..=MAX_SLOTS).contains(n)) {
             Some(wrong) => Err(StartError::Slots(wrong)),
             None => Ok(()),
         }
@@ -221,5 +241,17 @@ mod tests {
             let named = ShmConfig::new("x".repeat(length), NodeId(0), 1);
             assert_eq!(named.check(), Err(StartError::Name(length)));
         }
+    }
+
+    #[test]
+    fn areas_pass_a_cores_own_cache_and_many_peers_share_what_there_is() {
+        let areas = |nodes, mtu| ShmConfig::new("test", NodeId(0), nodes).mtu(mtu).shape().areas;
+        assert_eq!(areas(2, DEFAULT_MTU), 128);
+        assert_eq!(areas(9, DEFAULT_MTU), 128);
+        assert_eq!(areas(10, DEFAULT_MTU), 64, "a power of two, and no more than there is");
+        assert_eq!(areas(MAX_NODES, DEFAULT_MTU), MIN_AREAS);
+        assert_eq!(areas(1, MAX_PAYLOAD), 32);
+        assert_eq!(areas(2, 1), 32_768);
+        assert_eq!(ShmConfig::new("test", NodeId(0), 2).areas(5).shape().areas, 8);
     }
 }
