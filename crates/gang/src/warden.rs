@@ -1,7 +1,8 @@
 //! Stops and resumes all that a process has on its NIC beside channels: interfaces, messages, turns.
 //!
 //! What others wait for is given back, and silence in that time is taken for nothing. Channels have
-//! [`Controller::stop`](crate::controller::Controller::stop) for that, which saves them as well.
+//! [`Controller::stop`](crate::controller::Controller::stop) for that, which saves them as well; interfaces are saved
+//! by [`Interfaces`](crate::interfaces::Interfaces).
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;

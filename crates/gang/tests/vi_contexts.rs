@@ -273,6 +273,13 @@ fn what_does_not_fit_is_refused_and_nothing_has_changed() {
         let error = scene.refuses(&fewer, &maps).await;
         assert_eq!(error, RestoreError::Ranks { saved: 1, ranks: 2 });
 
+        let mut full = Nic::open(&scene.hosts[1], PortOptions::default()).await.unwrap();
+        while full.create_vi(attributes(Reliability::Unreliable)).await.is_ok() {}
+        let (why, _) = refused(1, scene.refuses(&saved, &maps).await);
+        assert_eq!(why, Refused::NoRoom);
+        drop(full);
+        scene.pause(10).await;
+
         scene.held.restore(&saved, Some(&maps)).await.unwrap();
         let (why, _) = match scene.held.restore(&saved, Some(&maps)).await.unwrap_err() {
             error @ RestoreError::Keep { .. } => refused(0, error),
@@ -361,4 +368,78 @@ fn connections_that_are_no_pair_of_the_jobs_are_refused_by_name() {
         scene.held.restore(&saved, None).await.unwrap();
         scene
     });
+}
+
+/// What the other end had taken before the cut is not sent again, though its sender was not told.
+#[test]
+fn what_was_taken_before_the_cut_is_acknowledged_by_it() {
+    in_the_middle(|mut scene| async move {
+        let saved = scene.held.save(true).await.unwrap();
+        scene.held.restore(&saved, None).await.unwrap();
+        scene.held.run(&scene.hosts[0]).await.unwrap();
+        scene.held.freeze(&scene.hosts[0]).await.unwrap();
+        let after = scene.held.save(false).await.unwrap();
+        let mut untold = 0;
+        for (rank, context) in saved.ranks.iter().enumerate() {
+            for vi in &context.vis {
+                let Some(link) = &vi.link else { continue };
+                let far = saved.ranks[usize::from(link.peer.rank)].vi(link.peer.vi).unwrap();
+                let expected = far.link.as_ref().unwrap().expected;
+                untold += expected.wrapping_sub(link.base);
+                let base = after.ranks[rank].vi(vi.name).unwrap().link.as_ref().unwrap().base;
+                assert!(base.wrapping_sub(expected) < 1 << 31, "{base} is before {expected}");
+            }
+        }
+        assert!(untold > 0, "the cut has nothing that its sender was not told of");
+        scene
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Whatever a context says that was changed unnoticed: it is refused, or taken and restored, and no
+    /// handler of the NICs fails over it.
+    #[test]
+    fn no_context_makes_a_nic_fail(
+        changes in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..4),
+    ) {
+        thread_local! {
+            static SAVED: Vec<u8> = example().to_bytes().unwrap();
+        }
+        let mut bytes = SAVED.with(Clone::clone);
+        let (head, body) = bytes.split_at_mut(20);
+        for (at, to) in changes {
+            body[at % body.len()] = to;
+        }
+        head[8..12].copy_from_slice(&crc32fast::hash(body).to_le_bytes());
+        if let Ok(changed) = InterfacesContext::from_bytes(&bytes) {
+            take(changed);
+        }
+    }
+}
+
+/// Restores a context of [`example`]'s job, whatever it says, and lets the NICs go on.
+fn take(changed: InterfacesContext) {
+    let plan = plan();
+    let mut world = world(plan.nodes, plan.seed, plan.faults);
+    let hosts: Vec<SimHost> = (0..2).map(|node| world.host(NodeId(node))).collect();
+    finish(&mut world, String::new, async move {
+        let programs = connect(&hosts, &plan).await;
+        let held = hold(&hosts, &programs);
+        start(&hosts, &held, &programs);
+        let mut scene = Scene { hosts, programs, held };
+        scene.pause(150).await;
+        scene.held.freeze(&scene.hosts[0]).await.unwrap();
+        scene.held.save(true).await.unwrap();
+        let _ = scene.held.restore(&changed, None).await;
+        for held in scene.held.ranks() {
+            held.reins.kill();
+        }
+        scene.held.run(&scene.hosts[0]).await.unwrap();
+        scene.pause(5_000).await;
+    });
+    for node in 0..2 {
+        assert_eq!(world.firmware(NodeId(node)).counters().traps, 0);
+    }
 }

@@ -191,7 +191,7 @@ pub(crate) fn finish<T: Send + 'static>(
         let value = task.await;
         *place.lock().unwrap() = Some(value);
     });
-    let limit = Instant::from_nanos(300_000_000);
+    let limit = Instant::from_nanos(5_000_000_000);
     while done.lock().unwrap().is_none() && world.now() < limit {
         world.run_until(world.now().plus_nanos(1_000_000));
     }

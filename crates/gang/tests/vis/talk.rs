@@ -20,9 +20,11 @@ const AHEAD: u32 = 4;
 /// Receives that are posted: the other end is twice that ahead at most.
 const SLOTS: usize = 2 * AHEAD as usize + 2;
 /// Sends, writes and reads under way.
-const OUT: usize = 6;
+const OUT: usize = 5;
+/// Most bytes of a read: more frames than may be under way, so that some are owed when a process is stopped.
+const READ: usize = 50_000;
 /// Bytes that others may read.
-const LIBRARY: usize = 9000;
+const LIBRARY: usize = READ + 4000;
 
 /// Bytes that are told apart from all others.
 pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
@@ -145,7 +147,7 @@ impl Program {
             (SLOTS * BYTES, plain),
             (SLOTS * BYTES, MemoryOptions { rdma_write: true, ..plain }),
             (LIBRARY, MemoryOptions { rdma_read: true, ..plain }),
-            (OUT * BYTES, plain),
+            (OUT * READ, plain),
         ];
         let memory = options.map(|(bytes, options)| self.nic.register(bytes, options).unwrap());
         memory[2].write(0, &bytes(library(self.rank), LIBRARY)).unwrap();
@@ -286,7 +288,7 @@ impl Program {
             Asked::Read { at, length } => {
                 assert_eq!((done.operation, done.length), (Operation::RdmaRead, length));
                 let mut read = vec![0; length];
-                talk.memory[3].read(slot * BYTES, &mut read).unwrap();
+                talk.memory[3].read(slot * READ, &mut read).unwrap();
                 assert!(
                     read == bytes(library(talk.peer), LIBRARY)[at..at + length],
                     "what was read"
@@ -382,8 +384,9 @@ impl Talk {
 
     fn ask_read(&self, slot: usize) -> (Descriptor, Asked) {
         let number = self.read_asked() as usize;
-        let (at, length) = (number * 701 % 4000, number * 397 % BYTES + 1);
-        let segment = self.memory[3].segment(slot * BYTES, length).unwrap();
+        let most = if number % 8 == 3 { READ } else { BYTES };
+        let (at, length) = (number * 701 % 4000, number * 39_709 % most + 1);
+        let segment = self.memory[3].segment(slot * READ, length).unwrap();
         let from = self.library.at(at as u32).unwrap();
         (Descriptor::of(segment).read(from), Asked::Read { at, length })
     }
@@ -392,9 +395,9 @@ impl Talk {
         let number = self.sent;
         self.sent += 1;
         let (bytes, is_write) = message(rank, self.peer, self.level, number, rdma);
-        self.memory[3].write(slot * BYTES, &bytes).unwrap();
+        self.memory[3].write(slot * READ, &bytes).unwrap();
         let cut = if bytes.is_empty() { 0 } else { dice % bytes.len() };
-        let piece = |from, to| self.memory[3].segment(slot * BYTES + from, to - from).unwrap();
+        let piece = |from, to| self.memory[3].segment(slot * READ + from, to - from).unwrap();
         let mut descriptor = match dice % 2 {
             0 => Descriptor::of(piece(0, bytes.len())),
             _ => Descriptor {
