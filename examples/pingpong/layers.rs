@@ -25,7 +25,7 @@ use midplane::via::nic::{Nic, ViId, WorkQueue};
 use midplane::via::rdma::{self, RdmaCarrier, RdmaConfig};
 
 use crate::arguments::{MAX_BYTES, Registration, Wait};
-use crate::measure::{Side, WINDOW};
+use crate::measure::{Side, WINDOW, WORD};
 
 /// Receives that are kept posted.
 pub(crate) const RECEIVES: usize = 2 * WINDOW;
@@ -256,7 +256,8 @@ impl Interface {
         let room = stride(most);
         let receives = nic.register(RECEIVES * room, MemoryOptions::default()).map_err(failed)?;
         for slot in 0..RECEIVES {
-            let segment = receives.segment(slot * room, room).map_err(failed)?;
+            // No longer than the interface's largest transfer, which descriptors may not pass.
+            let segment = receives.segment(slot * room, most.max(WORD)).map_err(failed)?;
             nic.post_receive(vi, Descriptor::of(segment)).map_err(failed)?;
         }
         connect(&mut nic, vi, node).await?;

@@ -28,7 +28,7 @@ pub(crate) struct Figures {
 pub(crate) const WINDOW: usize = 16;
 
 /// Bytes of the first side's word on how many messages there are.
-const WORD: usize = 8;
+pub(crate) const WORD: usize = 8;
 
 #[expect(clippy::disallowed_methods, reason = "it measures the machine")]
 fn now() -> Instant {
