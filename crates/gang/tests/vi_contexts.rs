@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use midplane_gang::context::ReadError;
 use midplane_gang::interfaces::{Interfaces, InterfacesContext, RestoreError, SaveError};
-use midplane_gang::names::Rank;
+use midplane_gang::names::{JobId, Rank};
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::port::PortOptions;
@@ -16,6 +16,7 @@ use midplane_via::attributes::{Address, Discriminator, Reliability, ViState};
 use midplane_via::context::{FarEnd, LinkContext, Violation};
 use midplane_via::keeper::{KeepError, Keeper, MappedMemory, Refused};
 use midplane_via::nic::{Nic, NicSaveError};
+use midplane_via::outcome::AsyncError;
 use proptest::prelude::*;
 use vis::{KEEPER, Plan, Program, attributes, connect, finish, hold, run, standing, start, world};
 
@@ -164,7 +165,7 @@ fn a_process_whose_numbers_contradict_each_other_is_named() {
             saved.ranks[1].vis[0].receives[0].pieces[0].offset = u32::MAX;
         }),
         ("an error is told", |saved| {
-            let error = midplane_via::outcome::AsyncError::ConnectionLost;
+            let error = AsyncError::ConnectionLost;
             saved.ranks[1].errors.push((77, error));
         }),
     ];
@@ -442,4 +443,30 @@ fn take(changed: InterfacesContext) {
     for node in 0..2 {
         assert_eq!(world.firmware(NodeId(node)).counters().traps, 0);
     }
+}
+
+#[test]
+fn what_has_changed_since_it_was_saved_is_not_forgotten() {
+    in_the_middle(|scene| async move {
+        let Scene { hosts, programs, held } = scene;
+        let (ranks, mut holds) = (held.ranks().to_vec(), held.into_holds());
+        let keeper = &mut holds[1].keeper;
+        let mut older = keeper.save(ranks[1].port).await.unwrap();
+        older.context.vis[0].receives.pop();
+        let refused = keeper.forget(ranks[1].port, &older).await.unwrap_err();
+        assert!(matches!(refused, KeepError::Refused { why: Refused::Changed, .. }), "{refused}");
+        Scene { hosts, programs, held: Interfaces::new(JobId(1), holds, ranks) }
+    });
+}
+
+#[test]
+fn errors_that_the_process_was_not_told_are_restored_with_it() {
+    in_the_middle(|mut scene| async move {
+        let mut saved = scene.held.save(true).await.unwrap();
+        let spare = saved.ranks[1].vis.iter().find(|vi| vi.link.is_none()).unwrap().name;
+        saved.ranks[1].errors.push((spare, AsyncError::ReceiveQueueEmpty));
+        scene.held.restore(&saved, None).await.unwrap();
+        assert_eq!(scene.held.save(false).await.unwrap(), saved);
+        scene
+    });
 }
