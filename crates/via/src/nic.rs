@@ -8,6 +8,7 @@ mod connect;
 mod direct;
 mod error;
 mod image;
+mod memory;
 mod operations;
 mod query;
 mod queues;
@@ -30,7 +31,6 @@ use crate::command::{
 };
 use crate::context::MemoryName;
 use crate::direct::Lane;
-use crate::memory::{Memory, MemoryOptions};
 use crate::outcome::AsyncError;
 use direct::Direct;
 use operations::{Operation, Operations};
@@ -163,38 +163,6 @@ impl Nic {
     #[must_use]
     pub const fn port(&self) -> PortId {
         self.port.id()
-    }
-
-    /// A protection tag that no other call has returned.
-    pub const fn create_tag(&mut self) -> ProtectionTag {
-        let tag = ProtectionTag(self.next_tag);
-        self.next_tag += 1;
-        tag
-    }
-
-    /// Registers `bytes` of zeroed memory. What others may write, of a NIC with a lane, is a file of its own.
-    ///
-    /// # Errors
-    /// [`NicError::Register`] says which limit was hit.
-    pub fn register(&mut self, bytes: usize, options: MemoryOptions) -> Result<Memory, NicError> {
-        if options.rdma_write
-            && let Some(direct) = &mut self.direct
-            && let region = RegionOptions::default().tag(options.tag).rights(options.rights())
-            && let Ok(shared) = self.port.register_shared(bytes, region)
-        {
-            // Whoever has a lane is not restored elsewhere: its memory has no other name.
-            let name = shared.whole().into();
-            let memory = Memory::new(shared, name);
-            direct.expose(&memory);
-            self.ring();
-            return Ok(memory);
-        }
-        let memory = self.register_as(bytes, options, None)?;
-        // Others may name it before anything is posted here, and the NIC has to know it by then.
-        if options.rdma_write || options.rdma_read {
-            self.ring();
-        }
-        Ok(memory)
     }
 
     /// Makes an interface whose queues are asked themselves.

@@ -1,0 +1,85 @@
+//! Nothing that a process sends over lanes, or shows, is believed.
+
+use super::*;
+use crate::segment::{Kind, Segment};
+
+/// Two ends, the second one of which has sent the first a frame.
+fn pair(name: &str) -> (Lanes, Lanes) {
+    let fabric = format!("midplane-lanes-{name}-{}", std::process::id());
+    let open = |node| Lanes::open(&ShmConfig::new(&fabric, NodeId(node), 2)).unwrap();
+    let (honest, mut liar) = (open(0), open(1));
+    while liar.send(NodeId(0), [1; WORDS], &[]) == Err(SendRefused::Full) {
+        assert!(liar.poll().is_none());
+        std::thread::yield_now();
+    }
+    (honest, liar)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn link(lanes: &mut Lanes, node: usize) -> &mut Link {
+    let Peer::Here(here) = &mut lanes.peers[node] else { panic!("it was sent something") };
+    &mut here.link
+}
+
+#[test]
+fn what_is_no_memory_ends_its_sender() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let bytes = 5_000;
+    let (_, good) = Segment::shared(Kind::Arena, bytes).unwrap();
+    let (_, other) = Segment::shared(Kind::Link, bytes).unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for (number, file) in [good.as_fd(), other.as_fd(), null.as_fd()].into_iter().enumerate() {
+        let (mut honest, mut liar) = pair(&format!("no-memory-{number}"));
+        let socket = &link(&mut liar, 0).socket;
+        if number == 0 {
+            pass(socket, [5, 6], bytes, file).unwrap();
+            let (from, name, memory) = loop {
+                match honest.poll() {
+                    Some(News::Shown { from, name, memory }) => break (from, name, memory),
+                    Some(News::Left(_)) => panic!("there was nothing wrong with it"),
+                    _ => std::thread::yield_now(),
+                }
+            };
+            assert_eq!((from, name, memory.len()), (NodeId(1), [5, 6], bytes));
+            // So many bytes it does not have.
+            pass(socket, [5, 6], 2 * bytes, file).unwrap();
+        } else {
+            pass(socket, [5, 6], bytes, file).unwrap();
+        }
+        loop {
+            match honest.poll() {
+                Some(News::Left(node)) => break assert_eq!(node, NodeId(1)),
+                Some(News::Shown { .. }) => panic!("it is none"),
+                _ => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_frame_longer_than_any_ends_its_sender() {
+    let runtime = runtime();
+    let _entered = runtime.enter();
+    let (mut honest, mut liar) = pair("nonsense");
+    for length in [usize::MAX, 0] {
+        let header = header_of([2; WORDS], length);
+        let sender = &mut link(&mut liar, 0).sender;
+        sender.stage_parts(&header, 0, std::iter::empty()).unwrap();
+    }
+    link(&mut liar, 0).sender.publish();
+    let words = loop {
+        match honest.poll() {
+            Some(News::Frame { words, .. }) => break words,
+            Some(_) => panic!("what it said before was good"),
+            None => std::thread::yield_now(),
+        }
+    };
+    assert_eq!(words, [1; WORDS]);
+    assert!(matches!(honest.poll(), Some(News::Left(NodeId(1)))));
+    assert!(honest.poll().is_none(), "nothing more is believed");
+    assert_eq!(honest.send(NodeId(1), [0; WORDS], &[]), Err(SendRefused::Gone(NodeId(1))));
+}
