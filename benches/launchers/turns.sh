@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two jobs of four ranks that take turns on the same four nodes: under Slurm's own gang scheduling, with the
-# shortest slice that it has, and under gangd, with one of 100 ms.
+# shortest slice that it has, and under gangd, with one of 50 ms.
 #
 #   benches/launchers/turns.sh [SECONDS]
 #
@@ -39,7 +39,7 @@ for pid in "${pids[@]}"; do wait "$pid" || fail "a job under Slurm"; done
 scancel 1 2
 wait_for 20 no_jobs
 
-srun -N 4 -n 4 --job-name daemons bash -c "exec '$EXAMPLES/gangd' --key '$FOLDER/key' --slots 1 --slice-ms 100 \
+srun -N 4 -n 4 --job-name daemons bash -c "exec '$EXAMPLES/gangd' --key '$FOLDER/key' --slots 1 --slice-ms 50 \
     --socket '$FOLDER/'\$SLURM_PROCID.socket" >"$FOLDER/gangd.log" 2>&1 &
 gang=("$EXAMPLES/gang" --socket "$FOLDER/0.socket")
 four_hosts() { "${gang[@]}" list | grep -q '^4 of 4 hosts'; }
