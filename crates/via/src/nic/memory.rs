@@ -13,7 +13,9 @@ impl Nic {
         tag
     }
 
-    /// Registers `bytes` of zeroed memory. What others may write, of a NIC with a lane, is a file of its own.
+    /// Registers `bytes` of zeroed memory. What others may write, of a NIC with a lane, is a file of its own, and takes a
+    /// descriptor; where none is to be had, or the NIC is in another process, the other ends of direct interfaces can't
+    /// write it.
     ///
     /// # Errors
     /// [`NicError::Register`] says which limit was hit.
