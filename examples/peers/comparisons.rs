@@ -51,7 +51,7 @@ pub(crate) const COMPARISONS: [Comparison; 7] = [
     Comparison {
         name: "libraries",
         example: "pingpong",
-        words: "--wait poll --layer direct,lanes,vi,message --peer ucx,openmpi,libfabric,iceoryx2 --sizes 64,4096,65536 \
+        words: "--wait poll --layer direct,write,lanes,vi,message --peer ucx,openmpi,libfabric,iceoryx2 --sizes 64,4096,65536 \
                 --rounds 3 --milliseconds 100",
         brief: "--wait poll --layer lanes --peer ucx,openmpi,libfabric,iceoryx2 --sizes 64 --rounds 1 --milliseconds 10",
         read: pingpong,
@@ -99,7 +99,10 @@ pub(crate) fn absent() -> Vec<String> {
 
 /// What an example says of systems that it could not measure.
 pub(crate) fn skipped(document: &Value) -> impl Iterator<Item = String> {
-    list(document, "skipped").filter_map(Value::as_str).map(str::to_owned)
+    let names = list(document, "skipped").filter_map(Value::as_str);
+    names.map(|name| {
+        format!("{name} is not installed here: `pingpong --peer {name}` says what installs it")
+    })
 }
 
 fn text(value: &Value, key: &str) -> String {
