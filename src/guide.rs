@@ -2,10 +2,11 @@
 //!
 //! Read them in order, or begin with the one that is your problem. All programs but the second run in virtual
 //! time; what they do is the same over sockets and shared memory, as that one shows. From a checkout, this runs the
-//! fourth chapter's and shows what it prints; the number is the chapter's:
+//! fourth chapter's, and the number is the chapter's; what one prints is seen where it is the `main` of a crate that
+//! depends on this one:
 //!
 //! ```sh
-//! cargo test --doc -p midplane chapter_04 -- --nocapture
+//! cargo test --doc -p midplane chapter_04
 //! ```
 
 #[doc = include_str!("../docs/guide/01-first-cluster.md")]
