@@ -269,7 +269,10 @@ impl Extension for Via {
             CONNECT_REJECT => self.on_reject(nic, &command),
             DISCONNECT => self.disconnect(nic, &command),
             CANCEL => self.on_cancel(nic, &command),
-            AWAIT => self.names.expect(command.region.port, [command.cookie]),
+            AWAIT if !self.names.expect_one(command.region.port, command.cookie) => {
+                nic.refuse(&command, Status::Refused);
+            }
+            AWAIT => {}
             SAVE | FORGET | RESTORE | JOIN => self.on_order(nic, &command),
             EVENT if !self.listening.contains_key(&command.region.port) => {
                 self.listening.insert(command.region.port, command.cookie);

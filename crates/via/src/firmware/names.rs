@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use midplane_simhw::id::PortId;
+use midplane_simhw::port::MAX_DEPTH;
 use midplane_simhw::region::RegionRef;
 
 use crate::context::{MemoryName, Piece};
@@ -100,6 +101,16 @@ impl Names {
         self.awaited.entry(owner).or_default().extend(cookies);
     }
 
+    /// The same of one; `false` if the port would wait for more than it can have under way.
+    pub(super) fn expect_one(&mut self, owner: PortId, cookie: u64) -> bool {
+        let awaited = self.awaited.entry(owner).or_default();
+        if awaited.len() >= MAX_DEPTH {
+            return false;
+        }
+        awaited.insert(cookie);
+        true
+    }
+
     pub(super) fn is_awaited(&self, owner: PortId, cookie: u64) -> bool {
         self.awaited.get(&owner).is_some_and(|cookies| cookies.contains(&cookie))
     }
@@ -127,5 +138,23 @@ impl Names {
         self.vis.retain(|(owner, _), _| *owner != port);
         self.memory.remove(&port);
         self.awaited.remove(&port);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_waits_for_no_more_than_it_can_have_under_way() {
+        let (mut names, port) = (Names::default(), PortId(3));
+        for cookie in 0..MAX_DEPTH as u64 {
+            assert!(names.expect_one(port, cookie));
+        }
+        assert!(!names.expect_one(port, u64::MAX));
+        assert!(!names.is_awaited(port, u64::MAX));
+        assert!(names.expect_one(PortId(4), u64::MAX), "others may");
+        names.found(port, 0);
+        assert!(names.expect_one(port, u64::MAX), "one has come");
     }
 }
