@@ -10,7 +10,7 @@ use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::port::{Port, PortOptions, Status};
 use midplane::simhw::region::Region;
 use midplane::via::attributes::{Address, Reliability, ViAttributes};
-use midplane::via::descriptor::Descriptor;
+use midplane::via::descriptor::{Completed, Descriptor};
 use midplane::via::direct::Lane;
 use midplane::via::memory::{Memory, MemoryOptions};
 use midplane::via::message::carrier::Carrier;
@@ -42,7 +42,7 @@ pub(crate) fn failed(error: impl std::fmt::Display) -> String {
 }
 
 /// Awaits, or blocks the thread.
-pub(crate) async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
+async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
     match wait {
         Wait::Block => block_on(future),
         Wait::Await | Wait::Poll => future.await,
@@ -70,11 +70,11 @@ pub(crate) fn read_all(
 
 /// How often somebody has looked in vain.
 #[derive(Debug, Default)]
-pub(crate) struct Looks(u32);
+struct Looks(u32);
 
 impl Looks {
     #[inline]
-    pub(crate) fn again(&mut self) {
+    fn again(&mut self) {
         self.0 += 1;
         // No pause between looks: that takes longer than one.
         if self.0.is_multiple_of(LOOKS) {
@@ -230,6 +230,30 @@ pub(crate) async fn connect(nic: &mut Nic, vi: ViId, node: NodeId) -> Result<(),
     nic.finish(&ticket).await.map(drop).map_err(failed)
 }
 
+/// The next receive of an interface, when it is done: a message of so many bytes.
+pub(crate) async fn received(
+    nic: &mut Nic,
+    vi: ViId,
+    wait: Wait,
+    bytes: usize,
+) -> Result<Completed, String> {
+    let mut looks = Looks::default();
+    let done = match wait {
+        Wait::Poll => loop {
+            if let Some(done) = nic.receive_done(vi).map_err(failed)? {
+                break done;
+            }
+            looks.again();
+        },
+        wait => rest(wait, nic.wait(vi, WorkQueue::Receive)).await.map_err(failed)?,
+    };
+    done.outcome.map_err(failed)?;
+    if done.length != bytes {
+        return Err(format!("a message has {} bytes, not {bytes}", done.length));
+    }
+    Ok(done)
+}
+
 /// A Virtual Interface, reliable; its data goes past the NIC where there is a lane.
 pub(crate) struct Interface {
     nic: Nic,
@@ -299,20 +323,7 @@ impl Side for Interface {
     }
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
-        let mut looks = Looks::default();
-        let done = match self.wait {
-            Wait::Poll => loop {
-                if let Some(done) = self.nic.receive_done(self.vi).map_err(failed)? {
-                    break done;
-                }
-                looks.again();
-            },
-            wait => rest(wait, self.nic.wait(self.vi, WorkQueue::Receive)).await.map_err(failed)?,
-        };
-        done.outcome.map_err(failed)?;
-        if done.length != bytes {
-            return Err(format!("a message has {} bytes, not {bytes}", done.length));
-        }
+        let done = received(&mut self.nic, self.vi, self.wait, bytes).await?;
         let segment = &done.descriptor.segments[0];
         let (memory, begin) = (segment.memory(), segment.offset());
         read_all(&mut self.scratch, bytes, |at, out| memory.read(begin + at, out))?;

@@ -8,7 +8,7 @@ use midplane::via::memory::{Memory, MemoryOptions, RemoteMemory};
 use midplane::via::nic::{Nic, ViId, WorkQueue};
 
 use crate::arguments::Wait;
-use crate::layers::{GLANCE, Looks, RECEIVES, connect, failed, interface, read_all, rest, stride};
+use crate::layers::{GLANCE, RECEIVES, connect, failed, interface, read_all, received, stride};
 use crate::measure::Side;
 
 /// Room for the name of memory, in text.
@@ -124,20 +124,7 @@ impl Side for Writes {
     }
 
     async fn receive(&mut self, bytes: usize) -> Result<(), String> {
-        let mut looks = Looks::default();
-        let done = match self.wait {
-            Wait::Poll => loop {
-                if let Some(done) = self.nic.receive_done(self.vi).map_err(failed)? {
-                    break done;
-                }
-                looks.again();
-            },
-            wait => rest(wait, self.nic.wait(self.vi, WorkQueue::Receive)).await.map_err(failed)?,
-        };
-        done.outcome.map_err(failed)?;
-        if done.length != bytes {
-            return Err(format!("a message has {} bytes, not {bytes}", done.length));
-        }
+        let done = received(&mut self.nic, self.vi, self.wait, bytes).await?;
         let place = done.immediate.ok_or("a message says where it is")? as usize;
         let (inbox, begin) = (&self.inbox, place * self.room);
         read_all(&mut self.scratch, bytes, |at, out| inbox.read(begin + at, out))?;

@@ -121,6 +121,8 @@ pub struct Lanes {
     shown: VecDeque<Shown>,
     /// The last poll gave some of it out.
     has_just_shown: bool,
+    /// Memory of ours found no room since this was last armed: nobody tells when there is some.
+    has_refused_memory: bool,
     inbox: Arc<Inbox>,
     event: AsyncFd<OwnedFd>,
     _rendezvous: Rendezvous,
@@ -159,6 +161,7 @@ impl Lanes {
             has_tidings: false,
             shown: VecDeque::new(),
             has_just_shown: false,
+            has_refused_memory: false,
             inbox,
             event,
             _rendezvous: rendezvous,
@@ -243,7 +246,10 @@ impl Lanes {
         let here = self.here(to)?;
         match pass(&here.link.socket, name, region.len(), file.as_fd()) {
             Ok(()) => Ok(()),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Err(SendRefused::Full),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                self.has_refused_memory = true;
+                Err(SendRefused::Full)
+            }
             Err(_) => Err(SendRefused::Gone(to)),
         }
     }
@@ -381,7 +387,8 @@ impl Lanes {
 
     /// Whether there is anything to see: frames, news, room where there was none.
     fn has_any(&mut self) -> bool {
-        self.inbox.has_news.load(Ordering::Relaxed)
+        std::mem::take(&mut self.has_refused_memory)
+            || self.inbox.has_news.load(Ordering::Relaxed)
             || !self.shown.is_empty()
             || self.peers.iter_mut().any(|peer| match peer {
                 Peer::Here(here) => {

@@ -327,7 +327,8 @@ impl Way {
                 return Ok(Write::Waits);
             }
         };
-        let ends_within = offset as usize + total <= place.len();
+        let end = (offset as usize).checked_add(total);
+        let ends_within = end.is_some_and(|end| end <= place.len());
         if place.is_revoked() || !ends_within {
             return Ok(Write::Denied);
         }
