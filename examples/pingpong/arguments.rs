@@ -126,6 +126,11 @@ pub(crate) enum Contest {
 }
 
 impl Contest {
+    /// Whether messages may be lost that nobody sends again.
+    pub(crate) const fn may_lose(&self) -> bool {
+        matches!(self, Self::Kernel(Kernel::Udp) | Self::Ours(Fabric::Udp, Layer::Raw, ..))
+    }
+
     pub(crate) fn name(&self) -> String {
         let registration = self.registration().map_or(String::new(), |how| format!(" {how}"));
         format!("{} {}{registration} {}", self.fabric(), self.layer(), self.wait())

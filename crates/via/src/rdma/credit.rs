@@ -25,6 +25,8 @@ pub(super) struct Credit {
     posted: u64,
 }
 
+/// What fraction of an area is enough where all that comes is read at once: longer areas are for bursts.
+const FRONT: u64 = 8;
 /// Every packet begins at a multiple of this.
 const ALIGNMENT: u64 = 8;
 
@@ -59,7 +61,7 @@ impl Credit {
     pub(super) fn take(&mut self, bytes: usize) -> Option<Place> {
         let bytes = bytes as u64;
         let padded = bytes.next_multiple_of(ALIGNMENT);
-        let begins_again = self.write_pointer + padded > self.area;
+        let begins_again = self.write_pointer + padded > self.area || self.returns_early(padded);
         let skipped = if begins_again { self.area - self.write_pointer } else { 0 };
         let maximum = self.area - (self.written - self.freed);
         if self.descriptors_left() == 0 || skipped + padded > maximum {
@@ -74,6 +76,16 @@ impl Credit {
             offset: offset as usize,
             immediate: if begins_again { -length } else { length },
         })
+    }
+
+    /// Whether what is written next lies past the area's front, which is in the caches still.
+    pub(super) const fn is_past_front(&self) -> bool {
+        self.write_pointer >= self.area / FRONT
+    }
+
+    /// Whether the area is begun again early: nothing in it is unread, and what is skipped leaves room.
+    const fn returns_early(&self, padded: u64) -> bool {
+        self.freed == self.written && self.is_past_front() && padded <= self.write_pointer
     }
 
     /// Whether there is a descriptor for a question or an answer.
@@ -127,9 +139,9 @@ impl Reader {
         Some((offset as usize, bytes as usize, skipped + padded))
     }
 
-    /// Whether the sender should be told by now: of a quarter of either.
+    /// Whether the sender should be told by now: of an eighth of the area, or a quarter of the descriptors.
     pub(super) const fn is_due(&self, descriptors: u16) -> bool {
-        self.freed - self.told_freed >= self.area / 4
+        self.freed - self.told_freed >= self.area / FRONT
             || self.posted - self.told_posted >= descriptors as u64 / 4
     }
 
@@ -181,6 +193,24 @@ mod tests {
             }
             // Where all is read and told, anything fits.
             prop_assert_eq!(refused_empty, 0);
+        }
+
+        /// Where each packet is read before the next one leaves, no more than the front is used.
+        #[test]
+        fn what_is_read_at_once_stays_in_the_front(
+            packets in proptest::collection::vec(1_usize..512, 100),
+        ) {
+            const AREA: usize = 8192;
+            let (mut credit, mut reader) = (Credit::new(AREA, 16), Reader::new(AREA, 16));
+            for bytes in packets {
+                let place = credit.take(bytes).unwrap();
+                prop_assert!(place.offset < AREA / FRONT as usize, "{place:?}");
+                let (at, length, frees) = reader.locate(place.immediate).unwrap();
+                prop_assert_eq!((at, length), (place.offset, bytes));
+                reader.posted += 1;
+                reader.freed += frees;
+                credit.on_published(reader.freed, reader.posted);
+            }
         }
 
         #[test]

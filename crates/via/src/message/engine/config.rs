@@ -17,7 +17,7 @@ pub enum WhenFull {
 /// copy and a round trip, on the shared memory of one host.
 pub const DEFAULT_EAGER: usize = 8192;
 /// The same over sockets, where a handshake takes two wake-ups, and a copy of this much less than one.
-pub const SOCKET_EAGER: usize = 128 * 1024;
+pub const SOCKET_EAGER: usize = 512 * 1024;
 /// Of each sender, this much may be here unexpected: 4,096 messages of up to 192 bytes, or some 128
 /// of the largest eager ones.
 pub const DEFAULT_WINDOW: usize = 1 << 20;

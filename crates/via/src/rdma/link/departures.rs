@@ -80,6 +80,9 @@ impl Link {
         let Some(remote) = self.remote.filter(|_| self.greeted) else { return self.refuse() };
         self.reap(nic);
         let bytes = envelope.size() + payload.len();
+        if self.credit.is_past_front() {
+            self.read_published();
+        }
         let place = self.credit.take(bytes).or_else(|| {
             self.read_published();
             self.credit.take(bytes)
