@@ -183,6 +183,34 @@ async fn a_process_that_is_killed_leaves_its_port_and_its_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_is_held_outlives_its_process_and_no_longer_than_that() {
+    let daemon = Daemon::start("nicd held").await;
+    let holders = daemon.server.holders();
+    let mut child = Process::start(&daemon.name);
+    child.says("ready 0");
+    let process = child.child.id();
+    let of_child = |(port, of): (PortId, u32)| (of == process).then_some(port);
+    let ports: Vec<PortId> = holders.list().into_iter().filter_map(of_child).collect();
+    assert_eq!(ports, [PORT]);
+    assert!(!holders.hold(PORT, process + 1), "it is another's");
+    assert!(holders.hold(PORT, process));
+    drop(child);
+    let gone = async {
+        while !holders.list().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("the daemon hears that it is gone");
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let options = PortOptions::default().number(PORT);
+    let taken = daemon.served.host().open_port_with(options).unwrap_err();
+    assert_eq!(taken, OpenError::Taken(PORT));
+    assert!(!holders.hold(PORT, process), "its process is gone");
+    holders.release(PORT);
+    daemon.reclaimed().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_whose_daemon_ends_is_told() {
     let daemon = Daemon::start("nicd ended").await;
     let config = ClientConfig::new(&daemon.name, NodeId(1));

@@ -22,6 +22,8 @@ struct Job {
     runs: bool,
     ended_ranks: u16,
     preemptions: u32,
+    interfaces_stayed: u32,
+    why_stayed: Option<String>,
     seconds: f64,
     run_seconds: f64,
     command: String,
@@ -50,6 +52,8 @@ fn document(listing: &Listing) -> Document {
         runs: line.runs,
         ended_ranks: line.ended,
         preemptions: line.preemptions,
+        interfaces_stayed: line.stayed,
+        why_stayed: line.why_stayed.clone(),
         seconds: line.seconds,
         run_seconds: line.run_seconds,
         command: line.command.clone(),
@@ -100,6 +104,12 @@ fn text(listing: &Listing) -> String {
             line.preemptions,
             line.command
         );
+        if let Some(why) = &line.why_stayed {
+            text += &format!(
+                "      its interfaces stayed on the NICs in {} stops: {why}\n",
+                line.stayed
+            );
+        }
     }
     text
 }

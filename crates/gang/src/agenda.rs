@@ -4,6 +4,7 @@
 //! [`Agenda::handle_outcome`], until it says nothing; then drain [`Agenda::poll_event`], and re-read
 //! [`Agenda::poll_timeout`]. One order is under way at a time. `now` never goes back.
 
+mod departures;
 mod visits;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,8 +13,10 @@ use std::time::Duration;
 use midplane_simhw::time::Instant;
 
 use crate::daemon::{Action, Launch, Outcome};
+use crate::interfaces::NotWhole;
 use crate::names::{Epoch, JobId};
 use crate::schedule::{AdmitError, Policy, Request};
+use departures::Departures;
 use visits::Visits;
 
 /// How many times the daemons wait for each other in one switch.
@@ -48,9 +51,10 @@ pub struct Switch {
     pub freeze: Duration,
     /// Until all contexts were saved.
     pub save: Duration,
-    /// Until all contexts were restored.
+    /// Until all contexts were restored. Where Virtual Interfaces are saved or restored, one order does both,
+    /// and this is the time of both.
     pub restore: Duration,
-    /// Until all processes went on. With [`Phases::Two`], save and restore are part of it.
+    /// Until all processes went on. With [`Phases::Two`], save and restore are part of it otherwise.
     pub run: Duration,
     /// Jobs that ran before it, and were stopped.
     pub stopped: Vec<JobId>,
@@ -86,6 +90,8 @@ pub enum Event {
     Gone(JobId),
     /// A job stood still, and what its channels held then is known.
     Cut(JobId, Epoch),
+    /// A job was stopped, and its Virtual Interfaces stay on their NICs, where they would have been saved.
+    Stayed(JobId, NotWhole),
 }
 
 /// What the daemons were ordered last.
@@ -124,6 +130,7 @@ pub struct Agenda<P> {
     /// How long the one lasts that a switch begins.
     lasts: Duration,
     visits: Visits,
+    departures: Departures,
     /// The switch that is being made.
     switch: Option<Switch>,
     /// What was ordered last, and when.
@@ -156,6 +163,7 @@ impl<P: Clone> Agenda<P> {
             until: None,
             lasts: config.slice,
             visits: Visits::new(config.visit),
+            departures: Departures::default(),
             switch: None,
             phase: Step::Launch,
             phase_began: Instant::ZERO,
@@ -191,6 +199,7 @@ impl<P: Clone> Agenda<P> {
         };
         record.ended = Some(now);
         self.policy.remove(job);
+        self.departures.forget(job);
         self.running.retain(|other| *other != job);
         if self.visits.forget(job) {
             self.until = Some(now);
@@ -239,9 +248,16 @@ impl<P: Clone> Agenda<P> {
                 let epoch = self.jobs.get(&job).map(|record| record.epoch);
                 self.events.extend(epoch.map(|epoch| Event::Cut(job, epoch)));
             }
-            (Step::Freeze, Some(switch)) => switch.freeze = took,
+            (Step::Freeze, Some(switch)) => {
+                switch.freeze = took;
+                let stay = self.departures.stopped(&switch.stopped, &outcome.interfaces);
+                self.events.extend(stay.into_iter().map(|(job, why)| Event::Stayed(job, why)));
+            }
             (Step::Save, Some(switch)) => switch.save = took,
-            (Step::Restore, Some(switch)) => switch.restore = took,
+            (Step::Restore, Some(switch)) => {
+                switch.restore = took;
+                self.departures.arrived(&outcome.moved);
+            }
             (Step::Run, Some(switch)) => {
                 switch.run = took;
                 self.events.extend(self.switch.take().map(Event::Switched));
@@ -414,6 +430,11 @@ impl<P: Clone> Agenda<P> {
     fn next_phase(&mut self) -> (Step, Action<P>) {
         let switch = self.switch.as_ref().expect("a switch is being made");
         let (stop, started) = (switch.stopped.clone(), switch.started.clone());
+        if self.phase == Step::Freeze
+            && let Some(away) = self.departures.begin(&started)
+        {
+            return (Step::Restore, Action::Exchange { stop, away, start: started });
+        }
         match (self.config.phases, self.phase) {
             (Phases::Four, Step::Freeze) => return (Step::Save, Action::Save(stop)),
             (Phases::Four, Step::Save) => return (Step::Restore, Action::Restore(started)),
@@ -426,9 +447,10 @@ impl<P: Clone> Agenda<P> {
                 run.push((job, record.epoch));
             }
         }
-        let action = match self.config.phases {
-            Phases::Four => Action::Run(run),
-            Phases::Two => Action::Switch { stop, run },
+        let action = match (self.departures.finish(), self.config.phases) {
+            (Some(moved), _) => Action::Join { run, moved },
+            (None, Phases::Four) => Action::Run(run),
+            (None, Phases::Two) => Action::Switch { stop, run },
         };
         (Step::Run, action)
     }

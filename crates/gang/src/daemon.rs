@@ -287,13 +287,14 @@ impl<H: Host> Daemon<H> {
                 self.run(run).await?;
             }
             Action::End(job) => self.end(*job).await?,
+            Action::Exchange { .. } | Action::Join { .. } => {}
             Action::Cut(_) | Action::Look | Action::Quit => {}
         }
         let mut ended = BTreeMap::new();
         for local in self.locals.iter().filter(|local| local.reins.has_ended()) {
             *ended.entry(local.job).or_default() += 1;
         }
-        Ok(Outcome { ended: ended.into_iter().collect(), failed: Vec::new() })
+        Ok(Outcome { ended: ended.into_iter().collect(), ..Outcome::default() })
     }
 
     fn of_jobs(&self, jobs: &[JobId]) -> Vec<usize> {

@@ -3,8 +3,12 @@
 //! The processes stand still first, and with them what their NICs do for them; then nothing in the
 //! network is taken by anybody, and what both ends of each connection count is one cut. What is put back
 //! gets new numbers, so that frames of before the cut are nobody's.
+//!
+//! [`Interfaces`] does it for a job whose nodes are all at hand, as in virtual time. Daemons of real processes
+//! do the same by orders, each with what its own host has ([`HostInterfaces`], [`check_whole`], [`Moved`]).
 
 mod context;
+mod ends;
 
 use std::collections::BTreeMap;
 
@@ -21,6 +25,7 @@ use crate::process::Reins;
 use crate::warden::Warden;
 
 pub use context::InterfacesContext;
+pub use ends::{HeldEnd, HostInterfaces, Moved, NotWhole, check_whole};
 
 /// A daemon's hold on the ports of one node.
 #[derive(Debug)]

@@ -5,7 +5,8 @@
 //! - [`process`]: a rank's process: started stopped, stopped, resumed, ended
 //! - [`stub`]: what such a process is before it is the job's program; the keeper that ends all of them
 //!   when the daemon is gone
-//! - [`rank`]: a rank's own side: its channel on the daemon's NIC; [`channels`]: the daemon's side
+//! - [`rank`]: a rank's own side: its channel on the daemon's NIC, and its Virtual Interfaces there;
+//!   [`channels`]: the daemon's side
 //! - [`snapshot`]: a rank's part in checkpoints
 //! - [`link`], [`message`]: what daemons and front ends say to each other, and how
 //!

@@ -16,6 +16,7 @@
 //!   credentials); nothing here has a name in the file system.
 
 mod client;
+mod holders;
 mod request;
 mod server;
 
@@ -24,6 +25,7 @@ use crate::id::{NodeId, PortId};
 use crate::port::{Grant, PortOptions};
 
 pub use client::{Client, ClientConfig, ClientHost, ConnectError};
+pub use holders::PortHolders;
 pub use server::{DEFAULT_LOAN, PortServer, ServeError, ServerConfig};
 
 /// A NIC, to who serves its ports.

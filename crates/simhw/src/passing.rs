@@ -30,6 +30,11 @@ pub(crate) fn user_of(socket: &OwnedFd) -> rustix::io::Result<u32> {
     Ok(socket_peercred(socket)?.uid.as_raw())
 }
 
+/// The process that connected the other end, as the system knows it.
+pub(crate) fn process_of(socket: &OwnedFd) -> rustix::io::Result<u32> {
+    Ok(socket_peercred(socket)?.pid.as_raw_nonzero().get().unsigned_abs())
+}
+
 /// Sends words, and at most three descriptors with them.
 pub(crate) fn send<const W: usize>(
     socket: impl AsFd,

@@ -1,7 +1,10 @@
 //! Random jobs, ends, cuts and arrivals against nodes that notice what must never be ordered.
 
 use super::*;
+use crate::interfaces::{HostInterfaces, Moved};
 use crate::schedule::{Placing, QueueTree};
+use midplane_simhw::id::{Incarnation, NodeId};
+use midplane_via::keeper::NicEnd;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -34,16 +37,43 @@ struct Nodes {
     launched: BTreeMap<JobId, std::ops::Range<u16>>,
     running: BTreeSet<JobId>,
     epochs: BTreeMap<JobId, Epoch>,
+    /// Jobs whose interfaces are on no NIC, and those whose interfaces have no other ends yet.
+    away: BTreeSet<JobId>,
+    unjoined: BTreeSet<JobId>,
+}
+
+/// Of three jobs, one has interfaces that can be saved, and one such that can't.
+fn interfaces_of(job: JobId) -> Option<HostInterfaces> {
+    let refused = (job.0 % 3 == 1).then(|| "no".to_owned());
+    (!job.0.is_multiple_of(3)).then(|| HostInterfaces { job, host: 0, ends: Vec::new(), refused })
 }
 
 impl Nodes {
-    fn carry_out(&mut self, action: &Action<()>) {
+    fn carry_out(&mut self, action: &Action<()>) -> Outcome {
+        let mut outcome = Outcome::default();
         match action {
             Action::Launch(launch) => {
                 let nodes = launch.first..launch.first + launch.nodes;
                 assert!(self.launched.insert(launch.job, nodes).is_none(), "launched twice");
             }
-            Action::Freeze(jobs) => self.running.retain(|job| !jobs.contains(job)),
+            Action::Freeze(jobs) => {
+                self.running.retain(|job| !jobs.contains(job));
+                outcome.interfaces = jobs.iter().filter_map(|job| interfaces_of(*job)).collect();
+            }
+            Action::Exchange { stop, away, start } => {
+                assert!(away.iter().all(|job| stop.contains(job) && job.0 % 3 == 2));
+                self.away.extend(away);
+                let come = start.iter().filter(|job| self.away.contains(job));
+                self.unjoined.extend(come);
+                self.away.retain(|job| !start.contains(job));
+                outcome.moved = self.unjoined.iter().map(|job| moved(*job)).collect();
+            }
+            Action::Join { run, moved: told } => {
+                let come: Vec<Moved> = self.unjoined.iter().map(|job| moved(*job)).collect();
+                assert_eq!(*told, come, "where they are is not what hosts have said");
+                self.unjoined.clear();
+                run.iter().for_each(|(job, epoch)| self.start(*job, *epoch));
+            }
             Action::Cut(job) => {
                 assert!(self.launched.contains_key(job), "cut, and never launched");
                 assert!(!self.running.contains(job), "cut while it runs");
@@ -53,13 +83,20 @@ impl Nodes {
             }
             Action::End(job) => {
                 self.running.remove(job);
+                self.away.remove(job);
+                self.unjoined.remove(job);
                 assert!(self.launched.remove(job).is_some(), "ended, and never launched");
             }
             Action::Save(_) | Action::Restore(_) | Action::Look | Action::Quit => {}
         }
+        outcome
     }
 
     fn start(&mut self, job: JobId, epoch: Epoch) {
+        assert!(
+            !self.away.contains(&job) && !self.unjoined.contains(&job),
+            "{job} has no interfaces"
+        );
         let nodes = &self.launched[&job];
         for other in &self.running {
             let theirs = &self.launched[other];
@@ -69,6 +106,13 @@ impl Nodes {
         assert!(self.epochs.insert(job, epoch).is_none_or(|old| epoch.is_newer_than(old)));
         assert!(self.running.insert(job), "started while it runs");
     }
+}
+
+/// Where the one interface of a job is.
+fn moved(job: JobId) -> Moved {
+    let vi = job.0 as u16;
+    let from = NicEnd { node: NodeId(0), life: Incarnation(1), vi, connection: 1 };
+    Moved { from, to: NicEnd { connection: 2, ..from }, taken: 0 }
 }
 
 proptest! {
@@ -84,13 +128,15 @@ proptest! {
         let (mut now, mut taken, mut gone) = (Instant::ZERO, BTreeSet::new(), BTreeSet::new());
         let mut step = |agenda: &mut Agenda<()>, now, ended: Option<JobId>| {
             while let Some(action) = agenda.poll_order(now) {
-                nodes.carry_out(&action);
+                let outcome = nodes.carry_out(&action);
                 let ended = ended.into_iter().map(|job| (job, u16::MAX)).collect();
-                agenda.handle_outcome(now, &Outcome { ended, ..Outcome::default() });
+                agenda.handle_outcome(now, &Outcome { ended, ..outcome });
             }
             while let Some(event) = agenda.poll_event() {
-                if let Event::Gone(job) = event {
-                    assert!(gone.insert(job), "gone twice");
+                match event {
+                    Event::Gone(job) => assert!(gone.insert(job), "gone twice"),
+                    Event::Stayed(job, _) => assert_eq!(job.0 % 3, 1, "it can be saved"),
+                    Event::Switched(_) | Event::Cut(..) => {}
                 }
             }
             let due = agenda.running().iter().copied().collect();

@@ -3,6 +3,7 @@
 use midplane_simhw::id::NodeId;
 use serde::{Deserialize, Serialize};
 
+use crate::interfaces::{HostInterfaces, Moved};
 use crate::names::{ChannelId, Epoch, JobId, Place};
 
 /// A job to start: one rank a channel, nodes in turn.
@@ -54,6 +55,23 @@ pub enum Action<P = u32> {
         /// To go on.
         run: Vec<(JobId, Epoch)>,
     },
+    /// The same up to [`Action::Join`], which follows once all have done it: save and restore, Virtual
+    /// Interfaces as well, and say where those are now. Daemons of real processes only.
+    Exchange {
+        /// Frozen everywhere.
+        stop: Vec<JobId>,
+        /// Of these, the interfaces are forgotten; of the others, they stay.
+        away: Vec<JobId>,
+        /// To go on.
+        start: Vec<JobId>,
+    },
+    /// Tell restored interfaces of their other ends, and start jobs.
+    Join {
+        /// The jobs, and their epochs.
+        run: Vec<(JobId, Epoch)>,
+        /// Where interfaces of these jobs are now.
+        moved: Vec<Moved>,
+    },
     /// End a job: what runs of it is killed.
     End(JobId),
     /// Tell the root what the channels of a frozen job hold, and keep it. Daemons of real processes only:
@@ -72,10 +90,14 @@ pub struct Outcome {
     pub ended: Vec<(JobId, u16)>,
     /// Jobs that can't begin somewhere: on which node, and why.
     pub failed: Vec<(JobId, u16, String)>,
+    /// Of jobs that stand still: the Virtual Interfaces that NICs have, or that are saved.
+    pub interfaces: Vec<HostInterfaces>,
+    /// Those that were restored.
+    pub moved: Vec<Moved>,
 }
 
 impl Outcome {
-    pub(super) fn add(&mut self, more: Self) {
+    pub(crate) fn add(&mut self, more: Self) {
         for (job, count) in more.ended {
             match self.ended.iter_mut().find(|(other, _)| *other == job) {
                 Some((_, sum)) => *sum += count,
@@ -83,6 +105,8 @@ impl Outcome {
             }
         }
         self.failed.extend(more.failed);
+        self.interfaces.extend(more.interfaces);
+        self.moved.extend(more.moved);
     }
 
     /// How many processes of a job have ended.

@@ -1,5 +1,7 @@
 //! The ranks' channels on this host's NIC, which is the daemon's: opened, stopped, saved, restored and
-//! started in a task of their own, as orders say.
+//! started in a task of their own, as orders say; and with them all else that ranks have on it.
+
+mod ports;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -7,6 +9,7 @@ use std::sync::Arc;
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
+use midplane_simhw::nicd::PortHolders;
 use tokio::sync::mpsc;
 
 use super::hub::Event;
@@ -15,9 +18,12 @@ use crate::channel::Ticket;
 use crate::channel::geometry::Geometry;
 use crate::context::ChannelContext;
 use crate::controller::{ContextId, ContextOptions, ControlError, Controller, Unfinished};
-use crate::daemon::{Launch, Mode};
+use crate::daemon::{Launch, Mode, Outcome};
+use crate::interfaces::{HostInterfaces, Moved};
 use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
 use crate::network::together;
+use ports::Ports;
+pub(super) use ports::{Hold, KEEPER, Standing, WARDEN};
 
 /// What is to be done with channels.
 #[derive(Debug)]
@@ -25,13 +31,17 @@ pub(super) enum Task {
     /// Open those of a job's ranks here; with what they held, by rank, if they were saved.
     Open(Launch<Program>, BTreeMap<u16, ChannelContext>),
     /// Stop those of these jobs, whose processes stand still; ends when all are steady.
-    Stop(Vec<JobId>),
+    Stop(Vec<Standing>),
     /// Save those of these jobs, which are stopped.
     Save(Vec<JobId>),
     /// Restore those of these jobs.
     Restore(Vec<JobId>),
     /// Save those, restore and start these.
     Switch { stop: Vec<JobId>, run: Vec<(JobId, Epoch)> },
+    /// Save those, and restore those; Virtual Interfaces of `away` are forgotten.
+    Exchange { stop: Vec<JobId>, away: Vec<JobId>, start: Vec<JobId> },
+    /// Tell restored interfaces of their other ends, and start these.
+    Join { run: Vec<(JobId, Epoch)>, moved: Vec<Moved> },
     /// Say what those of a job hold, which are stopped.
     Cut(JobId),
     /// Close those of a job, whose processes have ended.
@@ -43,10 +53,10 @@ pub(super) enum Task {
 pub(super) enum Told {
     /// Ranks and what their processes attach with.
     Opened(Launch<Program>, Vec<(u16, Pass)>),
-    /// What the channels of ranks hold.
-    Cut(JobId, Vec<ChannelContext>),
-    /// It is done.
-    Done,
+    /// What the channels of ranks hold, and the interfaces that they have.
+    Cut(JobId, Vec<ChannelContext>, Option<HostInterfaces>),
+    /// It is done, and this came of it.
+    Done(Outcome),
     /// It could not be done.
     Failed(String),
 }
@@ -85,6 +95,7 @@ struct Channels {
     options: ChannelOptions,
     controllers: Vec<Controller>,
     held: BTreeMap<(JobId, usize), Held>,
+    ports: Ports,
 }
 
 /// Where ranks' channels are: each slot of a host has one.
@@ -105,12 +116,15 @@ pub(super) fn start(
     nic: &impl Host,
     (host, cluster): (u16, Cluster),
     options: ChannelOptions,
+    (hold, holders): (Hold, PortHolders),
     events: mpsc::UnboundedSender<Event>,
 ) -> Result<mpsc::UnboundedSender<Task>, ControlError> {
     let shared = options.mode == Mode::Copy;
     let open = |channel| Controller::open_mapped(nic, ChannelId(channel), options.geometry, shared);
     let controllers = (1..=cluster.slots).map(open).collect::<Result<_, _>>()?;
-    let mut channels = Channels { host, cluster, options, controllers, held: BTreeMap::new() };
+    let ports = Ports::new(host, options.mode, hold, holders);
+    let held = BTreeMap::new();
+    let mut channels = Channels { host, cluster, options, controllers, held, ports };
     let (to, mut tasks) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         while let Some(task) = tasks.recv().await {
@@ -131,7 +145,11 @@ impl Channels {
                 let opened = self.open(&launch, saved).await?;
                 return Ok(Told::Opened(launch, opened));
             }
-            Task::Stop(jobs) => self.stop(&jobs).await?,
+            Task::Stop(standing) => {
+                let jobs: Vec<JobId> = standing.iter().map(|of| of.job).collect();
+                self.stop(&jobs).await?;
+                return Ok(Told::Done(self.ports.stop(&standing).await?));
+            }
             Task::Save(jobs) => self.save(&jobs).await?,
             Task::Restore(jobs) => self.restore(&jobs).await?,
             Task::Switch { stop, run } => {
@@ -140,14 +158,31 @@ impl Channels {
                 self.restore(&jobs).await?;
                 self.run(&run).await?;
             }
-            Task::Cut(job) => return Ok(Told::Cut(job, self.cut(job).await?)),
+            Task::Exchange { stop, away, start } => {
+                self.save(&stop).await?;
+                let mut outcome = self.ports.forget(&away).await;
+                self.restore(&start).await?;
+                outcome.add(self.ports.restore(&start).await);
+                return Ok(Told::Done(outcome));
+            }
+            Task::Join { run, moved } => {
+                let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
+                let outcome = self.ports.join(&jobs, &moved).await;
+                self.run(&run).await?;
+                return Ok(Told::Done(outcome));
+            }
+            Task::Cut(job) => {
+                let contexts = self.cut(job).await?;
+                return Ok(Told::Cut(job, contexts, self.ports.save(job).await));
+            }
             Task::Close(job) => {
+                self.ports.resume(&[job]).await?;
                 for (slot, held) in self.take(job) {
                     self.controllers[slot].close_context(held.context).await?;
                 }
             }
         }
-        Ok(Told::Done)
+        Ok(Told::Done(Outcome::default()))
     }
 
     fn take(&mut self, job: JobId) -> Vec<(usize, Held)> {
@@ -249,6 +284,7 @@ impl Channels {
                 self.controllers[*slot].start(held.context, *epoch).await?;
             }
         }
-        Ok(())
+        let jobs: Vec<JobId> = jobs.iter().map(|(job, _)| *job).collect();
+        self.ports.resume(&jobs).await
     }
 }

@@ -13,7 +13,7 @@ use rustix::thread::{Timespec, nanosleep};
 use tokio::sync::mpsc;
 
 use super::cell::{Cell, Cells};
-use super::channels::{Task, Told};
+use super::channels::{Standing, Task, Told};
 use super::hub::Event;
 use super::link::Stream;
 use super::message::{Cluster, Program};
@@ -165,7 +165,18 @@ impl Local {
             Action::Launch(launch) => self.launch(&launch, Vec::new(), &mut waits),
             Action::Freeze(jobs) => {
                 self.freeze(&jobs, &mut waits);
-                waits.then = Some(Task::Stop(jobs));
+                let standing = |job: &JobId| {
+                    let of_job = self.members.range((*job, 0)..=(*job, u16::MAX));
+                    Standing { job: *job, groups: of_job.map(|(_, it)| it.process.pid()).collect() }
+                };
+                waits.then = Some(Task::Stop(jobs.iter().map(standing).collect()));
+            }
+            Action::Exchange { stop, away, start } => {
+                waits.then = Some(Task::Exchange { stop, away, start });
+            }
+            Action::Join { run, moved } => {
+                waits.run = run.iter().map(|(job, _)| *job).collect();
+                waits.then = Some(Task::Join { run, moved });
             }
             Action::Switch { stop, run } => {
                 waits.run = run.iter().map(|(job, _)| *job).collect();
@@ -302,10 +313,11 @@ impl Local {
         waits.told = false;
         match told {
             Told::Opened(launch, passes) => self.launch(&launch, passes, &mut waits),
-            Told::Cut(job, contexts) => {
+            Told::Cut(job, contexts, interfaces) => {
                 self.cut.extend(contexts.into_iter().map(|context| (job, context)));
+                waits.outcome.interfaces.extend(interfaces);
             }
-            Told::Done => {}
+            Told::Done(outcome) => waits.outcome.add(outcome),
             Told::Failed(why) => {
                 let why = format!("the network: {why}");
                 let jobs = self.members.keys().map(|(job, _)| *job);

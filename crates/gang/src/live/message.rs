@@ -331,6 +331,11 @@ pub struct Line {
     pub ended: u16,
     /// Times that it was stopped.
     pub preemptions: u32,
+    /// Those of them in which the NICs kept its Virtual Interfaces, which would have been saved; and why, the last
+    /// time.
+    pub stayed: u32,
+    /// See [`stayed`](Self::stayed).
+    pub why_stayed: Option<String>,
     /// Seconds since it was taken.
     pub seconds: f64,
     /// Seconds of that in its own slices.

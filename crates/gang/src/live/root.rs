@@ -50,6 +50,9 @@ struct Job {
     ran: Duration,
     runs_since: Option<Instant>,
     preemptions: u32,
+    /// Those in which its interfaces stayed on the NICs that would have been saved, and why at last.
+    stayed: u32,
+    why_stayed: Option<String>,
     saves: Saves,
 }
 
@@ -190,6 +193,8 @@ impl Root {
             ran: Duration::ZERO,
             runs_since: None,
             preemptions: 0,
+            stayed: 0,
+            why_stayed: None,
             saves: Saves::default(),
         };
         self.jobs.insert(job, job_record);
@@ -328,6 +333,11 @@ impl Root {
 
     /// What came of an order.
     pub(super) fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
+        for of in &outcome.interfaces {
+            if let Some(it) = self.jobs.get_mut(&of.job) {
+                it.saves.has_interfaces(of.host);
+            }
+        }
         self.agenda.handle_outcome(now, outcome);
         for (job, host, why) in &outcome.failed {
             let why = format!("host {host} ({}): {why}", self.name(*host));
@@ -348,6 +358,12 @@ impl Root {
                     }
                     self.finish(now, job);
                     news.lingering.extend(self.jobs.contains_key(&job).then_some(job));
+                }
+                Event::Stayed(job, why) => {
+                    if let Some(it) = self.jobs.get_mut(&job) {
+                        it.stayed += 1;
+                        it.why_stayed = Some(why.to_string());
+                    }
                 }
                 Event::Cut(job, epoch) => match self.cut(job, epoch) {
                     Some(write) => news.writes.push(write),
@@ -415,6 +431,8 @@ impl Root {
             runs: it.runs_since.is_some(),
             ended: it.ends.iter().flatten().count() as u16,
             preemptions: it.preemptions,
+            stayed: it.stayed,
+            why_stayed: it.why_stayed.clone(),
             seconds: seconds(Duration::from_nanos(now.nanos_since(it.taken))),
             run_seconds: seconds(it.ran(now)),
             command: it.program.shown(),

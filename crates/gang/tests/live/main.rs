@@ -8,9 +8,15 @@ mod saved;
 #[cfg(target_os = "linux")]
 mod stage;
 #[cfg(target_os = "linux")]
+#[path = "../vis/talk.rs"]
+#[allow(dead_code, reason = "not all of it is used here")]
+mod talk;
+#[cfg(target_os = "linux")]
+mod vis;
+#[cfg(target_os = "linux")]
 mod woken;
 
-/// All of it takes some seconds, more on a machine that does other things.
+/// All of it takes some seconds, more on a machine that does other things; what is ignored, minutes.
 #[cfg(target_os = "linux")]
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(240);
 
@@ -20,14 +26,16 @@ fn main() {
     if parts::play() {
         return;
     }
-    let wanted: Vec<String> =
-        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let wanted: Vec<&String> =
+        arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let tests = if arguments.iter().any(|it| it == "--ignored") { IGNORED } else { TESTS };
     std::thread::spawn(|| {
         std::thread::park_timeout(LIMIT);
         eprintln!("not through within {LIMIT:?}");
         std::process::exit(1);
     });
-    for (name, test) in TESTS {
+    for (name, test) in tests {
         if wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str())) {
             test();
             println!("test {name} ... ok");
@@ -50,6 +58,10 @@ const TESTS: &[(&str, fn())] = &[
     ("jobs_on_the_same_slots_never_run_at_once", scenes::turns_by_groups),
     ("jobs_that_signals_stop_never_run_at_once", scenes::turns_by_signals),
     ("messages_survive_being_preempted_once_and_in_order", scenes::messages_survive),
+    ("interfaces_lose_nothing_over_hundreds_of_preemptions", scenes_vis::hundreds),
+    ("interfaces_that_can_t_be_saved_stay_and_it_is_said_why", scenes_vis::what_stays),
+    ("a_rank_that_dies_leaves_no_interface_behind", scenes_vis::a_rank_dies),
+    ("a_job_with_interfaces_is_in_no_checkpoint", scenes_vis::no_checkpoint),
     ("a_job_that_was_saved_ends_elsewhere_with_every_message", saved::ends_elsewhere),
     ("a_job_goes_on_after_it_was_saved", saved::goes_on),
     ("a_rank_that_ends_unsaved_lets_the_others_go_on", saved::a_rank_ends_instead),
@@ -59,5 +71,12 @@ const TESTS: &[(&str, fn())] = &[
     ("who_has_another_key_is_no_part_of_it", scenes::another_key),
 ];
 
+/// With `--ignored`.
+#[cfg(target_os = "linux")]
+const IGNORED: &[(&str, fn())] =
+    &[("interfaces_lose_nothing_over_thousands_of_preemptions", scenes_vis::thousands)];
+
 #[cfg(target_os = "linux")]
 mod scenes;
+#[cfg(target_os = "linux")]
+mod scenes_vis;

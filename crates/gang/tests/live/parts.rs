@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::vis;
 use midplane_gang::agenda::{AgendaConfig, Phases};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
@@ -28,6 +29,12 @@ pub(crate) fn play() -> bool {
             daemon(socket, (host, slots), slice_ms, (peers, key), (network, freezer));
         }
         ["--talk", count] => runtime().block_on(talk(count.parse().unwrap())),
+        ["--vis", count] => runtime().block_on(vis::talk(count.parse().unwrap())),
+        ["--vis-waiting", count] => {
+            runtime().block_on(vis::wait_for_nobody(count.parse().unwrap()));
+        }
+        ["--vis-left"] => runtime().block_on(vis::count_left()),
+        ["--vis-saved"] => runtime().block_on(vis::hand_over()),
         ["--leave"] => leave(),
         ["--restore", socket, folder] => restore(socket, folder),
         ["--front", socket, ranks, terminal, ref command @ ..] => {

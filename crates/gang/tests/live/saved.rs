@@ -11,13 +11,18 @@ use midplane_gang::names::JobId;
 use crate::scenes::{ask_for, listing};
 use crate::stage::{Stage, itself, said, wait_until};
 
-fn checkpoint(stage: &Stage, job: u32, folder: &Path, end: bool) -> Result<Saved, FrontError> {
+pub(crate) fn checkpoint(
+    stage: &Stage,
+    job: u32,
+    folder: &Path,
+    end: bool,
+) -> Result<Saved, FrontError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(front::checkpoint(&stage.socket(0), JobId(job), folder, end))
 }
 
 /// As soon as all its ranks can be saved.
-fn checkpoint_soon(stage: &Stage, job: u32, folder: &Path, end: bool) -> Saved {
+pub(crate) fn checkpoint_soon(stage: &Stage, job: u32, folder: &Path, end: bool) -> Saved {
     let mut saved = None;
     wait_until("the job is saved", || match checkpoint(stage, job, folder, end) {
         Ok(it) => saved.replace(it).is_none(),

@@ -115,7 +115,7 @@ pub(crate) async fn connect(hosts: &[SimHost], plan: &Plan) -> Vec<Arc<Mutex<Pro
     for rank in 0..plan.ranks {
         let host = &hosts[usize::from(rank)];
         let nic = Nic::open(host, PortOptions::default()).await.unwrap();
-        programs.push(Program::new(nic, rank, plan));
+        programs.push(Program::new(nic, rank, (plan.seed, plan.count, plan.rdma)));
     }
     let mut tickets = Vec::new();
     for rank in 0..plan.ranks {
@@ -123,7 +123,7 @@ pub(crate) async fn connect(hosts: &[SimHost], plan: &Plan) -> Vec<Arc<Mutex<Pro
             for level in plan.levels {
                 let program = &mut programs[usize::from(rank)];
                 let vi = program.nic.create_vi(attributes(*level)).await.unwrap();
-                program.add(vi, peer, *level, plan);
+                program.add(vi, peer, *level);
                 let to = Address {
                     node: hosts[usize::from(peer)].node(),
                     discriminator: name(peer, rank, *level),

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
+use midplane_simhw::host::Host;
 use midplane_simhw::port::PortOptions;
-use midplane_simhw::sim::SimHost;
 use midplane_via::attributes::Reliability;
 use midplane_via::context::PortContext;
 use midplane_via::descriptor::{Completed, Descriptor};
@@ -11,7 +11,7 @@ use midplane_via::memory::{Memory, MemoryOptions, RemoteMemory};
 use midplane_via::nic::{Nic, NicContext, ViId};
 use midplane_via::outcome::Operation;
 
-use super::Plan;
+use serde::{Deserialize, Serialize};
 
 /// Most bytes of a message: some frames.
 pub(crate) const BYTES: usize = 4000;
@@ -66,7 +66,7 @@ pub(crate) struct Totals {
 }
 
 /// Where the other end's memory is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Windows {
     of: (u16, u16, Reliability),
     window: RemoteMemory,
@@ -135,13 +135,13 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    pub(crate) fn new(nic: Nic, rank: u16, plan: &Plan) -> Self {
-        let dice = plan.seed.wrapping_add(u64::from(rank) << 32);
-        Self { nic, spare: None, rank, count: plan.count, rdma: plan.rdma, dice, talks: Vec::new() }
+    pub(crate) fn new(nic: Nic, rank: u16, (seed, count, rdma): (u64, u32, bool)) -> Self {
+        let dice = seed.wrapping_add(u64::from(rank) << 32);
+        Self { nic, spare: None, rank, count, rdma, dice, talks: Vec::new() }
     }
 
     /// Gives an interface its memory, and posts its receives.
-    pub(crate) fn add(&mut self, vi: ViId, peer: u16, level: Reliability, _: &Plan) {
+    pub(crate) fn add(&mut self, vi: ViId, peer: u16, level: Reliability) {
         let plain = MemoryOptions::default();
         let options = [
             (SLOTS * BYTES, plain),
@@ -220,7 +220,7 @@ impl Program {
     }
 
     /// The same process on another NIC; `taken` is what its former one had.
-    pub(crate) async fn restore(host: &SimHost, image: &Image, taken: &PortContext) -> Self {
+    pub(crate) async fn restore(host: &impl Host, image: &Image, taken: &PortContext) -> Self {
         let options = PortOptions::default();
         let (nic, memory) = Nic::restore(host, options, &image.nic, taken).await.unwrap();
         for (memory, bytes) in memory.iter().zip(&image.memory) {

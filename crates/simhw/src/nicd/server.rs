@@ -13,10 +13,11 @@ use rustix::process::geteuid;
 use thiserror::Error;
 
 use super::Source;
+use super::holders::PortHolders;
 use super::request::{Answer, PATIENCE, Request, address, answer, next};
 use crate::id::{NodeId, PortId};
 use crate::live::clock::Clock;
-use crate::passing::{seqpacket, user_of};
+use crate::passing::{process_of, seqpacket, user_of};
 use crate::port::{Arenas, Grant, PortOptions, Words};
 use crate::segment::{Kind, Segment};
 use crate::sync::{Ordering, fence};
@@ -101,6 +102,7 @@ pub enum ServeError {
 pub struct PortServer {
     stop: OwnedFd,
     event: OwnedFd,
+    holders: PortHolders,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -124,8 +126,10 @@ impl PortServer {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
         let copy = |fd: &OwnedFd| fd.try_clone().map_err(|e| ServeError::System(e.kind()));
         let spin_nanos = u32::try_from(nanos(spin)).unwrap_or(u32::MAX);
+        let holders = PortHolders::new(copy(&event)?);
         let mut room = Room {
             nic,
+            holders: holders.clone(),
             admitted,
             spin_nanos,
             loan,
@@ -133,12 +137,13 @@ impl PortServer {
             stopped: copy(&stop)?,
             event: copy(&event)?,
             clients: Vec::new(),
+            lingering: Vec::new(),
             deaf_until: None,
         };
         let thread = std::thread::Builder::new().name(format!("ports {node}"));
         let thread = thread.spawn(move || room.run());
         let thread = thread.map_err(|error| ServeError::System(error.kind()))?;
-        Ok(Self { stop, event, thread: Some(thread) })
+        Ok(Self { stop, event, holders, thread: Some(thread) })
     }
 
     /// Has the daemon look at all ports: whoever stops a process between its posting and its
@@ -146,6 +151,12 @@ impl PortServer {
     pub fn look(&self) {
         // It can fail only if the counter is full: the thread is woken already.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+    }
+
+    /// Whose the ports are: says so as they open and close.
+    #[must_use]
+    pub fn holders(&self) -> PortHolders {
+        self.holders.clone()
     }
 }
 
@@ -182,6 +193,7 @@ struct Served {
 /// The thread's own.
 struct Room {
     nic: Arc<dyn Source>,
+    holders: PortHolders,
     admitted: Vec<u32>,
     spin_nanos: u32,
     loan: usize,
@@ -190,6 +202,8 @@ struct Room {
     /// What clients wake the thread with.
     event: OwnedFd,
     clients: Vec<Client>,
+    /// Ports that are held, and whose clients are gone.
+    lingering: Vec<Served>,
     /// Who knocks could not be taken in, and would be heard all the time.
     deaf_until: Option<Instant>,
 }
@@ -221,6 +235,9 @@ impl Room {
                 let _ = rustix::io::read(&self.event, &mut count);
                 // A stopped process may have posted without ringing.
                 self.ring_all();
+                for served in std::mem::take(&mut self.lingering) {
+                    self.leave(served);
+                }
             }
         }
     }
@@ -361,6 +378,8 @@ impl Room {
         match self.nic.grant(options) {
             Ok(Grant { name, depth, file, event, words, arenas, is_gone }) => {
                 let port = name.id;
+                // Before it can do anything with it.
+                self.holders.add(port, process_of(socket).unwrap_or_default());
                 let (epoch, spin_nanos) = (name.epoch, self.spin_nanos);
                 let opened = Answer::Opened { port, epoch, depth, spin_nanos };
                 let descriptors = [file.as_fd(), self.event.as_fd(), event.as_fd()];
@@ -387,9 +406,17 @@ impl Room {
     /// A client is gone: its port closes once what it has posted is taken.
     fn end(&mut self, index: usize) {
         if let Stage::Open(served) = self.clients.swap_remove(index).stage {
-            served.is_gone.store(true, Ordering::Release);
-            self.nic.ring(served.port);
+            self.leave(served);
         }
+    }
+
+    /// A port closes unless it is held.
+    fn leave(&mut self, served: Served) {
+        if !self.holders.leave(served.port) {
+            return self.lingering.push(served);
+        }
+        served.is_gone.store(true, Ordering::Release);
+        self.nic.ring(served.port);
     }
 }
 
@@ -397,6 +424,10 @@ impl Drop for Room {
     fn drop(&mut self) {
         while !self.clients.is_empty() {
             self.end(0);
+        }
+        for served in self.lingering.drain(..) {
+            served.is_gone.store(true, Ordering::Release);
+            self.nic.ring(served.port);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A daemon's NIC, with gang's firmware, and the channels on it.
+//! A daemon's NIC, with gang's and via's firmware, and the channels on it.
 
 use std::time::Duration;
 
@@ -9,9 +9,11 @@ use midplane_simhw::nicd::ServerConfig;
 use midplane_simhw::shm::{ShmConfig, ShmNic};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::udp::{UdpConfig, UdpNic};
+use midplane_via::VIA;
+use midplane_via::firmware::{Via, ViaConfig};
 use tokio::sync::mpsc;
 
-use super::super::channels;
+use super::super::channels::{self, Hold, KEEPER, WARDEN};
 use super::super::hub::Event;
 use super::super::local::Network;
 use super::{DaemonOptions, Fabric, StartError};
@@ -34,23 +36,21 @@ pub(super) async fn start_nic(
     let (host, cluster) = (options.host, options.cluster);
     let mut unit = Unit::default();
     let config = GangConfig { channels: cluster.slots + 1, ..GangConfig::default() };
-    unit.install(GANG, Gang::new(config)).map_err(|error| text(&error))?;
+    unit.install(GANG, Gang::new(config.warden(WARDEN))).map_err(|error| text(&error))?;
+    let config = ViaConfig::default().keeper(KEEPER);
+    unit.install(VIA, Via::new(config)).map_err(|error| text(&error))?;
     let served = ServerConfig::new(&fabric.name);
-    let channels = |nic: &ShmOrUdp| match nic {
-        ShmOrUdp::Shm(nic) => {
-            channels::start(&nic.host(), (host, cluster), fabric.channels, events.clone())
-        }
-        ShmOrUdp::Udp(nic) => {
-            channels::start(&nic.host(), (host, cluster), fabric.channels, events.clone())
-        }
-    };
-    let (nic, server) = match &fabric.fabric {
+    let place = (host, cluster);
+    let (held, tasks): (Box<dyn std::any::Any>, _) = match &fabric.fabric {
         Fabric::Shm => {
             let nodes = cluster.hosts.max(2);
             let nic = ShmNic::start(ShmConfig::new(&fabric.name, NodeId(host), nodes), unit);
             let nic = nic.map_err(|error| text(&error))?;
+            let hold = Hold::open(&nic.host()).map_err(|error| text(&error))?;
             let server = nic.serve_ports(served).map_err(|error| text(&error))?;
-            (ShmOrUdp::Shm(nic), server)
+            let ports = (hold, server.holders());
+            let tasks = channels::start(&nic.host(), place, fabric.channels, ports, events.clone());
+            (Box::new((server, nic)), tasks)
         }
         Fabric::Udp(addresses) => {
             // Nothing is paced but by the channels themselves.
@@ -58,17 +58,14 @@ pub(super) async fn start_nic(
             let config = UdpConfig::new(NodeId(host), addresses.clone()).line(line);
             let config = options.key.iter().cloned().fold(config, UdpConfig::key);
             let nic = UdpNic::start(config, unit).map_err(|error| text(&error))?;
+            let hold = Hold::open(&nic.host()).map_err(|error| text(&error))?;
             let server = nic.serve_ports(served).map_err(|error| text(&error))?;
-            (ShmOrUdp::Udp(nic), server)
+            let ports = (hold, server.holders());
+            let tasks = channels::start(&nic.host(), place, fabric.channels, ports, events.clone());
+            (Box::new((server, nic)), tasks)
         }
     };
-    let tasks = channels(&nic).map_err(|error| text(&error))?;
+    let tasks = tasks.map_err(|error| text(&error))?;
     let network = Some(Network { name: fabric.name.clone(), tasks });
-    Ok(Nic { network, _held: Some(Box::new((server, nic))) })
-}
-
-/// One of the live NICs.
-enum ShmOrUdp {
-    Shm(ShmNic),
-    Udp(UdpNic),
+    Ok(Nic { network, _held: Some(held) })
 }

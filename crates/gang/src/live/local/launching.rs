@@ -82,6 +82,8 @@ impl Local {
             ("GANG_HOST", self.host.into()),
         ];
         command.envs(numbers.map(|(name, number)| (name, number.to_string())));
+        let hosts = (0..launch.ranks).map(|rank| self.cluster.host_of(launch.first + rank));
+        command.env(rank::HOSTS, rank::hosts_text(hosts));
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
         // Nobody else starts processes here, so that nobody else's gets this copy.
         let file = match (pass, &self.network) {

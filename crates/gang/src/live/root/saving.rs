@@ -39,6 +39,8 @@ pub(super) struct Saves {
     is_void: bool,
     parcels: BTreeMap<u16, Parcel>,
     wanted: Option<Wanted>,
+    /// A host on which the ranks that stand still have Virtual Interfaces.
+    interfaces: Option<u16>,
 }
 
 /// A checkpoint that somebody has asked for.
@@ -52,6 +54,11 @@ struct Wanted {
 }
 
 impl Saves {
+    /// Its ranks on a host have Virtual Interfaces, as they stand still.
+    pub(super) fn has_interfaces(&mut self, host: u16) {
+        self.interfaces = self.is_due.then_some(host);
+    }
+
     /// Nothing comes of it any longer.
     pub(super) fn job_ended(&mut self, job: JobId) {
         if let Some(Wanted { client, .. }) = self.wanted.take() {
@@ -253,6 +260,7 @@ impl Root {
             return true;
         }
         it.saves.is_due = true;
+        it.saves.interfaces = None;
         self.agenda.cut(job);
         false
     }
@@ -261,8 +269,17 @@ impl Root {
     /// ranks are to go on.
     pub(crate) fn cut(&mut self, job: JobId, epoch: Epoch) -> Option<Write> {
         let it = self.jobs.get_mut(&job)?;
+        let interfaces = it.saves.interfaces.take();
         let (mut parcels, wanted) = it.saves.renew();
         let mut wanted = wanted?;
+        if let Some(host) = interfaces {
+            let why = format!(
+                "job {job}: its ranks on host {host} have Virtual Interfaces open, which are in no checkpoint: \
+                 close them before a state is handed over"
+            );
+            tell(&wanted.client, &Reply::Refused(why));
+            return None;
+        }
         let context = |(rank, parcel): (&u16, &Parcel)| {
             let missing = format!("what the channel of rank {rank} held has not come");
             wire::decode_long(parcel.context().ok_or_else(|| missing.clone())?).map_err(|_| missing)

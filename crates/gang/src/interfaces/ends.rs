@@ -1,0 +1,162 @@
+//! What hosts must know of each other to preempt one job's interfaces: the ends of its connections.
+//!
+//! No host sees the whole job. Each says which ends it has and what they lead to; whether all of it may go
+//! is decided where all of it is known, so that the interfaces of a job are forgotten everywhere or nowhere.
+
+use std::collections::BTreeMap;
+
+use midplane_via::keeper::{NicEnd, SavedPort};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::names::JobId;
+
+/// An interface, as its NIC knows it, and where its connection leads.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct HeldEnd {
+    /// Itself.
+    pub own: NicEnd,
+    /// The other end, if it is connected.
+    pub far: Option<NicEnd>,
+}
+
+/// What one host has of a job's interfaces, whose processes stand still.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct HostInterfaces {
+    /// The job.
+    pub job: JobId,
+    /// The host.
+    pub host: u16,
+    /// All of them; some may be missing if not all can be saved.
+    pub ends: Vec<HeldEnd>,
+    /// Why they can't be saved, if they can't.
+    pub refused: Option<String>,
+}
+
+/// A connected interface that was restored.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Moved {
+    /// What it was known by.
+    pub from: NicEnd,
+    /// What it is known by now.
+    pub to: NicEnd,
+    /// The frame that it takes next.
+    pub taken: u32,
+}
+
+/// Why a job's interfaces stay on their NICs.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+#[non_exhaustive]
+pub enum NotWhole {
+    /// A host can't save them.
+    #[error("host {host}: {why}")]
+    Refused {
+        /// Which one.
+        host: u16,
+        /// Why not.
+        why: String,
+    },
+    /// A connection leads out of the job.
+    #[error(
+        "host {host}: a connection leads to interface {} of node {}, which is none of the job's", .to.vi, .to.node
+    )]
+    Stranger {
+        /// The host.
+        host: u16,
+        /// Where it leads.
+        to: NicEnd,
+    },
+    /// A connection has ended at its other end, and the news of it is under way.
+    #[error("host {host}: a connection has ended just now at its other end, on node {}", .to.node)]
+    Ending {
+        /// The host.
+        host: u16,
+        /// The other end.
+        to: NicEnd,
+    },
+}
+
+impl HostInterfaces {
+    /// Those of a port that was saved, added.
+    pub fn add(&mut self, saved: &SavedPort) {
+        let far = saved.context.vis.iter().map(|vi| vi.link.as_ref().map(|link| link.peer));
+        self.ends.extend(saved.ends.iter().zip(far).map(|(own, far)| HeldEnd { own: *own, far }));
+    }
+}
+
+/// Whether the interfaces of one job, as its hosts have them, may be forgotten: all can be saved, and both
+/// ends of each connection are there.
+///
+/// # Errors
+/// The first [`NotWhole`].
+pub fn check_whole(hosts: &[&HostInterfaces]) -> Result<(), NotWhole> {
+    for HostInterfaces { host, refused, .. } in hosts {
+        if let Some(why) = refused {
+            return Err(NotWhole::Refused { host: *host, why: why.clone() });
+        }
+    }
+    let key = |end: &NicEnd| (end.node, end.vi);
+    let all = || hosts.iter().flat_map(|of| of.ends.iter().map(|end| (of.host, *end)));
+    let own: BTreeMap<_, _> = all().map(|(_, end)| (key(&end.own), end)).collect();
+    for (host, HeldEnd { own: this, far }) in all() {
+        let Some(to) = far else { continue };
+        match own.get(&key(&to)) {
+            None => return Err(NotWhole::Stranger { host, to }),
+            Some(other) if other.own != to || other.far != Some(this) => {
+                return Err(NotWhole::Ending { host, to });
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use midplane_simhw::id::{Incarnation, NodeId};
+
+    fn end(node: u16, vi: u16) -> NicEnd {
+        NicEnd { node: NodeId(node), life: Incarnation(7), vi, connection: 1 }
+    }
+
+    fn pair() -> [HostInterfaces; 2] {
+        [0, 1].map(|host| HostInterfaces {
+            job: JobId(3),
+            host,
+            ends: vec![
+                HeldEnd { own: end(host, 0), far: Some(end(1 - host, 0)) },
+                HeldEnd { own: end(host, 1), far: None },
+            ],
+            refused: None,
+        })
+    }
+
+    fn check(hosts: &[HostInterfaces]) -> Result<(), NotWhole> {
+        check_whole(&hosts.iter().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_job_whose_ends_are_all_there_is_whole() {
+        assert_eq!(check(&pair()), Ok(()));
+        assert_eq!(check(&[]), Ok(()));
+    }
+
+    #[test]
+    fn what_keeps_a_job_from_being_whole_is_named() {
+        let mut refused = pair();
+        refused[1].refused = Some("no".into());
+        assert_eq!(check(&refused), Err(NotWhole::Refused { host: 1, why: "no".into() }));
+        let stranger = Err(NotWhole::Stranger { host: 0, to: end(1, 0) });
+        assert_eq!(check(&pair()[..1]), stranger);
+        // The other end has another connection by now, or none, or one with somebody else.
+        for far in [None, Some(end(0, 1))] {
+            let mut ended = pair();
+            ended[1].ends[0].far = far;
+            assert_eq!(check(&ended), Err(NotWhole::Ending { host: 0, to: end(1, 0) }));
+        }
+        let mut anew = pair();
+        anew[1].ends[0].own.connection = 2;
+        assert_eq!(check(&anew), Err(NotWhole::Ending { host: 0, to: end(1, 0) }));
+    }
+}

@@ -1,0 +1,221 @@
+//! What ranks have on this host's NIC beside channels: their ports, which are stopped and resumed with
+//! them, and their Virtual Interfaces, which are saved and restored where contexts are copied.
+
+use std::collections::BTreeMap;
+
+use midplane_simhw::host::Host;
+use midplane_simhw::id::PortId;
+use midplane_simhw::nicd::PortHolders;
+use midplane_via::keeper::{Joined, KeepError, Keeper, NicEnd, SavedPort};
+use rustix::process::{Pid, getpgid};
+
+use crate::controller::ControlError;
+use crate::daemon::{Mode, Outcome};
+use crate::interfaces::{HostInterfaces, Moved};
+use crate::names::JobId;
+use crate::warden::Warden;
+
+/// The daemon's ports that stop others and save their interfaces.
+pub(in crate::live) const WARDEN: PortId = PortId(1_024);
+pub(in crate::live) const KEEPER: PortId = PortId(1_025);
+
+/// A job on this host, and its ranks' processes, which lead groups of their own.
+#[derive(Clone, Debug)]
+pub(in crate::live) struct Standing {
+    pub(in crate::live) job: JobId,
+    pub(in crate::live) groups: Vec<Pid>,
+}
+
+/// Where the interfaces of a stopped port are.
+#[derive(Debug)]
+enum Whereabouts {
+    /// On the NIC; saved, if they may be forgotten.
+    There(Option<SavedPort>),
+    /// Here alone.
+    Away(SavedPort),
+    /// On the NIC again, without their other ends.
+    Back(SavedPort),
+}
+
+#[derive(Debug)]
+struct Stopped {
+    port: PortId,
+    interfaces: Whereabouts,
+}
+
+/// The daemon's hold on ports that it can't stop yet.
+#[derive(Debug)]
+pub(in crate::live) struct Hold {
+    warden: Warden,
+    keeper: Keeper,
+}
+
+/// The ports of ranks of this host.
+#[derive(Debug)]
+pub(super) struct Ports {
+    host: u16,
+    mode: Mode,
+    hold: Hold,
+    holders: PortHolders,
+    stopped: BTreeMap<JobId, Vec<Stopped>>,
+}
+
+impl Hold {
+    /// Before anybody else can ask for these ports.
+    ///
+    /// # Errors
+    /// [`KeepError`], [`ControlError`] in words.
+    pub(in crate::live) fn open(nic: &impl Host) -> Result<Self, String> {
+        let warden = Warden::open(nic, WARDEN).map_err(|error| error.to_string())?;
+        let keeper = Keeper::open(nic, KEEPER).map_err(|error| error.to_string())?;
+        Ok(Self { warden, keeper })
+    }
+}
+
+impl Ports {
+    pub(super) const fn new(host: u16, mode: Mode, hold: Hold, holders: PortHolders) -> Self {
+        Self { host, mode, hold, holders, stopped: BTreeMap::new() }
+    }
+
+    /// Stops the ports of these jobs, whose processes stand still. What they have, where it can be saved.
+    ///
+    /// A port is of the rank whose process group it was opened in. A process that has left that group is
+    /// not told to stand still either, unless there are control groups; its port goes on.
+    pub(super) async fn stop(&mut self, jobs: &[Standing]) -> Result<Outcome, ControlError> {
+        let mut outcome = Outcome::default();
+        for (port, process) in self.holders.list() {
+            let group = Pid::from_raw(process as i32).and_then(|pid| getpgid(Some(pid)).ok());
+            let is_its = |of: &&Standing| group.is_some_and(|group| of.groups.contains(&group));
+            let Some(of) = jobs.iter().find(is_its) else { continue };
+            let known = self.stopped.entry(of.job).or_default();
+            if known.iter().any(|stopped| stopped.port == port) {
+                continue;
+            }
+            // It stays what it is, though its process may be killed.
+            if !self.holders.hold(port, process) {
+                continue;
+            }
+            self.hold.warden.stop(port).await?;
+            known.push(Stopped { port, interfaces: Whereabouts::There(None) });
+        }
+        if self.mode == Mode::Copy {
+            for of in jobs {
+                outcome.interfaces.extend(self.save(of.job).await);
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// What the stopped ports of a job have, if that is anything. Those that are on the NIC stay there.
+    pub(super) async fn save(&mut self, job: JobId) -> Option<HostInterfaces> {
+        let stopped = self.stopped.get_mut(&job)?;
+        let (host, ends) = (self.host, Vec::new());
+        let mut all = HostInterfaces { job, host, ends, refused: None };
+        for Stopped { port, interfaces } in stopped {
+            match interfaces {
+                Whereabouts::Away(saved) | Whereabouts::Back(saved) => all.add(saved),
+                Whereabouts::There(place) => match self.hold.keeper.save(*port).await {
+                    Ok(saved) if saved.context.vis.is_empty() => *place = None,
+                    Ok(saved) => {
+                        all.add(&saved);
+                        *place = Some(saved);
+                    }
+                    Err(error) => all.refused = Some(error.to_string()),
+                },
+            }
+        }
+        (all.refused.is_some() || !all.ends.is_empty()).then_some(all)
+    }
+
+    fn failed(&self, outcome: &mut Outcome, job: JobId, what: &str, error: &KeepError) {
+        outcome.failed.push((job, self.host, format!("its interfaces were not {what}: {error}")));
+    }
+
+    /// The NIC forgets the interfaces of these jobs, which were saved.
+    pub(super) async fn forget(&mut self, jobs: &[JobId]) -> Outcome {
+        let mut outcome = Outcome::default();
+        for job in jobs {
+            let mut stopped = self.stopped.remove(job).unwrap_or_default();
+            for Stopped { port, interfaces } in &mut stopped {
+                let Whereabouts::There(saved) = interfaces else { continue };
+                let Some(saved) = saved.take() else { continue };
+                match self.hold.keeper.forget(*port, &saved).await {
+                    Ok(()) => *interfaces = Whereabouts::Away(saved),
+                    Err(error) => self.failed(&mut outcome, *job, "forgotten", &error),
+                }
+            }
+            self.stopped.insert(*job, stopped);
+        }
+        outcome
+    }
+
+    /// The NIC has the interfaces of these jobs again, where it had forgotten them, and nobody is told.
+    pub(super) async fn restore(&mut self, jobs: &[JobId]) -> Outcome {
+        let mut outcome = Outcome::default();
+        for job in jobs {
+            let mut stopped = self.stopped.remove(job).unwrap_or_default();
+            for Stopped { port, interfaces } in &mut stopped {
+                let Whereabouts::Away(saved) = interfaces else { continue };
+                match self.hold.keeper.restore(*port, &saved.context, None).await {
+                    Ok(ends) => {
+                        outcome.moved.extend(moves(saved, &ends));
+                        *interfaces = Whereabouts::Back(saved.clone());
+                    }
+                    Err(error) => self.failed(&mut outcome, *job, "restored", &error),
+                }
+            }
+            self.stopped.insert(*job, stopped);
+        }
+        outcome
+    }
+
+    /// Restored interfaces of these jobs learn where their other ends are now. One whose other end is on no
+    /// NIC any longer finds that out as it does of any other that is silent.
+    pub(super) async fn join(&mut self, jobs: &[JobId], moved: &[Moved]) -> Outcome {
+        let mut outcome = Outcome::default();
+        for job in jobs {
+            let mut stopped = self.stopped.remove(job).unwrap_or_default();
+            for Stopped { port, interfaces } in &mut stopped {
+                let Whereabouts::Back(saved) = interfaces else { continue };
+                let joined = joins(saved, moved);
+                match self.hold.keeper.join(*port, &joined).await {
+                    Ok(()) => *interfaces = Whereabouts::There(None),
+                    Err(error) => self.failed(&mut outcome, *job, "joined", &error),
+                }
+            }
+            self.stopped.insert(*job, stopped);
+        }
+        outcome
+    }
+
+    /// The NIC goes on for these jobs: their processes do next, or have ended, and their ports close.
+    pub(super) async fn resume(&mut self, jobs: &[JobId]) -> Result<(), ControlError> {
+        for job in jobs {
+            for Stopped { port, .. } in self.stopped.remove(job).unwrap_or_default() {
+                self.hold.warden.resume(port).await?;
+                self.holders.release(port);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the connected ones of these interfaces are now.
+fn moves(saved: &SavedPort, ends: &[NicEnd]) -> Vec<Moved> {
+    let all = saved.context.vis.iter().zip(saved.ends.iter().zip(ends));
+    let moved = all.filter_map(|(vi, (from, to))| {
+        Some(Moved { from: *from, to: *to, taken: vi.link.as_ref()?.expected })
+    });
+    moved.collect()
+}
+
+/// The other ends of these interfaces.
+fn joins(saved: &SavedPort, moved: &[Moved]) -> Vec<Joined> {
+    let linked = saved.context.vis.iter().filter_map(|vi| Some((vi.name, vi.link.as_ref()?)));
+    let joined = linked.map(|(name, link)| {
+        let there = moved.iter().find(|moved| moved.from == link.peer);
+        let (end, taken) = there.map_or((link.peer, link.base), |there| (there.to, there.taken));
+        Joined { name, end, taken }
+    });
+    joined.collect()
+}

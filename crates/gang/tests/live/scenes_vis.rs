@@ -1,0 +1,191 @@
+//! Virtual Interfaces of jobs that take turns.
+
+use midplane_gang::live::front::FrontError;
+use midplane_gang::live::message::{Line, Reply, Request, Slice};
+use midplane_gang::names::JobId;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::saved::{checkpoint, checkpoint_soon};
+use crate::scenes::{ask_for, listing};
+use crate::stage::{Stage, lives, said, wait_until};
+
+fn slices(stage: &Stage) -> Vec<Slice> {
+    match ask_for(stage, &Request::Slices) {
+        Reply::Slices(slices) => slices,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn line(stage: &Stage, job: u32) -> Option<Line> {
+    listing(stage).jobs.into_iter().find(|line| line.job == JobId(job))
+}
+
+/// With room for one job of so many ranks at a time.
+fn stage(hosts: u16, ranks: u16, slice_ms: u32, network: &'static str) -> Stage {
+    let stage = Stage::with_network(hosts, ranks / hosts, slice_ms, network);
+    wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
+    stage
+}
+
+/// Two jobs of that many ranks each.
+fn two_jobs(stage: &Stage, ranks: u16, count: &str) {
+    let itself = itself();
+    let fronts = [1, 2].map(|_| stage.front(ranks, &[&itself, "--vis", count]).spawn().unwrap());
+    for front in fronts {
+        let (code, out, error) = said(front.wait_with_output().unwrap());
+        assert_eq!((code, error.as_str()), (0, ""));
+        assert_eq!(out.lines().count(), usize::from(ranks), "{out}");
+    }
+}
+
+/// Alone nobody is stopped.
+fn one_job(stage: &Stage, ranks: u16, count: &str) {
+    let (code, out, error) = stage.run(ranks, &[&itself(), "--vis", count]);
+    assert_eq!((code, error.as_str(), out.lines().count()), (0, "", usize::from(ranks)));
+}
+
+/// Hosts, ranks, how contexts are kept, and how many messages each rank sends the others at each level.
+type Setup = (u16, u16, &'static str, u32);
+
+fn rounds(setups: &[Setup], least: usize) {
+    for (hosts, ranks, network, count) in setups {
+        let stage = stage(*hosts, *ranks, 3, network);
+        one_job(&stage, *ranks, &(count / 10).to_string());
+        two_jobs(&stage, *ranks, &count.to_string());
+        let slices = slices(&stage);
+        let switches: Vec<_> = slices.iter().filter(|slice| !slice.stopped.is_empty()).collect();
+        // Nothing but interfaces takes a phase more.
+        let exchanges: Vec<_> = switches.iter().filter(|slice| slice.restore_us > 0.0).collect();
+        println!(
+            "  {hosts} hosts, {ranks} ranks, {network}: {} preemptions; a switch {:.0} us (99 %: {:.0}), of it {:.0} \
+             (99 %: {:.0}) until all stood still",
+            switches.len(),
+            part(&switches, 0.5, |slice| slice.switch_us),
+            part(&switches, 0.99, |slice| slice.switch_us),
+            part(&switches, 0.5, |slice| slice.freeze_us),
+            part(&switches, 0.99, |slice| slice.freeze_us),
+        );
+        assert!(switches.len() > least, "{}", switches.len());
+        match *network {
+            "copy" => assert!(exchanges.len() > switches.len() / 2, "{}", exchanges.len()),
+            _ => assert_eq!(exchanges.len(), 0),
+        }
+        assert_eq!(stage.run(1, &[&itself(), "--vis-left"]), (0, "0\n".into(), String::new()));
+    }
+}
+
+/// Of these switches, such a part took no longer.
+fn part(switches: &[&Slice], part: f64, of: impl Fn(&Slice) -> f64) -> f64 {
+    let mut all: Vec<f64> = switches.iter().map(|slice| of(slice)).collect();
+    all.sort_by(f64::total_cmp);
+    let at = (all.len() as f64 * part) as usize;
+    all.get(at).copied().unwrap_or_default()
+}
+
+fn itself() -> String {
+    std::env::current_exe().unwrap().to_str().unwrap().to_owned()
+}
+
+pub(crate) fn hundreds() {
+    let setups = [
+        (1, 2, "copy", 700),
+        (1, 4, "resident", 200),
+        (2, 4, "copy", 150),
+        (2, 2, "resident", 600),
+    ];
+    rounds(&setups, 100);
+}
+
+pub(crate) fn thousands() {
+    let setups = [
+        (1, 2, "copy", 20_000),
+        (1, 4, "resident", 2_000),
+        (2, 4, "copy", 2_000),
+        (2, 2, "resident", 10_000),
+    ];
+    rounds(&setups, 1_000);
+}
+
+/// A connection that nobody else asks for.
+pub(crate) fn what_stays() {
+    let stage = stage(1, 2, 5, "copy");
+    let itself = itself();
+    let waiting = stage.front(2, &[&itself, "--vis-waiting", "300"]).spawn().unwrap();
+    let other = stage.front(2, &[&itself, "--vis", "300"]).spawn().unwrap();
+    wait_until("it is said", || line(&stage, 1).is_some_and(|line| line.stayed > 3));
+    let why = line(&stage, 1).unwrap().why_stayed.unwrap();
+    assert!(why.contains("host 0") && why.contains("a connection is being made"), "{why}");
+    for front in [waiting, other] {
+        let (code, _, error) = said(front.wait_with_output().unwrap());
+        assert_eq!((code, error.as_str()), (0, ""));
+    }
+}
+
+/// At any time: as its job runs, or as it stands still with its interfaces away.
+pub(crate) fn a_rank_dies() {
+    let stage = stage(2, 4, 5, "copy");
+    let itself = itself();
+    for round in 0..6 {
+        // Each round has four jobs.
+        let (doomed, other) = (4 * round + 1, 4 * round + 2);
+        let front = stage.front(4, &[&itself, "--vis", "1000000"]).spawn().unwrap();
+        wait_until("it is there", || line(&stage, doomed).is_some());
+        let beside = stage.front(4, &[&itself, "--vis", "300"]).spawn().unwrap();
+        wait_until("they take turns", || {
+            [doomed, other]
+                .iter()
+                .all(|job| line(&stage, *job).is_some_and(|it| it.preemptions > 3))
+        });
+        let ranks = ranks_of(doomed);
+        assert_eq!(ranks.len(), 4);
+        std::thread::park_timeout(std::time::Duration::from_millis(3 * u64::from(round)));
+        kill_process(Pid::from_raw(ranks[2] as i32).unwrap(), Signal::KILL).unwrap();
+        let (code, _, error) = said(front.wait_with_output().unwrap());
+        assert!(code == 137 && error.contains("was killed by signal 9"), "{code} {error}");
+        wait_until("its other ranks end", || !ranks.iter().any(|pid| lives(*pid)));
+        let (code, _, error) = said(beside.wait_with_output().unwrap());
+        assert_eq!((code, error.as_str()), (0, ""), "round {round}");
+        for _ in 0..2 {
+            let left = stage.run(2, &[&itself, "--vis-left"]);
+            assert_eq!(left, (0, "0\n0\n".into(), String::new()), "round {round}");
+        }
+    }
+}
+
+/// The processes of a job.
+fn ranks_of(job: u32) -> Vec<u32> {
+    let is_its = |pid: &u32| {
+        let variables = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let name = format!("GANG_JOB={job}");
+        command.split(|byte| *byte == 0).any(|word| word == b"--vis")
+            && variables.split(|byte| *byte == 0).any(|word| word == name.as_bytes())
+    };
+    let numbers = std::fs::read_dir("/proc").unwrap().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut pids: Vec<u32> = numbers.filter(is_its).collect();
+    pids.sort_unstable();
+    pids
+}
+
+pub(crate) fn no_checkpoint() {
+    for network in ["copy", "resident"] {
+        let stage = stage(1, 1, 5, network);
+        let folder = stage.path().join("saved");
+        let front = stage.front(1, &[&itself(), "--vis-saved"]).spawn().unwrap();
+        let mut why = String::new();
+        wait_until("it is refused", || match checkpoint(&stage, 1, &folder, false) {
+            Err(FrontError::Refused(said)) if said.contains("Virtual Interfaces") => {
+                why = said;
+                true
+            }
+            Err(FrontError::Refused(said)) if said.contains("can't be saved") => false,
+            Err(FrontError::Refused(said)) if said.contains("no job") => false,
+            other => panic!("{other:?}"),
+        });
+        assert!(why.contains("job 1: its ranks on host 0 have Virtual Interfaces"), "{why}");
+        assert!(!folder.exists());
+        checkpoint_soon(&stage, 1, &folder, true);
+        assert_eq!(said(front.wait_with_output().unwrap()).0, 137);
+    }
+}

@@ -1,0 +1,164 @@
+//! A rank that talks to all others of its job over Virtual Interfaces on the daemon's NIC.
+
+use std::time::Duration;
+
+use midplane_gang::live::rank::{Member, enter};
+use midplane_gang::live::snapshot::Snapshots;
+use midplane_gang::names::Rank;
+use midplane_simhw::port::PortOptions;
+use midplane_simhw::wire;
+use midplane_via::attributes::{Reliability, ViAttributes};
+use midplane_via::descriptor::Descriptor;
+use midplane_via::memory::{Memory, MemoryOptions};
+use midplane_via::nic::{Nic, ViId};
+
+use crate::talk::{Program, Windows};
+
+const LEVELS: [Reliability; 3] =
+    [Reliability::Unreliable, Reliability::ReliableDelivery, Reliability::ReliableReception];
+/// Bytes of where memory is, and of the last word.
+const NEWS: usize = 1024;
+/// Two of them come over each connection: one before all else, one at the end.
+const ROUNDS: usize = 2;
+
+fn attributes(reliability: Reliability) -> ViAttributes {
+    let rdma_read = reliability.is_reliable();
+    ViAttributes { reliability, rdma_write: true, rdma_read, ..ViAttributes::default() }
+}
+
+/// What tells one other rank of this one, and hears of it, beside what is talked about.
+struct Side {
+    vi: ViId,
+    memory: Memory,
+}
+
+impl Side {
+    fn tell(&self, nic: &mut Nic, round: usize, windows: &[Windows]) {
+        let bytes = wire::encode(&windows).unwrap();
+        self.memory.write((ROUNDS + round) * NEWS, &bytes).unwrap();
+        let segment = self.memory.segment((ROUNDS + round) * NEWS, bytes.len()).unwrap();
+        nic.post_send(self.vi, Descriptor::of(segment)).unwrap();
+    }
+
+    /// Waits until the other one has all that it was told.
+    async fn told(&self, nic: &mut Nic) {
+        for _ in 0..ROUNDS {
+            loop {
+                if let Some(done) = nic.send_done(self.vi).unwrap() {
+                    done.outcome.unwrap();
+                    break;
+                }
+                nic.progress().await.unwrap();
+            }
+        }
+    }
+
+    /// What the other one has told, in order.
+    async fn hear(&self, nic: &mut Nic) -> Vec<Windows> {
+        loop {
+            if let Some(done) = nic.receive_done(self.vi).unwrap() {
+                done.outcome.unwrap();
+                let mut bytes = vec![0; done.length];
+                self.memory.read(done.descriptor.segments[0].offset(), &mut bytes).unwrap();
+                return wire::decode(&bytes).unwrap();
+            }
+            nic.progress().await.unwrap();
+        }
+    }
+}
+
+async fn side(member: &Member, nic: &mut Nic, peer: u16) -> Side {
+    let vi = nic.create_vi(attributes(Reliability::ReliableDelivery)).await.unwrap();
+    let memory = nic.register(2 * ROUNDS * NEWS, MemoryOptions::default()).unwrap();
+    for round in 0..ROUNDS {
+        let segment = memory.segment(round * NEWS, NEWS).unwrap();
+        nic.post_receive(vi, Descriptor::of(segment)).unwrap();
+    }
+    let ticket = member.connect(nic, vi, (Rank(peer), 0)).unwrap();
+    nic.finish(&ticket).await.unwrap();
+    Side { vi, memory }
+}
+
+/// Sends every other rank so many messages, takes theirs, and reads their memory as often, at all levels of
+/// reliability.
+pub(crate) async fn talk(count: u32) {
+    let member = enter().unwrap();
+    let (host, own) = (member.host(), member.rank().0);
+    let mut nic = Nic::open(&host, PortOptions::default()).await.unwrap();
+    let others: Vec<u16> = (0..member.ranks()).filter(|peer| *peer != own).collect();
+    let mut sides = Vec::new();
+    for peer in &others {
+        sides.push(side(&member, &mut nic, *peer).await);
+    }
+    let mut program = Program::new(nic, own, (member.job().0.into(), count, true));
+    for peer in &others {
+        for level in LEVELS {
+            let vi = program.nic.create_vi(attributes(level)).await.unwrap();
+            program.add(vi, *peer, level);
+            let number = 1 + level as u16;
+            let ticket = member.connect(&mut program.nic, vi, (Rank(*peer), number)).unwrap();
+            program.nic.finish(&ticket).await.unwrap();
+        }
+    }
+    let windows = program.windows();
+    let mut theirs = Vec::new();
+    for side in &sides {
+        side.tell(&mut program.nic, 0, &windows);
+    }
+    for side in &sides {
+        theirs.push(side.hear(&mut program.nic).await);
+    }
+    program.learn(&theirs);
+    while let Some(pause) = program.step() {
+        // Some look all the time, some wait.
+        if pause % 2 == 0 {
+            let news = program.nic.progress();
+            let _ = tokio::time::timeout(Duration::from_millis(1), news).await;
+        }
+    }
+    // Nobody leaves before all are through.
+    for side in &sides {
+        side.tell(&mut program.nic, 1, &[]);
+    }
+    for side in &sides {
+        side.hear(&mut program.nic).await;
+        side.told(&mut program.nic).await;
+    }
+    println!("{own} has all");
+}
+
+/// Has what no daemon can save: rank 0 waits for a connection that nobody else asks for. Messages go on
+/// over those that there are.
+pub(crate) async fn wait_for_nobody(count: u32) {
+    let member = enter().unwrap();
+    let mut nic = Nic::open(&member.host(), PortOptions::default()).await.unwrap();
+    let vi = nic.create_vi(attributes(Reliability::ReliableDelivery)).await.unwrap();
+    if member.rank() == Rank(0) {
+        let _ticket = member.connect(&mut nic, vi, (Rank(1), 7)).unwrap();
+    }
+    talk(count).await;
+}
+
+/// Says how many interfaces the NIC has.
+pub(crate) async fn count_left() {
+    let member = enter().unwrap();
+    let mut nic = Nic::open(&member.host(), PortOptions::default()).await.unwrap();
+    println!("{}", nic.query().await.unwrap().vis);
+}
+
+/// Takes part in checkpoints, first with an interface, then without.
+pub(crate) async fn hand_over() {
+    let (member, mut snapshots) = (enter().unwrap(), Snapshots::join().unwrap());
+    let mut nic = Nic::open(&member.host(), PortOptions::default()).await.unwrap();
+    let mut vi = nic.create_vi(attributes(Reliability::ReliableDelivery)).await.ok();
+    loop {
+        while !snapshots.is_asked() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        snapshots.save(b"state").unwrap();
+        match vi.take() {
+            Some(vi) => nic.destroy_vi(vi).await.unwrap(),
+            None => return,
+        }
+    }
+}
