@@ -303,3 +303,52 @@ fn ends_by_rank(saved: &InterfacesContext, ends: &[Vec<NicEnd>]) -> Vec<Vec<Join
     };
     saved.ranks.iter().map(of_rank).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use midplane_simhw::id::{Incarnation, NodeId};
+    use midplane_via::attributes::{ViAttributes, ViState};
+    use midplane_via::context::{LinkContext, ViContext};
+
+    fn end(node: u16, connection: u16) -> NicEnd {
+        NicEnd { node: NodeId(node), life: Incarnation(3), vi: 8, connection }
+    }
+
+    fn saved(node: u16, far: Option<NicEnd>) -> SavedPort {
+        let link = far.map(|peer| LinkContext {
+            peer,
+            remote: ViAttributes::default(),
+            base: 0,
+            flights: Vec::new(),
+            expected: 0,
+            arriving: None,
+            responses: Vec::new(),
+        });
+        let vi = ViContext {
+            name: 5,
+            attributes: ViAttributes::default(),
+            state: if link.is_some() { ViState::Connected } else { ViState::Idle },
+            link,
+            sends: Vec::new(),
+            cut: 0,
+            acknowledged: 0,
+            withdrawn: 0,
+            receives: Vec::new(),
+        };
+        let context = PortContext { vis: vec![vi], errors: Vec::new() };
+        SavedPort { context, ends: vec![end(node, 1 + u16::from(far.is_none()))] }
+    }
+
+    #[test]
+    fn a_connection_that_only_one_end_still_has_is_ending() {
+        let whole = by_rank(&[saved(0, Some(end(1, 1))), saved(1, Some(end(0, 1)))]).unwrap();
+        let peer = whole[0].vis[0].link.as_ref().map(|link| link.peer);
+        assert_eq!(peer, Some(FarEnd { rank: 1, vi: 5 }));
+        // The other one has ended it, and its interface's next connection has another number.
+        let ending = by_rank(&[saved(0, Some(end(1, 1))), saved(1, None)]);
+        assert_eq!(ending, Err(SaveError::Ending { rank: Rank(0), vi: 5 }));
+        let stranger = by_rank(&[saved(0, Some(end(2, 1))), saved(1, None)]);
+        assert_eq!(stranger, Err(SaveError::Stranger { rank: Rank(0), vi: 5, to: end(2, 1) }));
+    }
+}

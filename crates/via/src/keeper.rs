@@ -316,3 +316,6 @@ fn check_memory<P>(context: &PortContext<P>, memory: &[MappedMemory]) -> Result<
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -403,7 +403,7 @@ impl Nic {
         Some(completion)
     }
 
-    async fn call(&mut self, command: Command) -> Result<Completion, NicError> {
+    pub(crate) async fn call(&mut self, command: Command) -> Result<Completion, NicError> {
         let cookie = self.start(command, None)?;
         loop {
             if let Some(completion) = self.finished(cookie) {

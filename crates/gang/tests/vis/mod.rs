@@ -33,7 +33,7 @@ use midplane_via::nic::Nic;
 
 pub(crate) use talk::{Program, Totals};
 
-const WARDEN: u16 = 1_024;
+pub(crate) const WARDEN: u16 = 1_024;
 pub(crate) const KEEPER: u16 = 1_100;
 const MTU: usize = 600;
 

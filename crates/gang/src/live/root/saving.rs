@@ -68,6 +68,10 @@ impl Saves {
 
     /// A rank without whose state nothing is saved, and that hands none over.
     fn missing(&self) -> Option<u16> {
+        // All states have come, and are being cut or written.
+        if self.is_due {
+            return None;
+        }
         let has = |rank| self.parcels.get(rank).is_some_and(Parcel::has_state);
         self.left.iter().find(|rank| !has(rank)).copied()
     }

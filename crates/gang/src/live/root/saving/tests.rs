@@ -5,6 +5,7 @@ use bytes::Bytes;
 use super::*;
 use crate::agenda::{AgendaConfig, Phases};
 use crate::channel::geometry::Geometry;
+use crate::daemon::Outcome;
 use crate::live::message::Cluster;
 use crate::live::process::End;
 use crate::schedule::RoundRobin;
@@ -171,4 +172,50 @@ fn a_checkpoint_that_is_more_than_there_is_memory_for_is_not_read() {
     std::fs::write(folder.path().join("process-0.bin"), [0; 100]).unwrap();
     assert!(is_at_most(99, folder.path()).unwrap_err().contains("100 bytes, and 99"));
     assert!(is_at_most(100, folder.path()).is_ok() && is_at_most(0, Path::new("/nowhere")).is_ok());
+}
+
+/// All ranks hand over their states, and their channels hold nothing.
+fn stand_still(scene: &mut Scene) {
+    assert_eq!(scene.save(), Ok(true));
+    for rank in 0..RANKS {
+        assert!(!scene.hand_over(rank));
+    }
+    for rank in 0..RANKS {
+        let fresh = crate::context::ChannelContext::fresh(crate::names::Rank(rank), Geometry::PM);
+        let bytes = Bytes::from(wire::encode_long(&fresh).unwrap());
+        let part = Part { what: What::Context, bytes, is_last: true };
+        assert!(!scene.root.hear_part(NOW, scene.job, rank, &part));
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_while_its_checkpoint_is_written_is_in_it() {
+    let mut scene = Scene::new();
+    stand_still(&mut scene);
+    let write = scene.root.cut(scene.job, Epoch(1)).unwrap();
+    assert!(write.go);
+    assert!(!scene.root.left(scene.job, 1));
+    assert_eq!(scene.replies(), []);
+    scene.root.written(NOW, scene.job, Ok(()));
+    assert!(matches!(scene.replies()[..], [Reply::Saved(Saved { ranks: RANKS, .. })]));
+}
+
+/// Only those that stood still with it: what a job has had before does not matter.
+#[test]
+fn interfaces_that_are_open_in_the_cut_are_refused_by_host() {
+    let mut scene = Scene::new();
+    let of = |host| crate::interfaces::HostInterfaces {
+        job: JobId(1),
+        host,
+        ends: Vec::new(),
+        refused: Some("no".into()),
+    };
+    let outcome = |host| Outcome { interfaces: vec![of(host)], ..Outcome::default() };
+    scene.root.handle_outcome(NOW, &outcome(4));
+    stand_still(&mut scene);
+    scene.root.handle_outcome(NOW, &outcome(5));
+    assert!(scene.root.cut(scene.job, Epoch(1)).is_none());
+    scene.is_refused("on host 5 have Virtual Interfaces");
+    stand_still(&mut scene);
+    assert!(scene.root.cut(scene.job, Epoch(2)).is_some());
 }

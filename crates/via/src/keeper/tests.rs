@@ -1,0 +1,250 @@
+//! What NICs refuse, asked by a keeper whose port stops others as well: both in one ring, so that nothing
+//! happens between two orders.
+
+use std::time::Duration;
+
+use midplane_nicvm::context::Context;
+use midplane_nicvm::extension::{Extension, InitError, TimeoutId};
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::frame::Frame;
+use midplane_simhw::id::ExtensionId;
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::region::RegionRef;
+use midplane_simhw::sim::{SimHost, World};
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::LineRate;
+use midplane_simhw::topology::Topology;
+
+use super::*;
+use crate::VIA;
+use crate::attributes::{Address, Discriminator, Reliability, ViAttributes};
+use crate::command::CREATE;
+use crate::descriptor::Descriptor;
+use crate::firmware::{Via, ViaConfig};
+use crate::memory::MemoryOptions;
+use crate::nic::{Nic, ViId};
+
+const STOPPER: ExtensionId = ExtensionId(9);
+const KEEPER: PortId = PortId(1_100);
+
+/// Stops the port that a command names, or has it go on.
+struct Stopper;
+
+impl Extension for Stopper {
+    fn init(&mut self, _: &mut Context<'_>) -> Result<(), InitError> {
+        Ok(())
+    }
+
+    fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
+        match command.opcode {
+            0 => nic.resume_port(command.port),
+            _ => nic.stop_port(command.port),
+        }
+        let Command { opcode, cookie, .. } = command;
+        let done = Completion { opcode, cookie, ..Completion::default() };
+        nic.complete(command.region.port, &done);
+    }
+
+    fn on_control(&mut self, _: &mut Context<'_>, _: NodeId, _: &[u8]) {}
+
+    fn on_data(&mut self, _: &mut Context<'_>, _: NodeId, _: &Frame<'_>) {}
+
+    fn on_timeout(&mut self, _: &mut Context<'_>, _: TimeoutId) {}
+
+    fn deactivate(&mut self, _: &mut Context<'_>) {}
+}
+
+fn stopper(opcode: u8, port: PortId) -> Command {
+    Command { extension: STOPPER, opcode, port, ..Command::default() }
+}
+
+/// Two processes on two NICs, connected, and the keeper of the first one's NIC.
+struct Scene {
+    nics: [Nic; 2],
+    vis: [ViId; 2],
+    keeper: Keeper,
+}
+
+impl Scene {
+    async fn new(hosts: &[SimHost], reliability: Reliability) -> Self {
+        let attributes = ViAttributes { reliability, ..ViAttributes::default() };
+        let mut nics = Vec::new();
+        for host in hosts {
+            nics.push(Nic::open(host, PortOptions::default()).await.unwrap());
+        }
+        let mut nics: [Nic; 2] = nics.try_into().unwrap();
+        let (mut vis, mut tickets) = (Vec::new(), Vec::new());
+        let name = |at: usize| Discriminator::new(&[at as u8]).unwrap();
+        for (at, nic) in nics.iter_mut().enumerate() {
+            let vi = nic.create_vi(attributes).await.unwrap();
+            let to = Address { node: NodeId(1 - at as u16), discriminator: name(1 - at) };
+            tickets.push(nic.connect_peer(vi, to, name(at), None).unwrap());
+            vis.push(vi);
+        }
+        for (nic, ticket) in nics.iter_mut().zip(&tickets) {
+            nic.finish(ticket).await.unwrap();
+        }
+        let keeper = Keeper::open(&hosts[0], KEEPER).unwrap();
+        Self { nics, vis: [vis[0], vis[1]], keeper }
+    }
+
+    fn port(&self) -> PortId {
+        self.nics[0].port()
+    }
+
+    async fn stop(&mut self) {
+        self.keeper.port.submit(&stopper(1, self.port())).unwrap();
+        self.keeper.port.completion().await.unwrap();
+    }
+
+    async fn resume(&mut self) {
+        self.keeper.port.submit(&stopper(0, self.port())).unwrap();
+        self.keeper.port.completion().await.unwrap();
+    }
+
+    /// What the NIC says to an order about that memory.
+    async fn refused(&mut self, command: Command, region: RegionRef) -> Refused {
+        self.keeper.port.submit(&Command { region, ..command }).unwrap();
+        let answer = self.keeper.port.completion().await.unwrap();
+        assert_eq!(answer.status, Status::Refused);
+        Refused::of(answer.args[0])
+    }
+}
+
+fn play<F: Future<Output = ()> + Send + 'static>(
+    reliability: Reliability,
+    scene: impl FnOnce(Scene) -> F + Send + 'static,
+) {
+    let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
+    let star = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(1 << 20)));
+    let mut world = World::new(&star, NicProfile { mtu: 600, ..NicProfile::MODERN }, 1, |_, _| {
+        let mut unit = Unit::default();
+        unit.install(VIA, Via::new(ViaConfig::default().keeper(KEEPER))).unwrap();
+        unit.install(STOPPER, Stopper).unwrap();
+        unit
+    });
+    let hosts = [0, 1].map(|node| world.host(NodeId(node)));
+    let done = world.block_on(NodeId(0), async move {
+        let scene_of = Scene::new(&hosts, reliability).await;
+        scene(scene_of).await;
+    });
+    done.expect("nothing waits for ever");
+}
+
+fn why<T: std::fmt::Debug>(result: Result<T, KeepError>) -> (Refused, Option<u16>) {
+    match result.unwrap_err() {
+        KeepError::Refused { why, vi, .. } => (why, vi),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn an_interface_past_the_nic_is_not_saved() {
+    play(Reliability::ReliableDelivery, |mut scene| async move {
+        let port = scene.port();
+        let direct = ViAttributes { direct: true, ..ViAttributes::default() };
+        let [first, second] = direct.to_words();
+        // As a process with a lane asks for one.
+        let create = Command { args: [first, second, 0], ..about(PortId(0), CREATE, 0) };
+        let vi = scene.nics[0].call(create).await.unwrap().port.0;
+        scene.stop().await;
+        assert_eq!(why(scene.keeper.save(port).await), (Refused::Direct, Some(vi)));
+    });
+}
+
+/// What left the queue and not the NIC is withdrawn by the stop, and counted right after it.
+#[test]
+fn what_was_just_withdrawn_is_asked_for_again() {
+    play(Reliability::Unreliable, |mut scene| async move {
+        let port = scene.port();
+        let memory = scene.nics[0].register(40_000, MemoryOptions::default()).unwrap();
+        for _ in 0..4 {
+            let descriptor = Descriptor::of(memory.segment(0, 40_000).unwrap());
+            scene.nics[0].post_send(scene.vis[0], descriptor).unwrap();
+        }
+        // It is on its way, and far from through.
+        let first = scene.keeper.ask("wait", order(SAVE, port), 0).await;
+        assert_eq!(why(first), (Refused::Running, None));
+        scene.keeper.port.post(&stopper(1, port)).unwrap();
+        let save = Command { region: scene.keeper.scratch.whole(), ..order(SAVE, port) };
+        scene.keeper.port.submit(&save).unwrap();
+        scene.keeper.port.completion().await.unwrap();
+        let answer = scene.keeper.port.completion().await.unwrap();
+        assert_eq!(answer.status, Status::Refused);
+        assert_eq!(Refused::of(answer.args[0]), Refused::Unsteady);
+        let saved = scene.keeper.save(port).await.unwrap();
+        assert!(saved.context.vis[0].withdrawn > 0);
+        assert_eq!(saved.context.vis[0].sends.len(), 4);
+    });
+}
+
+#[test]
+fn memory_that_the_keeper_has_not_is_not_touched() {
+    play(Reliability::ReliableDelivery, |mut scene| async move {
+        let port = scene.port();
+        scene.stop().await;
+        let saved = scene.keeper.save(port).await.unwrap();
+        let whole = scene.keeper.scratch.whole();
+        let nobodys = RegionRef { generation: whole.generation ^ 1, ..whole };
+        for opcode in [SAVE, FORGET, RESTORE, JOIN] {
+            assert_eq!(scene.refused(order(opcode, port), nobodys).await, Refused::Scratch);
+        }
+        assert_eq!(scene.keeper.save(port).await.unwrap(), saved);
+    });
+}
+
+#[test]
+fn orders_that_make_no_sense_are_refused() {
+    play(Reliability::ReliableDelivery, |mut scene| async move {
+        let port = scene.port();
+        scene.stop().await;
+        let saved = scene.keeper.save(port).await.unwrap();
+        let nowhere = Command { args: [1 << 16, 0, 0], ..order(SAVE, port) };
+        let whole = scene.keeper.scratch.whole();
+        assert_eq!(scene.refused(nowhere, whole).await, Refused::Malformed);
+        scene.keeper.put(&[0xff; 64]).unwrap();
+        let noise = scene.keeper.scratch.range(0, 64).unwrap();
+        for opcode in [RESTORE, JOIN] {
+            assert_eq!(scene.refused(order(opcode, port), noise).await, Refused::Malformed);
+        }
+        // One that a keeper's own checks would not let through.
+        scene.keeper.forget(port, &saved).await.unwrap();
+        let mut wrong = saved.context.clone().with_peers(|_, _| Ok::<_, ()>(())).unwrap();
+        wrong.vis[0].cut = 7;
+        let none: Option<Vec<MappedMemory>> = None;
+        let bytes = wire::encode_long(&(wrong, none)).unwrap();
+        scene.keeper.put(&bytes).unwrap();
+        let region = scene.keeper.scratch.range(0, bytes.len()).unwrap();
+        assert_eq!(scene.refused(order(RESTORE, port), region).await, Refused::Malformed);
+        assert_eq!(scene.keeper.save(port).await.unwrap().context.vis, []);
+        let ends = scene.keeper.restore(port, &saved.context, None).await.unwrap();
+        assert_eq!(ends.len(), 1);
+    });
+}
+
+#[test]
+fn what_was_not_restored_is_neither_joined_nor_taken_back_nor_saved() {
+    play(Reliability::ReliableDelivery, |mut scene| async move {
+        let port = scene.port();
+        scene.stop().await;
+        let saved = scene.keeper.save(port).await.unwrap();
+        let vi = saved.context.vis[0].name;
+        let end = saved.context.vis[0].link.as_ref().unwrap().peer;
+        let joined = [Joined { name: vi, end, taken: 0 }];
+        assert_eq!(why(scene.keeper.join(port, &joined).await), (Refused::NotRestored, None));
+        assert_eq!(why(scene.keeper.take_back(port).await), (Refused::NotRestored, None));
+        assert_eq!(scene.keeper.save(port).await.unwrap(), saved);
+
+        scene.keeper.forget(port, &saved).await.unwrap();
+        scene.keeper.restore(port, &saved.context, None).await.unwrap();
+        assert_eq!(why(scene.keeper.save(port).await), (Refused::NotRestored, Some(vi)));
+        let another = [Joined { name: vi + 1, ..joined[0] }];
+        for wrong in [&another[..], &[]] {
+            assert_eq!(why(scene.keeper.join(port, wrong).await), (Refused::NotRestored, None));
+        }
+        scene.keeper.join(port, &joined).await.unwrap();
+        assert_eq!(why(scene.keeper.join(port, &joined).await), (Refused::NotRestored, None));
+        scene.resume().await;
+    });
+}
