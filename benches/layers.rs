@@ -3,6 +3,8 @@
 //! A time is that of a message there and one back, both sides' work together, on one thread. What a
 //! layer costs is the difference to the one above it.
 
+#[path = "work/descriptors.rs"]
+mod descriptors;
 #[path = "work/interfaces.rs"]
 #[cfg(target_os = "linux")]
 mod interfaces;
@@ -24,6 +26,11 @@ fn in_memory(c: &mut Criterion) {
     group.finish();
 }
 
+fn posted(c: &mut Criterion) {
+    let name = "a descriptor, posted and reaped by its host (at most 60 ns)";
+    c.bench_function(name, |b| b.iter_custom(descriptors::posted_and_reaped));
+}
+
 #[cfg(target_os = "linux")]
 fn over_shared_memory(c: &mut Criterion) {
     let mut group = c.benchmark_group("there and back over shared memory, 64 bytes");
@@ -41,5 +48,5 @@ fn over_shared_memory(c: &mut Criterion) {
 #[cfg(not(target_os = "linux"))]
 fn over_shared_memory(_: &mut Criterion) {}
 
-criterion_group!(benches, in_memory, over_shared_memory);
+criterion_group!(benches, in_memory, posted, over_shared_memory);
 criterion_main!(benches);

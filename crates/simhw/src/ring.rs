@@ -78,6 +78,7 @@ pub(crate) fn ring(segment: &Arc<Segment>, offset: usize, depth: usize) -> (Prod
 impl Producer {
     /// Writes one entry that nobody sees before [`Producer::publish`]; gives it back where there is
     /// no free slot.
+    #[inline]
     pub(crate) fn stage(&mut self, entry: &Entry) -> Result<(), ()> {
         let depth = self.place.depth;
         if self.staged.wrapping_sub(self.returned) >= depth {
@@ -112,6 +113,7 @@ impl Producer {
     }
 
     /// Publishes one entry; gives it back where there is no free slot.
+    #[inline]
     pub(crate) fn push(&mut self, entry: &Entry) -> Result<(), ()> {
         self.stage(entry)?;
         self.publish();
@@ -121,6 +123,7 @@ impl Producer {
 
 impl Consumer {
     /// Takes the next entry, if one is published.
+    #[inline]
     pub(crate) fn pop(&mut self) -> Option<Entry> {
         let slot = self.place.slot(self.next);
         if slot[0].load(Ordering::Acquire) != self.next + 1 {

@@ -264,7 +264,8 @@ impl Nic {
         if self.deaf {
             self.deaf = self.listen().is_err();
         }
-        let Some(first) = self.port.poll() else {
+        let first = self.port.poll();
+        let Some(first) = &first else {
             match self.quiet {
                 Quiet::Nothing => {}
                 // Whoever has taken the last completion looks once more before it goes on.
@@ -274,7 +275,7 @@ impl Nic {
             }
             return false;
         };
-        self.on_completion(&first);
+        self.on_completion(first);
         while let Some(completion) = self.port.take() {
             self.on_completion(&completion);
         }
@@ -327,6 +328,7 @@ impl Nic {
         self.handled
     }
 
+    #[inline]
     fn on_completion(&mut self, completion: &Completion) {
         self.handled += 1;
         if matches!(completion.opcode, POST_SEND | POST_RECEIVE) {

@@ -89,6 +89,7 @@ pub struct Completion {
 }
 
 impl Command {
+    #[inline]
     pub(super) fn emit(&self) -> Entry {
         let region = self.region;
         [
@@ -108,6 +109,7 @@ impl Command {
         ]
     }
 
+    #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(super) fn parse(entry: &Entry) -> Self {
         let [head, cookie, handle, range, args @ ..] = *entry;
@@ -139,6 +141,7 @@ impl Completion {
         Self { status, opcode, flags, node, port, cookie, length: 0, args: [0; 4] }
     }
 
+    #[inline]
     pub(super) fn emit(&self) -> Entry {
         [
             u64::from(self.status as u8)
@@ -155,6 +158,7 @@ impl Completion {
         ]
     }
 
+    #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(super) fn parse(entry: &Entry) -> Self {
         let [head, cookie, length, args @ ..] = *entry;

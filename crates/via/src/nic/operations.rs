@@ -65,6 +65,7 @@ impl Operations {
     }
 
     /// Takes an operation; returns its cookie.
+    #[inline]
     pub(super) fn insert(&mut self, operation: Operation) -> u64 {
         let at = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, operation: None });
@@ -75,11 +76,13 @@ impl Operations {
         u64::from(at) | u64::from(slot.generation) << 32
     }
 
+    #[inline]
     pub(super) fn get(&mut self, cookie: u64) -> Option<&mut Operation> {
         let slot = self.slots.get_mut((cookie & u64::from(u32::MAX)) as usize)?;
         (u64::from(slot.generation) == cookie >> 32).then_some(slot.operation.as_mut()).flatten()
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, cookie: u64) -> Option<Operation> {
         self.get(cookie)?;
         let at = (cookie & u64::from(u32::MAX)) as u32;
@@ -87,5 +90,18 @@ impl Operations {
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(at);
         slot.operation.take()
+    }
+
+    /// Takes a descriptor that has ended.
+    #[inline]
+    pub(super) fn take_ended(&mut self, cookie: u64) -> Option<(Descriptor, Ended)> {
+        let Some(Operation::Descriptor { ended: Some(ended), .. }) = self.get(cookie) else {
+            return None;
+        };
+        let ended = *ended;
+        match self.remove(cookie) {
+            Some(Operation::Descriptor { descriptor, .. }) => Some((descriptor, ended)),
+            _ => None,
+        }
     }
 }

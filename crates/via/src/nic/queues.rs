@@ -106,6 +106,7 @@ impl Queues {
     }
 
     /// A descriptor has ended.
+    #[inline]
     pub(super) fn on_ended(
         &mut self,
         operations: &mut Operations,
@@ -147,6 +148,7 @@ impl Nic {
     /// [`PostFailed`] gives the descriptor back: [`NicError::QueueFull`] until completions are
     /// taken, [`NicError::NoSuchVi`], [`NicError::Closed`]. What the NIC finds wrong with it is the
     /// descriptor's outcome.
+    #[inline]
     pub fn post_send(&mut self, vi: ViId, descriptor: Descriptor) -> Result<(), PostFailed> {
         if self.is_direct(vi) {
             return self.post_direct(vi, WorkQueue::Send, descriptor);
@@ -167,6 +169,7 @@ impl Nic {
     ///
     /// # Errors
     /// As [`Nic::post_send`].
+    #[inline]
     pub fn post_receive(&mut self, vi: ViId, descriptor: Descriptor) -> Result<(), PostFailed> {
         if self.is_direct(vi) {
             return self.post_direct(vi, WorkQueue::Receive, descriptor);
@@ -287,6 +290,7 @@ impl Nic {
     ///
     /// # Errors
     /// [`NicError::NoSuchVi`] if the interface was destroyed.
+    #[inline]
     pub fn done(&mut self, vi: ViId, queue: WorkQueue) -> Result<Option<Completed>, NicError> {
         if let Some(completed) = self.taken(vi, queue)? {
             return Ok(Some(completed));
@@ -304,14 +308,8 @@ impl Nic {
         let Self { queues, operations, .. } = self;
         let posted = &mut queues.of(vi)?.posted[queue as usize];
         let Some(&cookie) = posted.front() else { return Ok(None) };
-        let ended = match operations.get(cookie) {
-            Some(Operation::Descriptor { ended: Some(ended), .. }) => *ended,
-            _ => return Ok(None),
-        };
+        let Some((descriptor, ended)) = operations.take_ended(cookie) else { return Ok(None) };
         posted.pop_front();
-        let Some(Operation::Descriptor { descriptor, .. }) = operations.remove(cookie) else {
-            return Ok(None);
-        };
         Ok(Some(Completed {
             descriptor,
             operation: ended.operation,
@@ -325,6 +323,7 @@ impl Nic {
     ///
     /// # Errors
     /// As [`Nic::done`].
+    #[inline]
     pub fn send_done(&mut self, vi: ViId) -> Result<Option<Completed>, NicError> {
         self.done(vi, WorkQueue::Send)
     }
@@ -333,6 +332,7 @@ impl Nic {
     ///
     /// # Errors
     /// As [`Nic::done`].
+    #[inline]
     pub fn receive_done(&mut self, vi: ViId) -> Result<Option<Completed>, NicError> {
         self.done(vi, WorkQueue::Receive)
     }
