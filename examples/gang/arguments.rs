@@ -27,8 +27,8 @@ Examples:
   gang trace slices.svg
   gang trace slices.json
 
-Ranks find their number in GANG_RANK, how many there are in GANG_SIZE, and the job's in GANG_JOB. Input
-goes to rank 0. Ctrl-C goes to all ranks; twice within a second ends the job.
+Ranks find their number in GANG_RANK, how many there are in GANG_SIZE, the job's in GANG_JOB, and the hosts of
+all ranks in GANG_HOSTS. Input goes to rank 0. Ctrl-C goes to all ranks; twice within a second ends the job.
 Exit code: the highest that a rank has ended with, or else 128 and the signal that killed one; 1 a
 daemon, or what was asked for, is gone; 2 bad input.";
 

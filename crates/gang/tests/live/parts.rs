@@ -100,11 +100,14 @@ fn daemon(
 
 /// Small FIFOs: they are full most of the time.
 fn fabric(network: &str, socket: &str) -> Option<FabricOptions> {
-    let mode = match network {
+    let (mode, addresses) = network.split_once(' ').unwrap_or((network, ""));
+    let mode = match mode {
         "copy" => Mode::Copy,
         "resident" => Mode::Resident,
         _ => return None,
     };
+    let addresses: Vec<_> = addresses.split_terminator(',').map(|it| it.parse().unwrap()).collect();
+    let fabric = if addresses.is_empty() { Fabric::Shm } else { Fabric::Udp(addresses) };
     let geometry = Geometry {
         send: FifoSize { messages: 7, bytes: 2048 },
         receive: FifoSize { messages: 5, bytes: 2048 },
@@ -112,7 +115,7 @@ fn fabric(network: &str, socket: &str) -> Option<FabricOptions> {
     };
     let folder = PathBuf::from(socket).parent().unwrap().file_name().unwrap().to_owned();
     let name = folder.into_string().unwrap();
-    Some(FabricOptions { fabric: Fabric::Shm, name, channels: ChannelOptions { mode, geometry } })
+    Some(FabricOptions { fabric, name, channels: ChannelOptions { mode, geometry } })
 }
 
 /// A message that no other is like.

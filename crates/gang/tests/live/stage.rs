@@ -31,7 +31,7 @@ pub(crate) fn itself() -> Command {
 pub(crate) struct Stage {
     pub(crate) folder: TempDir,
     pub(crate) daemons: Vec<Child>,
-    network: &'static str,
+    network: String,
     freezer: &'static str,
 }
 
@@ -64,6 +64,16 @@ impl Stage {
         (network, freezer): (&'static str, &'static str),
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        // Over UDP, each has an address of its own.
+        let sockets: Vec<_> =
+            (0..hosts).map(|_| std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<String> =
+            sockets.iter().map(|it| it.local_addr().unwrap().to_string()).collect();
+        drop(sockets);
+        let network = match network.strip_suffix(" over UDP") {
+            Some(mode) => format!("{mode} {}", addresses.join(",")),
+            None => network.to_owned(),
+        };
         let mut stage = Self { folder, daemons: Vec::new(), network, freezer };
         let bound: Vec<_> =
             (0..hosts).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
@@ -91,7 +101,7 @@ impl Stage {
             .arg("--daemon")
             .arg(self.socket(host))
             .args([host.to_string(), slots.to_string(), slice_ms.to_string()])
-            .args([peers, key, self.network, self.freezer])
+            .args([peers, key, &self.network, self.freezer])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
