@@ -84,9 +84,29 @@ impl Peer {
     /// # Errors
     /// One line, if the system refuses.
     pub(crate) fn start(arguments: &[String], peers: &[SocketAddr]) -> Result<Self, String> {
+        Self::launch(&[], arguments, peers)
+    }
+
+    /// The same by another program with its own arguments, which starts it on another host, where it has the same path.
+    ///
+    /// # Errors
+    /// One line, if the system refuses.
+    pub(crate) fn launch(
+        launcher: &[String],
+        arguments: &[String],
+        peers: &[SocketAddr],
+    ) -> Result<Self, String> {
         let failed = |error| format!("starting a process: {error}");
         let program = std::env::current_exe().map_err(failed)?;
-        let mut process = Command::new(program)
+        let mut process = match launcher {
+            [] => Command::new(program),
+            [first, rest @ ..] => {
+                let mut process = Command::new(first);
+                process.args(rest).arg(program);
+                process
+            }
+        };
+        let mut process = process
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,6 +1,7 @@
 //! The command line, and who is measured.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use crate::lam_table::Column;
@@ -12,14 +13,15 @@ Examples:
   pingpong --layer message --wait poll         messages alone, both processes spinning
   pingpong --fabric udp --peer tcp --sizes 64,4096,65536
   pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric,iceoryx2   beside others
+  pingpong --fabric udp --between 10.0.0.1,10.0.0.2 --launch 'ssh other'   two hosts
   pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
   pingpong --json --plot pingpong.svg
 
 One way is half a round trip: the median over batches of round trips, and over the rounds. Messages lie
 where their layer sends them from, the kernel's in a buffer, those of raw and vi in registered memory; the
 receiver reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, direct the
-same with their data past the NIC, write the same with writes to the other end's memory, message MPI's point-to-point with tags over vi, lanes the same over
-shared memory alone, past the NIC. With --wait poll both processes look without pause and want a core each.
+same with their data past the NIC, write the same with writes to the other end's memory, message MPI's
+point-to-point with tags over vi, lanes the same over shared memory alone, past the NIC. With --wait poll both processes look without pause and want a core each.
 Other libraries are measured by programs that their packages install; one that is missing is skipped.
 In sim the layers are columns of the paper's Table 1, and the last two columns of the report what the
 paper has and how far that is; local is its column of VIA on one host.
@@ -209,6 +211,20 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=10_000))]
     pub(crate) milliseconds: u32,
 
+    /// Addresses of this host and of another one, which --launch starts programs on; --fabric udp
+    #[arg(
+        long,
+        value_name = "OWN,OTHER",
+        value_delimiter = ',',
+        num_args = 1,
+        requires = "launch"
+    )]
+    pub(crate) between: Vec<IpAddr>,
+
+    /// What starts a program on the other host, where this one has the same path: "ssh other", "ip netns exec other"
+    #[arg(long, value_name = "COMMAND", requires = "between")]
+    pub(crate) launch: Option<String>,
+
     /// Prints one JSON document
     #[arg(long)]
     pub(crate) json: bool,
@@ -230,7 +246,10 @@ impl Arguments {
     pub(crate) fn fill(&mut self) {
         let only_sim = self.fabric.iter().all(|fabric| *fabric == Fabric::Sim);
         if self.peer.is_empty() && !only_sim {
-            self.peer = vec![Kernel::Tcp, Kernel::Unix];
+            self.peer = match self.between.is_empty() {
+                true => vec![Kernel::Tcp, Kernel::Unix],
+                false => vec![Kernel::Tcp],
+            };
         }
         if self.sizes.is_empty() {
             self.sizes = match only_sim {
@@ -252,7 +271,44 @@ impl Arguments {
         {
             return Err(format!("--layer {layer}: only --fabric shm has lanes"));
         }
+        self.check_hosts()
+    }
+
+    fn check_hosts(&self) -> Result<(), String> {
+        if self.between.is_empty() {
+            return Ok(());
+        }
+        let [own, other] = &self.between[..] else {
+            return Err("--between: takes two addresses, this host's and the other's".into());
+        };
+        if own == other || own.is_ipv4() != other.is_ipv4() {
+            return Err(format!(
+                "--between {own},{other}: two hosts have two addresses, of one family"
+            ));
+        }
+        if let Some(fabric) = self.fabric.iter().find(|fabric| **fabric != Fabric::Udp) {
+            return Err(format!(
+                "--fabric {fabric}: two hosts have only udp between them; add --fabric udp"
+            ));
+        }
+        let reaches = |peer: &&Kernel| !matches!(peer, Kernel::Tcp | Kernel::Udp);
+        if let Some(peer) = self.peer.iter().find(reaches) {
+            return Err(format!(
+                "--peer {peer}: is for one host; between two there are tcp and udp"
+            ));
+        }
         Ok(())
+    }
+
+    /// This host's address.
+    pub(crate) fn own_address(&self) -> IpAddr {
+        self.between.first().copied().unwrap_or(Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// What starts the other process, before its own name.
+    pub(crate) fn launcher(&self) -> Vec<String> {
+        let words = self.launch.iter().flat_map(|command| command.split_whitespace());
+        words.map(str::to_owned).collect()
     }
 
     pub(crate) fn contests(&self) -> Vec<Contest> {

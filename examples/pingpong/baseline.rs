@@ -1,5 +1,7 @@
 //! The kernel's sockets, through tokio.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
 
@@ -68,15 +70,16 @@ fn buffer() -> Vec<u8> {
     vec![7; MAX_BYTES + DATAGRAM]
 }
 
-/// Waits at a place, tells a child of it, and plays with who comes.
+/// Waits at a place of this host's address, tells a child of it, and plays with who comes.
 pub(crate) async fn wait<G: Game>(
     kernel: Kernel,
+    own: IpAddr,
     tell: impl FnOnce(String) -> Result<Peer, String>,
     game: G,
 ) -> Result<G::Result, String> {
     match kernel {
         Kernel::Tcp => {
-            let listener = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
+            let listener = TcpListener::bind((own, 0)).await.map_err(failed)?;
             let mut child = tell(listener.local_addr().map_err(failed)?.to_string())?;
             let part = async {
                 let (socket, _) = listener.accept().await.map_err(failed)?;
@@ -97,7 +100,7 @@ pub(crate) async fn wait<G: Game>(
             child.beside(part).await
         }
         Kernel::Udp => {
-            let socket = UdpSocket::bind("127.0.0.1:0").await.map_err(failed)?;
+            let socket = UdpSocket::bind((own, 0)).await.map_err(failed)?;
             let mut child = tell(socket.local_addr().map_err(failed)?.to_string())?;
             let part = async {
                 let mut first = [0];
@@ -126,8 +129,13 @@ pub(crate) async fn go<G: Game>(kernel: Kernel, place: &str, game: G) -> Result<
             game.play(&mut Stream { socket, buffer: buffer() }).await
         }
         Kernel::Udp => {
-            let socket = UdpSocket::bind("127.0.0.1:0").await.map_err(failed)?;
-            socket.connect(place).await.map_err(failed)?;
+            let to: SocketAddr = place.parse().map_err(|error| format!("{place}: {error}"))?;
+            let any: IpAddr = match to {
+                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let socket = UdpSocket::bind((any, 0)).await.map_err(failed)?;
+            socket.connect(to).await.map_err(failed)?;
             socket.send(&[0]).await.map_err(failed)?;
             game.play(&mut Datagrams { socket, buffer: buffer() }).await
         }

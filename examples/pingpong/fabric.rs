@@ -28,6 +28,8 @@ use crate::measure::{self, Figures, Side};
 use crate::processes::{self, Peer};
 use crate::writes::Writes;
 
+/// How long it may take to find out what a path lets through.
+const FIND_MTU: Duration = Duration::from_millis(200);
 /// Longest packet of a lane, and longest message that leaves whole there.
 const LANE_MTU: usize = 16 << 10;
 
@@ -62,7 +64,8 @@ impl Game for Answers<'_> {
 
 /// The first process: starts the second one, and measures.
 pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figures>, String> {
-    let start = |place: &str| Peer::start(&arguments.for_child(contest, place), &[]);
+    let launcher = arguments.launcher();
+    let start = |place: &str| Peer::launch(&launcher, &arguments.for_child(contest, place), &[]);
     match contest {
         Contest::Simulated(column) => {
             arguments.sizes.iter().map(|bytes| simulated(*column, *bytes)).collect()
@@ -72,15 +75,12 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
         }
         Contest::Kernel(kernel) => runtime(Wait::Await)?.block_on(async {
             let tell = |place: String| start(&format!("kernel={place}"));
-            baseline::wait(*kernel, tell, Asks(arguments)).await
+            baseline::wait(*kernel, arguments.own_address(), tell, Asks(arguments)).await
         }),
         Contest::Ours(fabric, layer, wait, how) => {
             let place = match fabric {
                 Fabric::Shm => format!("midplane-pingpong-{}", std::process::id()),
-                Fabric::Udp => {
-                    let addresses = processes::free_addresses(2)?;
-                    format!("{},{}", addresses[0], addresses[1])
-                }
+                Fabric::Udp => addresses(arguments)?,
                 Fabric::Sim => unreachable!("its columns are contests of their own"),
             };
             let mut child = start(&place)?;
@@ -89,6 +89,16 @@ pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figure
             runtime(*wait)?.block_on(child.beside(part))
         }
     }
+}
+
+/// Where both NICs are, on one host or on two.
+fn addresses(arguments: &Arguments) -> Result<String, String> {
+    let own = processes::free_at(arguments.own_address(), 2)?;
+    Ok(match arguments.between.get(1) {
+        None => format!("{},{}", own[0], own[1]),
+        // Which ports are free there is not known here.
+        Some(other) => format!("{},{}", own[0], SocketAddr::new(*other, own[0].port())),
+    })
 }
 
 fn simulated(column: Column, bytes: usize) -> Result<Figures, String> {
@@ -161,7 +171,10 @@ async fn ours<G: Game>(
             // Faster than any loopback: nothing is paced.
             let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
             // As over shared memory, who rings and who looks runs the NIC.
+            let between_hosts = !addresses[0].ip().is_loopback();
             let config = UdpConfig::new(NodeId(node), addresses).line(line);
+            // Where packets of the system are shorter than a frame, losing one would lose the frame.
+            let config = if between_hosts { config.find_mtu(FIND_MTU) } else { config };
             let config = config.coprocessor(Coprocessor::Task);
             let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
             play(&nic.host(), NodeId(1 - node), (fabric, layer, wait, how), most, game).await

@@ -19,8 +19,11 @@ use crate::time::Instant;
 const BUFFER_BYTES: usize = 65_536;
 /// Buffers of one receive call: 1 MiB of memory, and 16 joined batches are plenty for one turn.
 const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
-/// Most bytes of a datagram that is sent together with others: each must fit an Ethernet packet.
-const SEGMENT_BYTES: usize = 1_452;
+/// Most bytes of a datagram that is sent together with others: each must fit an Ethernet packet of 1,500 bytes, with
+/// its headers of UDP and IP.
+const fn most_segment_bytes(to: SocketAddr) -> usize {
+    if to.is_ipv4() { 1_472 } else { 1_452 }
+}
 /// Most bytes of datagrams sent in one call, headers excluded.
 const SEND_BYTES: usize = 65_000;
 
@@ -134,7 +137,7 @@ impl Socket {
             next.to == first.to && next.bytes.len() == bytes && next.rest.is_empty()
         };
         let alike = rest.take_while(like).take(most.saturating_sub(1));
-        let is_long = bytes > SEGMENT_BYTES || !first.rest.is_empty();
+        let is_long = bytes > most_segment_bytes(first.to) || !first.rest.is_empty();
         if is_long || alike.clone().next().is_none() {
             return 1;
         }

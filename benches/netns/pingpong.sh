@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Messages there and back between two hosts: interfaces, and messages over them, beside the kernel's TCP.
+#
+#   benches/netns/pingpong.sh [FLAGS OF pingpong]
+#
+# The hosts are network namespaces joined by a veth pair of 1500 bytes. Without flags: polled and awaited, from 64
+# bytes to 1 MiB. Needs root; where it can't run it says so, and that is no failure.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+TAG=mg$$
+NET=10.231.81
+
+source benches/netns/network.sh
+needs timeout
+PINGPONG=${CARGO_TARGET_DIR:-target}/release/examples/pingpong
+[[ -x $PINGPONG ]] || cargo build --release --example pingpong
+
+add_pair
+FLAGS=("$@")
+((${#FLAGS[@]})) || FLAGS=(--layer vi,message --sizes 64,4096,32768,65536,262144,1048576)
+ip netns exec "$TAG-1" timeout 300 "$PINGPONG" --fabric udp --between $NET.1,$NET.2 \
+    --launch "ip netns exec $TAG-2" "${FLAGS[@]}"
