@@ -383,7 +383,7 @@ impl<P: Clone> Agenda<P> {
             (!fresh.contains(&job)).then_some(first..first + nodes)
         };
         let change = match self.visits.is_under_way() {
-            true if left.is_zero() => self.visits.end()?,
+            true if left.is_zero() || self.visits.is_abandoned() => self.visits.end()?,
             true => return None,
             false => self.visits.begin(now, left, &self.running, nodes)?,
         };

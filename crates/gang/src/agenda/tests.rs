@@ -241,6 +241,20 @@ fn visits_end_with_the_visitor_and_need_nobody_who_is_gone() {
     assert!(agenda.is_idle() && agenda.running().is_empty());
 }
 
+/// Its turn began then, and ran at once with the slice that it had interrupted.
+#[test]
+fn a_visitor_that_ends_as_it_comes_gives_the_slice_back() {
+    let (mut agenda, jobs, began) = round(3);
+    let now = began + Duration::from_millis(50);
+    agenda.wake(jobs[1]);
+    assert_eq!(agenda.poll_order(now), Some(Action::Freeze(vec![jobs[0]])));
+    let ended = vec![(jobs[1], 4)];
+    agenda.handle_outcome(now, &Outcome { ended, ..Outcome::default() });
+    settle(&mut agenda, now);
+    assert_eq!(agenda.running(), [jobs[0]]);
+    assert_eq!(agenda.poll_timeout(), Some(began + Duration::from_millis(100)));
+}
+
 #[test]
 fn whoever_is_woken_again_and_again_takes_half_of_the_time_at_most() {
     let (mut agenda, jobs, began) = round(3);

@@ -82,6 +82,11 @@ impl Visits {
         self.under_way.is_some()
     }
 
+    /// Whether all visitors have ended: some do before they come.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.under_way.as_ref().is_some_and(|visit| visit.visitors.is_empty())
+    }
+
     /// Those who are to come do, as many as there is room for, if it is time; those whose nodes they need stop.
     /// `nodes` says where a job is that can run.
     pub(super) fn begin(
