@@ -302,7 +302,7 @@ impl Arguments {
 
     /// This host's address.
     pub(crate) fn own_address(&self) -> IpAddr {
-        self.between.first().copied().unwrap_or(Ipv4Addr::LOCALHOST.into())
+        self.between.first().copied().unwrap_or_else(|| Ipv4Addr::LOCALHOST.into())
     }
 
     /// What starts the other process, before its own name.
