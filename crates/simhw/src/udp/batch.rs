@@ -307,3 +307,26 @@ pub(super) fn plain(address: SocketAddr) -> SocketAddr {
         other => SocketAddr::new(other.ip().to_canonical(), other.port()),
     }
 }
+
+#[cfg(all(test, target_os = "linux", not(midplane_loom)))]
+mod tests {
+    use super::*;
+
+    /// How many of four frames of so many bytes leave together.
+    fn together(bytes: usize, to: &str) -> usize {
+        let mut socket =
+            Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        let (bytes, to) = (vec![7; bytes], to.parse().unwrap());
+        let frame = Leaving::whole(to, &bytes);
+        socket.join(&frame, std::iter::repeat_n(frame, 3))
+    }
+
+    #[test]
+    fn what_fills_an_ethernet_packet_leaves_together_and_nothing_longer() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let _entered = runtime.enter();
+        let (v4, v6) = ("127.0.0.1:9", "[::1]:9");
+        assert_eq!((together(1_472, v4), together(1_473, v4)), (4, 1));
+        assert_eq!((together(1_452, v6), together(1_453, v6)), (4, 1));
+    }
+}
