@@ -96,7 +96,8 @@ impl Peer {
         arguments: &[String],
         peers: &[SocketAddr],
     ) -> Result<Self, String> {
-        let failed = |error| format!("starting a process: {error}");
+        let what = launcher.first().map_or("a process", String::as_str);
+        let failed = |error| format!("starting {what}: {error}");
         let program = std::env::current_exe().map_err(failed)?;
         let mut process = match launcher {
             [] => Command::new(program),
