@@ -118,8 +118,8 @@ pub(crate) fn thousands() {
 pub(crate) fn what_stays() {
     let stage = stage(1, 2, 5, "copy");
     let itself = itself();
-    let waiting = stage.front(2, &[&itself, "--vis-waiting", "300"]).spawn().unwrap();
-    let other = stage.front(2, &[&itself, "--vis", "300"]).spawn().unwrap();
+    let waiting = stage.front(2, &[&itself, "--vis-waiting", "3000"]).spawn().unwrap();
+    let other = stage.front(2, &[&itself, "--vis", "3000"]).spawn().unwrap();
     wait_until("it is said", || line(&stage, 1).is_some_and(|line| line.stayed > 3));
     let why = line(&stage, 1).unwrap().why_stayed.unwrap();
     assert!(why.contains("host 0") && why.contains("a connection is being made"), "{why}");
@@ -138,7 +138,7 @@ pub(crate) fn a_rank_dies() {
         let (doomed, other) = (4 * round + 1, 4 * round + 2);
         let front = stage.front(4, &[&itself, "--vis", "1000000"]).spawn().unwrap();
         wait_until("it is there", || line(&stage, doomed).is_some());
-        let beside = stage.front(4, &[&itself, "--vis", "300"]).spawn().unwrap();
+        let beside = stage.front(4, &[&itself, "--vis", "1500"]).spawn().unwrap();
         wait_until("they take turns", || {
             [doomed, other]
                 .iter()
