@@ -179,7 +179,14 @@ async fn a_process_that_is_killed_leaves_its_port_and_its_memory() {
         drop(child);
         daemon.reclaimed().await;
     }
-    assert_eq!(mapped(), before, "segments of processes that are gone are let go");
+    // The port is another's before the daemon's thread has let go of the last one's segment.
+    let let_go = async {
+        while mapped() > before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let let_go = tokio::time::timeout(PATIENCE, let_go).await;
+    let_go.expect("segments of processes that are gone are let go");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
