@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use crate::lam_table::Column;
+use crate::processes;
 use clap::{Parser, ValueEnum};
 
 const EXAMPLES: &str = "\
@@ -296,6 +297,14 @@ impl Arguments {
             return Err(format!(
                 "--peer {peer}: is for one host; between two there are tcp and udp"
             ));
+        }
+        processes::free_at(*own, 1).map_err(|what| format!("--between {own}: {what}"))?;
+        let launcher = self.launcher();
+        let first = launcher.first().ok_or("--launch: names no program")?;
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        // An absolute path stays what it is.
+        if !std::env::split_paths(&folders).any(|folder| folder.join(first).is_file()) {
+            return Err(format!("--launch {first}: there is no such program"));
         }
         Ok(())
     }

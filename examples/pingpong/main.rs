@@ -107,7 +107,7 @@ fn contest(arguments: &Arguments, skipped: &mut Vec<String>) -> Result<Vec<Run>,
                     figures[at].push(played);
                     at += 1;
                 }
-                Err(what) if contest.may_lose() => {
+                Err(what) if contest.may_lose() && what == layers::lost() => {
                     bar.suspend(|| eprintln!("skipped: {}: {what}", contest.name()));
                     skipped.push(contest.name());
                     contests.remove(at);

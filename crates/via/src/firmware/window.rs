@@ -11,8 +11,8 @@ use midplane_simhw::time::Instant;
 
 use super::frame::Fields;
 
-/// Most frames under way: on a path of Ethernet packets, what a receiver that sleeps has buffers for, and fewer round trips
-/// than 64 of them, which took a half longer for 1 MiB.
+/// Most frames under way: with half as many, 1 MiB takes a half longer between hosts whose packets have 1,500 bytes
+/// (`benches/netns/pingpong.sh`), and twice as many gain nothing.
 pub(crate) const FRAMES: usize = 128;
 /// Most bytes under way: what the buffers of real sockets take.
 const BYTES: usize = 1 << 20;
