@@ -119,6 +119,8 @@ pub(crate) fn what_stays() {
     let stage = stage(1, 2, 5, "copy");
     let itself = itself();
     let waiting = stage.front(2, &[&itself, "--vis-waiting", "3000"]).spawn().unwrap();
+    // Who asks first is the first job.
+    wait_until("it is there", || line(&stage, 1).is_some());
     let other = stage.front(2, &[&itself, "--vis", "3000"]).spawn().unwrap();
     wait_until("it is said", || line(&stage, 1).is_some_and(|line| line.stayed > 3));
     let why = line(&stage, 1).unwrap().why_stayed.unwrap();
