@@ -43,8 +43,8 @@ use crate::nicd::{PortServer, ServeError, ServerConfig};
 use crate::time::nanos;
 
 pub use config::{
-    DEFAULT_AREA_BYTES, DEFAULT_AREA_BYTES_OF_ALL, DEFAULT_MTU, DEFAULT_RATE, DEFAULT_SLOTS,
-    DEFAULT_SPIN, MAX_NAME, MAX_NODES, MAX_SLOTS, MIN_AREAS, ShmConfig, StartError,
+    DEFAULT_AREA_BYTES, DEFAULT_AREA_BYTES_OF_ALL, DEFAULT_JOIN_WITHIN, DEFAULT_MTU, DEFAULT_RATE,
+    DEFAULT_SLOTS, DEFAULT_SPIN, MAX_NAME, MAX_NODES, MAX_SLOTS, MIN_AREAS, ShmConfig, StartError,
 };
 pub use host::ShmHost;
 

@@ -118,6 +118,43 @@ fn a_flood_with_little_room_is_never_stuck() {
     }
 }
 
+/// Both ways to wait for somebody.
+#[test]
+fn who_does_not_come_in_time_is_gone_and_comes_no_more() {
+    let fabric = name("lanes-missing");
+    let config = |node| narrow(&fabric, node, 4).join_within(Duration::from_millis(60));
+    let gone_soon = async |lanes: &mut Lanes, node: u16| {
+        let mut expected = Expected(vec![0; 4]);
+        loop {
+            match expected.take(lanes)[..] {
+                [] => {}
+                ref gone => break assert_eq!(gone, [NodeId(node)]),
+            }
+            tokio::time::timeout(LIMIT, wait(lanes)).await.expect("its end is told");
+        }
+        assert_eq!(send(lanes, NodeId(node), 0), Err(SendRefused::Gone(NodeId(node))));
+    };
+    run(async {
+        let mut early = Lanes::open(&config(1)).unwrap();
+        assert!(early.poll().is_none());
+        assert_eq!(send(&mut early, NodeId(2), 0), Err(SendRefused::Full));
+        gone_soon(&mut early, 2).await;
+        early.await_node(NodeId(0));
+        gone_soon(&mut early, 0).await;
+        for late in [0, 2] {
+            let mut late = Lanes::open(&config(late)).unwrap();
+            late.await_node(NodeId(1));
+            gone_soon(&mut late, 1).await;
+        }
+        // Nobody has asked for it before.
+        let mut welcome = Lanes::open(&config(3)).unwrap();
+        while send(&mut welcome, NodeId(1), 0) == Err(SendRefused::Full) {
+            wait(&mut welcome).await;
+            assert!(welcome.poll().is_none());
+        }
+    });
+}
+
 #[test]
 fn who_leaves_takes_nothing_with_it() {
     let fabric = name("lanes-leaving");

@@ -45,12 +45,16 @@ impl Carrier for LaneCarrier {
         self.own
     }
 
-    /// Whoever takes part is found: nothing is to be done.
+    /// Whoever takes part is found; who does not come [in time](ShmConfig::join_within) is lost.
     fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError> {
-        match peers.iter().find(|peer| peer.0 >= self.nodes.into()) {
-            Some(unknown) => Err(InitError::Unknown(*unknown)),
-            None => Ok(()),
+        for peer in peers {
+            let node = u16::try_from(peer.0).ok().filter(|node| *node < self.nodes);
+            let node = node.ok_or(InitError::Unknown(*peer))?;
+            if let Some(lanes) = &mut self.lanes {
+                lanes.await_node(NodeId(node));
+            }
         }
+        Ok(())
     }
 
     fn room(&self) -> usize {

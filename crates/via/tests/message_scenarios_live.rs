@@ -36,6 +36,8 @@ mod shm {
 /// The same, with few slots and short frames: room runs out, and long messages go in many parts.
 #[cfg(target_os = "linux")]
 mod lanes {
+    use std::time::Duration;
+
     use super::{list, live, scenarios};
 
     macro_rules! run {
@@ -54,6 +56,13 @@ mod lanes {
     }
 
     list::each!(run);
+
+    #[test]
+    fn what_waits_for_a_process_that_never_comes_fails() {
+        let within = Duration::from_millis(80);
+        live::alone(within, &|world| Box::pin(scenarios::failures::never(world)));
+        live::alone(within, &|world| Box::pin(scenarios::failures::never_sent(world)));
+    }
 }
 
 /// The same.

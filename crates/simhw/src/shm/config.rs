@@ -28,6 +28,8 @@ pub const MIN_AREAS: usize = 16;
 pub const DEFAULT_RATE: LineRate = LineRate::mbps(100_000);
 /// 20 us: about what parking and being woken costs.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(20);
+/// A minute: what people start by hand one after the other is together by then.
+pub const DEFAULT_JOIN_WITHIN: Duration = Duration::from_secs(60);
 /// Most nodes of one fabric.
 pub const MAX_NODES: u16 = 1_024;
 /// Most slots, and most areas, of one direction.
@@ -49,6 +51,7 @@ pub struct ShmConfig {
     pub(super) rate: LineRate,
     pub(super) port_depth: usize,
     pub(super) spin: Duration,
+    pub(super) join_within: Duration,
     pub(super) admitted: Vec<u32>,
 }
 
@@ -69,6 +72,7 @@ impl ShmConfig {
             rate: DEFAULT_RATE,
             port_depth: port::DEFAULT_DEPTH,
             spin: DEFAULT_SPIN,
+            join_within: DEFAULT_JOIN_WITHIN,
             admitted: Vec::new(),
         }
     }
@@ -134,6 +138,15 @@ impl ShmConfig {
     #[must_use]
     pub const fn spin(mut self, time: Duration) -> Self {
         self.spin = time;
+        self
+    }
+
+    /// How long [lanes](super::lanes::Lanes) wait for a process that something is sent to, or waited for from, and
+    /// that is not there yet; then it is gone for good. NICs have no such limit: their extensions see to it. Default:
+    /// [`DEFAULT_JOIN_WITHIN`].
+    #[must_use]
+    pub const fn join_within(mut self, time: Duration) -> Self {
+        self.join_within = time;
         self
     }
 

@@ -5,6 +5,7 @@
 //! [`ShmNic`](super::ShmNic), but no firmware: nothing admits, counts or schedules what goes here, no
 //! extension hears of it, and it can't be stopped and saved.
 
+mod awaited;
 mod door;
 #[cfg(all(test, not(midplane_loom)))]
 mod tests;
@@ -28,6 +29,7 @@ use crate::live::looks::Looks;
 use crate::region::{Payload, Region, SharedMemory};
 use crate::sync::{Ordering, fence};
 use crate::time::nanos;
+use awaited::Awaited;
 use door::{Door, Inbox, Tidings, ring};
 
 /// Words that go before a payload, the sender's own.
@@ -54,7 +56,8 @@ pub enum News<'a> {
         /// The memory.
         memory: SharedMemory,
     },
-    /// A process is gone, for good: nothing more comes from it, and nothing goes there.
+    /// A process is gone, for good, or did not come in the time that [`ShmConfig::join_within`] gives it: nothing
+    /// more comes from it, and nothing goes there.
     Left(NodeId),
 }
 
@@ -62,10 +65,11 @@ pub enum News<'a> {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SendRefused {
-    /// The other has not taken what is under way, or is not there yet; [`Lanes::arm`] tells when.
+    /// The other has not taken what is under way, or is not there yet; [`Lanes::arm`] tells when. Who never comes is
+    /// gone in the end: see [`ShmConfig::join_within`].
     #[error("no slot is free; try again once the other process has taken a frame")]
     Full,
-    /// It was there, and is gone.
+    /// It is gone, or did not come in time.
     #[error("node {0} is gone")]
     Gone(NodeId),
     /// There is no such node, or it is this one.
@@ -110,6 +114,7 @@ pub struct Lanes {
     mtu: usize,
     spin: u32,
     peers: Vec<Peer>,
+    awaited: Awaited,
     /// Who is looked at first.
     turn: usize,
     /// The frame that was handed out last: whose, and its length.
@@ -155,6 +160,7 @@ impl Lanes {
             mtu: config.mtu,
             spin: u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX),
             peers: (0..config.nodes).map(|_| Peer::default()).collect(),
+            awaited: Awaited::new(config.join_within),
             turn: 0,
             lent: None,
             looks: Looks::default(),
@@ -254,12 +260,23 @@ impl Lanes {
         }
     }
 
+    /// From now on that process is waited for, as if a frame for it were: if it does not come in time it is gone.
+    /// Nothing happens if it is there, was, or can't be.
+    pub fn await_node(&mut self, node: NodeId) {
+        if node != self.node && matches!(self.peers.get(node.index()), Some(Peer::Expected)) {
+            self.awaited.begin(node);
+        }
+    }
+
     /// Another process that is there.
     #[inline]
     fn here(&mut self, node: NodeId) -> Result<&mut Here, SendRefused> {
         match self.peers.get_mut(node.index()) {
             Some(Peer::Here(here)) if !here.is_leaving => Ok(here),
-            Some(Peer::Expected) if node != self.node => Err(SendRefused::Full),
+            Some(Peer::Expected) if node != self.node => {
+                self.awaited.begin(node);
+                Err(SendRefused::Full)
+            }
             Some(Peer::Here(_) | Peer::Gone) => Err(SendRefused::Gone(node)),
             Some(Peer::Expected) | None => Err(SendRefused::NoLane(node)),
         }
@@ -281,8 +298,29 @@ impl Lanes {
         {
             return Some(News::Left(node));
         }
+        if let Some(node) = self.missed() {
+            return Some(News::Left(node));
+        }
         let at = self.find()?;
         self.lend(at)
+    }
+
+    /// A process that has not come in time.
+    #[inline]
+    fn missed(&mut self) -> Option<NodeId> {
+        if self.awaited.is_empty() {
+            return None;
+        }
+        let node = self.awaited.overdue()?;
+        self.give_up(node.index());
+        Some(node)
+    }
+
+    /// That process is gone; whoever is it from here on is not let in.
+    fn give_up(&mut self, at: usize) -> Peer {
+        let node = NodeId(u16::try_from(at).expect("a node of the fabric"));
+        self.inbox.gone.lock().unwrap_or_else(PoisonError::into_inner).push(node);
+        std::mem::replace(&mut self.peers[at], Peer::Gone)
     }
 
     /// Memory that somebody shows, every other time: frames take turns with it.
@@ -316,7 +354,7 @@ impl Lanes {
         let Some(extent) = receiver.extent(length) else {
             // Nobody of ours writes that: from here on nothing can be believed.
             let node = here.link.node;
-            self.peers[at] = Peer::Gone;
+            self.give_up(at);
             return Some(News::Left(node));
         };
         self.lent = Some((at, length));
@@ -355,6 +393,7 @@ impl Lanes {
             let peer = &mut self.peers[node.index()];
             match (tidings, &mut *peer) {
                 (Tidings::Joined(link), Peer::Expected) => {
+                    self.awaited.end(node);
                     let here = Here { link: *link, is_leaving: false, was_full: None };
                     *peer = Peer::Here(Box::new(here));
                 }
@@ -368,7 +407,9 @@ impl Lanes {
                     here.is_leaving = true;
                     self.has_tidings = true;
                 }
-                (_, Peer::Expected | Peer::Gone) => {}
+                // It came as it was given up: it learns that from the connection's end.
+                (Tidings::Joined(link), Peer::Gone) => link.refuse(),
+                (Tidings::Left, Peer::Expected | Peer::Gone) => {}
             }
         }
     }
@@ -379,7 +420,7 @@ impl Lanes {
         self.has_tidings = self.peers.iter().any(leaving) || !self.shown.is_empty();
         let empty = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving && !here.link.receiver.has_frame());
         let at = self.peers.iter().position(empty)?;
-        match std::mem::replace(&mut self.peers[at], Peer::Gone) {
+        match self.give_up(at) {
             Peer::Here(here) => Some(here.link.node),
             Peer::Expected | Peer::Gone => None,
         }
@@ -415,6 +456,9 @@ impl Lanes {
         }
         self.fall_asleep();
         let mut context = Context::from_waker(waker);
+        if !self.awaited.is_empty() && self.awaited.is_over(&mut context) {
+            return false;
+        }
         // The event's count is never read: each further event is told.
         if let Poll::Ready(Ok(mut ready)) = self.event.poll_read_ready(&mut context) {
             ready.clear_ready();

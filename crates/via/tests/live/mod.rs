@@ -134,6 +134,18 @@ pub(crate) fn lanes(
     });
 }
 
+/// The first of two processes over lanes; the other is waited for so long, and never comes.
+#[cfg(target_os = "linux")]
+pub(crate) fn alone(within: Duration, program: &Program<LaneCarrier>) {
+    live(async {
+        let config = ShmConfig::new(fabric_name(), NodeId(0), 2).join_within(within);
+        let engine = Engine::new(LaneCarrier::open(&config).unwrap(), Config::default());
+        let (process, scope) = Process::new(engine, 2).unwrap();
+        let program = program(Communicator::world(process, scope));
+        tokio::time::timeout(LIMIT, program).await.expect("it ends");
+    });
+}
+
 /// A name that no fabric has had.
 #[cfg(target_os = "linux")]
 fn fabric_name() -> String {

@@ -226,3 +226,24 @@ pub(crate) async fn barrier_dead<P: Progression>(world: World<P>) {
         _ => end(world).await,
     }
 }
+
+/// The second rank never comes: nobody waits for it for ever, whoever has begun and however long the message is.
+#[cfg(target_os = "linux")]
+pub(crate) async fn never<P: Progression>(world: World<P>) {
+    let receive = world.ireceive_into(rank(1), ANY_TAG, room(10)).unwrap();
+    assert_eq!(receive.outcome().await.1, Err(Failure::PeerLost(Peer(1))));
+    for size in [0, 10, 1 << 20] {
+        let sent = world.send(rank(1), tag(1), text(1, size)).await;
+        assert_eq!(sent.unwrap_err(), lost(1));
+    }
+}
+
+/// The same, with sends only.
+#[cfg(target_os = "linux")]
+pub(crate) async fn never_sent<P: Progression>(world: World<P>) {
+    let sends = [0, 10, 1 << 20]
+        .map(|size| world.isend(Mode::Standard, rank(1), tag(1), text(1, size)).unwrap());
+    for send in sends {
+        assert_eq!(send.await.unwrap_err(), lost(1));
+    }
+}
