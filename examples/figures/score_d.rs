@@ -15,7 +15,7 @@ const PAPER: &str = "score-d";
 const KERNELS: [&str; 3] = ["ep", "ft", "cg"];
 
 pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
-    let arguments = Arguments::try_parse_from(["preempt", "--repeat=1"]);
+    let arguments = Arguments::try_parse_from(["preempt", "--repeat=1", "--barriers=4"]);
     let runs = paper::figures(&arguments.map_err(|error| error.to_string())?);
     if !runs.iter().all(|run| run.verified) {
         return Err("a kernel's results are not the official ones".into());

@@ -47,9 +47,10 @@ pub(crate) struct Arguments {
     /// How contexts are switched: copied out and in, or kept on the NIC.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "resident,copy")]
     pub(crate) mode: Vec<ModeName>,
-    /// Barriers of a switch: the paper's four, or two.
-    #[arg(long, value_parser = phases, default_value = "4", value_name = "2|4")]
-    pub(crate) barriers: Phases,
+    /// Barriers of a switch: two, as `gangd` has, and contexts are saved while others freeze; or the paper's four, one
+    /// after each phase, as `--paper` has unless this says otherwise.
+    #[arg(long, value_parser = phases, value_name = "2|4")]
+    pub(crate) barriers: Option<Phases>,
     /// The cluster: PentiumPros on Myrinet with PM, or servers of today on 25 Gb/s.
     #[arg(long, value_enum, default_value = "pm")]
     pub(crate) machine: MachineName,
@@ -108,6 +109,13 @@ pub(crate) struct Arguments {
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Arguments {
+    pub(crate) fn phases(&self) -> Phases {
+        let usual = if self.paper { Phases::Four } else { Phases::Two };
+        self.barriers.unwrap_or(usual)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]

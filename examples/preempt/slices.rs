@@ -22,7 +22,7 @@ pub(crate) fn draw(file: &Path, arguments: &Arguments) -> std::io::Result<()> {
         nodes: ranks,
         arity: DEFAULT_ARITY,
         mode: arguments.mode[0].mode(),
-        phases: arguments.barriers,
+        phases: arguments.phases(),
         slice: Duration::from_secs_f64(arguments.slice_ms[0] / 1e3),
         seed: arguments.seed,
     };

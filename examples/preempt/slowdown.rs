@@ -70,7 +70,7 @@ fn once(arguments: &Arguments, case: &Case, slice: Duration, seed: u64) -> Outco
         nodes: case.ranks,
         arity: DEFAULT_ARITY,
         mode: case.mode.mode(),
-        phases: arguments.barriers,
+        phases: arguments.phases(),
         slice,
         seed,
     };

@@ -24,7 +24,7 @@ use visits::Visits;
 pub enum Phases {
     /// Freeze, save, restore, run: a broadcast and a barrier each, as in the paper.
     Four,
-    /// Freeze, then all the rest: two.
+    /// Freeze, then all the rest: two. A node saves what stands still there while others freeze.
     Two,
 }
 
@@ -423,7 +423,11 @@ impl<P: Clone> Agenda<P> {
         let [freeze, save, restore, run] = [Duration::ZERO; 4];
         let freezing = stopped.clone();
         self.switch = Some(Switch { at: now, freeze, save, restore, run, stopped, started });
-        (Step::Freeze, Action::Freeze(freezing))
+        let action = match self.config.phases {
+            Phases::Four => Action::Freeze(freezing),
+            Phases::Two => Action::Leave(freezing),
+        };
+        (Step::Freeze, action)
     }
 
     /// The phase after the one that was carried out last.

@@ -240,12 +240,11 @@ impl ChannelContext {
             let spread = all.last().zip(all.first()).map_or(0, |(l, f)| l.wrapping_sub(*f));
             all.is_sorted() && spread <= u64::from(size)
         };
-        if !span(&mut self.send.iter().map(|m| m.position), None, send.bytes)
-            || !span(
-                &mut self.receive.iter().map(|m| m.position),
-                Some(self.receive_tail),
-                receive.bytes,
-            )
+        // What has no bytes takes no room, wherever it lies.
+        let sent = self.send.iter().filter(|m| m.length > 0).map(|m| m.position);
+        let received = self.receive.iter().filter(|m| !m.bytes.is_empty()).map(|m| m.position);
+        if !span(&mut { sent }, None, send.bytes)
+            || !span(&mut { received }, Some(self.receive_tail), receive.bytes)
         {
             return wrong("messages of a FIFO overlap");
         }

@@ -13,7 +13,9 @@ use midplane_simhw::region::{Region, RegionOptions};
 use midplane_simhw::wire;
 use thiserror::Error;
 
-use crate::channel::command::{CLOSE, NicState, OPEN, OpenRequest, RESTORE, SAVE, START, STOP};
+use crate::channel::command::{
+    CLOSE, NicState, OPEN, OpenRequest, RESTORE, SAVE, SAVE_FORGETS, SAVE_MEASURES, START, STOP,
+};
 use crate::channel::geometry::{Geometry, GeometryError, RECORD_BYTES, SENT, UNFINISHED};
 use crate::channel::memory::Memory;
 use crate::channel::{Descriptor, gang};
@@ -345,9 +347,10 @@ impl Controller {
     ) -> Result<ChannelContext, ControlError> {
         let handle = self.opened(context).handle;
         // How long it is, then what it is.
-        let length = self.ask("save a context", SAVE, [handle, 2, 0], 0).await?.args[0] as usize;
+        let measures = [handle, SAVE_MEASURES, 0];
+        let length = self.ask("save a context", SAVE, measures, 0).await?.args[0] as usize;
         self.reserve(length)?;
-        let args = [handle, forget.into(), 0];
+        let args = [handle, if forget { SAVE_FORGETS } else { 0 }, 0];
         let completion = self.ask("save a context", SAVE, args, length).await?;
         let mut bytes = vec![0; completion.args[0] as usize];
         self.scratch.read(0, &mut bytes).map_err(|_| ControlError::Saved("it is too long"))?;
@@ -355,6 +358,22 @@ impl Controller {
             wire::decode(&bytes).map_err(|_| ControlError::Saved("the NIC's part is damaged"))?;
         read_context(self.opened(context), &state)
             .ok_or(ControlError::Saved("the FIFOs contradict the NIC"))
+    }
+
+    /// The NIC forgets a parked context that was [saved](Self::save) since it is parked; its FIFOs may be another's then.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    ///
+    /// # Panics
+    /// If the context was closed.
+    ///
+    /// # Cancel safety
+    /// None: the controller expects the answer.
+    pub async fn forget(&mut self, context: ContextId) -> Result<(), ControlError> {
+        let handle = self.opened(context).handle;
+        let args = [handle, SAVE_FORGETS | SAVE_MEASURES, 0];
+        self.ask("forget a context", SAVE, args, 0).await.map(|_| ())
     }
 
     /// Puts a saved context in place; it is parked then.

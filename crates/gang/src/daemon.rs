@@ -1,6 +1,7 @@
 //! A daemon a host: carries out what the root of the tree orders, and reports when its part of the
 //! tree has. It talks on a channel of its own, which no user's job can stop.
 
+mod ahead;
 mod order;
 mod relay;
 
@@ -148,6 +149,8 @@ struct Local {
     context: ContextId,
     reins: Reins,
     saved: Option<ChannelContext>,
+    /// The NIC has it as well; saving it takes so much longer.
+    copying: Option<Duration>,
 }
 
 /// One host's daemon.
@@ -160,6 +163,8 @@ pub struct Daemon<H> {
     _own: Controller,
     users: Vec<Controller>,
     locals: Vec<Local>,
+    /// Frozen here, and to be saved while others are not.
+    leaving: Vec<JobId>,
     start: Start<H>,
     next_order: u32,
 }
@@ -193,8 +198,18 @@ impl<H: Host> Daemon<H> {
         let users = users.collect::<Result<_, _>>()?;
         let tree = Tree::new(config.nodes, config.arity);
         let relay = Relay::new(tree.children(host.node().0));
-        let (locals, next_order) = (Vec::new(), 0);
-        Ok(Self { host, config, relay, channel, _own: own, users, locals, start, next_order })
+        Ok(Self {
+            host,
+            config,
+            relay,
+            channel,
+            _own: own,
+            users,
+            locals: Vec::new(),
+            leaving: Vec::new(),
+            start,
+            next_order: 0,
+        })
     }
 
     /// Carries out what it is told, until it is told to quit.
@@ -206,7 +221,7 @@ impl<H: Host> Daemon<H> {
     /// None: dropped, it is no daemon any more, and those below it wait for ever.
     pub async fn serve(mut self) -> Result<(), DaemonError> {
         loop {
-            let (from, bytes) = self.channel.receive().await?;
+            let (from, bytes) = self.next_message().await?;
             let Ok(Message::Order(order)) = wire::decode(&bytes) else { continue };
             let quits = matches!(order.action, Action::Quit);
             let outcome = self.carry(&order).await?;
@@ -260,7 +275,7 @@ impl<H: Host> Daemon<H> {
             if let Some((_, outcome)) = self.relay.poll_done() {
                 return Ok(outcome);
             }
-            let (from, bytes) = self.channel.receive().await?;
+            let (from, bytes) = self.next_message().await?;
             if let Ok(Message::Done { number, outcome }) = wire::decode(&bytes) {
                 self.relay.handle_report(from.0, number, outcome);
             }
@@ -277,6 +292,10 @@ impl<H: Host> Daemon<H> {
         match action {
             Action::Launch(launch) => self.launch(launch).await?,
             Action::Freeze(jobs) => self.freeze(jobs).await?,
+            Action::Leave(jobs) => {
+                self.freeze(jobs).await?;
+                self.leaving.clone_from(jobs);
+            }
             Action::Save(jobs) => self.save(jobs).await?,
             Action::Restore(jobs) => self.restore(jobs).await?,
             Action::Run(jobs) => self.run(jobs).await?,
@@ -319,7 +338,7 @@ impl<H: Host> Daemon<H> {
             self.host.spawn(reins.hold(program));
             let fresh = ChannelContext::fresh(rank, self.config.geometry);
             let saved = (self.config.mode == Mode::Copy).then_some(fresh);
-            self.locals.push(Local { job, slot, context, reins, saved });
+            self.locals.push(Local { job, slot, context, reins, saved, copying: None });
         }
         Ok(())
     }
@@ -338,11 +357,18 @@ impl<H: Host> Daemon<H> {
     }
 
     async fn save(&mut self, jobs: &[JobId]) -> Result<(), DaemonError> {
+        self.leaving.clear();
         if self.config.mode == Mode::Resident {
             return Ok(());
         }
         for at in self.of_jobs(jobs) {
-            let Local { slot, context, .. } = self.locals[at];
+            let Local { slot, context, copying, .. } = self.locals[at];
+            if let Some(left) = copying {
+                self.pause(left).await;
+                self.users[slot].forget(context).await?;
+                self.locals[at].copying = None;
+                continue;
+            }
             let saved = self.users[slot].save(context, true).await?;
             self.pause(self.config.costs.of_save(saved.bytes())).await;
             self.locals[at].saved = Some(saved);

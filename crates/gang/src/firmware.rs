@@ -13,8 +13,8 @@ use midplane_simhw::region::{Access, Payload, Rights};
 use midplane_simhw::wire;
 
 use crate::channel::command::{
-    ATTACH, CLOSE, LOOK, NicState, OPEN, OpenRequest, RESTORE, RESUME_PORT, SAVE, START, STOP,
-    STOP_PORT, WAIT,
+    ATTACH, CLOSE, LOOK, NicState, OPEN, OpenRequest, RESTORE, RESUME_PORT, SAVE, SAVE_FORGETS,
+    SAVE_MEASURES, START, STOP, STOP_PORT, WAIT,
 };
 use crate::channel::config::{GangConfig, GangCounters};
 use crate::channel::endpoint::{Desk, Endpoint, Phase};
@@ -133,13 +133,13 @@ impl Gang {
             return Err(Status::Refused);
         }
         let bytes = wire::encode(&endpoint.save()).map_err(|_| Status::Truncated)?;
-        if command.args[1] & 2 == 0 {
+        if command.args[1] & SAVE_MEASURES == 0 {
             if bytes.len() > command.region.length as usize {
                 return Err(Status::Truncated);
             }
             nic.write(command.region, Payload::from(&bytes[..])).map_err(|_| Status::Region)?;
         }
-        if command.args[1] & 1 != 0 {
+        if command.args[1] & SAVE_FORGETS != 0 {
             endpoint.forget();
         }
         Ok(bytes.len() as u64)

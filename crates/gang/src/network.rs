@@ -4,7 +4,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
 
-use crate::context::NetworkContext;
+use crate::context::{ChannelContext, NetworkContext};
 use crate::controller::{ContextId, ContextOptions, ControlError, Controller};
 use crate::names::{Epoch, JobId, Place, Rank};
 use crate::process::Reins;
@@ -112,13 +112,34 @@ impl Network {
     pub async fn save(&mut self, forget: bool) -> Result<NetworkContext, ControlError> {
         let saves = self.ranks.iter_mut().map(|held| held.controller.save(held.context, forget));
         let ranks: Result<Vec<_>, _> = together(saves).await.into_iter().collect();
-        let mut ranks = ranks?;
+        Ok(self.cut(ranks?))
+    }
+
+    /// Freeze and save in one: stops one rank after the other, and saves each as soon as its channel is steady, while
+    /// those after it still run and are refused what they send it. The NICs keep what is saved.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    ///
+    /// # Cancel safety
+    /// None: the controllers expect their answers.
+    pub async fn leave(&mut self, host: &impl Host) -> Result<NetworkContext, ControlError> {
+        let mut ranks = Vec::with_capacity(self.ranks.len());
+        for held in &mut self.ranks {
+            held.reins.stop(host.now());
+            held.controller.stop(held.context).await?;
+            ranks.push(held.controller.save(held.context, false).await?);
+        }
+        Ok(self.cut(ranks))
+    }
+
+    fn cut(&self, mut ranks: Vec<ChannelContext>) -> NetworkContext {
         for (held, saved) in self.ranks.iter().zip(&mut ranks) {
             if held.reins.has_ended() {
                 saved.wait = WaitState::Idle;
             }
         }
-        Ok(NetworkContext { job: self.job, epoch: self.epoch, ranks })
+        NetworkContext { job: self.job, epoch: self.epoch, ranks }
     }
 
     /// Restore: puts all channels back in place.

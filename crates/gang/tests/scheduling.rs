@@ -131,6 +131,68 @@ fn jobs_that_share_a_cluster_end_as_if_alone() {
     }
 }
 
+/// Copies of contexts that take a while, as they do where FIFOs lie in a NIC's memory.
+const SLOW: Costs = Costs {
+    stop: Duration::from_micros(5),
+    resume: Duration::from_micros(5),
+    save: Duration::from_micros(300),
+    restore: Duration::from_micros(100),
+    read_ps: 20_000,
+    write_ps: 20_000,
+};
+
+#[test]
+fn what_is_saved_while_others_freeze_is_all_there() {
+    for micros in [70, 110, 190] {
+        let faults = Faults { loss: 0.005, duplicate: 0.01, reorder: 0.02, ..Faults::NONE };
+        let outcome = schedule(
+            DaemonConfig { costs: SLOW, ..config(7, 2, Mode::Copy) },
+            Box::new(RoundRobin::new(7)),
+            Duration::from_micros(micros),
+            Phases::Two,
+            faults,
+            vec![job(7, 7, 40), job(5, 9, 30), job(1, 2, 10)],
+        );
+        assert_eq!(outcome.ended.len(), 7 + 9 + 2);
+        assert!(outcome.switches.len() > 10, "{}", outcome.switches.len());
+        for (job, rank, found) in outcome.ended {
+            let launch = outcome.jobs.iter().find(|it| it.launch.job == job).unwrap().launch;
+            assert_eq!(found, digests(launch.ranks, rank, launch.program));
+        }
+    }
+}
+
+/// Medians of a switch of a job that has one rank a node and says little: until it is frozen, and after.
+fn switch_of(costs: Costs) -> [Duration; 2] {
+    let outcome = schedule(
+        DaemonConfig { costs, ..config(63, 2, Mode::Copy) },
+        Box::new(RoundRobin::new(63)),
+        Duration::from_millis(2),
+        Phases::Two,
+        Faults::NONE,
+        vec![job(63, 2, 2000)],
+    );
+    let of = |part: fn(&Switch) -> Duration| {
+        let mut all: Vec<Duration> = outcome.switches.iter().skip(1).map(part).collect();
+        all.sort();
+        all[all.len() / 2]
+    };
+    [of(|switch| switch.freeze), of(|switch| switch.run)]
+}
+
+#[test]
+fn nobody_waits_for_the_tree_before_it_saves() {
+    let [_, bare] = switch_of(Costs::default());
+    let save = Duration::from_micros(400);
+    let [freeze, copying] = switch_of(Costs { save, ..Costs::default() });
+    println!(
+        "frozen in {freeze:?}; the rest {bare:?}, and {copying:?} where saving takes {save:?}"
+    );
+    // It was at it while the reports came in, and while the next order went out.
+    assert!(copying < save, "{copying:?}");
+    assert!(copying + freeze > save, "{copying:?} {freeze:?}: it takes as long as it takes");
+}
+
 #[test]
 fn halves_of_a_cluster_run_different_jobs_at_once() {
     let outcome = schedule(

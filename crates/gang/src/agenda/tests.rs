@@ -56,7 +56,7 @@ impl Nodes {
                 let nodes = launch.first..launch.first + launch.nodes;
                 assert!(self.launched.insert(launch.job, nodes).is_none(), "launched twice");
             }
-            Action::Freeze(jobs) => {
+            Action::Freeze(jobs) | Action::Leave(jobs) => {
                 self.running.retain(|job| !jobs.contains(job));
                 outcome.interfaces = jobs.iter().filter_map(|job| interfaces_of(*job)).collect();
             }
@@ -247,7 +247,7 @@ fn a_visitor_that_ends_as_it_comes_gives_the_slice_back() {
     let (mut agenda, jobs, began) = round(3);
     let now = began + Duration::from_millis(50);
     agenda.wake(jobs[1]);
-    assert_eq!(agenda.poll_order(now), Some(Action::Freeze(vec![jobs[0]])));
+    assert_eq!(agenda.poll_order(now), Some(Action::Leave(vec![jobs[0]])));
     let ended = vec![(jobs[1], 4)];
     agenda.handle_outcome(now, &Outcome { ended, ..Outcome::default() });
     settle(&mut agenda, now);

@@ -20,9 +20,12 @@ pub(crate) const LOOK: u8 = 3;
 pub(crate) const WAIT: u8 = 4;
 /// Transmits and takes nothing from now on; completes when the context is steady: handle.
 pub(crate) const STOP: u8 = 5;
-/// Writes the NIC's part of a context into the region: handle, and 1 if the NIC is to forget it, 2 if
-/// only its length is wanted.
+/// Writes the NIC's part of a context into the region: handle, and [`SAVE_FORGETS`] or [`SAVE_MEASURES`], or both.
 pub(crate) const SAVE: u8 = 6;
+/// Of [`SAVE`]: the NIC is to forget it.
+pub(crate) const SAVE_FORGETS: u64 = 1;
+/// Of [`SAVE`]: nothing is written, only its length is told.
+pub(crate) const SAVE_MEASURES: u64 = 2;
 /// Reads the NIC's part of a context out of the region; the FIFOs are in place: handle.
 pub(crate) const RESTORE: u8 = 7;
 /// Goes on in an epoch: handle, epoch.

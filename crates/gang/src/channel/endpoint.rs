@@ -49,6 +49,14 @@ struct Peer {
     answer_at: Option<Instant>,
 }
 
+impl Peer {
+    /// Whether anything of it is to be kept.
+    fn is_known(&self) -> bool {
+        let numbers = (self.out.acked(), self.out.refusals(), self.into.expected());
+        numbers != (0, 0, 0) || self.out.waiting().next().is_some()
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) controller: PortId,

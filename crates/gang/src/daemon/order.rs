@@ -41,6 +41,9 @@ pub enum Action<P = u32> {
     Launch(Launch<P>),
     /// Stop the processes of jobs, and wait until their channels are steady.
     Freeze(Vec<JobId>),
+    /// The same, and their contexts are saved next, in [`Action::Switch`]: a node may begin once it has reported, while
+    /// others have not.
+    Leave(Vec<JobId>),
     /// Save the contexts of frozen jobs.
     Save(Vec<JobId>),
     /// Restore the contexts of jobs.

@@ -163,7 +163,7 @@ impl Local {
                 waits.then = Some(Task::Open(launch, contexts));
             }
             Action::Launch(launch) => self.launch(&launch, Vec::new(), &mut waits),
-            Action::Freeze(jobs) => {
+            Action::Freeze(jobs) | Action::Leave(jobs) => {
                 self.freeze(&jobs, &mut waits);
                 let standing = |job: &JobId| {
                     let of_job = self.members.range((*job, 0)..=(*job, u16::MAX));

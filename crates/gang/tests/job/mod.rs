@@ -168,6 +168,8 @@ pub(crate) enum Way {
     Never,
     Resident,
     Copy,
+    /// Each rank is saved before those after it are stopped.
+    CopyAhead,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -232,7 +234,7 @@ pub(crate) fn run(run: Run) -> Report {
     let shown = progress.clone();
     let preemptor = async move {
         let host = hosts[0].clone();
-        let shared = run.way == Way::Copy;
+        let shared = matches!(run.way, Way::Copy | Way::CopyAhead);
         let mut network = open(&hosts, JobId(1), &places, run.geometry, shared).await;
         network.run(&host).await.unwrap();
         start(&hosts, &network, &places, &progress, run.count);
@@ -245,11 +247,20 @@ pub(crate) fn run(run: Run) -> Report {
                 continue;
             }
             let before = host.now();
-            network.freeze(&host).await.unwrap();
+            let ahead = match run.way {
+                Way::CopyAhead => Some(network.leave(&host).await.unwrap()),
+                _ => {
+                    network.freeze(&host).await.unwrap();
+                    None
+                }
+            };
             longest = longest.max(Duration::from_nanos(host.now().nanos_since(before)));
-            let cut = network.save(run.way == Way::Copy).await.unwrap();
+            let cut = network.save(shared).await.unwrap();
             cut.validate().unwrap();
-            if run.way == Way::Copy {
+            if let Some(ahead) = &ahead {
+                assert_eq!(ahead.diff(&cut), [], "it changed after it was saved");
+            }
+            if shared {
                 let back = NetworkContext::from_bytes(&cut.to_bytes().unwrap()).unwrap();
                 assert_eq!(back, cut);
                 network.restore(&back).await.unwrap();

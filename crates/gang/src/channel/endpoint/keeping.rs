@@ -11,9 +11,11 @@ use super::{Endpoint, Peer, Phase, Receiving, Sending};
 use crate::names::Rank;
 
 impl Endpoint {
-    /// What the NIC knows beside the FIFOs.
+    /// What the NIC knows beside the FIFOs. While it is parked, it stays the same: whoever is refused for the first
+    /// time is not spoken to by that.
     pub(crate) fn save(&self) -> NicState {
-        let peers = self.peers.iter().map(|(rank, peer)| PeerNumbers {
+        let known = self.peers.iter().filter(|(_, peer)| peer.is_known());
+        let peers = known.map(|(rank, peer)| PeerNumbers {
             rank: *rank,
             acked: peer.out.acked(),
             expected: peer.into.expected(),
