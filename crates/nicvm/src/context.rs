@@ -7,6 +7,7 @@ use std::time::Duration;
 use midplane_simhw::hardware::{Hardware, TransmitRefused};
 use midplane_simhw::id::{ExtensionId, Incarnation, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
+use midplane_simhw::profile::Costs;
 use midplane_simhw::region::{Access, Payload, RegionError, RegionRef};
 use midplane_simhw::time::{Instant, LineRate};
 use thiserror::Error;
@@ -138,6 +139,12 @@ impl Context<'_> {
     #[must_use]
     pub fn mtu_bytes(&self) -> u64 {
         (self.hw.mtu() + midplane_simhw::frame::HEADER_BYTES) as u64
+    }
+
+    /// What the NIC costs, where it is simulated; `None` where nobody has told.
+    #[must_use]
+    pub fn costs(&self) -> Option<Costs> {
+        self.hw.costs()
     }
 
     /// Counts instructions that the handler took: virtual time on a simulated NIC.

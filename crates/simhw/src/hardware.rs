@@ -7,6 +7,7 @@ use thiserror::Error;
 use crate::frame::{Frame, Header};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion};
+use crate::profile::Costs;
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate};
 
@@ -116,6 +117,11 @@ pub trait Hardware {
     /// Nanoseconds by which what was given to the line leaves later than [`Hardware::transmit`] said:
     /// urgent frames passed it, or the system was late.
     fn line_lag(&self) -> u64;
+
+    /// What the model charges; `None` on a live fabric, whose costs nobody has told.
+    fn costs(&self) -> Option<Costs> {
+        None
+    }
 
     /// Counts instructions of the coprocessor: virtual time in `sim`, nothing on a live fabric.
     fn charge(&mut self, instructions: u64);

@@ -50,6 +50,15 @@ pub struct NicProfile {
     pub mtu: usize,
 }
 
+/// What a simulated NIC tells its firmware of what frames cost.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Costs {
+    /// The NIC's own.
+    pub nic: NicProfile,
+    /// Bytes of a frame that lines and switches pass on at a time: the longest frame where they cut none.
+    pub piece: usize,
+}
+
 impl NicProfile {
     /// A NIC that costs nothing: links and switches alone.
     pub const FREE: Self = Self {

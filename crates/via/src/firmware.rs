@@ -42,7 +42,7 @@ use crate::outcome::{AsyncError, ConnectError, DescriptorError};
 pub use config::ViaConfig;
 use connect::{Incoming, Message, Pending, say};
 use endpoint::{Endpoint, News};
-use fragments::Cutter;
+use fragments::{Chain, Cutter};
 use frame::Fields;
 use names::Names;
 use receive::Fault;
@@ -94,11 +94,20 @@ impl Via {
 
     /// Cuts messages into frames by plans for the chain of stages that each frame passes, as copies into
     /// the NIC, the line, and copies out of it, so that the last byte arrives soonest. The first message
-    /// of a size is cut equally, until there is time to plan. Default: every frame carries as much as it
-    /// can.
+    /// of a size is cut equally, until there is time to plan; one behind which others wait fills its frames, for those
+    /// keep all stages busy. Default: every frame carries as much as it
+    /// can on a live NIC, where neither copies nor lines have known costs; on a simulated one the chain is that of
+    /// its model, one switch on the way.
     #[must_use]
     pub fn fragments(mut self, chain: Pipeline) -> Self {
-        self.cutter = Cutter::new(Some(chain));
+        self.cutter = Cutter::new(Chain::Known(chain));
+        self
+    }
+
+    /// Every frame carries as much as it can, on simulated NICs as well.
+    #[must_use]
+    pub fn full_frames(mut self) -> Self {
+        self.cutter = Cutter::new(Chain::None);
         self
     }
 
@@ -121,6 +130,7 @@ impl Via {
     /// Sends what an interface has; one whose memory is gone breaks its connection.
     fn pump(&mut self, nic: &mut Context<'_>, vi: PortId) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
+        self.cutter.learn(nic);
         if let Err(error) = endpoint.pump(nic, &mut self.cutter) {
             let fault = Fault { remote: DescriptorError::Flushed, local: None };
             self.break_link(nic, vi, fault, error);

@@ -1,18 +1,35 @@
 //! Where a message is cut into frames: by a plan for the chain of stages that they pass, or at each
 //! frame's most.
+//!
+//! A plan makes the last byte of one message arrive soonest, and costs the stages more frames. A message that
+//! others follow is not cut so: the stages are busy with those as well, and what counts is what a frame costs.
 
+use midplane_nicvm::context::Context;
 use midplane_pipeline::limits::Limits;
 use midplane_pipeline::planner::Planner;
-use midplane_pipeline::stage::Pipeline;
+use midplane_pipeline::stage::{Pipeline, Stage};
+use midplane_simhw::profile::{Costs, DmaCost};
+
+use super::send::CUT_INSTRUCTIONS;
 
 /// Least bytes of a planned frame: below, its header is a third of it.
 const LEAST: f64 = 128.0;
 
+/// The stages that frames pass.
+#[derive(Debug, Default)]
+pub(super) enum Chain {
+    /// Those of the NIC's model, if it has one; it was not asked yet.
+    #[default]
+    OfNic,
+    Known(Pipeline),
+    /// Every frame carries as much as it can.
+    None,
+}
+
 /// Cuts the messages of all interfaces of a NIC.
 #[derive(Debug, Default)]
 pub(super) struct Cutter {
-    /// `None`: every frame carries as much as it can.
-    chain: Option<Pipeline>,
+    chain: Chain,
     planner: Option<Planner>,
     mtu: u32,
     /// A message was cut without a plan of its size.
@@ -26,11 +43,19 @@ pub(super) struct Fragments {
 }
 
 impl Fragments {
-    /// Bytes that the frame after `moved` of a message's `length` has at most.
-    pub(super) fn next(&mut self, cutter: &mut Cutter, moved: u32, length: u32, mtu: u32) -> u32 {
+    /// Bytes that the frame after `moved` of a message's `length` has at most; full ones without a cutter.
+    pub(super) fn next(
+        &mut self,
+        cutter: Option<&mut Cutter>,
+        moved: u32,
+        length: u32,
+        mtu: u32,
+    ) -> u32 {
         if moved == 0 {
             self.sizes.clear();
-            cutter.plan(length, mtu, &mut self.sizes);
+            if let Some(cutter) = cutter {
+                cutter.plan(length, mtu, &mut self.sizes);
+            }
         }
         self.sizes.last().copied().unwrap_or(mtu)
     }
@@ -47,13 +72,21 @@ impl Fragments {
 }
 
 impl Cutter {
-    pub(super) const fn new(chain: Option<Pipeline>) -> Self {
+    pub(super) const fn new(chain: Chain) -> Self {
         Self { chain, planner: None, mtu: 0, is_behind: false }
+    }
+
+    /// Asks the NIC for its stages, once.
+    #[inline]
+    pub(super) fn learn(&mut self, nic: &Context<'_>) {
+        if matches!(self.chain, Chain::OfNic) {
+            self.chain = modelled(nic).map_or(Chain::None, Chain::Known);
+        }
     }
 
     /// Puts the frames of a message into `sizes`, the first one last; none where there is no plan.
     fn plan(&mut self, length: u32, mtu: u32, sizes: &mut Vec<u32>) {
-        let Some(chain) = &self.chain else { return };
+        let Chain::Known(chain) = &self.chain else { return };
         if self.mtu != mtu {
             self.mtu = mtu;
             let limits = Limits::new().mtu(mtu.into()).min_fragment(LEAST.min(mtu.into()));
@@ -81,9 +114,26 @@ impl Cutter {
     }
 }
 
+/// The stages of a simulated NIC's frames: into the NIC, two lines with a switch between them, out of another one
+/// like it. Where lines pass a frame on piece by piece, what is before the last copy is one stage: its pieces overlap.
+fn modelled(nic: &Context<'_>) -> Option<Pipeline> {
+    let Costs { nic: costs, piece } = nic.costs()?;
+    let instructions = |count: u32| f64::from(count) * f64::from(costs.instruction_ps) / 1e6;
+    let copy = |cost: DmaCost, count: u32| {
+        let overhead = f64::from(cost.setup_ns) / 1e3 + instructions(count);
+        Stage::new(overhead, f64::from(cost.byte_ps) / 1e6)
+    };
+    let (empty, probe) = (nic.frame_nanos(0) as f64, nic.mtu_bytes() as usize);
+    let byte = (nic.frame_nanos(probe) as f64 - empty) / probe as f64;
+    let line = Stage::new(empty / 1e3, byte / 1e3).ok()?;
+    let into = copy(costs.gather, CUT_INSTRUCTIONS).ok()?;
+    let out_of = copy(costs.scatter, costs.event_instructions).ok()?;
+    let chain = Pipeline::new(vec![into, line, line, out_of]).ok()?;
+    if piece < costs.mtu { chain.overlapped(0..3).ok() } else { Some(chain) }
+}
+
 #[cfg(test)]
 mod tests {
-    use midplane_pipeline::stage::Stage;
     use proptest::prelude::*;
 
     use super::*;
@@ -98,7 +148,7 @@ mod tests {
     fn cut(cutter: &mut Cutter, length: u32, mtu: u32, piece: u32) -> Vec<u32> {
         let (mut fragments, mut frames, mut moved) = (Fragments::default(), Vec::new(), 0);
         while moved < length {
-            let most = fragments.next(cutter, moved, length, mtu);
+            let most = fragments.next(Some(cutter), moved, length, mtu);
             let bytes = most.min(piece - moved % piece).min(length - moved);
             fragments.on_cut(bytes);
             frames.push(bytes);
@@ -116,7 +166,7 @@ mod tests {
             lengths in proptest::collection::vec(1_u32..200_000, 1..8),
             mtu in 64_u32..9_000, piece in 1_u32..50_000, planned: bool,
         ) {
-            let mut cutter = Cutter::new(planned.then(chain));
+            let mut cutter = Cutter::new(if planned { Chain::Known(chain()) } else { Chain::None });
             for length in lengths {
                 let frames = cut(&mut cutter, length, mtu, piece.max(64));
                 prop_assert_eq!(frames.iter().sum::<u32>(), length);
@@ -128,12 +178,12 @@ mod tests {
 
     #[test]
     fn without_a_chain_every_frame_is_full() {
-        assert_eq!(cut(&mut Cutter::new(None), 3_500, 1_500, 1 << 20), [1_500, 1_500, 500]);
+        assert_eq!(cut(&mut Cutter::new(Chain::None), 3_500, 1_500, 1 << 20), [1_500, 1_500, 500]);
     }
 
     #[test]
     fn with_a_chain_a_message_is_cut_smaller_than_frames_may_be() {
-        let frames = cut(&mut Cutter::new(Some(chain())), 3_500, 9_000, 1 << 20);
+        let frames = cut(&mut Cutter::new(Chain::Known(chain())), 3_500, 9_000, 1 << 20);
         assert!(frames.len() > 2, "{frames:?}");
     }
 }

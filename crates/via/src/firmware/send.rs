@@ -14,7 +14,7 @@ use super::window::Flight;
 use crate::outcome::{DescriptorError, Operation};
 
 /// Instructions that making one frame costs the coprocessor.
-const CUT_INSTRUCTIONS: u64 = 30;
+pub(super) const CUT_INSTRUCTIONS: u32 = 30;
 /// Acknowledgements do not wait behind data.
 const ACKNOWLEDGEMENTS: Lane = Lane(u16::MAX);
 
@@ -39,7 +39,7 @@ impl Endpoint {
                 return Ok(());
             }
             let Some(flight) = self.next_flight(cutter, mtu) else { return Ok(()) };
-            nic.charge(CUT_INSTRUCTIONS);
+            nic.charge(CUT_INSTRUCTIONS.into());
             self.send_new(nic, flight)?;
         }
         Ok(())
@@ -122,10 +122,12 @@ impl Endpoint {
         if work.fence && self.sends.iter().take(self.cutting).any(reads) {
             return None;
         }
+        let is_last = self.cutting + 1 == self.sends.len();
         let work = self.sends.get_mut(self.cutting)?;
         let flight = match work.operation {
             Operation::RdmaRead => cut_read(connection, work),
             _ => {
+                let cutter = is_last.then_some(cutter);
                 let most = self.fragments.next(cutter, work.moved, work.length, mtu);
                 let flight = cut(connection, work, most);
                 self.fragments.on_cut(flight.source.map_or(0, |source| source.length));

@@ -8,7 +8,7 @@ use crate::frame::Header;
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::port::{Command, Completion};
-use crate::profile::{Loopback, Notice};
+use crate::profile::{Costs, Loopback, Notice};
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::time::{Instant, LineRate, nanos};
 use crate::trace::{Engine, Record};
@@ -257,6 +257,11 @@ impl Hardware for SimHardware<'_> {
 
     fn line_lag(&self) -> u64 {
         self.network.uplinks[self.nic.node.index()].lag()
+    }
+
+    fn costs(&self) -> Option<Costs> {
+        let nic = self.nic.profile;
+        Some(Costs { nic, piece: self.network.pieces(nic.mtu).0 as usize })
     }
 
     fn charge(&mut self, instructions: u64) {
