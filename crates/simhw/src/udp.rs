@@ -37,11 +37,12 @@ use tracing::warn;
 use crate::drops::Drops;
 use crate::hardware::Firmware;
 use crate::live::Tasks;
-use crate::live::{alarm, clock};
+use crate::live::{alarm, clock, looks};
+use crate::time::nanos;
 
 pub use config::{
-    Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_TRANSMIT_DEPTH,
-    ResolveError, StartError, UdpConfig, resolve_peers,
+    Coprocessor, DEFAULT_CATCH_UP, DEFAULT_LINE, DEFAULT_SOCKET_BUFFER, DEFAULT_SPIN,
+    DEFAULT_TRANSMIT_DEPTH, ResolveError, StartError, UdpConfig, resolve_peers,
 };
 pub use host::UdpHost;
 pub use path::path_mtus;
@@ -113,12 +114,13 @@ impl UdpNic {
         let (end, ended) = oneshot::channel();
         let (node, mtu, coprocessor) = (config.node, config.mtu, config.coprocessor);
         let tasks = Tasks::new(config.node, config.seed, runtime.clone());
+        let spin = u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX);
         let nic = move |socket| Nic::new(&config, seals, socket);
         match coprocessor {
             Coprocessor::Task => {
-                let driver =
-                    Driver::new(nic, socket, firmware, Arc::clone(&desk)).map_err(failed)?;
-                driver.serve_inline();
+                let driver = Driver::new(nic, socket, firmware, Arc::clone(&desk));
+                let mut driver = driver.map_err(failed)?;
+                driver.serve_inline(spin);
                 runtime.spawn(async move {
                     driver.run().await;
                     let _ = end.send(());

@@ -48,6 +48,8 @@ pub const DEFAULT_LINE: LinkProfile = LinkProfile::ethernet(LineRate::mbps(1_000
 pub const DEFAULT_TRANSMIT_DEPTH: usize = 8;
 /// Half a millisecond: what a wake-up is commonly late by where processes share cores.
 pub const DEFAULT_CATCH_UP: Duration = Duration::from_micros(500);
+/// 50 us: about what parking and being woken by a datagram costs.
+pub const DEFAULT_SPIN: Duration = Duration::from_micros(50);
 /// 4 MiB: a third of a second at 100 Mb/s. Systems commonly grant less unless told otherwise.
 pub const DEFAULT_SOCKET_BUFFER: usize = 4 << 20;
 
@@ -66,6 +68,7 @@ pub struct UdpConfig {
     pub(super) port_depth: usize,
     pub(super) transmit_depth: usize,
     pub(super) catch_up: Duration,
+    pub(super) spin: Duration,
     pub(super) socket_buffer: usize,
     pub(super) keys: Vec<Key>,
     pub(super) find_mtu: Option<Duration>,
@@ -88,6 +91,7 @@ impl UdpConfig {
             port_depth: port::DEFAULT_DEPTH,
             transmit_depth: DEFAULT_TRANSMIT_DEPTH,
             catch_up: DEFAULT_CATCH_UP,
+            spin: DEFAULT_SPIN,
             socket_buffer: DEFAULT_SOCKET_BUFFER,
             keys: Vec::new(),
             find_mtu: None,
@@ -189,6 +193,15 @@ impl UdpConfig {
     #[must_use]
     pub const fn catch_up(mut self, time: Duration) -> Self {
         self.catch_up = time;
+        self
+    }
+
+    /// How long a NIC that is a [task](Coprocessor::Task) looks for datagrams before it waits to be woken, at most;
+    /// less where looking was in vain lately. All other tasks have their turns meanwhile. Zero waits at once. Default:
+    /// [`DEFAULT_SPIN`].
+    #[must_use]
+    pub const fn spin(mut self, time: Duration) -> Self {
+        self.spin = time;
         self
     }
 

@@ -12,6 +12,7 @@ use super::batch::Socket;
 use super::clock::Clock;
 use super::desk::{Desk, Ending};
 use super::engine::Engine;
+use super::looks::Looks;
 use super::nic::Nic;
 use super::watched::Watched;
 use crate::hardware::Firmware;
@@ -58,6 +59,14 @@ enum Next {
     Flush,
     /// End at once.
     End,
+}
+
+/// What a look has found.
+enum Found {
+    Datagrams,
+    /// Something else to do.
+    Errand,
+    Nothing,
 }
 
 impl<F: Firmware> Core<F> {
@@ -141,6 +150,9 @@ pub(super) struct Driver<F: Firmware> {
     core: Arc<Core<F>>,
     io: Arc<Watched>,
     alarm: Alarm,
+    /// How long it looks before it waits, at most, in nanoseconds.
+    spin: u32,
+    looks: Looks,
 }
 
 impl<F: Firmware + Send + 'static> Driver<F> {
@@ -161,11 +173,12 @@ impl<F: Firmware + Send + 'static> Driver<F> {
             is_called: AtomicBool::new(false),
             vain: AtomicU32::new(0),
         };
-        Ok(Self { core: Arc::new(core), io, alarm })
+        Ok(Self { core: Arc::new(core), io, alarm, spin: 0, looks: Looks::default() })
     }
 
-    /// Lets applications run the NIC where they ring.
-    pub(super) fn serve_inline(&self) {
+    /// Lets applications run the NIC where they ring, and looks for so many nanoseconds before it waits.
+    pub(super) fn serve_inline(&mut self, spin: u32) {
+        self.spin = spin;
         let core: Arc<dyn Inline> = Arc::clone(&self.core) as _;
         self.core.desk.set_inline(Arc::downgrade(&core));
     }
@@ -184,18 +197,39 @@ impl<F: Firmware + Send + 'static> Driver<F> {
         self.flush().await;
     }
 
+    /// Waits for something to do. It looks for as long as that has paid lately, and all other tasks of the runtime
+    /// have their turns between two looks; then it is woken.
     async fn wait(&mut self, until: Instant) {
-        let Self { core, io, alarm } = self;
+        let rests = if self.spin > 0 { self.looks.until(self.spin) } else { Instant::ZERO };
+        loop {
+            let found = self.find(until, rests).await;
+            match found {
+                Found::Nothing => tokio::task::yield_now().await,
+                Found::Datagrams if self.spin > 0 => {
+                    self.looks.on_end(Clock::now() < rests);
+                    return;
+                }
+                Found::Datagrams | Found::Errand => return,
+            }
+        }
+    }
+
+    /// What there is to do; nothing at once, as long as it `rests` later.
+    async fn find(&mut self, until: Instant, rests: Instant) -> Found {
+        let Self { core, io, alarm, .. } = self;
         poll_fn(|context| {
             if core.desk.is_waiting(context.waker())
                 || core.is_called.swap(false, Ordering::Relaxed)
-                || io.poll_readable(context).is_ready()
+                || alarm.poll(context, until).is_ready()
             {
-                return Poll::Ready(());
+                return Poll::Ready(Found::Errand);
             }
-            alarm.poll(context, until)
+            if io.poll_readable(context).is_ready() {
+                return Poll::Ready(Found::Datagrams);
+            }
+            if rests > Clock::now() { Poll::Ready(Found::Nothing) } else { Poll::Pending }
         })
-        .await;
+        .await
     }
 
     /// While the NIC ends, and frames wait for keys or for answers: no longer than it asks for them.
