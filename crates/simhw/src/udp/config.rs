@@ -48,8 +48,9 @@ pub const DEFAULT_LINE: LinkProfile = LinkProfile::ethernet(LineRate::mbps(1_000
 pub const DEFAULT_TRANSMIT_DEPTH: usize = 8;
 /// Half a millisecond: what a wake-up is commonly late by where processes share cores.
 pub const DEFAULT_CATCH_UP: Duration = Duration::from_micros(500);
-/// 50 us: about what parking and being woken by a datagram costs.
-pub const DEFAULT_SPIN: Duration = Duration::from_micros(50);
+/// 200 us: longer than a peer that sleeps takes to be woken by a datagram and to answer, so that two that wait for
+/// each other do not both sleep for ever after they have once.
+pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 /// 4 MiB: a third of a second at 100 Mb/s. Systems commonly grant less unless told otherwise.
 pub const DEFAULT_SOCKET_BUFFER: usize = 4 << 20;
 
