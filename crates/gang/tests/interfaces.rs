@@ -8,6 +8,7 @@ use midplane_gang::process::Reins;
 use midplane_gang::warden::Warden;
 use midplane_gang::{GANG, GangConfig};
 use midplane_nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
+use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
@@ -41,6 +42,7 @@ fn world(nodes: u16, seed: u64, faults: Faults) -> World<Unit> {
         unit.install(VIA, Via::new(config)).unwrap();
         let mut config = CoordinationConfig::star(&[NodeId(0)], &senders);
         config.genesis(incarnation == midplane_simhw::id::Incarnation::FIRST);
+        unit.install(MESSAGES, Messages::new()).unwrap();
         unit.install(COORDINATION, Coordination::new(config).unwrap()).unwrap();
         unit
     });
@@ -197,4 +199,68 @@ fn a_stopped_process_gives_its_turn_on_a_link_back() {
     run(&mut world, 20);
     let [first, second] = run(&mut world, 100);
     assert!(first > 40 && second > 40, "both have turns again: {first} {second}");
+}
+
+/// Messages of one frame and of several, which come for a process while it stands still: its memory is left alone and it
+/// is told nothing; once it goes on, it has all of them, once and in order.
+#[test]
+fn messages_that_wait_on_the_nic_for_a_stopped_port_are_taken_when_it_goes_on() {
+    const LENGTHS: [usize; 4] = [3, 9_000, 700, 20_000];
+    let mut world = world(2, 1, Faults::NONE);
+    let hosts = [0, 1].map(|node| world.host(NodeId(node)));
+    let task = async move {
+        let [near, far] = hosts;
+        let (mut receiver, mut sender) = (near.open_port().unwrap(), far.open_port().unwrap());
+        let buffers = LENGTHS.map(|_| receiver.register(LENGTHS[3]).unwrap());
+        let source = sender.register(LENGTHS[3]).unwrap();
+        let port = receiver.id();
+        let mut warden = Warden::open(&near, WARDEN).unwrap();
+        let mut dice = Rng::new(5, "stops");
+        for round in 0..30_u8 {
+            for (number, buffer) in (0..).zip(&buffers) {
+                buffer.write(0, &[0xEE; LENGTHS[3]]).unwrap();
+                receiver.submit(&messages::receive(buffer.whole(), number)).unwrap();
+            }
+            pause(&near, Duration::from_micros(20)).await;
+            // Before they begin to come, or in the middle of one.
+            let mut send = async |number: usize| {
+                source.write(0, &vec![16 * (round % 8) + number as u8; LENGTHS[number]]).unwrap();
+                let message = source.range(0, LENGTHS[number]).unwrap();
+                sender.submit(&messages::send(NodeId(0), port, message, 0)).unwrap();
+                sender.completion().await.unwrap();
+            };
+            send(0).await;
+            send(1).await;
+            pause(&near, Duration::from_nanos(dice.between(0, 1_500_000))).await;
+            warden.stop(port).await.unwrap();
+            let here = || {
+                buffers.each_ref().map(|buffer| {
+                    let mut bytes = vec![0; LENGTHS[3]];
+                    buffer.read(0, &mut bytes).unwrap();
+                    bytes
+                })
+            };
+            let mut told = Vec::new();
+            told.extend(std::iter::from_fn(|| receiver.poll()));
+            let before = here();
+            send(2).await;
+            send(3).await;
+            pause(&near, Duration::from_millis(20)).await;
+            assert!(receiver.poll().is_none() && here() == before, "round {round}");
+            warden.resume(port).await.unwrap();
+            while told.len() < LENGTHS.len() {
+                told.push(receiver.completion().await.unwrap());
+            }
+            for (number, (completion, bytes)) in told.iter().zip(here()).enumerate() {
+                let length = LENGTHS[number];
+                assert_eq!((completion.cookie, completion.length), (number as u64, length as u64));
+                assert!(
+                    bytes[..length].iter().all(|byte| *byte == 16 * (round % 8) + number as u8)
+                );
+                assert!(bytes[length..].iter().all(|byte| *byte == 0xEE), "beyond its end");
+            }
+            assert!(receiver.poll().is_none(), "told twice");
+        }
+    };
+    world.block_on(NodeId(0), task).expect("all of them come");
 }

@@ -3,9 +3,10 @@
 
 mod vis;
 
+use midplane_simhw::fault::Faults;
 use midplane_via::attributes::Reliability;
 use proptest::prelude::*;
-use vis::{ALL, BAD, Plan, run};
+use vis::{ALL, BAD, Plan, run, run_resident};
 
 #[test]
 fn sends_over_a_reliable_pair_end_as_if_nobody_had_preempted_them() {
@@ -24,6 +25,17 @@ fn writes_and_reads_end_as_if_nobody_had_preempted_them() {
     let (often, preemptions) = run(plan, true);
     assert_eq!(often, never);
     assert!(preemptions > 20, "{preemptions}");
+}
+
+#[test]
+fn nics_do_nothing_for_a_job_that_stands_still_with_its_interfaces_on_them() {
+    for (seed, faults) in [(1, Faults::NONE), (2, BAD)] {
+        let plan = Plan { seed, levels: ALL, rdma: true, count: 25, ..Plan::default() };
+        let (never, _) = run(plan, false);
+        let (kept, preemptions) = run_resident(Plan { faults, ..plan });
+        assert_eq!(kept, never);
+        assert!(preemptions > 20, "{preemptions}");
+    }
 }
 
 proptest! {

@@ -260,6 +260,12 @@ pub(crate) fn run(run: Run) -> Report {
             if let Some(ahead) = &ahead {
                 assert_eq!(ahead.diff(&cut), [], "it changed after it was saved");
             }
+            if run.way == Way::Resident {
+                // The NICs go on, for others: not for these.
+                host.sleep_until(host.now().plus_nanos(dice.between(1, 2 * most))).await;
+                let later = network.save(false).await.unwrap();
+                assert_eq!(later.diff(&cut), [], "it changed while it stood still");
+            }
             if shared {
                 let back = NetworkContext::from_bytes(&cut.to_bytes().unwrap()).unwrap();
                 assert_eq!(back, cut);

@@ -61,6 +61,8 @@ const TESTS: &[(&str, fn())] = &[
     ("interfaces_lose_nothing_over_hundreds_of_preemptions", scenes_vis::hundreds),
     ("interfaces_that_can_t_be_saved_stay_and_it_is_said_why", scenes_vis::what_stays),
     ("a_rank_that_dies_leaves_no_interface_behind", scenes_vis::a_rank_dies),
+    ("a_nic_does_nothing_for_interfaces_of_a_job_that_stands_still", scenes_vis::nothing_goes_on),
+    ("a_job_that_finds_no_room_for_its_interfaces_ends_and_no_other", scenes_vis::no_room),
     ("a_job_with_interfaces_is_in_no_checkpoint", scenes_vis::no_checkpoint),
     ("a_job_that_was_saved_ends_elsewhere_with_every_message", saved::ends_elsewhere),
     ("a_job_goes_on_after_it_was_saved", saved::goes_on),

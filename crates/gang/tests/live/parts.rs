@@ -34,6 +34,12 @@ pub(crate) fn play() -> bool {
             runtime().block_on(vis::wait_for_nobody(count.parse().unwrap()));
         }
         ["--vis-left"] => runtime().block_on(vis::count_left()),
+        ["--vis-writing", stops] => {
+            runtime().block_on(vis::write_without_end(stops.parse().unwrap()));
+        }
+        ["--vis-all", but, count] => {
+            runtime().block_on(vis::take_all(but.parse().unwrap(), count.parse().unwrap()));
+        }
         ["--vis-saved"] => runtime().block_on(vis::hand_over()),
         ["--leave"] => leave(),
         ["--restore", socket, folder] => restore(socket, folder),

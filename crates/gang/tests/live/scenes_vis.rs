@@ -131,6 +131,40 @@ pub(crate) fn what_stays() {
     }
 }
 
+/// Contexts are kept where they are: what a rank has asked for waits as well while it stands still, for a slice that is
+/// many times as long as all of it takes.
+pub(crate) fn nothing_goes_on() {
+    let stage = stage(1, 2, 200, "resident");
+    let itself = itself();
+    let other = stage.front(2, &[&itself, "--vis", "1000000"]).spawn().unwrap();
+    wait_until("it is there", || line(&stage, 1).is_some());
+    let (code, out, error) = stage.run(2, &[&itself, "--vis-writing", "30"]);
+    assert_eq!((code, error.as_str()), (0, ""));
+    assert_eq!(out, "2\n", "of 30 times");
+    let end = Request::Kill { job: JobId(1), signal: None };
+    assert!(matches!(ask_for(&stage, &end), Reply::Done));
+    assert_eq!(said(other.wait_with_output().unwrap()).0, 137);
+}
+
+/// A job comes back, and others have taken what interfaces there are: for the first of its two ports there is room, for
+/// the second there is none.
+pub(crate) fn no_room() {
+    let stage = stage(1, 2, 5, "copy");
+    let itself = itself();
+    let first = stage.front(2, &[&itself, "--vis", "1000000"]).spawn().unwrap();
+    wait_until("it is there", || line(&stage, 1).is_some());
+    // Each of two ranks has four interfaces, of either job.
+    let greedy = stage.front(2, &[&itself, "--vis-all", "14", "700"]).spawn().unwrap();
+    let (code, _, error) = said(first.wait_with_output().unwrap());
+    let why = "its interfaces were not restored";
+    assert!(code == 137 && error.contains(why) && error.contains("host 0"), "{code} {error}");
+    let (code, out, error) = said(greedy.wait_with_output().unwrap());
+    assert_eq!((code, error.as_str()), (0, ""), "{out}");
+    // Its talk's are gone with that, and of the first job there is none.
+    assert!(out.contains("4082 there"), "{out}");
+    assert_eq!(stage.run(1, &[&itself, "--vis-left"]), (0, "0\n".into(), String::new()));
+}
+
 /// At any time: as its job runs, or as it stands still with its interfaces away.
 pub(crate) fn a_rank_dies() {
     let stage = stage(2, 4, 5, "copy");

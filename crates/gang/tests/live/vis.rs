@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use midplane_gang::live::clock::now;
 use midplane_gang::live::rank::{Member, enter};
 use midplane_gang::live::snapshot::Snapshots;
 use midplane_gang::names::Rank;
@@ -9,8 +10,10 @@ use midplane_simhw::port::PortOptions;
 use midplane_simhw::wire;
 use midplane_via::attributes::{Reliability, ViAttributes};
 use midplane_via::descriptor::Descriptor;
-use midplane_via::memory::{Memory, MemoryOptions};
+use midplane_via::memory::{Memory, MemoryOptions, RemoteMemory};
 use midplane_via::nic::{Nic, ViId};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::talk::{Program, Windows};
 
@@ -33,8 +36,8 @@ struct Side {
 }
 
 impl Side {
-    fn tell(&self, nic: &mut Nic, round: usize, windows: &[Windows]) {
-        let bytes = wire::encode(&windows).unwrap();
+    fn tell(&self, nic: &mut Nic, round: usize, news: &impl Serialize) {
+        let bytes = wire::encode(news).unwrap();
         self.memory.write((ROUNDS + round) * NEWS, &bytes).unwrap();
         let segment = self.memory.segment((ROUNDS + round) * NEWS, bytes.len()).unwrap();
         nic.post_send(self.vi, Descriptor::of(segment)).unwrap();
@@ -54,7 +57,7 @@ impl Side {
     }
 
     /// What the other one has told, in order.
-    async fn hear(&self, nic: &mut Nic) -> Vec<Windows> {
+    async fn hear<T: DeserializeOwned>(&self, nic: &mut Nic) -> T {
         loop {
             if let Some(done) = nic.receive_done(self.vi).unwrap() {
                 done.outcome.unwrap();
@@ -101,7 +104,7 @@ pub(crate) async fn talk(count: u32) {
         }
     }
     let windows = program.windows();
-    let mut theirs = Vec::new();
+    let mut theirs: Vec<Vec<Windows>> = Vec::new();
     for side in &sides {
         side.tell(&mut program.nic, 0, &windows);
     }
@@ -118,10 +121,10 @@ pub(crate) async fn talk(count: u32) {
     }
     // Nobody leaves before all are through.
     for side in &sides {
-        side.tell(&mut program.nic, 1, &[]);
+        side.tell(&mut program.nic, 1, &());
     }
     for side in &sides {
-        side.hear(&mut program.nic).await;
+        side.hear::<()>(&mut program.nic).await;
         side.told(&mut program.nic).await;
     }
     println!("{own} has all");
@@ -160,5 +163,84 @@ pub(crate) async fn hand_over() {
             Some(vi) => nic.destroy_vi(vi).await.unwrap(),
             None => return,
         }
+    }
+}
+
+/// Bytes of a write, and writes that are under way: more than a NIC does while its job is being stopped and resumed.
+const WRITE: usize = 1 << 20;
+const WRITES: usize = 200;
+
+/// Rank 0 writes rank 1's memory as fast as it goes, until it has stood still so often, or has found twice when it went on
+/// that some of what was under way was not done; it says how often it has. NICs go on before processes do: on a busy
+/// processor all may be done by then.
+pub(crate) async fn write_without_end(stops: u32) {
+    let member = enter().unwrap();
+    let mut nic = Nic::open(&member.host(), PortOptions::default().depth(512)).await.unwrap();
+    let own = member.rank().0;
+    let side = side(&member, &mut nic, 1 - own).await;
+    let vi = nic.create_vi(attributes(Reliability::ReliableDelivery)).await.unwrap();
+    let ticket = member.connect(&mut nic, vi, (Rank(1 - own), 1)).unwrap();
+    nic.finish(&ticket).await.unwrap();
+    let options = MemoryOptions { rdma_write: true, ..MemoryOptions::default() };
+    let memory = nic.register(WRITE, options).unwrap();
+    side.tell(&mut nic, 0, &memory.remote());
+    let theirs: RemoteMemory = side.hear(&mut nic).await;
+    if own == 0 {
+        let (mut stood, mut unfinished, mut under_way) = (0, 0, 0);
+        let mut last = now();
+        while stood < stops && unfinished < 2 {
+            let at = now();
+            let mut done = 0;
+            while let Some(completed) = nic.send_done(vi).unwrap() {
+                completed.outcome.unwrap();
+                done += 1;
+            }
+            if at.nanos_since(last) > 100_000_000 && under_way == WRITES {
+                stood += 1;
+                unfinished += u32::from(done < WRITES);
+            }
+            under_way -= done;
+            while under_way < WRITES {
+                nic.post_send(vi, Descriptor::of(memory.whole()).write(theirs)).unwrap();
+                under_way += 1;
+            }
+            last = now();
+        }
+        println!("{unfinished}");
+    }
+    side.tell(&mut nic, 1, &());
+    side.hear::<()>(&mut nic).await;
+    side.told(&mut nic).await;
+}
+
+/// Interfaces of a NIC.
+const MOST: usize = 4_096;
+
+/// Takes all interfaces of the NIC but for so many, on rank 0, and keeps them where they are: one of them waits for a
+/// connection that nobody else asks for. Then talks.
+pub(crate) async fn take_all(but: usize, count: u32) {
+    let member = enter().unwrap();
+    let mut nic = Nic::open(&member.host(), PortOptions::default()).await.unwrap();
+    if member.rank() == Rank(0) {
+        let attributes = attributes(Reliability::ReliableDelivery);
+        let waiting = nic.create_vi(attributes).await.unwrap();
+        let _ticket = member.connect(&mut nic, waiting, (Rank(1), 7)).unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        for _ in 1..MOST - but {
+            nic.create_vi(attributes).await.unwrap();
+        }
+    }
+    talk(count).await;
+    if member.rank() == Rank(0) {
+        // What processes had that have just ended takes a moment to go.
+        let mut there = nic.query().await.unwrap().vis;
+        for _ in 0..2_000 {
+            if there == MOST - but {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            there = nic.query().await.unwrap().vis;
+        }
+        println!("{there} there");
     }
 }

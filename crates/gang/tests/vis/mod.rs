@@ -213,6 +213,54 @@ pub(crate) fn standing(programs: &[Arc<Mutex<Program>>]) -> String {
     programs.iter().map(|program| program.lock().unwrap().standing()).collect()
 }
 
+/// All bytes of the memory that processes have registered.
+fn memory(programs: &[Arc<Mutex<Program>>]) -> Vec<Vec<u8>> {
+    let of = |program: &Arc<Mutex<Program>>| -> Vec<u8> {
+        let program = program.lock().unwrap();
+        let all = program.talks.iter().flat_map(|talk| &talk.memory);
+        all.flat_map(|memory| {
+            let mut bytes = vec![0; memory.len()];
+            memory.read(0, &mut bytes).unwrap();
+            bytes
+        })
+        .collect()
+    };
+    programs.iter().map(of).collect()
+}
+
+/// The same where the interfaces stay on their NICs: for as long as the job stands still, nothing of it is sent, taken,
+/// written or completed. What each process has seen, and how often it was preempted.
+pub(crate) fn run_resident(plan: Plan) -> (Vec<Totals>, u32) {
+    let mut world = world(plan.nodes, plan.seed, plan.faults);
+    let hosts: Vec<SimHost> = (0..plan.ranks).map(|rank| world.host(NodeId(rank))).collect();
+    let shown = Arc::new(Mutex::new(Vec::new()));
+    let place = Arc::clone(&shown);
+    let task = async move {
+        let programs = connect(&hosts, &plan).await;
+        place.lock().unwrap().clone_from(&programs);
+        let mut held = hold(&hosts, &programs);
+        start(&hosts, &held, &programs);
+        let (host, mut dice) = (hosts[0].clone(), Rng::new(plan.seed, "preemptions"));
+        let mut preemptions = 0;
+        while !held.ranks().iter().all(|held| held.reins.has_ended()) {
+            let pause = dice.between(1, plan.slice.as_nanos() as u64);
+            host.sleep_until(host.now().plus_nanos(pause)).await;
+            held.freeze(&host).await.unwrap();
+            let (saved, bytes) = (held.save(false).await.unwrap(), memory(&programs));
+            let pause = dice.between(1, 4 * plan.slice.as_nanos() as u64);
+            host.sleep_until(host.now().plus_nanos(pause)).await;
+            assert_eq!(held.save(false).await.unwrap(), saved, "the NICs went on");
+            assert!(memory(&programs) == bytes, "memory of who stood still was written");
+            held.run(&host).await.unwrap();
+            preemptions += 1;
+        }
+        let totals = programs.iter().map(|program| program.lock().unwrap().totals());
+        (totals.collect(), preemptions)
+    };
+    let show = move || standing(&shown.lock().unwrap());
+    finish(&mut world, show, task)
+}
+
 /// Runs a job on one rank a node; with `preempt`, it is stopped, saved, forgotten and put back there again
 /// and again. What each process has seen, and how often it was preempted.
 pub(crate) fn run(plan: Plan, preempt: bool) -> (Vec<Totals>, u32) {
