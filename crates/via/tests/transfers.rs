@@ -328,7 +328,8 @@ fn messages_that_are_cut_by_a_plan_arrive_sooner() {
 #[test]
 fn a_simulated_nic_plans_by_itself() {
     let (mut best, mut is_sooner) = (1.0_f64, 0);
-    let lines: [(&str, fn(LineRate, Duration) -> LinkProfile); 3] = [
+    type Line = fn(LineRate, Duration) -> LinkProfile;
+    let lines: [(&str, Line); 3] = [
         ("plain", LinkProfile::plain),
         ("Ethernet", LinkProfile::ethernet),
         ("ATM", LinkProfile::atm),
