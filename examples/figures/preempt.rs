@@ -18,6 +18,8 @@ pub(crate) mod live;
 #[path = "../common/nas_rank.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod nas_rank;
+#[path = "../preempt/pairs.rs"]
+pub(crate) mod pairs;
 #[path = "../preempt/paper.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod paper;

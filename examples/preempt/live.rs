@@ -6,6 +6,7 @@ use super::arguments::{Arguments, FabricName};
 use super::daemons::parts::number;
 use super::daemons::stage::{Daemons, Stage};
 use super::nas_rank::Said;
+use super::pairs;
 use super::slowdown::{Case, Run, interval};
 
 /// Milliseconds of a slice that nothing outlives.
@@ -58,8 +59,13 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
     let (mut same_bits, mut verified, mut alone_s) = (true, first.verified, Vec::new());
     let mut runs = 0;
     while runs < arguments.repeat || times < arguments.preemptions {
-        let said = once(&alone, case)?.0;
+        // What drifts with time is in one half of the pairs as much as in the other.
+        let before = if runs.is_multiple_of(2) { Some(once(&alone, case)?.0) } else { None };
         let (gang, count) = once(&preempted, case)?;
+        let said = match before {
+            Some(said) => said,
+            None => once(&alone, case)?.0,
+        };
         let slices = preempted.slices()?;
         let last = &slices[slices.len().saturating_sub(count)..];
         let still = last.iter().map(|slice| slice.switch_us).sum::<f64>() / 1e6;
@@ -73,6 +79,7 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
     }
     let slices = preempted.slices()?;
     let (slowdown, slowdown_ci) = interval(&slowdowns);
+    let (less, less_ci) = pairs::middle(&less_still);
     let rest = |slice: &Slice| slice.switch_us - slice.freeze_us - slice.save_us - slice.restore_us;
     Ok(Run {
         kernel: case.kernel.name(),
@@ -82,7 +89,9 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
         mode: case.mode.name(),
         slowdown,
         slowdown_ci,
-        slowdown_less_still: Some(interval(&less_still).0),
+        slowdown_less_still: Some(less),
+        slowdown_less_still_ci: Some(less_ci),
+        pairs: less_still,
         preemptions: times,
         freeze_us: mean(&slices, |slice| slice.freeze_us),
         save_us: mean(&slices, |slice| slice.save_us),

@@ -15,6 +15,7 @@ mod gantt;
 mod live;
 #[path = "../common/nas_rank.rs"]
 mod nas_rank;
+mod pairs;
 mod paper;
 mod parts;
 #[path = "../common/plot.rs"]

@@ -13,6 +13,7 @@ use super::arguments::{Arguments, FabricName, KernelName, ModeName};
 use super::cluster::{self, Outcome, Program, Setting};
 use super::fit::{self, Fit};
 use super::live;
+use super::pairs::{self, PairedFit};
 use super::report;
 
 /// One row.
@@ -26,8 +27,12 @@ pub(crate) struct Run {
     pub(crate) slowdown: f64,
     /// Bounds of 95 %.
     pub(crate) slowdown_ci: [f64; 2],
-    /// The same where the time that it stood still is not counted; real processes only.
+    /// The same where the time of its switches is not counted: the median of pairs of runs; real processes only.
     pub(crate) slowdown_less_still: Option<f64>,
+    pub(crate) slowdown_less_still_ci: Option<[f64; 2]>,
+    /// Those pairs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) pairs: Vec<f64>,
     pub(crate) preemptions: usize,
     /// Means over all switches.
     pub(crate) freeze_us: f64,
@@ -47,6 +52,8 @@ pub(crate) struct Run {
 struct Document {
     runs: Vec<Run>,
     fits: Vec<Fit>,
+    /// Of real processes.
+    paired_fits: Vec<PairedFit>,
 }
 
 /// The job of a world that has one.
@@ -131,6 +138,8 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Run {
         slowdown,
         slowdown_ci,
         slowdown_less_still: None,
+        slowdown_less_still_ci: None,
+        pairs: Vec::new(),
         preemptions: switches.len(),
         freeze_us: mean_us(&switches, |switch| switch.freeze),
         save_us: mean_us(&switches, |switch| switch.save),
@@ -192,12 +201,15 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
     }
     bar.finish_and_clear();
     let holds = runs.iter().all(|run| run.verified && run.same_bits);
+    let paired_fits = pairs::fits(&runs);
+    // Noise may be negative, which has no logarithm.
+    let fits = if arguments.fabric == FabricName::Sim { fit::all(&runs) } else { Vec::new() };
     if arguments.json {
-        let fits = fit::all(&runs);
-        report::print_json(&Document { runs, fits });
+        report::print_json(&Document { runs, fits, paired_fits });
     } else {
         report::say(&table(&runs));
-        report::say(&fit::table(&fit::all(&runs)));
+        report::say(&fit::table(&fits));
+        report::say(&pairs::table(&runs, &paired_fits));
     }
     holds
 }
