@@ -224,6 +224,44 @@ pub(crate) fn start(
     }
 }
 
+/// Stops a job, and lets it go on; how long it took to stop.
+async fn preempt_once(
+    host: &SimHost,
+    network: &mut Network,
+    run: &Run,
+    dice: &mut Rng,
+) -> Duration {
+    let shared = run.way != Way::Resident;
+    let before = host.now();
+    let ahead = match run.way {
+        Way::CopyAhead => Some(network.leave(host).await.unwrap()),
+        _ => {
+            network.freeze(host).await.unwrap();
+            None
+        }
+    };
+    let took = Duration::from_nanos(host.now().nanos_since(before));
+    let cut = network.save(shared).await.unwrap();
+    cut.validate().unwrap();
+    if let Some(ahead) = &ahead {
+        assert_eq!(ahead.diff(&cut), [], "it changed after it was saved");
+    }
+    if run.way == Way::Resident {
+        // The NICs go on, for others: not for these.
+        host.sleep_until(host.now().plus_nanos(dice.between(1, 2 * run.slice.as_nanos() as u64)))
+            .await;
+        let later = network.save(false).await.unwrap();
+        assert_eq!(later.diff(&cut), [], "it changed while it stood still");
+    }
+    if shared {
+        let back = NetworkContext::from_bytes(&cut.to_bytes().unwrap()).unwrap();
+        assert_eq!(back, cut);
+        network.restore(&back).await.unwrap();
+    }
+    network.run(host).await.unwrap();
+    took
+}
+
 pub(crate) fn run(run: Run) -> Report {
     let mut world = world(run.nodes, run.seed, run.faults);
     let hosts: Vec<SimHost> = (0..run.nodes).map(|node| world.host(NodeId(node))).collect();
@@ -246,32 +284,7 @@ pub(crate) fn run(run: Run) -> Report {
             if run.way == Way::Never {
                 continue;
             }
-            let before = host.now();
-            let ahead = match run.way {
-                Way::CopyAhead => Some(network.leave(&host).await.unwrap()),
-                _ => {
-                    network.freeze(&host).await.unwrap();
-                    None
-                }
-            };
-            longest = longest.max(Duration::from_nanos(host.now().nanos_since(before)));
-            let cut = network.save(shared).await.unwrap();
-            cut.validate().unwrap();
-            if let Some(ahead) = &ahead {
-                assert_eq!(ahead.diff(&cut), [], "it changed after it was saved");
-            }
-            if run.way == Way::Resident {
-                // The NICs go on, for others: not for these.
-                host.sleep_until(host.now().plus_nanos(dice.between(1, 2 * most))).await;
-                let later = network.save(false).await.unwrap();
-                assert_eq!(later.diff(&cut), [], "it changed while it stood still");
-            }
-            if shared {
-                let back = NetworkContext::from_bytes(&cut.to_bytes().unwrap()).unwrap();
-                assert_eq!(back, cut);
-                network.restore(&back).await.unwrap();
-            }
-            network.run(&host).await.unwrap();
+            longest = longest.max(preempt_once(&host, &mut network, &run, &mut dice).await);
             preemptions += 1;
         }
         (preemptions, longest)
