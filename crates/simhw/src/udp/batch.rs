@@ -262,6 +262,11 @@ impl Inbox {
         any
     }
 
+    /// Whether nothing had arrived.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.filled == 0
+    }
+
     /// Whether the last batch was all that there was.
     pub(super) const fn was_all(&self) -> bool {
         self.emptied

@@ -51,6 +51,8 @@ struct Core<F> {
 enum Next {
     /// Another turn.
     Again,
+    /// The same, later: looking has paid.
+    Found,
     /// Wait for something to do, or until then.
     Wait(Instant),
     /// The same without new errands: the NIC ends.
@@ -59,14 +61,6 @@ enum Next {
     Flush,
     /// End at once.
     End,
-}
-
-/// What a look has found.
-enum Found {
-    Datagrams,
-    /// Something else to do.
-    Errand,
-    Nothing,
 }
 
 impl<F: Firmware> Core<F> {
@@ -84,10 +78,11 @@ impl<F: Firmware> Core<F> {
         }
     }
 
-    fn turn(&self) -> Next {
+    /// A turn of the NIC, which asks the system by itself if it `looks`.
+    fn turn(&self, looks: bool) -> Next {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };
-        match engine.turn(false) {
+        match engine.turn(looks) {
             Ending::Running => {}
             Ending::Flush => return engine.lingers().map_or(Next::Flush, Next::Linger),
             Ending::Now => return Next::End,
@@ -95,6 +90,9 @@ impl<F: Firmware> Core<F> {
         engine.report();
         if engine.has_more() {
             return Next::Again;
+        }
+        if looks && engine.has_received() {
+            return Next::Found;
         }
         let until = engine.next_due();
         self.wakes.store(until.as_nanos(), Ordering::Relaxed);
@@ -185,10 +183,17 @@ impl<F: Firmware + Send + 'static> Driver<F> {
 
     /// Runs until the desk says to end.
     pub(super) async fn run(mut self) {
+        // Until when it looks by itself.
+        let mut looks = None;
         loop {
-            match self.core.turn() {
+            match self.core.turn(looks.is_some()) {
                 Next::Again => tokio::task::yield_now().await,
-                Next::Wait(until) => self.wait(until).await,
+                Next::Found => {
+                    self.looks.on_end(true);
+                    looks = Some(self.looks.until(self.spin));
+                    tokio::task::yield_now().await;
+                }
+                Next::Wait(until) => looks = self.look_or_wait(looks, until).await,
                 Next::Linger(until) => self.linger(until).await,
                 Next::Flush => break,
                 Next::End => return,
@@ -197,39 +202,39 @@ impl<F: Firmware + Send + 'static> Driver<F> {
         self.flush().await;
     }
 
-    /// Waits for something to do. It looks for as long as that has paid lately, and all other tasks of the runtime
-    /// have their turns between two looks; then it is woken.
-    async fn wait(&mut self, until: Instant) {
-        let rests = if self.spin > 0 { self.looks.until(self.spin) } else { Instant::ZERO };
-        loop {
-            let found = self.find(until, rests).await;
-            match found {
-                Found::Nothing => tokio::task::yield_now().await,
-                Found::Datagrams if self.spin > 0 => {
-                    self.looks.on_end(Clock::now() < rests);
-                    return;
-                }
-                Found::Datagrams | Found::Errand => return,
+    /// With nothing to do: it looks for as long as that has paid lately, all other tasks of the runtime having their
+    /// turns between two looks; then it waits. Until when it looks from then on.
+    async fn look_or_wait(&mut self, looks: Option<Instant>, until: Instant) -> Option<Instant> {
+        match looks {
+            Some(rests) if Clock::now() < rests => {
+                tokio::task::yield_now().await;
+                looks
+            }
+            Some(_) => {
+                self.looks.on_end(false);
+                self.wait(until).await;
+                None
+            }
+            None if self.spin > 0 => Some(self.looks.until(self.spin)),
+            None => {
+                self.wait(until).await;
+                None
             }
         }
     }
 
-    /// What there is to do; nothing at once, as long as it `rests` later.
-    async fn find(&mut self, until: Instant, rests: Instant) -> Found {
+    async fn wait(&mut self, until: Instant) {
         let Self { core, io, alarm, .. } = self;
         poll_fn(|context| {
             if core.desk.is_waiting(context.waker())
                 || core.is_called.swap(false, Ordering::Relaxed)
-                || alarm.poll(context, until).is_ready()
+                || io.poll_readable(context).is_ready()
             {
-                return Poll::Ready(Found::Errand);
+                return Poll::Ready(());
             }
-            if io.poll_readable(context).is_ready() {
-                return Poll::Ready(Found::Datagrams);
-            }
-            if rests > Clock::now() { Poll::Ready(Found::Nothing) } else { Poll::Pending }
+            alarm.poll(context, until)
         })
-        .await
+        .await;
     }
 
     /// While the NIC ends, and frames wait for keys or for answers: no longer than it asks for them.

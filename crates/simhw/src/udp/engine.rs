@@ -71,6 +71,11 @@ impl<F: Firmware> Engine<F> {
         !self.inbox.was_all() || self.nic.has_work()
     }
 
+    /// Whether the last turn has found datagrams.
+    pub(super) const fn has_received(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
     pub(super) fn report(&self) {
         self.desk.report(&self.nic.counters);
     }
