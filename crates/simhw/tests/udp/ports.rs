@@ -1,5 +1,7 @@
 //! From one port to another: command, frame, memory, completion.
 
+use std::time::Duration;
+
 use midplane_simhw::host::Host as _;
 use midplane_simhw::port::Status;
 use midplane_simhw::udp::Coprocessor;
@@ -166,5 +168,47 @@ fn a_process_that_never_waits_receives() {
             to.read(0, &mut bytes).unwrap();
             assert_eq!(bytes, round.to_le_bytes());
         }
+    });
+}
+
+/// NICs that look for long, what they look for, and a task that only sleeps, all on one thread.
+#[test]
+fn a_nic_that_looks_lets_all_others_run() {
+    run(async {
+        let mut cluster = Cluster::start("127.0.0.1", 2, |config| {
+            config.coprocessor(Coprocessor::Task).spin(Duration::from_secs(1))
+        });
+        let mut here = cluster.nics[0].host().open_port().unwrap();
+        let mut there = cluster.nics[1].host().open_port().unwrap();
+        let (from, to) = (here.register(8).unwrap(), there.register(8).unwrap());
+        let began = tokio::time::Instant::now();
+        for round in 0..20_u64 {
+            from.write(0, &round.to_le_bytes()).unwrap();
+            there.submit(&command(RECEIVE, 0, &to)).unwrap();
+            here.submit(&command(SEND, 1, &from)).unwrap();
+            assert_eq!(completion(&mut here).await.status, Status::Done);
+            assert_eq!(completion(&mut there).await.status, Status::Done);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        for nic in cluster.nics.drain(..) {
+            nic.shutdown().await;
+        }
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(10), "{took:?}: they wait for one another's looks");
+    });
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_nic_that_nobody_talks_to_sleeps() {
+    use rustix::time::{ClockId, clock_gettime};
+
+    let used = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+    run(async {
+        let _cluster = Cluster::start("127.0.0.1", 2, |c| c.coprocessor(Coprocessor::Task));
+        let before = used();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let used = used() - before;
+        assert!(used < Duration::from_millis(60), "{used:?} of 300 ms");
     });
 }
