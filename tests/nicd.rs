@@ -12,6 +12,7 @@ use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::nicd::{Client, ClientConfig, ConnectError, PortServer, ServerConfig};
 use midplane::simhw::port::{Command, Port, PortOptions, RegisterError, Status};
 use midplane::simhw::shm::{ShmConfig, ShmNic};
+use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -187,6 +188,34 @@ async fn a_process_that_is_killed_leaves_its_port_and_its_memory() {
     };
     let let_go = tokio::time::timeout(PATIENCE, let_go).await;
     let_go.expect("segments of processes that are gone are let go");
+}
+
+/// More commands than a NIC takes at once are posted, and rung for only as the port goes.
+async fn leave_much(host: &impl Host) {
+    let numbered = PortOptions::default().number(PORT).depth(256);
+    let mut port = host.open_port_with(numbered).unwrap();
+    for cookie in 0..200 {
+        port.post(&Command { opcode: 99, cookie, ..Command::default() }).unwrap();
+    }
+    drop(port);
+    let free = async {
+        while host.open_port_with(numbered).is_err() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, free).await.expect("the port is free again");
+}
+
+#[tokio::test]
+async fn a_port_that_leaves_much_behind_closes() {
+    leave_much(&Daemon::start("nicd much").await.served.host()).await;
+    let address = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for coprocessor in [Coprocessor::Thread, Coprocessor::Task] {
+        let config = UdpConfig::new(NodeId(0), vec![address]).coprocessor(coprocessor);
+        let nic = UdpNic::start(config, Unit::default()).unwrap();
+        leave_much(&nic.host()).await;
+        nic.shutdown().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

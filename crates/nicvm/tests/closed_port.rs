@@ -8,7 +8,7 @@ use cluster::{Cluster, RECEIVER};
 use midplane_nicvm::coordination;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};
-use midplane_simhw::port::Status;
+use midplane_simhw::port::{Command, PortOptions, Status};
 
 #[test]
 fn a_message_is_sent_after_one_that_waited_for_the_token_was_withdrawn() {
@@ -29,4 +29,23 @@ fn a_message_is_sent_after_one_that_waited_for_the_token_was_withdrawn() {
         port.completion().await.unwrap().status
     });
     assert_eq!(sent, Some(Status::Done));
+}
+
+/// More commands than a NIC takes at once are posted, and rung for only as the port goes.
+#[test]
+fn a_port_that_leaves_much_behind_closes() {
+    let cluster = Cluster::ethernet(2);
+    let mut world = cluster.world();
+    let host = world.host(NodeId(2));
+    let numbered = PortOptions::default().number(PortId(9)).depth(256);
+    let is_free = world.block_on(NodeId(2), async move {
+        let mut port = host.open_port_with(numbered).unwrap();
+        for cookie in 0..200 {
+            port.post(&Command { opcode: 99, cookie, ..Command::default() }).unwrap();
+        }
+        drop(port);
+        host.sleep_until(host.now() + Duration::from_millis(20)).await;
+        host.open_port_with(numbered).is_ok()
+    });
+    assert_eq!(is_free, Some(true));
 }

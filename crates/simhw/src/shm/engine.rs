@@ -38,6 +38,8 @@ pub(super) struct Engine<F> {
     inlets: Vec<Inlet>,
     numbers: PortNumbers,
     port_depth: usize,
+    /// Ports that close once the firmware has taken what was posted.
+    leaving: Vec<PortId>,
     /// Peers wake this NIC: nobody looks.
     is_asleep: bool,
     /// Looks in vain since the last that was not.
@@ -56,6 +58,7 @@ impl<F: Firmware> Engine<F> {
             inlets: Vec::new(),
             numbers: PortNumbers::default(),
             port_depth,
+            leaving: Vec::new(),
             is_asleep: false,
             vain_looks: 0,
             visits: 0,
@@ -138,11 +141,20 @@ impl<F: Firmware> Engine<F> {
             port.sync();
         }
         self.call(|firmware, nic| firmware.on_doorbell(nic, id));
-        if self.nic.has_closed(id) {
+        if !self.close(id) && self.nic.is_leaving(id) && !self.leaving.contains(&id) {
+            self.leaving.push(id);
+        }
+        self.nic.wake();
+    }
+
+    /// A port whose application is gone closes once all that it has posted is taken; whether that is so.
+    fn close(&mut self, id: PortId) -> bool {
+        let has_closed = self.nic.has_closed(id);
+        if has_closed {
             self.call(|firmware, nic| firmware.on_port_closed(nic, id));
             self.numbers.release(id);
         }
-        self.nic.wake();
+        has_closed
     }
 
     /// Handles what has arrived and what is due. Whether there was anything.
@@ -220,6 +232,12 @@ impl<F: Firmware> Engine<F> {
         for _ in 0..TIMERS {
             let Some(timer) = self.nic.expired_timer() else { break };
             self.call(|firmware, nic| firmware.on_timer(nic, timer));
+        }
+        // The firmware may have taken the last that was posted just now.
+        for id in std::mem::take(&mut self.leaving) {
+            if !self.close(id) && self.nic.is_leaving(id) {
+                self.leaving.push(id);
+            }
         }
     }
 

@@ -141,13 +141,27 @@ fn call<F: Firmware>(
                 firmware.on_port_closed(hw, port);
                 return Some(port);
             }
+            let is_leaving = hw.nic.ports.at(port).is_some_and(|port| !port.sync());
+            if is_leaving && !hw.nic.leaving.contains(&port) {
+                hw.nic.leaving.push(port);
+            }
         }
         Work::Frame(_) => {
             let payload = Payload::from(&current.payload[..]);
             firmware.on_frame(hw, Frame { header: current.header, payload });
         }
         Work::DmaDone(dma) => firmware.on_dma_done(hw, dma),
-        Work::Timer(timer) => firmware.on_timer(hw, timer),
+        Work::Timer(timer) => {
+            firmware.on_timer(hw, timer);
+            // The firmware may have taken the last that was posted just now.
+            let nic = &mut hw.nic;
+            let gone = (0..nic.leaving.len()).find(|at| nic.ports.at(nic.leaving[*at]).is_none());
+            if let Some(port) = gone.map(|at| nic.leaving.swap_remove(at)) {
+                hw.abort();
+                firmware.on_port_closed(hw, port);
+                return Some(port);
+            }
+        }
     }
     None
 }

@@ -9,6 +9,7 @@ use super::nic::Nic;
 use crate::drops::DropCause;
 use crate::frame::{Frame, Header};
 use crate::hardware::{Firmware, Hardware, STOP_PATIENCE, TIMERS};
+use crate::id::PortId;
 use crate::region::Payload;
 use crate::seal::{Envelope, EnvelopeError, Opened};
 use crate::time::Instant;
@@ -27,6 +28,8 @@ pub(super) struct Engine<F> {
     /// Where sealed frames are opened.
     plain: Arc<Vec<u8>>,
     desk: Arc<Desk>,
+    /// Ports that close once the firmware has taken what was posted.
+    leaving: Vec<PortId>,
     /// The firmware has given back what others wait for; until when they are waited for.
     stopping: Option<Instant>,
 }
@@ -35,7 +38,8 @@ impl<F: Firmware> Engine<F> {
     pub(super) fn new(nic: Nic, firmware: F, desk: Arc<Desk>) -> Self {
         let plain = Arc::new(if nic.is_sealed() { vec![0; MAX_DATAGRAM] } else { Vec::new() });
         let inbox = Inbox::new();
-        let mut engine = Self { nic, firmware, inbox, plain, desk, stopping: None };
+        let mut engine =
+            Self { nic, firmware, inbox, plain, desk, leaving: Vec::new(), stopping: None };
         engine.call(|firmware, nic| firmware.on_start(nic));
         engine
     }
@@ -138,12 +142,21 @@ impl<F: Firmware> Engine<F> {
         for id in errands.rung {
             self.nic.sync_port(id);
             self.call(|firmware, nic| firmware.on_doorbell(nic, id));
-            if self.nic.has_closed(id) {
-                self.call(|firmware, nic| firmware.on_port_closed(nic, id));
-                self.desk.release(id);
+            if !self.close(id) && self.nic.is_leaving(id) && !self.leaving.contains(&id) {
+                self.leaving.push(id);
             }
         }
         errands.ending
+    }
+
+    /// A port whose application is gone closes once all that it has posted is taken; whether that is so.
+    fn close(&mut self, id: PortId) -> bool {
+        let has_closed = self.nic.has_closed(id);
+        if has_closed {
+            self.call(|firmware, nic| firmware.on_port_closed(nic, id));
+            self.desk.release(id);
+        }
+        has_closed
     }
 
     /// What the NIC has for itself.
@@ -167,6 +180,12 @@ impl<F: Firmware> Engine<F> {
         for _ in 0..TIMERS {
             let Some(timer) = self.nic.expired_timer() else { break };
             self.call(|firmware, nic| firmware.on_timer(nic, timer));
+        }
+        // The firmware may have taken the last that was posted just now.
+        for id in std::mem::take(&mut self.leaving) {
+            if !self.close(id) && self.nic.is_leaving(id) {
+                self.leaving.push(id);
+            }
         }
     }
 }

@@ -169,6 +169,11 @@ impl Nic {
         }
     }
 
+    /// Whether the application's end of a port is gone, and what it has posted is not all taken.
+    pub(super) fn is_leaving(&mut self, id: PortId) -> bool {
+        self.ports.at(id).is_some_and(|port| !port.sync())
+    }
+
     /// After the firmware has looked at a port: one that was dropped is forgotten once its last
     /// command is taken. Whether this one was just now.
     pub(super) fn has_closed(&mut self, id: PortId) -> bool {
