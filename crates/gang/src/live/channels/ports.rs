@@ -1,7 +1,7 @@
 //! What ranks have on this host's NIC beside channels: their ports, which are stopped and resumed with
 //! them, and their Virtual Interfaces, which are saved and restored where contexts are copied.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;
@@ -173,12 +173,11 @@ impl Ports {
     /// NIC any longer finds that out as it does of any other that is silent.
     pub(super) async fn join(&mut self, jobs: &[JobId], moved: &[Moved]) -> Outcome {
         let mut outcome = Outcome::default();
-        let moved = moved.iter().map(|moved| (moved.from, moved)).collect();
         for job in jobs {
             let mut stopped = self.stopped.remove(job).unwrap_or_default();
             for Stopped { port, interfaces } in &mut stopped {
                 let Whereabouts::Back(saved) = interfaces else { continue };
-                let joined = joins(saved, &moved);
+                let joined = joins(saved, moved);
                 match self.hold.keeper.join(*port, &joined).await {
                     Ok(()) => *interfaces = Whereabouts::There(None),
                     Err(error) => self.failed(&mut outcome, *job, "joined", &error),
@@ -211,10 +210,10 @@ fn moves(saved: &SavedPort, ends: &[NicEnd]) -> Vec<Moved> {
 }
 
 /// The other ends of these interfaces.
-fn joins(saved: &SavedPort, moved: &HashMap<NicEnd, &Moved>) -> Vec<Joined> {
+fn joins(saved: &SavedPort, moved: &[Moved]) -> Vec<Joined> {
     let linked = saved.context.vis.iter().filter_map(|vi| Some((vi.name, vi.link.as_ref()?)));
     let joined = linked.map(|(name, link)| {
-        let there = moved.get(&link.peer);
+        let there = moved.iter().find(|moved| moved.from == link.peer);
         let (end, taken) = there.map_or((link.peer, link.base), |there| (there.to, there.taken));
         Joined { name, end, taken }
     });
