@@ -140,7 +140,7 @@ impl Lanes {
     /// [`StartError`] says what to do about it.
     ///
     /// # Panics
-    /// If the current runtime's I/O is not enabled.
+    /// If the current runtime's I/O is not enabled; [`Lanes::arm`], if its timers are not.
     pub fn open(config: &ShmConfig) -> Result<Self, StartError> {
         config.check()?;
         Handle::try_current().map_err(|_| StartError::NoRuntime)?;
@@ -308,9 +308,6 @@ impl Lanes {
     /// A process that has not come in time.
     #[inline]
     fn missed(&mut self) -> Option<NodeId> {
-        if self.awaited.is_empty() {
-            return None;
-        }
         let node = self.awaited.overdue()?;
         self.give_up(node.index());
         Some(node)
@@ -456,7 +453,7 @@ impl Lanes {
         }
         self.fall_asleep();
         let mut context = Context::from_waker(waker);
-        if !self.awaited.is_empty() && self.awaited.is_over(&mut context) {
+        if self.awaited.is_over(&mut context) {
             return false;
         }
         // The event's count is never read: each further event is told.

@@ -24,11 +24,6 @@ impl Awaited {
         Self { patience, nodes: Vec::new(), timer: None }
     }
 
-    #[inline]
-    pub(super) const fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
-    }
-
     /// Waits for `node` from now on, unless it is waited for already.
     #[cold]
     pub(super) fn begin(&mut self, node: NodeId) {
@@ -46,6 +41,7 @@ impl Awaited {
     }
 
     /// Who has not come in time; waited for no longer.
+    #[inline]
     pub(super) fn overdue(&mut self) -> Option<NodeId> {
         let (node, until) = *self.nodes.first()?;
         if Clock::now() < until {
