@@ -52,7 +52,7 @@ daemons() {
     fail "the daemons did not meet"
 }
 
-daemons turns 24800 --slice-ms "$SLICE" --with-itself
+daemons turns 24800 --slice-ms "$SLICE" --with-itself 10
 turns=("${pids[@]}")
 gang=("$EXAMPLES/gang" --socket "$FOLDER/turns0")
 "${gang[@]}" run --ranks 2 -- "$EXAMPLES/gang" nas cg W >"$FOLDER/cg" &

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use midplane::gang::agenda::{Phases, WithItself};
 use midplane::gang::live::clock::now;
 use midplane::gang::live::rank::join;
 use midplane::gang::live::snapshot::Snapshots;
@@ -69,8 +70,10 @@ pub(crate) fn measure(folder: &Path) -> Result<(f64, f64), String> {
     let stage = |name, hosts, slots| {
         let folder = folder.join(name);
         std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let (with_itself, fabric, mode) = (false, "shm", "resident");
-        let daemons = Daemons { hosts, slots, slice_ms: SLICE_MS, with_itself, fabric, mode };
+        let (phases, with_itself) = (Phases::Two, WithItself::Never);
+        let (fabric, mode) = ("shm", "resident");
+        let daemons =
+            Daemons { hosts, slots, slice_ms: SLICE_MS, phases, with_itself, fabric, mode };
         Stage::start_in(&folder, daemons)
     };
     let (here, there) = (stage("here", 1, RANKS)?, stage("there", 2, RANKS / 2)?);

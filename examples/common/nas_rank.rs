@@ -6,7 +6,7 @@ use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::live::clock::now;
 use midplane::gang::live::rank::join;
 use midplane::gang::live::snapshot::Snapshots;
-use midplane::gang::nas::{Cg, Class, Ep, Ft, Kernel, RealTime, Verdict};
+use midplane::gang::nas::{Cg, Class, Ep, Ft, Kernel, Pace, Verdict};
 use midplane::via::message::communicator::Communicator;
 use midplane::via::message::engine::{Config, Engine};
 use midplane::via::message::process::Process;
@@ -23,7 +23,7 @@ pub(crate) struct Said {
     pub(crate) verified: bool,
     /// Of all bits of the results.
     pub(crate) checksum: String,
-    /// From when all ranks were there until the results were, frozen time included.
+    /// From when all ranks were there until the results were, the last time, frozen time included.
     pub(crate) seconds: f64,
 }
 
@@ -48,11 +48,16 @@ impl FromStr for Name {
     }
 }
 
-/// Runs this process's rank; what is to be said, on rank 0.
-pub(crate) async fn run(name: Name, class: Class) -> Result<Option<Said>, String> {
+/// Runs this process's rank, so many times over; what is to be said, on rank 0. Between two times `pace` is told of no
+/// operations.
+pub(crate) async fn run(
+    (name, class): (Name, Class),
+    times: u32,
+    pace: &impl Pace,
+) -> Result<Option<Said>, String> {
     let (_, channel) = join().await.map_err(|error| error.to_string())?;
     let mut snapshots = Snapshots::join().map_err(|error| error.to_string())?;
-    let saved = snapshots.take_restored();
+    let mut saved = snapshots.take_restored();
     let (rank, ranks) = (channel.rank(), u32::from(channel.ranks()));
     // Between two steps a kernel has had all that it waits for: what was on its way is of the message
     // layer alone, which begins anew.
@@ -63,23 +68,29 @@ pub(crate) async fn run(name: Name, class: Class) -> Result<Option<Said>, String
     let engine = Engine::new(carrier, Config::default());
     let (process, scope) = Process::new(engine, ranks).map_err(|error| error.to_string())?;
     let world = Communicator::world(process, scope);
-    world.barrier().await.map_err(|error| error.to_string())?;
-    let began = now();
-    let verdict = match name {
-        Name::Ep => kernel::<Ep, _>(class, &world, saved, &mut snapshots).await,
-        Name::Cg => kernel::<Cg, _>(class, &world, saved, &mut snapshots).await,
-        Name::Ft => kernel::<Ft, _>(class, &world, saved, &mut snapshots).await,
-    }?;
-    let seconds = now().nanos_since(began) as f64 / 1e9;
+    let mut said: Option<Said> = None;
+    for _ in 0..times {
+        world.barrier().await.map_err(|error| error.to_string())?;
+        let began = now();
+        let saved = saved.take();
+        let verdict = match name {
+            Name::Ep => kernel::<Ep, _>(class, &world, saved, &mut snapshots, pace).await,
+            Name::Cg => kernel::<Cg, _>(class, &world, saved, &mut snapshots, pace).await,
+            Name::Ft => kernel::<Ft, _>(class, &world, saved, &mut snapshots, pace).await,
+        }?;
+        pace.work(0).await;
+        let seconds = now().nanos_since(began) as f64 / 1e9;
+        let checksum = format!("{:016x}", verdict.checksum);
+        if said.as_ref().is_some_and(|before| before.checksum != checksum) {
+            return Err(format!("{name:?} came to other bits than the time before"));
+        }
+        let verified = verdict.verified && said.is_none_or(|before| before.verified);
+        let kernel = format!("{name:?}").to_lowercase();
+        let class = class.to_string();
+        said = Some(Said { kernel, class, ranks, verified, checksum, seconds });
+    }
     world.finalize().await;
-    Ok((rank.0 == 0).then(|| Said {
-        kernel: format!("{name:?}").to_lowercase(),
-        class: class.to_string(),
-        ranks,
-        verified: verdict.verified,
-        checksum: format!("{:016x}", verdict.checksum),
-        seconds,
-    }))
+    Ok(said.filter(|_| rank.0 == 0))
 }
 
 /// Runs a kernel from its beginning, or from what was saved; is saved between two steps when it is asked
@@ -89,6 +100,7 @@ async fn kernel<K: Kernel, P: Progression>(
     world: &Communicator<P>,
     saved: Option<Vec<u8>>,
     snapshots: &mut Snapshots,
+    pace: &impl Pace,
 ) -> Result<Verdict, String>
 where
     Communicator<P>: Send + Sync,
@@ -99,7 +111,7 @@ where
         None => K::begin(class, rank, ranks),
     };
     let mut kernel = kernel.map_err(|error| error.to_string())?;
-    while !kernel.step(world, &RealTime).await.map_err(|error| error.to_string())? {
+    while !kernel.step(world, pace).await.map_err(|error| error.to_string())? {
         let asked = [u32::from(snapshots.is_asked())];
         let all = world.all_reduce_slice(&asked, |sum, more| *sum += *more).await;
         if all.map_err(|error| error.to_string())?[0] > 0 {

@@ -12,14 +12,17 @@ pub(crate) mod cluster;
 pub(crate) mod daemons;
 #[path = "../preempt/fit.rs"]
 pub(crate) mod fit;
+#[path = "../preempt/laps.rs"]
+#[expect(dead_code, reason = "the example beside it uses the rest")]
+pub(crate) mod laps;
+#[path = "../preempt/lines.rs"]
+pub(crate) mod lines;
 #[path = "../preempt/live.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod live;
 #[path = "../common/nas_rank.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod nas_rank;
-#[path = "../preempt/pairs.rs"]
-pub(crate) mod pairs;
 #[path = "../preempt/paper.rs"]
 #[expect(dead_code, reason = "the example beside it uses the rest")]
 pub(crate) mod paper;

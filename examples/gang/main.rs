@@ -20,6 +20,7 @@ use midplane::gang::live::daemon::default_socket;
 use midplane::gang::live::front::{FrontError, ask};
 use midplane::gang::live::message::{Reply, Request};
 use midplane::gang::names::JobId;
+use midplane::gang::nas::RealTime;
 
 use arguments::{Arguments, What};
 
@@ -72,7 +73,7 @@ async fn carry_out(arguments: &Arguments) -> Result<u8, Failure> {
         }
         What::Nas { kernel, class } => {
             let failed = |what| Failure(what, report::DID_NOT_HOLD);
-            let said = nas_rank::run(*kernel, *class).await.map_err(failed)?;
+            let said = nas_rank::run((*kernel, *class), 1, &RealTime).await.map_err(failed)?;
             let holds = said.as_ref().is_none_or(|said| said.verified);
             if let Some(said) = said {
                 report::print_json(&said);

@@ -10,12 +10,13 @@ mod report;
 mod place;
 mod spread;
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use midplane::gang::agenda::{AgendaConfig, Phases};
+use midplane::gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
@@ -103,9 +104,10 @@ struct Arguments {
     /// Daemons below each daemon
     #[arg(long, default_value_t = DEFAULT_ARITY, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     arity: u16,
-    /// Stop and start a job that is alone as well, at the end of each slice
-    #[arg(long)]
-    with_itself: bool,
+    /// Stop and start a job that is alone as well, at the end of each slice; with a number, at the ends of so many, and
+    /// then of as many not
+    #[arg(long, value_name = "SLICES", num_args = 0..=1, default_missing_value = "0")]
+    with_itself: Option<u32>,
     /// How long a job runs that is woken by its input (`gang run --woken`) in the middle of others' slice; 0: it waits
     /// for its turn. No slice is interrupted before it has lasted as long
     #[arg(long, default_value_t = 10, value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=1_000))]
@@ -248,7 +250,11 @@ fn main() -> ExitCode {
     let agenda = AgendaConfig {
         slice: Duration::from_millis(arguments.slice_ms),
         phases: Phases::Two,
-        with_itself: arguments.with_itself,
+        with_itself: match arguments.with_itself.map(NonZeroU32::new) {
+            None => WithItself::Never,
+            Some(None) => WithItself::Always,
+            Some(Some(each)) => WithItself::Alternately(each),
+        },
         visit: Duration::from_millis(arguments.visit_ms),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -14,8 +14,9 @@ use midplane::simhw::profile::Machine;
 /// stopped, its channels become steady, are saved, restored and started in the next epoch. The slowdown is
 /// (T_gang - T_alone) / T_alone of the job's own run, the time that it stands still included. In `sim` times are
 /// virtual: the cluster and its arithmetic take what the machine's profile says, whatever computer this runs on. On
-/// the other fabrics ranks are processes, stopped by signals, and times are real. Results are computed, and checked
-/// against the official ones.
+/// the other fabrics ranks are processes, stopped by signals, and times are real: as runs differ there by more than
+/// preemption costs, a run is preempted in some slices and not in others, and rank 0's laps between two parts of its
+/// work are compared. Results are computed, and checked against the official ones.
 #[derive(Clone, Debug, Parser)]
 #[command(
     after_help = "Try:\n  preempt                                     every kernel, class S, 8 ranks, 100 ms\n  \
@@ -63,7 +64,7 @@ pub(crate) struct Arguments {
     pub(crate) fabric: FabricName,
     /// Real processes: under these daemons, which may be on several hosts, instead of some of this run's: the socket
     /// of the first of those that let a job run for ever (--slice-ms 3600000), and of those that stop it, also when
-    /// it is alone (--with-itself).
+    /// it is alone, in some slices and not in others (--with-itself 10).
     #[arg(long, value_parser = two_sockets, value_name = "ALONE,PREEMPTING")]
     pub(crate) daemons: Option<[PathBuf; 2]>,
     /// Real processes: run until they were preempted so often, if that takes more than --repeat runs.

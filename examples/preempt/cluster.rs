@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use midplane::gang::agenda::AgendaConfig;
+use midplane::gang::agenda::{AgendaConfig, WithItself};
 use midplane::gang::carrier::ChannelCarrier;
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::channel::{Channel, Descriptor};
@@ -186,7 +186,8 @@ pub(crate) fn run(setting: Setting, programs: &[(Program, u16, u16)]) -> Outcome
     }
     let (host, programs) = (world.host(NodeId(0)), programs.to_vec());
     let Setting { slice, phases, .. } = setting;
-    let agenda = AgendaConfig { slice, phases, with_itself: true, visit: Duration::ZERO };
+    let agenda =
+        AgendaConfig { slice, phases, with_itself: WithItself::Always, visit: Duration::ZERO };
     let task = async move {
         let root = Daemon::open(host, config, start).await.expect("the NIC is up");
         let policy = Box::new(RoundRobin::new(setting.nodes));

@@ -1,31 +1,51 @@
 //! The same with real processes: daemons with a NIC each, two or more ranks, preempted in real time.
 
+use std::num::NonZeroU32;
+
+use midplane::gang::agenda::{Phases, WithItself};
 use midplane::gang::live::message::Slice;
 
 use super::arguments::{Arguments, FabricName};
 use super::daemons::parts::number;
 use super::daemons::stage::{Daemons, Stage};
+use super::laps;
+use super::laps::{Loss, Report};
 use super::nas_rank::Said;
-use super::pairs;
 use super::slowdown::{Case, Run, interval};
 
 /// Milliseconds of a slice that nothing outlives.
 const FOR_EVER: f64 = 1e8;
+/// Stretches that are preempted, and seconds, that a job is to run at least, if that takes no more than so many times
+/// over.
+const STRETCHES: f64 = 10.0;
+const AT_LEAST: f64 = 3.0;
+const MOST_TIMES: f64 = 500.0;
+/// Milliseconds of a stretch, if that is not too few or too many slices.
+const STRETCH_MS: f64 = 200.0;
+const LEAST_SLICES: f64 = 4.0;
+const MOST_SLICES: f64 = 20.0;
 /// Most daemons of one run.
 const MOST_HOSTS: u16 = 8;
 
-/// One run of a kernel: what it said, and how often it was stopped.
-fn once(stage: &Stage, case: &Case) -> Result<(Said, usize), String> {
-    let class = case.class.to_string();
-    let lines = stage.run(case.ranks, &["--be-rank", case.kernel.name(), &class])?;
+/// One run of a kernel, so many times over: what it said, when its work was done, and how often it was stopped.
+fn once(stage: &Stage, case: &Case, times: u32) -> Result<(Said, Vec<Report>, usize), String> {
+    let (class, times) = (case.class.to_string(), times.to_string());
+    let lines = stage.run(case.ranks, &["--be-rank", case.kernel.name(), &class, &times])?;
     let wrong = || "a job did not say what it found".to_owned();
-    let [said, about] = &lines[..] else { return Err(wrong()) };
+    let [said, reports, about] = &lines[..] else { return Err(wrong()) };
     let said = serde_json::from_str(said).map_err(|_| wrong())?;
-    Ok((said, number(about)?))
+    let reports = serde_json::from_str(reports).map_err(|_| wrong())?;
+    Ok((said, reports, number(about)?))
 }
 
 fn mean(slices: &[Slice], of: impl Fn(&Slice) -> f64) -> f64 {
     slices.iter().map(of).sum::<f64>() / slices.len().max(1) as f64
+}
+
+/// Slices of a stretch that is preempted, and of one that is not.
+fn stretch(case: &Case) -> NonZeroU32 {
+    let slices = (STRETCH_MS / case.slice_ms).clamp(LEAST_SLICES, MOST_SLICES) as u32;
+    NonZeroU32::new(slices).unwrap_or(NonZeroU32::MIN)
 }
 
 /// Daemons under which a job runs alone, and those that preempt it.
@@ -41,45 +61,46 @@ fn stages(arguments: &Arguments, case: &Case) -> Result<[Stage; 2], String> {
     // Over UDP a host is a daemon with an address of its own; it has more than one rank only if it must.
     let hosts = if arguments.fabric == FabricName::Udp { case.ranks.min(MOST_HOSTS) } else { 1 };
     let (slots, fabric, mode) = (case.ranks / hosts, arguments.fabric.name(), case.mode.name());
+    let (phases, with_itself) = (arguments.phases(), WithItself::Alternately(stretch(case)));
     let start = |slice_ms| {
-        Stage::start(Daemons { hosts, slots, slice_ms, with_itself: true, fabric, mode })
+        Stage::start(Daemons { hosts, slots, slice_ms, phases, with_itself, fabric, mode })
     };
     Ok([start(FOR_EVER)?, start(case.slice_ms)?])
 }
 
-/// Measures a kernel with and without preemption, in turns.
+/// Measures a kernel that is preempted, beside the same that is not.
 ///
 /// # Errors
 /// One line.
 pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String> {
     let fabric = arguments.fabric.name();
     let [alone, preempted] = stages(arguments, case)?;
-    let (first, _) = once(&alone, case)?;
-    let (mut slowdowns, mut less_still, mut times) = (Vec::new(), Vec::new(), 0);
-    let (mut same_bits, mut verified, mut alone_s) = (true, first.verified, Vec::new());
-    let mut runs = 0;
+    let (alone, ..) = once(&alone, case, 1)?;
+    let enough = STRETCHES * 2.0 * f64::from(stretch(case).get()) * case.slice_ms / 1e3;
+    let again = (enough.max(AT_LEAST) / alone.seconds).ceil().clamp(1.0, MOST_TIMES) as u32;
+    let (mut same_bits, mut verified) = (true, alone.verified);
+    let (mut losses, mut times, mut runs) = (Vec::new(), 0, 0);
     while runs < arguments.repeat || times < arguments.preemptions {
-        // What drifts with time is in one half of the pairs as much as in the other.
-        let before = if runs.is_multiple_of(2) { Some(once(&alone, case)?.0) } else { None };
-        let (gang, count) = once(&preempted, case)?;
-        let said = match before {
-            Some(said) => said,
-            None => once(&alone, case)?.0,
-        };
-        let slices = preempted.slices()?;
-        let last = &slices[slices.len().saturating_sub(count)..];
-        let still = last.iter().map(|slice| slice.switch_us).sum::<f64>() / 1e6;
-        slowdowns.push(gang.seconds / said.seconds - 1.0);
-        less_still.push((gang.seconds - still) / said.seconds - 1.0);
-        alone_s.push(said.seconds);
-        same_bits &= said.checksum == first.checksum && gang.checksum == first.checksum;
-        verified &= said.verified && gang.verified;
+        let (gang, reports, count) = once(&preempted, case, again)?;
+        same_bits &= gang.checksum == alone.checksum;
+        verified &= gang.verified;
         times += count;
         runs += 1;
+        losses.extend(laps::losses(&reports, &preempted.slices()?, case.slice_ms));
     }
+    if losses.is_empty() {
+        return Err(format!(
+            "{} {} at {} ms: too little work to see what it loses; take a larger class, shorter slices, or daemons with --with-itself 10",
+            case.kernel.name(),
+            case.class,
+            case.slice_ms
+        ));
+    }
+    let parts = |of: fn(&Loss) -> f64| losses.iter().map(of).collect::<Vec<f64>>();
+    let (lost, less_still) = (parts(|loss| loss.lost), parts(|loss| loss.less_still));
     let slices = preempted.slices()?;
-    let (slowdown, slowdown_ci) = interval(&slowdowns);
-    let (less, less_ci) = pairs::middle(&less_still);
+    let (slowdown, slowdown_ci) = interval(&lost);
+    let (less, less_ci) = interval(&less_still);
     let rest = |slice: &Slice| slice.switch_us - slice.freeze_us - slice.save_us - slice.restore_us;
     Ok(Run {
         kernel: case.kernel.name(),
@@ -91,16 +112,17 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Result<Run, String>
         slowdown_ci,
         slowdown_less_still: Some(less),
         slowdown_less_still_ci: Some(less_ci),
-        pairs: less_still,
+        lost,
+        less_still,
         preemptions: times,
         freeze_us: mean(&slices, |slice| slice.freeze_us),
         save_us: mean(&slices, |slice| slice.save_us),
         restore_us: mean(&slices, |slice| slice.restore_us),
         run_us: mean(&slices, rest),
-        alone_s: interval(&alone_s).0,
+        alone_s: alone.seconds,
         verified,
         same_bits,
-        checksum: first.checksum,
+        checksum: alone.checksum,
         fabric,
         machine: "this one",
     })
@@ -123,8 +145,9 @@ pub(crate) struct Frozen {
 /// One line.
 pub(crate) fn freeze(processes: u16, blocked: bool, seconds: f64) -> Result<Frozen, String> {
     let (fabric, mode) = ("none", "resident");
-    let of =
-        Daemons { hosts: 1, slots: processes, slice_ms: 10.0, with_itself: true, fabric, mode };
+    let (phases, with_itself) = (Phases::Four, WithItself::Always);
+    let (hosts, slots, slice_ms) = (1, processes, 10.0);
+    let of = Daemons { hosts, slots, slice_ms, phases, with_itself, fabric, mode };
     let stage = Stage::start(of)?;
     let how = if blocked { "blocked" } else { "spinning" };
     stage.run(processes, &["--be-idle", how, &seconds.to_string()])?;

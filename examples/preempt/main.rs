@@ -12,10 +12,11 @@ mod fit;
 mod freezes;
 #[path = "../common/gantt.rs"]
 mod gantt;
+mod laps;
+mod lines;
 mod live;
 #[path = "../common/nas_rank.rs"]
 mod nas_rank;
-mod pairs;
 mod paper;
 mod parts;
 #[path = "../common/plot.rs"]

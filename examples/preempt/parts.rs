@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::daemons::parts::{self, number, runtime};
+use crate::laps::Stopwatch;
 use crate::{nas_rank, turns};
 
 /// Plays the part that this process was started for, if it was.
@@ -13,7 +14,7 @@ pub(crate) fn play_part() -> bool {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let played = match words[..] {
-        ["--be-rank", kernel, class] => rank(kernel, class),
+        ["--be-rank", kernel, class, times] => rank(kernel, class, times),
         ["--be-idle", how, seconds] => idle(how, seconds),
         ["--be-ticker", folder, name, seconds] => {
             number(seconds).and_then(|seconds| turns::tick(folder, name, seconds))
@@ -27,10 +28,14 @@ pub(crate) fn play_part() -> bool {
     true
 }
 
-fn rank(kernel: &str, class: &str) -> Result<(), String> {
-    let said = runtime()?.block_on(nas_rank::run(kernel.parse()?, class.parse()?))?;
+/// Says in the end what came of it, and when its work was done.
+fn rank(kernel: &str, class: &str, times: &str) -> Result<(), String> {
+    let (program, times) = ((kernel.parse()?, class.parse()?), number(times)?);
+    let watch = Stopwatch::default();
+    let said = runtime()?.block_on(nas_rank::run(program, times, &watch))?;
     if let Some(said) = said {
         println!("{}", serde_json::to_string(&said).expect("plain data"));
+        println!("{}", serde_json::to_string(&watch.into_reports()).expect("plain data"));
     }
     Ok(())
 }

@@ -12,8 +12,8 @@ use serde::Serialize;
 use super::arguments::{Arguments, FabricName, KernelName, ModeName};
 use super::cluster::{self, Outcome, Program, Setting};
 use super::fit::{self, Fit};
+use super::lines::{self, Lines};
 use super::live;
-use super::pairs::{self, PairedFit};
 use super::report;
 
 /// One row.
@@ -27,12 +27,15 @@ pub(crate) struct Run {
     pub(crate) slowdown: f64,
     /// Bounds of 95 %.
     pub(crate) slowdown_ci: [f64; 2],
-    /// The same where the time of its switches is not counted: the median of pairs of runs; real processes only.
+    /// The same where the time of its switches, from the first order to the last report, is not counted: a little more
+    /// than a process stands still. Of real processes.
     pub(crate) slowdown_less_still: Option<f64>,
     pub(crate) slowdown_less_still_ci: Option<[f64; 2]>,
-    /// Those pairs.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) pairs: Vec<f64>,
+    /// The two of each switch.
+    #[serde(skip)]
+    pub(crate) lost: Vec<f64>,
+    #[serde(skip)]
+    pub(crate) less_still: Vec<f64>,
     pub(crate) preemptions: usize,
     /// Means over all switches.
     pub(crate) freeze_us: f64,
@@ -53,7 +56,7 @@ struct Document {
     runs: Vec<Run>,
     fits: Vec<Fit>,
     /// Of real processes.
-    paired_fits: Vec<PairedFit>,
+    lines: Vec<Lines>,
 }
 
 /// The job of a world that has one.
@@ -139,7 +142,8 @@ pub(crate) fn measure(arguments: &Arguments, case: &Case) -> Run {
         slowdown_ci,
         slowdown_less_still: None,
         slowdown_less_still_ci: None,
-        pairs: Vec::new(),
+        lost: Vec::new(),
+        less_still: Vec::new(),
         preemptions: switches.len(),
         freeze_us: mean_us(&switches, |switch| switch.freeze),
         save_us: mean_us(&switches, |switch| switch.save),
@@ -201,15 +205,15 @@ pub(crate) fn run(arguments: &Arguments) -> bool {
     }
     bar.finish_and_clear();
     let holds = runs.iter().all(|run| run.verified && run.same_bits);
-    let paired_fits = pairs::fits(&runs);
-    // Noise may be negative, which has no logarithm.
+    let lines = lines::lines(&runs);
+    // What is measured may be less than nothing, which has no logarithm.
     let fits = if arguments.fabric == FabricName::Sim { fit::all(&runs) } else { Vec::new() };
     if arguments.json {
-        report::print_json(&Document { runs, fits, paired_fits });
+        report::print_json(&Document { runs, fits, lines });
     } else {
         report::say(&table(&runs));
         report::say(&fit::table(&fits));
-        report::say(&pairs::table(&runs, &paired_fits));
+        report::say(&lines::table(&runs, &lines));
     }
     holds
 }

@@ -8,6 +8,7 @@ mod departures;
 mod visits;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
@@ -28,6 +29,29 @@ pub enum Phases {
     Two,
 }
 
+/// Whether a job whose turn follows its own is stopped and started all the same.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum WithItself {
+    /// It goes on.
+    Never,
+    /// It is: what the paper measured with.
+    Always,
+    /// It is at the ends of so many slices, and goes on at the ends of as many after them: what being stopped costs
+    /// shows within one run.
+    Alternately(NonZeroU32),
+}
+
+impl WithItself {
+    /// The same at the end of a slice that so many others came before.
+    const fn is_stopped(self, slices: u32) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Always => true,
+            Self::Alternately(each) => (slices / each.get()).is_multiple_of(2),
+        }
+    }
+}
+
 /// How jobs are switched.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct AgendaConfig {
@@ -35,9 +59,8 @@ pub struct AgendaConfig {
     pub slice: Duration,
     /// How the daemons wait for each other.
     pub phases: Phases,
-    /// Whether a job whose turn follows its own is stopped and started all the same: what the paper
-    /// measured with.
-    pub with_itself: bool,
+    /// Whether a job whose turn follows its own is stopped and started all the same.
+    pub with_itself: WithItself,
     /// How long a job runs that is woken before its turn ([`Agenda::wake`]); zero: none is.
     pub visit: Duration,
 }
@@ -125,6 +148,8 @@ pub struct Agenda<P> {
     /// Stands still for its cut, in its own slice.
     held: Option<JobId>,
     running: Vec<JobId>,
+    /// Slices that have ended.
+    slices: u32,
     /// When the slice ends.
     until: Option<Instant>,
     /// How long the one lasts that a switch begins.
@@ -160,6 +185,7 @@ impl<P: Clone> Agenda<P> {
             cuts: VecDeque::new(),
             held: None,
             running: Vec::new(),
+            slices: 0,
             until: None,
             lasts: config.slice,
             visits: Visits::new(config.visit),
@@ -400,9 +426,11 @@ impl<P: Clone> Agenda<P> {
             return None;
         }
         let before = std::mem::replace(&mut self.running, next.clone());
-        let again = |job: &JobId| !self.config.with_itself && before.contains(job);
+        let with_itself = self.config.with_itself.is_stopped(self.slices);
+        self.slices = self.slices.wrapping_add(1);
+        let again = |job: &JobId| !with_itself && before.contains(job);
         let started: Vec<JobId> = next.iter().filter(|job| !again(job)).copied().collect();
-        let stays = |job: &JobId| !self.config.with_itself && next.contains(job);
+        let stays = |job: &JobId| !with_itself && next.contains(job);
         let stopped: Vec<JobId> = before.iter().filter(|job| !stays(job)).copied().collect();
         self.visits.came(&next);
         self.lasts = self.config.slice;

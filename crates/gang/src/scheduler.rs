@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 
 use midplane_simhw::host::Host;
 
-use crate::agenda::{Agenda, AgendaConfig, Event};
+use crate::agenda::{Agenda, AgendaConfig, Event, WithItself};
 use crate::daemon::{Action, Daemon, DaemonError};
 use crate::names::JobId;
 use crate::schedule::{AdmitError, Policy, Request};
@@ -94,7 +94,8 @@ impl<H: Host> Scheduler<H> {
     /// tell of ranks that have ended when they are ordered something.
     #[must_use]
     pub fn new(root: Daemon<H>, policy: Box<dyn Policy>, config: AgendaConfig) -> Self {
-        let agenda = Agenda::new(policy, AgendaConfig { with_itself: true, ..config });
+        let agenda =
+            Agenda::new(policy, AgendaConfig { with_itself: WithItself::Always, ..config });
         let (front, switches, refused) = (Front::default(), Vec::new(), Vec::new());
         Self { root, agenda, front, switches, refused }
     }

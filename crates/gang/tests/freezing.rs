@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use job::world;
-use midplane_gang::agenda::AgendaConfig;
+use midplane_gang::agenda::{AgendaConfig, WithItself};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::schedule::{Request, RoundRobin};
@@ -40,7 +40,7 @@ fn freeze(nodes: u16, arity: u16) -> f64 {
     }
     let host = world.host(NodeId(0));
     let (phases, visit) = (Phases::Two, Duration::ZERO);
-    let agenda = AgendaConfig { slice: SLICE, phases, with_itself: true, visit };
+    let agenda = AgendaConfig { slice: SLICE, phases, with_itself: WithItself::Always, visit };
     let task = async move {
         let root = Daemon::open(host, config, start).await.unwrap();
         let mut scheduler = Scheduler::new(root, Box::new(RoundRobin::new(nodes)), agenda);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use job::{Progress, chatter, message, world};
-use midplane_gang::agenda::AgendaConfig;
+use midplane_gang::agenda::{AgendaConfig, WithItself};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::names::JobId;
@@ -70,7 +70,7 @@ fn schedule(
         });
     }
     let host = world.host(NodeId(0));
-    let (with_itself, visit) = (true, Duration::ZERO);
+    let (with_itself, visit) = (WithItself::Always, Duration::ZERO);
     let agenda = AgendaConfig { slice, phases, with_itself, visit };
     let task = async move {
         let root = Daemon::open(host, config, start).await.unwrap();

@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use job::world;
-use midplane_gang::agenda::{AgendaConfig, Phases};
+use midplane_gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane_gang::channel::geometry::Geometry;
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::names::JobId;
@@ -104,7 +104,12 @@ fn waits(visit: Duration) -> Vec<Duration> {
     let (host, clients) = (world.host(NodeId(0)), Arc::clone(&desk));
     let task = async move {
         let root = Daemon::open(host.clone(), config, start).await.unwrap();
-        let agenda = AgendaConfig { slice: SLICE, phases: Phases::Two, with_itself: true, visit };
+        let agenda = AgendaConfig {
+            slice: SLICE,
+            phases: Phases::Two,
+            with_itself: WithItself::Always,
+            visit,
+        };
         let policy = Box::new(RoundRobin::new(NODES));
         let mut scheduler = Scheduler::new(root, policy, agenda);
         for program in [COMPUTES, COMPUTES, SERVES] {

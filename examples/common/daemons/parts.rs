@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use midplane::gang::agenda::{AgendaConfig, Phases};
+use midplane::gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
 use midplane::gang::live::channels::ChannelOptions;
@@ -19,6 +19,11 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// The variable with the key that the daemons of a run share.
 pub(super) const KEY: &str = "STAGE_KEY";
+/// A job that is alone is stopped at the end of its slice never, or always; and barriers of a switch.
+pub(super) const NEVER: &str = "never";
+pub(super) const ALWAYS: &str = "always";
+pub(super) const FOUR: &str = "four";
+pub(super) const TWO: &str = "two";
 
 /// Plays the part that this process was started for, if it was: nothing comes after it.
 pub(crate) fn play_part() -> bool {
@@ -26,8 +31,8 @@ pub(crate) fn play_part() -> bool {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let played = match words[..] {
-        ["--be-daemon", socket, host, slots, slice_ms, alone, fabric, mode, peers] => {
-            daemon(socket, (host, slots), (slice_ms, alone), (fabric, mode), peers)
+        ["--be-daemon", socket, host, slots, slice_ms, phases, alone, fabric, mode, peers] => {
+            daemon(socket, (host, slots), (slice_ms, phases, alone), (fabric, mode), peers)
         }
         ["--be-front", socket, ranks, ref command @ ..] => attend(run(socket, ranks, command)),
         ["--be-restored", socket, folder] => attend(restore(socket, folder)),
@@ -57,7 +62,7 @@ pub(crate) fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
 fn daemon(
     socket: &str,
     (host, slots): (&str, &str),
-    (slice_ms, alone): (&str, &str),
+    (slice_ms, phases, alone): (&str, &str, &str),
     (fabric, mode): (&str, &str),
     peers: &str,
 ) -> Result<(), String> {
@@ -91,10 +96,11 @@ fn daemon(
         checkpoint_bytes: CHECKPOINT_BYTES,
     };
     let slice = Duration::from_secs_f64(number::<f64>(slice_ms)? / 1e3);
-    // As the paper measured, or as jobs would have it.
-    let (phases, with_itself) = match alone {
-        "stopped" => (Phases::Four, true),
-        _ => (Phases::Two, false),
+    let phases = if phases == FOUR { Phases::Four } else { Phases::Two };
+    let with_itself = match alone {
+        NEVER => WithItself::Never,
+        ALWAYS => WithItself::Always,
+        each => WithItself::Alternately(number(each)?),
     };
     let agenda = AgendaConfig { slice, phases, with_itself, visit: Duration::ZERO };
     let ready = || println!("ready");

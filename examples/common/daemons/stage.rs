@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use midplane::gang::agenda::{Phases, WithItself};
 use midplane::gang::live::front::{ask, checkpoint};
 use midplane::gang::live::message::{Listing, Reply, Request, Slice};
 use midplane::gang::names::JobId;
 
-use super::parts::{KEY, runtime};
+use super::parts::{ALWAYS, FOUR, KEY, NEVER, TWO, runtime};
 use crate::processes;
 
 /// How long daemons may take to find each other.
@@ -31,8 +32,10 @@ pub(crate) struct Daemons<'a> {
     /// Of each host.
     pub(crate) slots: u16,
     pub(crate) slice_ms: f64,
-    /// A job that is alone is stopped at the end of its slice as well, in the paper's four phases.
-    pub(crate) with_itself: bool,
+    /// Barriers of a switch.
+    pub(crate) phases: Phases,
+    /// Whether a job that is alone is stopped at the end of its slice as well.
+    pub(crate) with_itself: WithItself,
     pub(crate) fabric: &'a str,
     pub(crate) mode: &'a str,
 }
@@ -79,7 +82,12 @@ impl Stage {
                 .arg("--be-daemon")
                 .arg(folder.join(format!("{host}.socket")))
                 .args([host.to_string(), of.slots.to_string(), of.slice_ms.to_string()])
-                .arg(if of.with_itself { "stopped" } else { "left" })
+                .arg(if of.phases == Phases::Four { FOUR } else { TWO })
+                .arg(match of.with_itself {
+                    WithItself::Never => NEVER.to_owned(),
+                    WithItself::Always => ALWAYS.to_owned(),
+                    WithItself::Alternately(each) => each.to_string(),
+                })
                 .args([of.fabric, of.mode, &peers])
                 .env(KEY, &key)
                 .stdin(Stdio::null())

@@ -118,9 +118,14 @@ fn moved(job: JobId) -> Moved {
 proptest! {
     #[test]
     fn no_node_runs_two_jobs_and_all_of_them_go(
-        four: bool, with_itself: bool, visit in 0_u64..12, ops in proptest::collection::vec(any_op(), 1..80),
+        four: bool, with_itself in 0_u32..4, visit in 0_u64..12, ops in proptest::collection::vec(any_op(), 1..80),
     ) {
         let phases = if four { Phases::Four } else { Phases::Two };
+        let with_itself = match (with_itself, NonZeroU32::new(with_itself / 2)) {
+            (0, _) => WithItself::Never,
+            (_, None) => WithItself::Always,
+            (_, Some(each)) => WithItself::Alternately(each),
+        };
         let [slice, visit] = [10, visit].map(Duration::from_millis);
         let config = AgendaConfig { slice, phases, with_itself, visit };
         let policy = Box::new(QueueTree::new(8, Placing::LeastLoaded));
@@ -195,7 +200,7 @@ fn round(jobs: u8) -> (Agenda<()>, Vec<JobId>, Instant) {
     let config = AgendaConfig {
         slice: Duration::from_millis(100),
         phases: Phases::Two,
-        with_itself: false,
+        with_itself: WithItself::Never,
         visit: Duration::from_millis(10),
     };
     let mut agenda = Agenda::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
@@ -205,6 +210,27 @@ fn round(jobs: u8) -> (Agenda<()>, Vec<JobId>, Instant) {
     settle(&mut agenda, now);
     assert_eq!(agenda.running(), [jobs[0]]);
     (agenda, jobs, now)
+}
+
+#[test]
+fn a_job_that_is_alone_is_stopped_in_stretches() {
+    let slice = Duration::from_millis(100);
+    let with_itself = WithItself::Alternately(NonZeroU32::new(3).unwrap());
+    let config = AgendaConfig { slice, phases: Phases::Two, with_itself, visit: Duration::ZERO };
+    let mut agenda = Agenda::new(Box::new(crate::schedule::RoundRobin::new(4)), config);
+    agenda.submit(Request { nodes: 4, weight: 1 }, 4, ()).unwrap();
+    let mut now = Instant::from_nanos(1);
+    settle(&mut agenda, now);
+    let mut stopped = String::new();
+    for _ in 0..13 {
+        now += slice;
+        let ordered = agenda.poll_order(now);
+        stopped.push(if ordered.is_some() { 's' } else { '-' });
+        agenda.handle_outcome(now, &Outcome::default());
+        settle(&mut agenda, now);
+    }
+    // The first slice has begun the job.
+    assert_eq!(stopped, "ss---sss---ss");
 }
 
 #[test]

@@ -192,7 +192,7 @@ pub async fn serve(
     let steps = tree.depth_below(host).max(1);
     let geometry = options.fabric.as_ref().map(|fabric| fabric.channels.geometry);
     let about = (cluster, geometry, options.checkpoint_bytes);
-    let root = (host == 0).then(|| Root::new(policy, agenda, about, peers_names(&options), now()));
+    let root = (host == 0).then(|| Root::new(policy, agenda, about, peers_names(&options)));
     let nic = start_nic(&options, &events).await?;
     // Not its NIC, which may spin.
     precedence::take_at_once();

@@ -347,7 +347,7 @@ pub struct Line {
 /// One switch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slice {
-    /// Microseconds since the daemon started.
+    /// Microseconds of the first daemon's clock ([`now`](super::clock::now)).
     pub at_us: f64,
     /// Until all stood still, and their channels were steady.
     pub freeze_us: f64,

@@ -95,7 +95,6 @@ pub(super) struct Root {
     jobs: BTreeMap<JobId, Job>,
     switches: VecDeque<(Switch, Vec<JobId>)>,
     switch_count: u64,
-    began: Instant,
     next_order: u32,
 }
 
@@ -122,7 +121,6 @@ impl Root {
         config: AgendaConfig,
         (cluster, geometry, most_saved): (Cluster, Option<Geometry>, u64),
         names: Vec<String>,
-        now: Instant,
     ) -> Self {
         Self {
             agenda: Agenda::new(policy, config),
@@ -135,7 +133,6 @@ impl Root {
             jobs: BTreeMap::new(),
             switches: VecDeque::new(),
             switch_count: 0,
-            began: now,
             next_order: 0,
         }
     }
@@ -453,7 +450,7 @@ impl Root {
     /// The last switches.
     pub(super) fn slices(&self) -> Vec<Slice> {
         let slice = |(switch, running): &(Switch, Vec<JobId>)| Slice {
-            at_us: switch.at.nanos_since(self.began) as f64 / 1e3,
+            at_us: switch.at.nanos_since(Instant::ZERO) as f64 / 1e3,
             freeze_us: micros(switch.freeze),
             save_us: micros(switch.save),
             restore_us: micros(switch.restore),

@@ -339,11 +339,14 @@ impl Kernel for Ft {
             self.state.field = self.begin_field(world, pace).await?;
         }
         self.evolve();
+        pace.work(0).await;
         let mut data = self.state.field.clone();
         transform_rows(&mut data, nz, false);
         pace.work(self.operations() / 3).await;
         let mut data = self.to_z(world, &data).await?;
+        pace.work(0).await;
         transform_columns(&mut data, nx, ny, false);
+        pace.work(0).await;
         transform_rows(&mut data, nx, false);
         pace.work(self.operations() * 2 / 3).await;
         let points = (nx * ny * nz) as f64;

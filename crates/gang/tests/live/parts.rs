@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::vis;
-use midplane_gang::agenda::{AgendaConfig, Phases};
+use midplane_gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::Mode;
 use midplane_gang::live::channels::ChannelOptions;
@@ -98,7 +98,7 @@ fn daemon(
     let agenda = AgendaConfig {
         slice,
         phases: Phases::Two,
-        with_itself: false,
+        with_itself: WithItself::Never,
         visit: Duration::from_millis(10),
     };
     runtime().block_on(serve(options, policy, agenda, || println!("ready"))).unwrap();

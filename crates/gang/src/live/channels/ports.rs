@@ -173,11 +173,12 @@ impl Ports {
     /// NIC any longer finds that out as it does of any other that is silent.
     pub(super) async fn join(&mut self, jobs: &[JobId], moved: &[Moved]) -> Outcome {
         let mut outcome = Outcome::default();
+        let moved: BTreeMap<EndKey, &Moved> = moved.iter().map(|it| (key(it.from), it)).collect();
         for job in jobs {
             let mut stopped = self.stopped.remove(job).unwrap_or_default();
             for Stopped { port, interfaces } in &mut stopped {
                 let Whereabouts::Back(saved) = interfaces else { continue };
-                let joined = joins(saved, moved);
+                let joined = joins(saved, &moved);
                 match self.hold.keeper.join(*port, &joined).await {
                     Ok(()) => *interfaces = Whereabouts::There(None),
                     Err(error) => self.failed(&mut outcome, *job, "joined", &error),
@@ -209,11 +210,18 @@ fn moves(saved: &SavedPort, ends: &[NicEnd]) -> Vec<Moved> {
     moved.collect()
 }
 
+/// An end, to be looked up by.
+type EndKey = (u16, u32, u16, u16);
+
+const fn key(end: NicEnd) -> EndKey {
+    (end.node.0, end.life.0, end.vi, end.connection)
+}
+
 /// The other ends of these interfaces.
-fn joins(saved: &SavedPort, moved: &[Moved]) -> Vec<Joined> {
+fn joins(saved: &SavedPort, moved: &BTreeMap<EndKey, &Moved>) -> Vec<Joined> {
     let linked = saved.context.vis.iter().filter_map(|vi| Some((vi.name, vi.link.as_ref()?)));
     let joined = linked.map(|(name, link)| {
-        let there = moved.iter().find(|moved| moved.from == link.peer);
+        let there = moved.get(&key(link.peer));
         let (end, taken) = there.map_or((link.peer, link.base), |there| (there.to, there.taken));
         Joined { name, end, taken }
     });

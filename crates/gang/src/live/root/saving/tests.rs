@@ -3,7 +3,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::*;
-use crate::agenda::{AgendaConfig, Phases};
+use crate::agenda::{AgendaConfig, Phases, WithItself};
 use crate::channel::geometry::Geometry;
 use crate::daemon::Outcome;
 use crate::live::message::Cluster;
@@ -40,7 +40,8 @@ impl Scene {
 
     fn with_memory(most: u64) -> Self {
         let (slice, visit) = (Duration::from_millis(10), Duration::ZERO);
-        let config = AgendaConfig { slice, phases: Phases::Two, with_itself: false, visit };
+        let config =
+            AgendaConfig { slice, phases: Phases::Two, with_itself: WithItself::Never, visit };
         let cluster = Cluster { hosts: 1, slots: RANKS, arity: 2 };
         let (policy, names) = (Box::new(RoundRobin::new(RANKS)), vec!["here".into()]);
         let mut root = Root::new(policy, config, (cluster, Some(Geometry::PM), most), names, NOW);

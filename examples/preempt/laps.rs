@@ -1,0 +1,220 @@
+//! Real processes: what being preempted costs, from the laps of one run between its rank's reports of work.
+//!
+//! Runs of a virtual machine differ by more than preemption costs, but laps of the same kind that are near each other in
+//! one run hardly do. So a run is preempted in stretches: some slices with, as many without. What a switch cost is how
+//! much longer the laps took that it fell into, and those that began while caches were cold, than those of their kind
+//! near them in which nothing was stopped: than their median, and what they differ from it in the mean. That mean is
+//! one in which a lap counts as often as it would be met, for switches fall into long laps more often.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use midplane::gang::live::clock::now;
+use midplane::gang::live::message::Slice;
+use midplane::gang::nas::Pace;
+use midplane::simhw::time::Instant;
+
+/// Microseconds after a switch in which caches are still cold.
+const AFTER_US: f64 = 1_000.0;
+/// Microseconds before the first switch of a stretch in which a lap may begin that it stops.
+const BEFORE_US: f64 = 25_000.0;
+/// Laps of a kind that one is compared with.
+const NEAR: usize = 21;
+
+/// A report of work: nanoseconds of this host's clock, and operations.
+pub(crate) type Report = (u64, u64);
+
+/// Notes when which work was done.
+#[derive(Debug, Default)]
+pub(crate) struct Stopwatch(Mutex<Vec<Report>>);
+
+impl Stopwatch {
+    pub(crate) fn into_reports(self) -> Vec<Report> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pace for Stopwatch {
+    fn work(&self, operations: u64) -> impl Future<Output = ()> + Send {
+        let at = now().nanos_since(Instant::ZERO);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((at, operations));
+        std::future::ready(())
+    }
+}
+
+/// What a switch cost, as parts of the work between two.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loss {
+    pub(crate) lost: f64,
+    /// Its own time not counted.
+    pub(crate) less_still: f64,
+}
+
+/// The last report of operations before it, the reports of none since, and its own.
+type Kind = (u64, u32, u64);
+
+#[derive(Clone, Copy, Debug)]
+struct Lap {
+    kind: Kind,
+    from: f64,
+    until: f64,
+}
+
+impl Lap {
+    fn took(&self) -> f64 {
+        self.until - self.from
+    }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    let middle = values.len() / 2;
+    *values.select_nth_unstable_by(middle, f64::total_cmp).1
+}
+
+/// What laps of one kind take where nothing is stopped.
+struct Usual {
+    /// Numbers of those laps, and what they took.
+    laps: Vec<(usize, f64)>,
+    /// What they differ from the median of those near them, in the mean: where a switch falls into them, and where
+    /// none does.
+    more: [f64; 2],
+}
+
+impl Usual {
+    fn of(laps: Vec<(usize, f64)>, slice_us: f64) -> Option<Self> {
+        if laps.len() < NEAR {
+            return None;
+        }
+        let mut usual = Self { laps, more: [0.0; 2] };
+        // How likely it is that a switch falls into a lap.
+        let chance = |took: f64| (took / slice_us).min(1.0);
+        let more = |weight: &dyn Fn(f64) -> f64| {
+            let weights = usual.laps.iter().map(|&(_, took)| weight(took)).sum::<f64>();
+            let more = |&(at, took): &(usize, f64)| weight(took) * (took - usual.near(at));
+            usual.laps.iter().map(more).sum::<f64>() / weights.max(f64::MIN_POSITIVE)
+        };
+        usual.more = [more(&chance), more(&|took| 1.0 - chance(took))];
+        Some(usual)
+    }
+
+    /// The median of those nearest to the lap of this number.
+    fn near(&self, at: usize) -> f64 {
+        let place = self.laps.partition_point(|(lap, _)| *lap < at);
+        let first = place.saturating_sub(NEAR / 2).min(self.laps.len() - NEAR);
+        let mut near: Vec<f64> =
+            self.laps[first..first + NEAR].iter().map(|(_, took)| *took).collect();
+        median(&mut near)
+    }
+
+    /// What a lap is expected to take, if nothing stops it.
+    fn expected(&self, at: usize, is_met: bool) -> f64 {
+        self.near(at) + self.more[usize::from(!is_met)]
+    }
+}
+
+/// A switch: microseconds from its first order until its last report.
+type Stop = [f64; 2];
+
+/// Those that follow each other slice by slice.
+fn stretches(slices: &[Slice], slice_ms: f64) -> Vec<Vec<Stop>> {
+    let stops = slices.iter().map(|slice| [slice.at_us, slice.at_us + slice.switch_us]);
+    let stops: Vec<Stop> = stops.collect();
+    let follow = |before: &Stop, after: &Stop| after[0] - before[1] < 1.5 * slice_ms * 1e3;
+    stops.chunk_by(follow).map(<[Stop]>::to_vec).collect()
+}
+
+fn laps_between(reports: &[Report]) -> Vec<Lap> {
+    let micros = |nanos: u64| nanos as f64 / 1e3;
+    let (mut before, mut none) = (0, 0);
+    let lap = |pair: &[Report]| {
+        let [(from, begun), (until, work)] = [pair[0], pair[1]];
+        (before, none) = if begun > 0 { (begun, 0) } else { (before, none + 1) };
+        Lap { kind: (before, none, work), from: micros(from), until: micros(until) }
+    };
+    reports.windows(2).map(lap).collect()
+}
+
+/// Numbers of the laps that begin from one time until another.
+fn begun(laps: &[Lap], [from, until]: [f64; 2]) -> Range<usize> {
+    let before = |time: f64| laps.partition_point(|lap| lap.from < time);
+    before(from)..before(until).max(before(from))
+}
+
+/// Laps in which nothing was stopped, by their kind.
+fn usual(laps: &[Lap], stretches: &[Vec<Stop>], slice_us: f64) -> BTreeMap<Kind, Usual> {
+    let ends = stretches.iter().map(|stops| stops[stops.len() - 1][1] + AFTER_US);
+    let next = stretches.iter().skip(1).map(|stops| stops[0][0] - BEFORE_US);
+    let mut kinds: BTreeMap<Kind, Vec<(usize, f64)>> = BTreeMap::new();
+    for (from, until) in ends.zip(next) {
+        for at in begun(laps, [from, until]) {
+            kinds.entry(laps[at].kind).or_default().push((at, laps[at].took()));
+        }
+    }
+    let usual = kinds.into_iter().map(|(kind, laps)| Some((kind, Usual::of(laps, slice_us)?)));
+    usual.flatten().collect()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Touch {
+    None,
+    /// A switch fell into it.
+    Met,
+    /// It began after one, when caches were cold.
+    After,
+}
+
+/// What switches did to each lap.
+fn touches(laps: &[Lap], stops: &[Stop]) -> Vec<Touch> {
+    let mut touches = vec![Touch::None; laps.len()];
+    for stop in stops {
+        for at in begun(laps, [stop[0], stop[1] + AFTER_US]) {
+            if touches[at] == Touch::None {
+                touches[at] = Touch::After;
+            }
+        }
+        let met = laps.partition_point(|lap| lap.until <= stop[0]);
+        if let Some(touch) = touches.get_mut(met) {
+            *touch = Touch::Met;
+        }
+    }
+    touches
+}
+
+/// The mean time from a switch to the next one.
+fn period(stretches: &[Vec<Stop>]) -> f64 {
+    let count: usize = stretches.iter().map(|stops| stops.len() - 1).sum();
+    let time = stretches.iter().map(|stops| stops[stops.len() - 1][0] - stops[0][0]).sum::<f64>();
+    time / count as f64
+}
+
+/// What each switch of a run cost; nothing of those around which laps are of a rare kind.
+pub(crate) fn losses(reports: &[Report], slices: &[Slice], slice_ms: f64) -> Vec<Loss> {
+    let laps = laps_between(reports);
+    let Some((first, last)) = laps.first().zip(laps.last()) else { return Vec::new() };
+    let mut stretches = stretches(slices, slice_ms);
+    let within = |stops: &Vec<Stop>| {
+        stops[0][0] > first.from && stops[stops.len() - 1][1] + AFTER_US < last.from
+    };
+    stretches.retain(within);
+    let (usual, stops) = (usual(&laps, &stretches, slice_ms * 1e3), stretches.concat());
+    let touches = touches(&laps, &stops);
+    let touched: Vec<usize> = (0..laps.len()).filter(|at| touches[*at] != Touch::None).collect();
+    let mut costs = Vec::new();
+    for group in touched.chunk_by(|a, b| a + 1 == *b) {
+        let more = |at: &usize| {
+            let expected = usual.get(&laps[*at].kind)?.expected(*at, touches[*at] == Touch::Met);
+            Some(laps[*at].took() - expected)
+        };
+        let Some(lost) = group.iter().map(more).sum::<Option<f64>>() else { continue };
+        let [from, until] = [laps[group[0]].from, laps[group[group.len() - 1]].until];
+        let of: Vec<&Stop> = stops.iter().filter(|stop| (from..until).contains(&stop[0])).collect();
+        // Where several fell into one lap, each has its share.
+        let each = lost / of.len() as f64;
+        costs.extend(of.iter().map(|stop| (each, each - (stop[1] - stop[0]))));
+    }
+    let mean = costs.iter().map(|(lost, _)| lost).sum::<f64>() / costs.len() as f64;
+    let work = period(&stretches) - mean;
+    costs.iter().map(|(lost, less)| Loss { lost: lost / work, less_still: less / work }).collect()
+}

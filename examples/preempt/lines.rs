@@ -1,0 +1,132 @@
+//! Real processes: how what switches cost depends on the slice, where it may be nothing or less and has no logarithm.
+
+use serde::Serialize;
+
+use super::slowdown::{Run, interval};
+
+/// Slices that a line needs.
+const LEAST: usize = 3;
+/// Standard deviations of bounds of 95 %.
+const BOUNDS: f64 = 1.96;
+
+/// A value with its bounds of 95 %.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Bounded {
+    value: f64,
+    ci: [f64; 2],
+}
+
+/// A slowdown over slices: a constant, and a part that halves as the slice doubles.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Line {
+    at_100ms: Bounded,
+    at_40ms: Bounded,
+    at_10ms: Bounded,
+    /// The constant.
+    rest: Bounded,
+}
+
+/// A kernel's lines.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Lines {
+    kernel: &'static str,
+    ranks: u16,
+    mode: &'static str,
+    slices: usize,
+    switches: usize,
+    slowdown: Line,
+    /// Its switches' own time not counted.
+    less_still: Line,
+}
+
+/// The mean of what was found at one slice.
+struct Point {
+    /// Slices a millisecond.
+    x: f64,
+    mean: f64,
+    /// One over its variance.
+    weight: f64,
+}
+
+impl Point {
+    fn of(slice_ms: f64, values: &[f64]) -> Self {
+        let count = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / count;
+        let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
+        Self { x: 1.0 / slice_ms, mean, weight: count * (count - 1.0) / squares }
+    }
+}
+
+/// A straight line through points, each as heavy as it is certain.
+fn line(points: &[Point]) -> Line {
+    let sum = |of: &dyn Fn(&Point) -> f64| points.iter().map(|it| it.weight * of(it)).sum::<f64>();
+    let weight = sum(&|_| 1.0);
+    let (mean_x, mean_y) = (sum(&|it| it.x) / weight, sum(&|it| it.mean) / weight);
+    let width = sum(&|it| (it.x - mean_x).powi(2));
+    let slope = sum(&|it| (it.x - mean_x) * (it.mean - mean_y)) / width;
+    let at = |x: f64| {
+        let value = mean_y + slope * (x - mean_x);
+        let half = BOUNDS * (1.0 / weight + (x - mean_x).powi(2) / width).sqrt();
+        Bounded { value, ci: [value - half, value + half] }
+    };
+    let [at_100ms, at_40ms, at_10ms] = [100.0, 40.0, 10.0].map(|slice: f64| at(1.0 / slice));
+    Line { at_100ms, at_40ms, at_10ms, rest: at(0.0) }
+}
+
+fn of(runs: &[Run]) -> Option<Lines> {
+    let first = runs.first().filter(|_| runs.len() >= LEAST)?;
+    let through = |values: fn(&Run) -> &[f64]| {
+        line(&runs.iter().map(|run| Point::of(run.slice_ms, values(run))).collect::<Vec<_>>())
+    };
+    Some(Lines {
+        kernel: first.kernel,
+        ranks: first.ranks,
+        mode: first.mode,
+        slices: runs.len(),
+        switches: runs.iter().map(|run| run.lost.len()).sum(),
+        slowdown: through(|run| &run.lost),
+        less_still: through(|run| &run.less_still),
+    })
+}
+
+/// Lines for each kernel and mode of real processes that has enough slices.
+pub(crate) fn lines(runs: &[Run]) -> Vec<Lines> {
+    let same = |a: &Run, b: &Run| {
+        (a.kernel, a.class, a.ranks, a.mode) == (b.kernel, b.class, b.ranks, b.mode)
+    };
+    let groups = runs.chunk_by(same);
+    groups.filter(|group| group.iter().all(|run| run.lost.len() > 1)).filter_map(of).collect()
+}
+
+fn percent(value: f64, ci: [f64; 2]) -> String {
+    let [value, low, high] = [value, ci[0], ci[1]].map(|part| part * 100.0);
+    format!("{value:>6.2} % ({low:>6.2} to {high:>5.2})")
+}
+
+/// For people.
+pub(crate) fn table(runs: &[Run], lines: &[Lines]) -> String {
+    let mut text = String::new();
+    for run in runs.iter().filter(|run| !run.less_still.is_empty()) {
+        let (value, ci) = interval(&run.less_still);
+        text += &format!(
+            "{:<4} {:>5} ms {:<8} less its switches' time {}, of {} switches\n",
+            run.kernel,
+            run.slice_ms,
+            run.mode,
+            percent(value, ci),
+            run.less_still.len()
+        );
+    }
+    for it in lines {
+        for (what, line) in [("fitted", it.slowdown), ("less still", it.less_still)] {
+            text += &format!("{:<4} {:<8} {what:<10}", it.kernel, it.mode);
+            let parts =
+                [("100 ms", line.at_100ms), ("40 ms", line.at_40ms), ("10 ms", line.at_10ms)];
+            for (slice, at) in parts {
+                text += &format!(" {slice} {}", percent(at.value, at.ci));
+            }
+            text += &format!(" never less than {}\n", percent(line.rest.value, line.rest.ci));
+        }
+    }
+    text
+}
