@@ -44,7 +44,7 @@ impl Scene {
             AgendaConfig { slice, phases: Phases::Two, with_itself: WithItself::Never, visit };
         let cluster = Cluster { hosts: 1, slots: RANKS, arity: 2 };
         let (policy, names) = (Box::new(RoundRobin::new(RANKS)), vec!["here".into()]);
-        let mut root = Root::new(policy, config, (cluster, Some(Geometry::PM), most), names, NOW);
+        let mut root = Root::new(policy, config, (cluster, Some(Geometry::PM), most), names);
         let (client, heard) = mpsc::channel(64);
         let job = root.submit(NOW, (1, client.clone()), (RANKS, 1), program()).unwrap();
         (0..RANKS).for_each(|rank| root.able(job, rank));
