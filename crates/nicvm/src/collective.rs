@@ -19,7 +19,9 @@
 //! Buntinas and Panda (NIC-based multicast, ICPP 2003); [`host`] has the same algorithms run by hosts.
 
 mod broadcast;
+mod command;
 mod gather;
+mod holder;
 pub mod host;
 mod reduce;
 mod tree;
@@ -30,7 +32,7 @@ use std::time::Duration;
 use midplane_simhw::frame::Frame;
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
 use midplane_simhw::port::{Command, Completion, Status};
-use midplane_simhw::region::{Payload, RegionRef};
+use midplane_simhw::region::Payload;
 
 use crate::context::Context;
 use crate::control::MAX_MESSAGE;
@@ -38,8 +40,13 @@ use crate::extension::{Extension, InitError, PeerEvent, TimeoutId};
 use crate::timeout::Service;
 use broadcast::Broadcast;
 use gather::Gather;
+use holder::Holder;
 use reduce::Reduce;
 
+pub use command::{
+    ALL_GATHER, ALL_REDUCE, BARRIER, BROADCAST, HOLD, REDUCE, START, all_gather, all_reduce,
+    barrier, broadcast, hold, reduce, start,
+};
 pub use reduce::Operation;
 
 /// The number of the collective operations.
@@ -50,18 +57,6 @@ pub const SMALL: usize = 88;
 /// Most bytes of a broadcast.
 pub const MAX_BROADCAST: usize = 1 << 20;
 
-/// Completes when all members have given it.
-pub const BARRIER: u8 = 1;
-/// Copies the region of the root (argument 0, a rank) to all members' regions of the same length.
-pub const BROADCAST: u8 = 2;
-/// Combines the words of all members' regions in the root's (argument 0) by an [`Operation`]
-/// (argument 1).
-pub const REDUCE: u8 = 3;
-/// The same, into everybody's.
-pub const ALL_REDUCE: u8 = 4;
-/// Collects all members' parts, argument 0 bytes each, the own one in its place in the region.
-pub const ALL_GATHER: u8 = 5;
-
 /// Longer than any round under way; then those that we wait for are asked whether they live.
 const PATIENCE: Duration = Duration::from_millis(100);
 const WATCH: TimeoutId = TimeoutId(u32::MAX);
@@ -70,53 +65,6 @@ const HEAD: usize = 6;
 const ASK: u8 = 0;
 /// Instructions for what a handler does with a message, beside what it asks for.
 const STEP_INSTRUCTIONS: u64 = 10;
-
-/// A command that waits for all members.
-#[must_use]
-pub fn barrier(cookie: u64) -> Command {
-    Command { extension: COLLECTIVES, opcode: BARRIER, cookie, ..Command::default() }
-}
-
-/// A command that brings the root's bytes to everybody.
-#[must_use]
-pub fn broadcast(root: u16, region: RegionRef, cookie: u64) -> Command {
-    let args = [root.into(), 0, 0];
-    Command {
-        extension: COLLECTIVES,
-        opcode: BROADCAST,
-        region,
-        cookie,
-        args,
-        ..Command::default()
-    }
-}
-
-/// A command that combines everybody's words at the root.
-#[must_use]
-pub fn reduce(root: u16, operation: Operation, region: RegionRef, cookie: u64) -> Command {
-    let args = [root.into(), operation as u64, 0];
-    Command { extension: COLLECTIVES, opcode: REDUCE, region, cookie, args, ..Command::default() }
-}
-
-/// A command that combines everybody's words everywhere.
-#[must_use]
-pub fn all_reduce(operation: Operation, region: RegionRef, cookie: u64) -> Command {
-    Command { opcode: ALL_REDUCE, ..reduce(0, operation, region, cookie) }
-}
-
-/// A command that collects everybody's part of `bytes`.
-#[must_use]
-pub fn all_gather(bytes: usize, region: RegionRef, cookie: u64) -> Command {
-    let args = [bytes as u64, 0, 0];
-    Command {
-        extension: COLLECTIVES,
-        opcode: ALL_GATHER,
-        region,
-        cookie,
-        args,
-        ..Command::default()
-    }
-}
 
 /// What a group has done.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -172,6 +120,10 @@ enum Progress {
     Released,
     Done,
     Failed(Status),
+    /// This member is gone.
+    Lost(u16),
+    /// Another member brings so many bytes, which is not what this one does.
+    Differs(usize),
 }
 
 #[derive(Debug, Default)]
@@ -235,7 +187,7 @@ pub struct Collectives {
     /// Number of the host's next operation.
     next: u32,
     running: BTreeMap<u32, Running>,
-    broken: bool,
+    holder: Holder,
     counters: CollectiveCounters,
 }
 
@@ -247,7 +199,7 @@ impl Collectives {
             group: Group { members, rank: 0 },
             next: 0,
             running: BTreeMap::new(),
-            broken: false,
+            holder: Holder::default(),
             counters: CollectiveCounters::default(),
         }
     }
@@ -269,11 +221,15 @@ impl Collectives {
             nic.refuse(&command, Status::Invalid);
             return;
         };
-        if self.broken {
-            nic.refuse(&command, Status::PeerLost);
+        if let Err(status) = self.holder.admits(command.region.port) {
+            nic.refuse(&command, status);
             return;
         }
         let number = self.next;
+        if let Some(rank) = self.holder.lost(number) {
+            nic.complete(command.region.port, &holder::lost(&command, rank));
+            return;
+        }
         self.next = self.next.wrapping_add(1);
         let opcode = command.opcode;
         let running = self.running.entry(number).or_insert(Running {
@@ -308,12 +264,20 @@ impl Collectives {
             Progress::Waiting => return,
             Progress::Done | Progress::Released => Status::Done,
             Progress::Failed(status) => *status,
+            Progress::Lost(_) => Status::PeerLost,
+            Progress::Differs(_) => Status::Truncated,
         };
         if let Some(command) = running.command.take() {
             self.counters.done += u64::from(status == Status::Done);
             self.counters.failed += u64::from(status != Status::Done);
-            let length = command.region.length.into();
-            let completion = Completion { length, ..Completion::of(&command, status) };
+            let length = match *progress {
+                Progress::Differs(bytes) => bytes as u64,
+                _ => command.region.length.into(),
+            };
+            let completion = match *progress {
+                Progress::Lost(rank) => holder::lost(&command, rank),
+                _ => Completion { length, ..Completion::of(&command, status) },
+            };
             nic.complete(command.region.port, &completion);
         }
         // A broadcast may have children that are not done.
@@ -331,6 +295,9 @@ impl Collectives {
         if opcode == ASK {
             // That it was asked shows that we live.
             return Some(());
+        }
+        if opcode == HOLD {
+            return self.on_holder(nic, from, round, number);
         }
         // One that has ended here: an answer to it is late.
         if !self.running.contains_key(&number) && self.next.wrapping_sub(number) as i32 > 0 {
@@ -373,13 +340,6 @@ impl Collectives {
             self.group.tell(nic, from, (BROADCAST, broadcast::DONE, number), &[]);
         }
     }
-
-    fn fail_all(&mut self, nic: &mut Context<'_>) {
-        self.broken = true;
-        for number in self.running.keys().copied().collect::<Vec<_>>() {
-            self.settle(nic, number, &Progress::Failed(Status::PeerLost));
-        }
-    }
 }
 
 impl Extension for Collectives {
@@ -394,7 +354,11 @@ impl Extension for Collectives {
 
     fn on_command(&mut self, nic: &mut Context<'_>, command: Command) {
         nic.charge(STEP_INSTRUCTIONS);
-        self.begin(nic, command);
+        match command.opcode {
+            HOLD => self.hold(nic, &command),
+            START => self.start(nic, command),
+            _ => self.begin(nic, command),
+        }
     }
 
     fn on_control(&mut self, nic: &mut Context<'_>, from: NodeId, message: &[u8]) {
@@ -433,33 +397,38 @@ impl Extension for Collectives {
             }
             return;
         }
-        if self.running.values().any(|running| running.command.is_some()) {
+        let waits = self.running.values().any(|running| running.command.is_some());
+        if waits || self.holder.is_starting() {
             // Whoever is dead owes an answer now, and will be found out.
             for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
                 self.group.tell(nic, rank, (ASK, 0, 0), &[]);
             }
         }
-        if !self.running.is_empty() {
+        if !self.running.is_empty() || self.holder.is_starting() {
             nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
         }
     }
 
-    fn on_port_closed(&mut self, _: &mut Context<'_>, port: PortId) {
+    fn on_port_closed(&mut self, nic: &mut Context<'_>, port: PortId) {
+        self.leave(nic, port);
         for running in self.running.values_mut() {
             running.command.take_if(|command| command.region.port == port);
         }
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
-        if let PeerEvent::Down(node) | PeerEvent::Restarted(node, _) = event
-            && self.group.rank_of(node).is_some()
-            && !self.running.is_empty()
-        {
-            self.fail_all(nic);
+        let (node, is_another) = match event {
+            PeerEvent::Down(node) => (node, false),
+            PeerEvent::Restarted(node, _) => (node, true),
+            PeerEvent::Up(..) => return,
+        };
+        if let Some(rank) = self.group.rank_of(node) {
+            self.on_member_gone(nic, rank, is_another);
         }
     }
 
     fn deactivate(&mut self, nic: &mut Context<'_>) {
+        self.cancel_start(nic);
         for number in self.running.keys().copied().collect::<Vec<_>>() {
             self.settle(nic, number, &Progress::Failed(Status::Cancelled));
         }

@@ -53,6 +53,33 @@ impl Operation {
             a.copy_from_slice(&self.apply(word(a), word(b)).to_le_bytes());
         }
     }
+
+    /// The same for all of them; where they are not as many, `into` becomes a [contradiction](Self::differs)
+    /// and stays one, whatever is joined to it.
+    pub fn join(self, into: &mut Vec<u8>, with: &[u8]) {
+        if !into.len().is_multiple_of(8) {
+            return;
+        }
+        if into.len() == with.len() {
+            self.combine(into, with);
+        } else if with.len().is_multiple_of(8) {
+            let both = [into.len(), with.len()].map(|bytes| (bytes as u32).to_le_bytes());
+            *into = [both.as_flattened(), &[0]].concat();
+        } else {
+            *into = with.to_vec();
+        }
+    }
+
+    /// Of words that were [joined](Self::join) to others that are not as many as these `bytes`: how many
+    /// bytes those are.
+    #[must_use]
+    pub fn differs(joined: &[u8], bytes: usize) -> Option<usize> {
+        let Some((both, [0])) = joined.split_first_chunk::<8>() else {
+            return (joined.len() != bytes).then_some(joined.len());
+        };
+        let (both, _) = both.as_chunks::<4>();
+        both.iter().map(|one| u32::from_le_bytes(*one) as usize).find(|one| *one != bytes)
+    }
 }
 
 /// Rounds of the way back, where all are to know.
@@ -147,14 +174,14 @@ impl Reduce {
             // The lower rank's comes first, at both ends.
             if partner < group.rank {
                 let own = std::mem::replace(&mut self.value, part);
-                operation.combine(&mut self.value, &own);
+                operation.join(&mut self.value, &own);
             } else {
-                operation.combine(&mut self.value, &part);
+                operation.join(&mut self.value, &part);
             }
             self.round += 1;
             self.sent = false;
         }
-        deliver(nic, command, &self.value)
+        self.deliver(nic, command)
     }
 
     /// Up the binomial tree to the root, and down again if all are to know.
@@ -177,7 +204,7 @@ impl Reduce {
             }
             for child in children.iter().rev() {
                 let with = self.parts.remove(&part(child)).expect("they are all there");
-                operation.combine(&mut self.value, &with);
+                operation.join(&mut self.value, &with);
             }
             self.sent = true;
             if place > 0 {
@@ -201,6 +228,13 @@ impl Reduce {
                 group.tell(nic, rank, (opcode, RESULT, number), &self.value);
             }
         }
-        deliver(nic, command, &self.value)
+        self.deliver(nic, command)
+    }
+
+    fn deliver(&self, nic: &mut Context<'_>, command: &Command) -> Progress {
+        match Operation::differs(&self.value, command.region.length as usize) {
+            Some(bytes) => Progress::Differs(bytes),
+            None => deliver(nic, command, &self.value),
+        }
     }
 }

@@ -1,0 +1,219 @@
+//! A group that one port holds at each member: who of them is gone is known, and where all begin.
+//!
+//! ```text
+//! Free --hold--> Held --start--> Starting --all others hold it--> Started
+//!   ^                                                                |
+//!   +------------------------- the port closes ----------------------+
+//! ```
+//!
+//! Members tell each other that they hold the group, with the number of their next operation, and that
+//! they do no longer, with the number of the first that they have no part in. Between two members these
+//! come in order, so that a loss which follows a hold is one of this time.
+
+use std::collections::BTreeMap;
+
+use midplane_simhw::port::{Command, Completion, Status};
+
+use super::{Collectives, Context, HOLD, PATIENCE, PortId, Progress, Service, WATCH};
+
+/// Rounds of a holder's messages.
+const HELD: u8 = 0;
+const LEFT: u8 = 1;
+
+#[derive(Clone, Copy, Debug, Default)]
+enum State {
+    #[default]
+    Free,
+    Held(PortId),
+    Starting(Command),
+    Started(PortId),
+}
+
+/// Which port has the group, and which members take part no longer.
+#[derive(Debug, Default)]
+pub(super) struct Holder {
+    state: State,
+    /// Other members that hold the group, with the number of their next operation; until all begin.
+    others: BTreeMap<u16, u32>,
+    /// Members that are gone, the first one first, with the first operation that they have no part in;
+    /// `None` for all.
+    lost: Vec<(u16, Option<u32>)>,
+}
+
+impl Holder {
+    const fn port(&self) -> Option<PortId> {
+        match &self.state {
+            State::Free => None,
+            State::Held(port) | State::Started(port) => Some(*port),
+            State::Starting(command) => Some(command.region.port),
+        }
+    }
+
+    pub(super) const fn is_starting(&self) -> bool {
+        matches!(self.state, State::Starting(_))
+    }
+
+    /// Whether `port` may give operations now.
+    pub(super) fn admits(&self, port: PortId) -> Result<(), Status> {
+        match self.state {
+            State::Free => Ok(()),
+            State::Started(holder) if holder == port => Ok(()),
+            _ if self.port() == Some(port) => Err(Status::Invalid),
+            _ => Err(Status::Refused),
+        }
+    }
+
+    /// A member that has no part in operation `number`.
+    pub(super) fn lost(&self, number: u32) -> Option<u16> {
+        let without = |from: Option<u32>| from.is_none_or(|from| !is_before(number, from));
+        self.lost.iter().find(|(_, from)| without(*from)).map(|(rank, _)| *rank)
+    }
+}
+
+/// Whether operation `a` came before `b`.
+const fn is_before(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) < 0
+}
+
+impl Collectives {
+    pub(super) fn hold(&mut self, nic: &mut Context<'_>, command: &Command) {
+        let own = [self.group.rank.into(), self.group.size().into()];
+        match self.holder.port() {
+            Some(other) if other != command.region.port => nic.refuse(command, Status::Refused),
+            None if command.args[..2] == own => {
+                self.holder.state = State::Held(command.region.port);
+                self.holder.lost.clear();
+                self.tell_others(nic, (HOLD, HELD, self.next));
+                nic.complete(command.region.port, &Completion::of(command, Status::Done));
+            }
+            _ => nic.refuse(command, Status::Invalid),
+        }
+    }
+
+    pub(super) fn start(&mut self, nic: &mut Context<'_>, command: Command) {
+        match self.holder.state {
+            State::Held(port) if port == command.region.port => {
+                self.holder.state = State::Starting(command);
+                self.try_start(nic);
+                nic.set_timeout(WATCH, Service::Coarse, PATIENCE);
+            }
+            _ => {
+                let refused = self.holder.admits(command.region.port).err();
+                nic.refuse(&command, refused.unwrap_or(Status::Invalid));
+            }
+        }
+    }
+
+    /// All begin behind the last number that any of them has used.
+    fn try_start(&mut self, nic: &mut Context<'_>) {
+        let State::Starting(command) = self.holder.state else { return };
+        let port = command.region.port;
+        if let Some(rank) = self.holder.lost.first().map(|(rank, _)| *rank) {
+            self.holder.state = State::Held(port);
+            nic.complete(port, &lost(&command, rank));
+            return;
+        }
+        if self.holder.others.len() + 1 < self.group.members.len() {
+            return;
+        }
+        let others = std::mem::take(&mut self.holder.others);
+        self.next = others.into_values().fold(self.next, u32::max).wrapping_add(1);
+        for number in self.numbers(|number, next| is_before(number, next)) {
+            self.settle(nic, number, &Progress::Failed(Status::Cancelled));
+        }
+        self.holder.state = State::Started(port);
+        nic.complete(port, &Completion::of(&command, Status::Done));
+    }
+
+    pub(super) fn cancel_start(&mut self, nic: &mut Context<'_>) {
+        if let State::Starting(command) = self.holder.state {
+            self.holder.state = State::Held(command.region.port);
+            nic.refuse(&command, Status::Cancelled);
+        }
+    }
+
+    /// Operations under way whose number and the host's next one are as asked.
+    fn numbers(&self, are: impl Fn(u32, u32) -> bool) -> Vec<u32> {
+        self.running.keys().copied().filter(|number| are(*number, self.next)).collect()
+    }
+
+    /// A member has taken the group, or has let it go.
+    pub(super) fn on_holder(
+        &mut self,
+        nic: &mut Context<'_>,
+        from: u16,
+        round: u8,
+        number: u32,
+    ) -> Option<()> {
+        match round {
+            HELD => {
+                self.holder.others.insert(from, number);
+                if !matches!(self.holder.state, State::Started(_)) {
+                    self.holder.lost.retain(|(rank, _)| *rank != from);
+                }
+                self.try_start(nic);
+            }
+            LEFT => {
+                let held = self.holder.others.remove(&from).is_some();
+                // One that is heard of before it holds the group anew is of an earlier time.
+                let is_late = !held && !matches!(self.holder.state, State::Started(_));
+                if !is_late && self.holder.port().is_some() {
+                    self.lose(nic, from, Some(number));
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// The NIC of a member is gone, or is another now.
+    pub(super) fn on_member_gone(&mut self, nic: &mut Context<'_>, rank: u16, is_another: bool) {
+        let held = self.holder.others.remove(&rank).is_some();
+        match self.holder.state {
+            State::Free if self.running.is_empty() => {}
+            State::Held(_) | State::Starting(_) if is_another && !held => {
+                // What its former life was told is forgotten.
+                self.group.tell(nic, rank, (HOLD, HELD, self.next), &[]);
+            }
+            _ => self.lose(nic, rank, None),
+        }
+    }
+
+    /// Ends what a member has no part in: everything, or from a number on.
+    fn lose(&mut self, nic: &mut Context<'_>, rank: u16, from: Option<u32>) {
+        self.holder.lost.push((rank, from));
+        for number in self.numbers(|number, _| from.is_none_or(|from| !is_before(number, from))) {
+            self.settle(nic, number, &Progress::Lost(rank));
+        }
+        self.try_start(nic);
+    }
+
+    /// The host is gone: what it has not given, or not heard the end of, goes on without it nowhere.
+    pub(super) fn leave(&mut self, nic: &mut Context<'_>, port: PortId) {
+        if self.holder.port() != Some(port) {
+            return;
+        }
+        let is_open = |command: &Command| command.region.port == port;
+        let open =
+            self.running.iter().filter(|(_, running)| running.command.is_some_and(|c| is_open(&c)));
+        let from =
+            open.map(|(number, _)| *number).reduce(|a, b| if is_before(a, b) { a } else { b });
+        let from = from.unwrap_or(self.next);
+        self.holder.state = State::Free;
+        for number in self.numbers(|number, _| !is_before(number, from)) {
+            self.running.remove(&number);
+        }
+        self.tell_others(nic, (HOLD, LEFT, from));
+    }
+
+    fn tell_others(&self, nic: &mut Context<'_>, head: (u8, u8, u32)) {
+        for rank in (0..self.group.size()).filter(|rank| *rank != self.group.rank) {
+            self.group.tell(nic, rank, head, &[]);
+        }
+    }
+}
+
+/// The end of a command that a member was needed for.
+pub(super) fn lost(command: &Command, rank: u16) -> Completion {
+    Completion { args: [rank.into(), 0, 0, 0], ..Completion::of(command, Status::PeerLost) }
+}
