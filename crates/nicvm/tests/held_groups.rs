@@ -86,7 +86,7 @@ fn what_a_host_that_goes_has_not_given_ends_with_its_rank_and_what_it_has_given_
 }
 
 #[test]
-fn a_host_that_goes_before_it_begins_ends_the_others_beginning_or_their_first_operation() {
+fn a_host_that_goes_before_it_begins_ends_the_others_first_operation() {
     all(4, |host, rank| async move {
         let mut port = host.open_port().unwrap();
         assert_eq!(run(&mut port, collective::hold(rank, 4, 0)).await.status, Status::Done);
@@ -97,11 +97,8 @@ fn a_host_that_goes_before_it_begins_ends_the_others_beginning_or_their_first_op
         if rank == 1 {
             pause(&host, 20).await;
         }
-        let mut done = run(&mut port, collective::start(0)).await;
-        assert_eq!(done.status == Status::Done, rank != 1, "{rank}");
-        if rank != 1 {
-            done = run(&mut port, collective::barrier(0)).await;
-        }
+        assert_eq!(run(&mut port, collective::start(0)).await.status, Status::Done);
+        let done = run(&mut port, collective::barrier(0)).await;
         assert_eq!((done.status, done.args[0]), (Status::PeerLost, 2), "{rank}");
         pause(&host, 100).await;
     });

@@ -29,12 +29,20 @@ enum State {
     Started(PortId),
 }
 
+/// Another member that holds the group.
+#[derive(Debug)]
+struct Other {
+    /// The number of its next operation.
+    next: u32,
+    left: bool,
+}
+
 /// Which port has the group, and which members take part no longer.
 #[derive(Debug, Default)]
 pub(super) struct Holder {
     state: State,
-    /// Other members that hold the group, with the number of their next operation; until all begin.
-    others: BTreeMap<u16, u32>,
+    /// Other members that hold the group, or did since this one does; until all begin.
+    others: BTreeMap<u16, Other>,
     /// Members that are gone, the first one first, with the first operation that they have no part in;
     /// `None` for all.
     lost: Vec<(u16, Option<u32>)>,
@@ -83,6 +91,7 @@ impl Collectives {
             None if command.args[..2] == own => {
                 self.holder.state = State::Held(command.region.port);
                 self.holder.lost.clear();
+                self.holder.others.retain(|_, other| !other.left);
                 self.tell_others(nic, (HOLD, HELD, self.next));
                 nic.complete(command.region.port, &Completion::of(command, Status::Done));
             }
@@ -108,7 +117,8 @@ impl Collectives {
     fn try_start(&mut self, nic: &mut Context<'_>) {
         let State::Starting(command) = self.holder.state else { return };
         let port = command.region.port;
-        if let Some(rank) = self.holder.lost.first().map(|(rank, _)| *rank) {
+        // What one has left after all began, it has a part in as far as it came.
+        if let Some((rank, _)) = self.holder.lost.iter().find(|(_, from)| from.is_none()).copied() {
             self.holder.state = State::Held(port);
             nic.complete(port, &lost(&command, rank));
             return;
@@ -117,7 +127,8 @@ impl Collectives {
             return;
         }
         let others = std::mem::take(&mut self.holder.others);
-        self.next = others.into_values().fold(self.next, u32::max).wrapping_add(1);
+        let numbers = others.into_values().map(|other| other.next);
+        self.next = numbers.fold(self.next, u32::max).wrapping_add(1);
         for number in self.numbers(|number, next| is_before(number, next)) {
             self.settle(nic, number, &Progress::Failed(Status::Cancelled));
         }
@@ -147,17 +158,17 @@ impl Collectives {
     ) -> Option<()> {
         match round {
             HELD => {
-                self.holder.others.insert(from, number);
-                if !matches!(self.holder.state, State::Started(_)) {
-                    self.holder.lost.retain(|(rank, _)| *rank != from);
-                }
+                self.holder.others.insert(from, Other { next: number, left: false });
                 self.try_start(nic);
             }
             LEFT => {
-                let held = self.holder.others.remove(&from).is_some();
+                let other = self.holder.others.get_mut(&from);
                 // One that is heard of before it holds the group anew is of an earlier time.
-                let is_late = !held && !matches!(self.holder.state, State::Started(_));
-                if !is_late && self.holder.port().is_some() {
+                let is_late = other.is_none() && !matches!(self.holder.state, State::Started(_));
+                other.into_iter().for_each(|other| other.left = true);
+                if self.holder.port().is_none() {
+                    self.holder.others.remove(&from);
+                } else if !is_late {
                     self.lose(nic, from, Some(number));
                 }
             }

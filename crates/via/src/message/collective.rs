@@ -9,6 +9,8 @@
 //! [abandoned](MessageError::Abandoned), as the others have no way to tell where it stopped. Other
 //! communicators are untouched.
 
+mod carried;
+mod nics;
 mod reductions;
 
 use std::sync::atomic::Ordering;
@@ -21,10 +23,16 @@ use super::group::Rank;
 use super::process::MessageError;
 use super::progression::Progression;
 
+pub use midplane_nicvm::collective::Operation;
+
+pub(super) use nics::Nics;
+
 /// One operation under way.
 struct Turn<'a, P> {
     communicator: &'a Communicator<P>,
     tag: Tag,
+    /// Its place in the queue for the NICs, if it is to be carried out by them, until it leaves that.
+    place: Option<u32>,
     ended: bool,
 }
 
@@ -32,6 +40,9 @@ impl<P> Drop for Turn<'_, P> {
     fn drop(&mut self) {
         if !self.ended {
             self.communicator.abandoned.store(true, Ordering::Relaxed);
+            if let Some(nics) = &self.communicator.nics {
+                nics.abandon();
+            }
         }
     }
 }
@@ -42,10 +53,11 @@ impl<'a, P: Progression> Turn<'a, P> {
             return Err(MessageError::Abandoned);
         }
         let tag = Tag(communicator.turn.fetch_add(1, Ordering::Relaxed));
-        Ok(Self { communicator, tag, ended: false })
+        Ok(Self { communicator, tag, place: None, ended: false })
     }
 
     fn end<T>(mut self, value: T) -> Result<T, MessageError> {
+        self.leave_nics();
         self.ended = true;
         Ok(value)
     }
@@ -128,7 +140,11 @@ impl<P: Progression> Communicator<P> {
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn barrier(&self) -> Result<(), MessageError> {
-        let turn = Turn::new(self)?;
+        let turn = Turn::queued(self)?;
+        if let Some(nics) = turn.nics().await? {
+            turn.barrier_by(nics).await?;
+            return turn.end(());
+        }
         let (size, rank) = (turn.size(), turn.rank());
         let mut distance = 1;
         while distance < size {
@@ -152,8 +168,15 @@ impl<P: Progression> Communicator<P> {
         bytes: impl Into<Bytes>,
     ) -> Result<Bytes, MessageError> {
         let root = self.checked(root)?;
-        let turn = Turn::new(self)?;
-        let bytes = turn.broadcast(root, bytes.into()).await?;
+        let mut turn = Turn::queued(self)?;
+        let bytes = bytes.into();
+        if let Some(nics) = turn.nics().await?
+            && let Some(bytes) = turn.broadcast_by(nics, root, &bytes).await?
+        {
+            return turn.end(bytes);
+        }
+        turn.leave_nics();
+        let bytes = turn.broadcast(root, bytes).await?;
         turn.end(bytes)
     }
 
@@ -221,10 +244,17 @@ impl<P: Progression> Communicator<P> {
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
     pub async fn all_gather(&self, bytes: impl Into<Bytes>) -> Result<Vec<Bytes>, MessageError> {
-        let turn = Turn::new(self)?;
+        let mut turn = Turn::queued(self)?;
+        let bytes = bytes.into();
+        if let Some(nics) = turn.nics().await?
+            && let Some(blocks) = turn.all_gather_by(nics, &bytes).await?
+        {
+            return turn.end(blocks);
+        }
+        turn.leave_nics();
         let (size, rank) = (turn.size(), turn.rank());
         let mut blocks = vec![Bytes::new(); size as usize];
-        blocks[rank as usize] = bytes.into();
+        blocks[rank as usize] = bytes;
         let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
         for step in 0..size - 1 {
             let (out, comes) = ((rank + size - step) % size, (rank + 2 * size - step - 1) % size);

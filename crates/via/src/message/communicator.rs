@@ -15,11 +15,12 @@ use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll, Waker};
 
 use bytes::Bytes;
 
+use super::collective::Nics;
 use super::envelope::{Context, Tag};
 use super::explain::Explanation;
 use super::group::{Rank, Scope};
@@ -50,6 +51,8 @@ struct Desk<P> {
     waiters: Waiters,
     /// Requests that ended within the poll that asked for them, since one did not.
     turns: u32,
+    /// The way to the NICs' collective operations, if a communicator has it.
+    nics: Weak<Nics>,
 }
 
 impl<P: Progression> Desk<P> {
@@ -107,6 +110,8 @@ pub struct Communicator<P> {
     /// Number of the next collective operation.
     pub(super) turn: Arc<AtomicU32>,
     pub(super) abandoned: Arc<AtomicBool>,
+    /// What its collective operations are carried out by, where it is not hosts alone.
+    pub(super) nics: Option<Arc<Nics>>,
 }
 
 impl<P> Clone for Communicator<P> {
@@ -116,6 +121,7 @@ impl<P> Clone for Communicator<P> {
             scope: self.scope.clone(),
             turn: Arc::clone(&self.turn),
             abandoned: Arc::clone(&self.abandoned),
+            nics: self.nics.clone(),
         }
     }
 }
@@ -130,17 +136,25 @@ impl<P: Progression> Communicator<P> {
     /// All processes: what [`Process::new`] has brought up.
     #[must_use]
     pub fn world(process: Process<P>, scope: Scope) -> Self {
-        let desk = Desk { process, waiters: Waiters::default(), turns: 0 };
+        let (waiters, nics) = (Waiters::default(), Weak::new());
+        let desk = Desk { process, waiters, turns: 0, nics };
         Self::of(Arc::new(Mutex::new(desk)), scope)
     }
 
     fn of(desk: Arc<Mutex<Desk<P>>>, scope: Scope) -> Self {
-        Self { desk, scope, turn: Arc::default(), abandoned: Arc::default() }
+        Self { desk, scope, turn: Arc::default(), abandoned: Arc::default(), nics: None }
     }
 
     /// Another communicator of the same process.
     pub(super) fn sibling(&self, scope: Scope) -> Self {
         Self::of(Arc::clone(&self.desk), scope)
+    }
+
+    /// This one, with a way to the NICs.
+    pub(super) fn by_way_of(self, nics: Nics) -> Self {
+        let nics = Arc::new(nics);
+        self.lock().nics = Arc::downgrade(&nics);
+        Self { nics: Some(nics), ..self }
     }
 
     /// This process's rank.
@@ -354,6 +368,10 @@ impl<P: Progression> Communicator<P> {
             Poll::Pending => None,
         })
         .await;
+        let nics = self.lock().nics.upgrade();
+        if let Some(nics) = nics {
+            nics.close();
+        }
     }
 
     /// A request that was built by hand, of either context.

@@ -9,6 +9,7 @@ mod testing;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use midplane_simhw::port::Status;
 use thiserror::Error;
 
 use super::envelope::{Context, Peer, Tag};
@@ -79,6 +80,18 @@ pub enum MessageError {
         "a collective operation on this communicator was dropped before it ended; go on with another one"
     )]
     Abandoned,
+    /// A process's NIC does not carry collective operations out: the extension is not installed there or
+    /// has stopped, its group is not these processes' nodes ([`Status::Invalid`]), or another communicator
+    /// holds it ([`Status::Refused`]).
+    #[error(
+        "the NIC of rank {rank} carries out no collective operations of this group: {status:?}"
+    )]
+    Nics {
+        /// Whose NIC.
+        rank: Rank,
+        /// How it has ended the command.
+        status: Status,
+    },
     /// All numbers for communicators are used up.
     #[error("there are no numbers left for communicators")]
     NoContext,

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select;
+use midplane_nicvm::collective::{COLLECTIVES, Collectives};
+use midplane_nicvm::control::ControlConfig;
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
@@ -43,12 +45,24 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Most payload bytes of a datagram between NICs.
 const MTU: usize = 1_400;
 
-fn unit() -> Unit {
-    let mut unit = Unit::default();
+fn unit(ranks: u16) -> Unit {
     // Longer than a busy machine lets a process stand still.
-    let config = ViaConfig::default().dead_after(Duration::from_secs(30));
-    unit.install(VIA, Via::new(config)).unwrap();
+    let patience = Duration::from_secs(30);
+    let mut control = ControlConfig::default();
+    control.dead_after(patience);
+    let mut unit = Unit::new(control);
+    unit.install(VIA, Via::new(ViaConfig::default().dead_after(patience))).unwrap();
+    unit.install(COLLECTIVES, Collectives::new((0..ranks).map(NodeId).collect())).unwrap();
     unit
+}
+
+/// A process for each host.
+pub(crate) async fn worlds(hosts: &[impl Host], config: RdmaConfig) -> Vec<World<RdmaCarrier>> {
+    let carriers = carriers(hosts, config).await.into_iter();
+    let processes = carriers.map(|carrier| {
+        Process::new(Engine::new(carrier, Config::default()), hosts.len() as u32).unwrap()
+    });
+    processes.map(|(process, scope)| Communicator::world(process, scope)).collect()
 }
 
 /// A carrier for each host.
@@ -164,7 +178,9 @@ pub(crate) fn over_shm(ranks: u16, work: impl AsyncFnOnce(Vec<ShmHost>)) {
     let name = fabric_name();
     live(async {
         let nics: Vec<_> = (0..ranks)
-            .map(|node| ShmNic::start(ShmConfig::new(&name, NodeId(node), ranks), unit()).unwrap())
+            .map(|node| {
+                ShmNic::start(ShmConfig::new(&name, NodeId(node), ranks), unit(ranks)).unwrap()
+            })
             .collect();
         for nic in &nics {
             nic.meet().await;
@@ -198,7 +214,7 @@ fn start_nics(ranks: u16, faults: Faults) -> (Vec<UdpNic>, Relay) {
         let line = LinkProfile::plain(LineRate::mbps(100_000), Duration::ZERO);
         let start = |node| {
             let config = UdpConfig::new(NodeId(node), peers.clone());
-            UdpNic::start(config.via(relay.address()).line(line).mtu(MTU), unit())
+            UdpNic::start(config.via(relay.address()).line(line).mtu(MTU), unit(ranks))
         };
         // The addresses were free a moment ago: another process may have taken one since.
         match (0..ranks).map(start).collect() {

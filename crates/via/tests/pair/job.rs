@@ -6,8 +6,9 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use midplane_nicvm::unit::Unit;
 use midplane_simhw::id::NodeId;
-use midplane_simhw::sim::SimHost;
+use midplane_simhw::sim::{SimHost, World as Fabric};
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
@@ -45,14 +46,27 @@ where
     T: Send + 'static,
     F: Future<Output = T> + Send + 'static,
 {
-    let mut world = world(setting);
+    run_in(&mut world(setting), setting.nodes, config, program)
+}
+
+/// The same in a world that is there.
+pub(crate) fn run_in<T, F>(
+    world: &mut Fabric<Unit>,
+    nodes: u16,
+    config: RdmaConfig,
+    program: impl Fn(World, SimHost) -> F + Send + Sync + 'static,
+) -> BTreeMap<u16, T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + Send + 'static,
+{
     let results = Arc::new(Mutex::new(BTreeMap::new()));
     let program = Arc::new(program);
-    for rank in 0..setting.nodes {
+    for rank in 0..nodes {
         let (host, results) = (world.host(NodeId(rank)), Arc::clone(&results));
         let program = Arc::clone(&program);
         world.spawn(NodeId(rank), async move {
-            let all = join(&host, rank, setting.nodes, config).await;
+            let all = join(&host, rank, nodes, config).await;
             let result = program(all.clone(), host.clone()).await;
             all.finalize().await;
             results.lock().unwrap().insert(rank, result);
@@ -61,11 +75,11 @@ where
         });
     }
     let limit = world.now() + Duration::from_secs(60);
-    while results.lock().unwrap().len() < usize::from(setting.nodes) && world.now() < limit {
+    while results.lock().unwrap().len() < usize::from(nodes) && world.now() < limit {
         world.run_until(world.now() + Duration::from_millis(10));
     }
     let mut results = results.lock().unwrap();
-    assert_eq!(results.len(), usize::from(setting.nodes), "a process does not come to its end");
+    assert_eq!(results.len(), usize::from(nodes), "a process does not come to its end");
     std::mem::take(&mut *results)
 }
 

@@ -49,13 +49,22 @@ impl Default for Setting {
 }
 
 pub(crate) fn world(setting: Setting) -> World<Unit> {
+    world_with(setting, |_, _| ())
+}
+
+/// One whose NICs have what `change` gives them, too.
+pub(crate) fn world_with(
+    setting: Setting,
+    change: impl Fn(NodeId, &mut Unit) + Send + 'static,
+) -> World<Unit> {
     let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
     let switch = SwitchProfile::new(Buffer::Bytes(4 << 20));
     let profile = NicProfile { mtu: setting.mtu, ..NicProfile::MODERN };
     let topology = Topology::star(setting.nodes, link, switch);
-    let mut world = World::new(&topology, profile, setting.seed, move |_, _| {
+    let mut world = World::new(&topology, profile, setting.seed, move |node, _| {
         let mut unit = Unit::default();
         unit.install(VIA, Via::new(setting.config)).unwrap();
+        change(node, &mut unit);
         unit
     });
     world.set_faults(setting.faults);

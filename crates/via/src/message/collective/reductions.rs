@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use super::{Communicator, Progression, Rank, Turn};
+use super::{Communicator, Operation, Progression, Rank, Turn, carried};
 use crate::message::process::MessageError;
 
 impl<P: Progression> Turn<'_, P> {
@@ -76,6 +76,58 @@ impl<P: Progression> Communicator<P> {
         let combined = turn.reduce(bytes.into(), &mut combine).await?.unwrap_or_default();
         let combined = turn.broadcast(0, combined.into()).await?;
         turn.end(combined)
+    }
+
+    /// Everybody's words combined one by one, at the root; `None` at the others. All have as many.
+    ///
+    /// # Errors
+    /// [`MessageError::Shape`] at the root where they have not; [`MessageError::Rank`],
+    /// [`MessageError::Failed`], [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    pub async fn reduce_words(
+        &self,
+        root: Rank,
+        words: &[u64],
+        operation: Operation,
+    ) -> Result<Option<Vec<u64>>, MessageError> {
+        let rank = self.checked(root)?;
+        let bytes = carried::bytes_of(words);
+        let combined = if carried::fits(words) && self.nics.is_some() {
+            let turn = Turn::queued(self)?;
+            let combined = turn.reduce_by_nics(Some(rank), &bytes, operation).await?;
+            turn.end((self.rank() == root).then_some(combined))?
+        } else {
+            self.reduce(root, bytes, |first, second| operation.join(first, second)).await?
+        };
+        combined.map(|combined| carried::words_of(&combined, words.len())).transpose()
+    }
+
+    /// Everybody's words combined one by one, at every process. All have as many; where some bring more
+    /// than the NICs take and others do not, all wait for ever on a communicator
+    /// [on NICs](Self::on_nics).
+    ///
+    /// # Errors
+    /// [`MessageError::Shape`] where they have not as many; [`MessageError::Failed`],
+    /// [`MessageError::Abandoned`].
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
+    pub async fn all_reduce_words(
+        &self,
+        words: &[u64],
+        operation: Operation,
+    ) -> Result<Vec<u64>, MessageError> {
+        let bytes = carried::bytes_of(words);
+        let combined = if carried::fits(words) && self.nics.is_some() {
+            let turn = Turn::queued(self)?;
+            let combined = turn.reduce_by_nics(None, &bytes, operation).await?;
+            turn.end(combined)?
+        } else {
+            self.all_reduce(bytes, |first, second| operation.join(first, second)).await?.into()
+        };
+        carried::words_of(&combined, words.len())
     }
 
     /// The bytes of all ranks up to this one combined, this one's included (Hillis and Steele,

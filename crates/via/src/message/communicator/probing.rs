@@ -1,7 +1,7 @@
 //! Looking at messages before they are received; messages that only the finder receives.
 
 use std::future::poll_fn;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use super::{Communicator, Pending, Received};
 use crate::message::envelope::Tag;
@@ -144,6 +144,22 @@ impl<P: Progression> Communicator<P> {
             }
             desk.tell_probes();
             answer.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Waits for something else, which `poll` asks for, and moves messages meanwhile.
+    pub(in crate::message) async fn meanwhile<T>(
+        &self,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> T {
+        let mut place = Place { communicator: self, place: None };
+        poll_fn(|context| {
+            let answer = poll(context);
+            if answer.is_pending() {
+                self.lock().drive(context.waker(), &mut place.place, None);
+            }
+            answer
         })
         .await
     }

@@ -1,0 +1,211 @@
+//! A communicator's way to its NICs: a port that holds their group, memory that they read and write,
+//! and a queue, for all members give the same operations in the same order.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+
+use midplane_nicvm::collective::{self, MAX_BROADCAST, SMALL};
+use midplane_simhw::host::Host;
+use midplane_simhw::port::{Command, Completion, Port, PortOptions, Status};
+use midplane_simhw::region::{Region, RegionRef};
+
+use super::{Communicator, MessageError, Progression, Rank};
+use crate::message::progression::BuildError;
+use crate::message::request::Failure;
+
+/// One process's way to the NICs; one operation is under way at a time.
+pub(in crate::message) struct Nics {
+    state: Mutex<State>,
+}
+
+struct State {
+    /// `None` once the process's messages have been finalised.
+    way: Option<Way>,
+    /// Operations that have queued.
+    queued: u32,
+    /// Operations of these that have left.
+    left: u32,
+    waiting: BTreeMap<u32, Waker>,
+}
+
+/// Both live until the last handle of the communicator goes: what a dropped operation has left behind
+/// may still be written.
+struct Way {
+    port: Port,
+    memory: Region,
+}
+
+impl fmt::Debug for Nics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nics").finish_non_exhaustive()
+    }
+}
+
+impl Nics {
+    /// A port, and memory for all that the NICs do for so many members.
+    fn open(host: &impl Host, size: u32) -> Result<Self, Status> {
+        let options = PortOptions::default().depth(2);
+        let mut port = host.open_port_with(options).map_err(|_| Status::Refused)?;
+        let bytes = MAX_BROADCAST.max(SMALL * size as usize);
+        let memory = port.register(bytes).map_err(|_| Status::Region)?;
+        let (way, waiting) = (Some(Way { port, memory }), BTreeMap::new());
+        Ok(Self { state: Mutex::new(State { way, queued: 0, left: 0, waiting }) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Way) -> T) -> Result<T, MessageError> {
+        self.lock().way.as_mut().map(work).ok_or(BuildError::NotRunning.into())
+    }
+
+    /// A place in the queue.
+    pub(super) fn queue(&self) -> u32 {
+        let mut state = self.lock();
+        let place = state.queued;
+        state.queued = place.wrapping_add(1);
+        place
+    }
+
+    /// Ready when all places before this one have been left.
+    pub(super) fn poll_turn(&self, place: u32, context: &Context<'_>) -> Poll<()> {
+        let mut state = self.lock();
+        if state.left == place {
+            return Poll::Ready(());
+        }
+        state.waiting.insert(place, context.waker().clone());
+        Poll::Pending
+    }
+
+    /// The first in the queue leaves it.
+    pub(super) fn leave(&self) {
+        let mut state = self.lock();
+        state.left = state.left.wrapping_add(1);
+        let next = state.left;
+        if let Some(waker) = state.waiting.remove(&next) {
+            waker.wake();
+        }
+    }
+
+    /// One has left the queue otherwise, or its operation has failed: nobody behind it has a turn.
+    pub(super) fn abandon(&self) {
+        let waiting = std::mem::take(&mut self.lock().waiting);
+        waiting.into_values().for_each(Waker::wake);
+    }
+
+    /// Lets the group go: for the others, this process has left.
+    pub(in crate::message) fn close(&self) {
+        let way = self.lock().way.take();
+        drop(way);
+        self.abandon();
+    }
+
+    /// The first bytes of the memory, as the NIC knows them.
+    pub(super) fn room(&self, bytes: usize) -> Result<RegionRef, MessageError> {
+        self.with(|way| way.memory.range(0, bytes).expect("operations fit the memory"))
+    }
+
+    pub(super) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), MessageError> {
+        self.with(|way| way.memory.write(offset, bytes).expect("operations fit the memory"))
+    }
+
+    pub(super) fn read(&self, bytes: usize) -> Result<Vec<u8>, MessageError> {
+        let mut out = vec![0; bytes];
+        self.with(|way| way.memory.read(0, &mut out).expect("operations fit the memory"))?;
+        Ok(out)
+    }
+
+    /// How the command that was posted has ended; `None` once the NIC has stopped.
+    fn poll_end(
+        &self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Completion>, MessageError>> {
+        let mut state = self.lock();
+        let Some(way) = &mut state.way else {
+            return Poll::Ready(Err(BuildError::NotRunning.into()));
+        };
+        let ended = ready!(pin!(way.port.completion()).poll(context));
+        Poll::Ready(Ok(ended.ok()))
+    }
+}
+
+impl<P: Progression> Communicator<P> {
+    /// The same processes in the same order, and contexts of their own, for which the NICs carry out
+    /// what they can, each on its process's node: barriers, broadcasts of up to [`MAX_BROADCAST`] bytes,
+    /// all-gathers of up to 84 bytes a process (of up to 256 processes), and
+    /// [reductions of words](Self::all_reduce_words), up to eleven. Everything else goes by hosts, as
+    /// do communicators made from this one, and all of it for a process alone.
+    ///
+    /// The NICs' group ([`Collectives`](midplane_nicvm::collective::Collectives)) lists the processes' nodes
+    /// in the order of their ranks, and is held by one communicator at a time, as long as that has
+    /// handles and its process is not [finalised](Self::finalize). Who lets go of it is gone for the others:
+    /// what they need it for ends with [`Failure::PeerLost`].
+    ///
+    /// # Errors
+    /// [`MessageError::Nics`], at all processes, if one's NIC does not take part; those of
+    /// [`duplicate`](Self::duplicate).
+    ///
+    /// # Cancel safety
+    /// None: dropped before it has ended, the others may wait for ever, and this communicator may be
+    /// [abandoned](MessageError::Abandoned).
+    pub async fn on_nics(&self, host: &impl Host) -> Result<Self, MessageError> {
+        let new = self.duplicate().await?;
+        if new.size() == 1 {
+            return Ok(new);
+        }
+        let held = new.hold(host).await;
+        let own = held.as_ref().err().copied().unwrap_or(Status::Done);
+        for (rank, said) in (0..).map(Rank).zip(new.all_gather(vec![own as u8]).await?) {
+            let status = said.first().and_then(|number| Status::from_number(*number));
+            let status = status.unwrap_or(Status::Invalid);
+            if status != Status::Done {
+                return Err(MessageError::Nics { rank, status });
+            }
+        }
+        let nics = held.map_err(|status| MessageError::Nics { rank: new.rank(), status })?;
+        new.carry_out(&nics, collective::start(0)).await?;
+        Ok(new.by_way_of(nics))
+    }
+
+    /// Has this process's NIC take the group for it, if it has the same one.
+    async fn hold(&self, host: &impl Host) -> Result<Nics, Status> {
+        let invalid = |_| Status::Invalid;
+        let rank = u16::try_from(self.rank().0).map_err(invalid)?;
+        let size = u16::try_from(self.size()).map_err(invalid)?;
+        let nics = Nics::open(host, size.into())?;
+        let held = self.carry_out(&nics, collective::hold(rank, size, 0)).await;
+        match held {
+            Ok(_) => Ok(nics),
+            Err(MessageError::Nics { status, .. }) => Err(status),
+            Err(_) => Err(Status::PeerLost),
+        }
+    }
+
+    /// Gives the NIC a command and waits for its end; messages go on meanwhile.
+    pub(super) async fn carry_out(
+        &self,
+        nics: &Nics,
+        command: Command,
+    ) -> Result<Completion, MessageError> {
+        let posted = nics.with(|way| way.port.submit(&command))?;
+        let ended = match posted {
+            Ok(()) => self.meanwhile(|context| nics.poll_end(context)).await?,
+            Err(_) => None,
+        };
+        let stopped = Completion::of(&command, Status::ExtensionDown);
+        let ended = ended.unwrap_or(stopped);
+        match ended.status {
+            Status::Done | Status::Truncated => Ok(ended),
+            Status::PeerLost => {
+                let lost = Rank(u32::try_from(ended.args[0]).unwrap_or(u32::MAX));
+                Err(Failure::PeerLost(self.scope().group().peer(lost)?).into())
+            }
+            status => Err(MessageError::Nics { rank: self.rank(), status }),
+        }
+    }
+}

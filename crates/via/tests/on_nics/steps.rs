@@ -1,0 +1,123 @@
+//! What all processes do, whoever carries it out.
+
+use futures_util::future::join_all;
+use midplane_via::message::collective::Operation;
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::group::Rank;
+use midplane_via::message::progression::Progression;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Barrier,
+    Broadcast { root: u32, length: usize },
+    AllGather { lengths: Vec<usize> },
+    Reduce { root: u32, operation: Operation, words: usize },
+    AllReduce { operation: Operation, words: usize },
+    Gather { root: u32, length: usize },
+    Join { length: usize },
+}
+
+impl Step {
+    /// How many operations of the NICs it takes.
+    pub(crate) fn by_nics(&self, size: u32) -> u64 {
+        let count = match self {
+            _ if size == 1 => 0,
+            Self::Barrier | Self::AllGather { .. } => 1,
+            Self::Broadcast { length, .. } => 1 + u64::from((85..=1 << 20).contains(length)),
+            Self::Reduce { words, .. } | Self::AllReduce { words, .. } => u64::from(*words <= 11),
+            Self::Gather { .. } | Self::Join { .. } => 0,
+        };
+        count
+    }
+
+    /// What a process has of it.
+    async fn take<P: Progression>(&self, world: &Communicator<P>, at: usize) -> Vec<Vec<u8>> {
+        let (own, size) = (world.rank().0, world.size());
+        let root_of = |root: u32| Rank(root % size);
+        match self {
+            Self::Barrier => {
+                world.barrier().await.unwrap();
+                Vec::new()
+            }
+            Self::Broadcast { root, length } => {
+                let root = root_of(*root);
+                let bytes = if Rank(own) == root { brings(own, at, *length) } else { vec![7; 300] };
+                vec![world.broadcast(root, bytes).await.unwrap().to_vec()]
+            }
+            Self::AllGather { lengths } => {
+                let bytes = brings(own, at, lengths[own as usize % lengths.len()]);
+                let all = world.all_gather(bytes).await.unwrap();
+                all.into_iter().map(|block| block.to_vec()).collect()
+            }
+            Self::Reduce { root, operation, words } => {
+                let words = numbers(own, at, *words, *operation);
+                let got = world.reduce_words(root_of(*root), &words, *operation).await.unwrap();
+                got.into_iter().map(bytes).collect()
+            }
+            Self::AllReduce { operation, words } => {
+                let words = numbers(own, at, *words, *operation);
+                vec![bytes(world.all_reduce_words(&words, *operation).await.unwrap())]
+            }
+            Self::Gather { root, length } => {
+                let got = world.gather(root_of(*root), brings(own, at, *length)).await.unwrap();
+                got.into_iter().flatten().map(|block| block.to_vec()).collect()
+            }
+            Self::Join { length } => {
+                let join = |first: &mut Vec<u8>, second: &[u8]| first.extend_from_slice(second);
+                vec![world.all_reduce(brings(own, at, *length), join).await.unwrap().to_vec()]
+            }
+        }
+    }
+}
+
+/// Takes all of these steps at once.
+pub(crate) async fn take<P: Progression>(
+    world: &Communicator<P>,
+    at: usize,
+    steps: &[Step],
+) -> Vec<Vec<Vec<u8>>> {
+    join_all(steps.iter().map(|step| step.take(world, at))).await
+}
+
+fn brings(rank: u32, at: usize, length: usize) -> Vec<u8> {
+    let start = rank as usize * 37 + at * 11;
+    (start..start + length).map(|number| (number % 251) as u8).collect()
+}
+
+/// Words that differ, or numbers whose sum says in which order they were added.
+fn numbers(rank: u32, at: usize, words: usize, operation: Operation) -> Vec<u64> {
+    let number = |index: usize| match operation {
+        Operation::SumFloat => (1e3_f64.powi(rank as i32 % 5) / (index + at + 3) as f64).to_bits(),
+        _ => u64::from(rank * 7 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 >> index),
+    };
+    (0..words).map(number).collect()
+}
+
+fn bytes(words: Vec<u64>) -> Vec<u8> {
+    words.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+pub(crate) fn step() -> impl Strategy<Value = Step> {
+    let operation = || {
+        use Operation::{And, Greatest, Least, Or, Sum, SumFloat};
+        prop::sample::select(vec![Sum, Least, Greatest, And, Or, SumFloat])
+    };
+    let words = || prop_oneof![4 => 0..=11_usize, 1 => 12..40_usize];
+    let length = || prop_oneof![0..=90_usize, 83..=86_usize, 89..20_000_usize];
+    let lengths = prop_oneof![
+        prop::collection::vec(0..=84_usize, 1..8),
+        prop::collection::vec(0..=100_usize, 1..8),
+    ];
+    prop_oneof![
+        2 => Just(Step::Barrier),
+        2 => (any::<u32>(), length()).prop_map(|(root, length)| Step::Broadcast { root, length }),
+        2 => lengths.prop_map(|lengths| Step::AllGather { lengths }),
+        2 => (any::<u32>(), operation(), words())
+            .prop_map(|(root, operation, words)| Step::Reduce { root, operation, words }),
+        2 => (operation(), words())
+            .prop_map(|(operation, words)| Step::AllReduce { operation, words }),
+        1 => (any::<u32>(), length()).prop_map(|(root, length)| Step::Gather { root, length }),
+        1 => (0..300_usize).prop_map(|length| Step::Join { length }),
+    ]
+}
