@@ -82,6 +82,10 @@ pub(crate) struct Arguments {
     /// Bytes of a broadcast, and of a member's words or part: of these no more than 88, in words of 8
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(8..=65_536), default_value_t = 8)]
     pub(crate) bytes: u32,
+    /// Measure a communicator's operations: hosts run them by messages over Virtual Interfaces; up to 32
+    /// members
+    #[arg(long)]
+    pub(crate) communicator: bool,
     /// Rounds that are measured
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000), default_value_t = 50)]
     pub(crate) rounds: u32,

@@ -15,6 +15,8 @@ use midplane::simhw::shm::{ShmConfig, ShmNic};
 use midplane::simhw::sim::World;
 use midplane::simhw::time::{Instant, LineRate};
 use midplane::simhw::udp::{UdpConfig, UdpNic};
+use midplane::via::VIA;
+use midplane::via::firmware::{Via, ViaConfig};
 use tokio::sync::Barrier;
 
 use crate::arguments::Fabric;
@@ -51,6 +53,7 @@ pub(crate) fn unit(nodes: u16) -> Unit {
     let members = (0..nodes).map(NodeId).collect();
     unit.install(MESSAGES, Messages::new()).expect("the number is free");
     unit.install(COLLECTIVES, Collectives::new(members)).expect("the number is free");
+    unit.install(VIA, Via::new(ViaConfig::default())).expect("the number is free");
     unit
 }
 

@@ -19,6 +19,7 @@ mod processes;
 mod ranks;
 #[path = "../common/report.rs"]
 mod report;
+mod world;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -47,6 +48,8 @@ struct Run {
     #[serde(rename = "where")]
     place: Where,
     fabric: Fabric,
+    /// The operations are a communicator's.
+    communicator: bool,
     bytes: u32,
     skew_us: u64,
     rounds: u32,
@@ -124,6 +127,9 @@ fn check(arguments: &Arguments) -> Result<(), String> {
     if arguments.fabric != Fabric::Sim && most > 64 {
         return Err(format!("--nodes {most}: a live group in one process has up to 64"));
     }
+    if arguments.communicator && most > 32 {
+        return Err(format!("--nodes {most}: a --communicator has up to 32 members here"));
+    }
     Ok(())
 }
 
@@ -150,6 +156,7 @@ fn plan(arguments: &Arguments, operation: Operation, place: Where, nodes: u16) -
     Plan {
         operation,
         place,
+        communicator: arguments.communicator,
         nodes,
         rounds: arguments.rounds,
         bytes: arguments.bytes as usize,
@@ -247,6 +254,7 @@ fn summary(arguments: &Arguments, plan: Plan, rounds: Rounds) -> Run {
     let levels = f64::from(plan.nodes).log2().ceil();
     let modelled = plan.operation == Operation::Barrier
         && arguments.fabric == Fabric::Sim
+        && !arguments.communicator
         && plan.skew.is_zero();
     let model = match plan.place {
         Where::Host => levels * HOSTS_US,
@@ -257,6 +265,7 @@ fn summary(arguments: &Arguments, plan: Plan, rounds: Rounds) -> Run {
         nodes: plan.nodes,
         place: plan.place,
         fabric: arguments.fabric,
+        communicator: arguments.communicator,
         bytes: arguments.bytes,
         skew_us: arguments.skew_us,
         rounds: plan.rounds,

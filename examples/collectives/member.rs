@@ -12,12 +12,15 @@ use midplane::simhw::region::Region;
 use midplane::simhw::time::Instant;
 
 use crate::arguments::{Operation, Where};
+use crate::world::World;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) operation: Operation,
     pub(crate) place: Where,
+    /// The members are ranks of a communicator.
+    pub(crate) communicator: bool,
     pub(crate) nodes: u16,
     pub(crate) rounds: u32,
     /// Bytes of a broadcast, of a member's words, or of its part.
@@ -49,6 +52,7 @@ pub(crate) async fn play<H: Host>(
 ) -> Result<(), String> {
     let members: Vec<NodeId> = (0..plan.nodes).map(NodeId).collect();
     let mut side = match plan.place {
+        _ if plan.communicator => Side::World(Box::new(World::enter(&host, &plan).await?)),
         Where::Host => {
             let options = PortOptions::default();
             let options = plan.port.map_or(options, |number| options.number(number));
@@ -84,6 +88,7 @@ pub(crate) async fn play<H: Host>(
     }
     match side {
         Side::Host(mut group) => group.flush().await.map_err(|error| error.to_string()),
+        Side::World(world) => world.leave().await,
         Side::Nic(..) => Ok(()),
     }
 }
@@ -91,6 +96,7 @@ pub(crate) async fn play<H: Host>(
 enum Side {
     Nic(Port, Region),
     Host(Box<HostGroup>),
+    World(Box<World>),
 }
 
 impl Side {
@@ -102,6 +108,7 @@ impl Side {
     ) -> Result<(), String> {
         let rank = host.node().0;
         match self {
+            Self::World(world) => world.run(operation, plan).await,
             Self::Nic(port, region) => {
                 port.submit(&command(operation, plan, region))
                     .map_err(|error| error.to_string())?;

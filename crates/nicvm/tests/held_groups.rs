@@ -164,6 +164,27 @@ fn a_member_that_dies_while_nothing_is_under_way_ends_all_that_follows() {
     assert_eq!(ends, [(0, Status::PeerLost, 2), (1, Status::PeerLost, 2)]);
 }
 
+/// It has heard of the others, so that nothing is owed by it but what they wait for.
+#[test]
+fn a_member_that_dies_before_it_holds_the_group_ends_the_others_beginning() {
+    let mut world = world(3);
+    let ends = Arc::new(Mutex::new(Vec::new()));
+    for rank in 0..2 {
+        let (host, ends) = (world.host(NodeId(rank)), Arc::clone(&ends));
+        world.spawn(NodeId(rank), async move {
+            let mut port = host.open_port().unwrap();
+            assert_eq!(run(&mut port, collective::hold(rank, 3, 0)).await.status, Status::Done);
+            let done = run(&mut port, collective::start(0)).await;
+            ends.lock().unwrap().push((done.status, done.args[0]));
+            pause(&host, 4_000).await;
+        });
+    }
+    world.run_until(Instant::ZERO + Duration::from_millis(150));
+    world.crash(NodeId(2));
+    world.run_until(Instant::ZERO + Duration::from_secs(5));
+    assert_eq!(*ends.lock().unwrap(), [(Status::PeerLost, 2), (Status::PeerLost, 2)]);
+}
+
 #[test]
 fn words_that_are_not_as_many_are_told_to_all_who_were_to_have_the_result() {
     for size in [2, 3, 4, 7] {

@@ -129,7 +129,7 @@ impl Collectives {
         let others = std::mem::take(&mut self.holder.others);
         let numbers = others.into_values().map(|other| other.next);
         self.next = numbers.fold(self.next, u32::max).wrapping_add(1);
-        for number in self.numbers(|number, next| is_before(number, next)) {
+        for number in self.numbers(is_before) {
             self.settle(nic, number, &Progress::Failed(Status::Cancelled));
         }
         self.holder.state = State::Started(port);

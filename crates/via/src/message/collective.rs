@@ -4,6 +4,8 @@
 //! that each operation is its own v form too. Their messages travel in a context of their own, each
 //! operation with a tag of its own.
 //!
+//! A communicator [on NICs](Communicator::on_nics) has those carry out what they can.
+//!
 //! # Cancel safety
 //! None: an operation that is dropped before it has ended, or that fails, leaves its communicator
 //! [abandoned](MessageError::Abandoned), as the others have no way to tell where it stopped. Other

@@ -21,14 +21,13 @@ pub(crate) enum Step {
 impl Step {
     /// How many operations of the NICs it takes.
     pub(crate) fn by_nics(&self, size: u32) -> u64 {
-        let count = match self {
+        match self {
             _ if size == 1 => 0,
             Self::Barrier | Self::AllGather { .. } => 1,
             Self::Broadcast { length, .. } => 1 + u64::from((85..=1 << 20).contains(length)),
             Self::Reduce { words, .. } | Self::AllReduce { words, .. } => u64::from(*words <= 11),
             Self::Gather { .. } | Self::Join { .. } => 0,
-        };
-        count
+        }
     }
 
     /// What a process has of it.

@@ -61,7 +61,7 @@ impl Nics {
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Way) -> T) -> Result<T, MessageError> {
-        self.lock().way.as_mut().map(work).ok_or(BuildError::NotRunning.into())
+        self.lock().way.as_mut().map(work).ok_or_else(|| BuildError::NotRunning.into())
     }
 
     /// A place in the queue.
@@ -144,7 +144,8 @@ impl<P: Progression> Communicator<P> {
     /// The NICs' group ([`Collectives`](midplane_nicvm::collective::Collectives)) lists the processes' nodes
     /// in the order of their ranks, and is held by one communicator at a time, as long as that has
     /// handles and its process is not [finalised](Self::finalize). Who lets go of it is gone for the others:
-    /// what they need it for ends with [`Failure::PeerLost`].
+    /// what they need it for ends with [`Failure::PeerLost`]. An operation may end here before others'
+    /// NICs have all that they need of this one: stop a NIC after a barrier by hosts.
     ///
     /// # Errors
     /// [`MessageError::Nics`], at all processes, if one's NIC does not take part; those of
