@@ -83,7 +83,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(8..=65_536), default_value_t = 8)]
     pub(crate) bytes: u32,
     /// Measure a communicator's operations: hosts run them by messages over Virtual Interfaces; up to 32
-    /// members
+    /// members, in one process
     #[arg(long)]
     pub(crate) communicator: bool,
     /// Rounds that are measured

@@ -138,6 +138,9 @@ fn peers(arguments: &Arguments, place: &Place) -> Result<Vec<SocketAddr>, String
     if arguments.fabric != Fabric::Udp {
         return Err("--rank: hosts are joined by --fabric udp".into());
     }
+    if arguments.communicator {
+        return Err("--communicator: its members are in one process here".into());
+    }
     if !(2..=256).contains(&place.size()) {
         return Err(format!("--peers: from 2 to 256 take part, not {}", place.size()));
     }

@@ -85,6 +85,26 @@ fn what_a_host_that_goes_has_not_given_ends_with_its_rank_and_what_it_has_given_
     });
 }
 
+/// Others' parts come through its NIC, which has no memory to write them to any more.
+#[test]
+fn what_a_host_that_goes_has_not_heard_the_end_of_ends_for_all() {
+    all(4, |host, rank| async move {
+        let mut port = host.open_port().unwrap();
+        begin(&mut port, rank, 4).await;
+        let region = port.register(32).unwrap();
+        let gather = collective::all_gather(8, region.whole(), 0);
+        if rank == 2 {
+            port.submit(&gather).unwrap();
+            pause(&host, 5).await;
+            return;
+        }
+        pause(&host, 20).await;
+        let done = run(&mut port, gather).await;
+        assert_eq!((done.status, done.args[0]), (Status::PeerLost, 2), "{rank}");
+        pause(&host, 100).await;
+    });
+}
+
 #[test]
 fn a_host_that_goes_before_it_begins_ends_the_others_first_operation() {
     all(4, |host, rank| async move {

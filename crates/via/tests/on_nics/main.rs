@@ -19,6 +19,7 @@ use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::sim::World as Fabric;
+use midplane_via::message::collective::Operation;
 use midplane_via::rdma::RdmaConfig;
 use pair::Setting;
 use proptest::prelude::*;
@@ -88,6 +89,17 @@ fn a_broadcast_of_more_than_the_nics_take_goes_by_hosts() {
     let lengths = [most - 1, most, most + 1];
     let steps = lengths.map(|length| vec![Step::Broadcast { root: 1, length }]);
     check(3, &steps, 1, Faults::NONE, 1_000);
+}
+
+#[test]
+fn what_just_fits_goes_by_the_nics_at_once() {
+    for length in [0, 84, 85] {
+        check(3, &[vec![Step::Broadcast { root: 2, length }]], 1, Faults::NONE, 1_000);
+    }
+    for words in [0, 11, 12] {
+        let operation = Operation::Sum;
+        check(3, &[vec![Step::AllReduce { operation, words }]], 1, Faults::NONE, 1_000);
+    }
 }
 
 #[test]
