@@ -26,13 +26,15 @@ use crate::context::ChannelContext;
 use crate::daemon::{Action, Outcome};
 use crate::names::JobId;
 
-/// How often, and how long after each other, it is looked whether all stands still before a wake-up is
-/// waited for. Each look takes a processor from those that are to stop: five times as often, 64 of them took
-/// half as long again if they waited, and more than twice as long if they computed.
+/// How often it is looked whether all stands still before a wake-up is waited for.
 const LOOKS: usize = 30;
 /// After so many looks it hurries them.
 const HURRY: usize = 3;
-const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
+/// Nanoseconds until the first look, which a few processes do not need; each later one comes after twice as many, up to
+/// the last. A look takes a processor from those that are to stop: where all came after the first's time, 64 took half as
+/// long again if they waited, and more than twice as long if they computed.
+const FIRST_LOOK: i64 = 20_000;
+const LAST_LOOK: i64 = 100_000;
 
 /// A job's rank on this host.
 type Member = (JobId, u16);
@@ -214,6 +216,7 @@ impl Local {
         }
         waits.groups.clone_from(&waits.members);
         // It takes less time than to be woken, and nobody is woken when all of a group stands still.
+        let mut nap = FIRST_LOOK;
         for look in 0..LOOKS {
             if self.settle(waits) {
                 break;
@@ -221,7 +224,8 @@ impl Local {
             if look == HURRY {
                 self.hurry(jobs);
             }
-            let _ = nanosleep(&LOOK_AGAIN);
+            let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: nap });
+            nap = LAST_LOOK.min(2 * nap);
         }
     }
 
