@@ -195,7 +195,8 @@ pub(crate) fn losses(reports: &[Report], slices: &[Slice], slice_ms: f64) -> Vec
     let Some((first, last)) = laps.first().zip(laps.last()) else { return Vec::new() };
     let mut stretches = stretches(slices, slice_ms);
     let within = |stops: &Vec<Stop>| {
-        stops[0][0] > first.from && stops[stops.len() - 1][1] + AFTER_US < last.from
+        let ends = stops.len() > 1 && stops[stops.len() - 1][1] + AFTER_US < last.from;
+        ends && stops[0][0] > first.from
     };
     stretches.retain(within);
     let (usual, stops) = (usual(&laps, &stretches, slice_ms * 1e3), stretches.concat());

@@ -9,7 +9,7 @@ use crate::process::Reins;
 
 /// Where operations take time: nowhere but in virtual time, where arithmetic is free otherwise.
 pub trait Pace: Send + Sync {
-    /// Takes the time of so many floating-point operations.
+    /// Takes the time of so many floating-point operations; none only says how far a kernel is.
     fn work(&self, operations: u64) -> impl Future<Output = ()> + Send;
 }
 
