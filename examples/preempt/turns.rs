@@ -61,6 +61,8 @@ struct Row {
     overlaps: usize,
     /// From the first rank's beginning to the last one's.
     median_start_skew_ms: f64,
+    /// What 95 % stay below.
+    p95_start_skew_ms: f64,
     longest_start_skew_ms: f64,
 }
 
@@ -146,6 +148,7 @@ fn row(scheduler: &str, jobs: &[Vec<Vec<Span>>]) -> Row {
         median_gap_ms: quantile(&mut gaps, 0.5),
         overlaps: gaps.iter().filter(|gap| **gap < 0.0).count(),
         median_start_skew_ms: quantile(&mut skews, 0.5),
+        p95_start_skew_ms: quantile(&mut skews, 0.95),
         longest_start_skew_ms: quantile(&mut skews, 1.0),
     }
 }
@@ -190,18 +193,18 @@ pub(crate) fn run(folder: &Path, json: bool) -> Result<(), String> {
         return Ok(());
     }
     report::say(&format!(
-        "{:<10} {:>5} {:>9} {:>10} {:>17} {:>9} {:>16}\n",
+        "{:<10} {:>5} {:>9} {:>10} {:>17} {:>9} {:>22}\n",
         "scheduler",
         "ranks",
         "switches",
         "slice, ms",
         "gap, ms (least)",
         "overlaps",
-        "skew, ms (most)"
+        "skew, ms (95 %, most)"
     ));
     for row in rows {
         report::say(&format!(
-            "{:<10} {:>5} {:>9} {:>10.0} {:>9.2} ({:>5.2}) {:>9} {:>8.2} ({:>5.2})\n",
+            "{:<10} {:>5} {:>9} {:>10.0} {:>9.2} ({:>5.2}) {:>9} {:>6.2} ({:>5.2}, {:>7.2})\n",
             row.scheduler,
             row.ranks,
             row.switches,
@@ -210,6 +213,7 @@ pub(crate) fn run(folder: &Path, json: bool) -> Result<(), String> {
             row.shortest_gap_ms,
             row.overlaps,
             row.median_start_skew_ms,
+            row.p95_start_skew_ms,
             row.longest_start_skew_ms
         ));
     }
