@@ -76,6 +76,16 @@ impl Holder {
         let without = |from: Option<u32>| from.is_none_or(|from| !is_before(number, from));
         self.lost.iter().find(|(_, from)| without(*from)).map(|(rank, _)| *rank)
     }
+
+    /// A member is gone, from an operation on or for all: what it says again later gives it no part back, and takes no
+    /// more memory.
+    fn lose(&mut self, rank: u16, from: Option<u32>) {
+        let Some((_, before)) = self.lost.iter_mut().find(|(other, _)| *other == rank) else {
+            self.lost.push((rank, from));
+            return;
+        };
+        *before = before.zip(from).map(|(a, b)| if is_before(b, a) { b } else { a });
+    }
 }
 
 /// Whether operation `a` came before `b`.
@@ -192,7 +202,7 @@ impl Collectives {
 
     /// Ends what a member has no part in: everything, or from a number on.
     fn lose(&mut self, nic: &mut Context<'_>, rank: u16, from: Option<u32>) {
-        self.holder.lost.push((rank, from));
+        self.holder.lose(rank, from);
         for number in self.numbers(|number, _| from.is_none_or(|from| !is_before(number, from))) {
             self.settle(nic, number, &Progress::Lost(rank));
         }
@@ -227,4 +237,27 @@ impl Collectives {
 /// The end of a command that a member was needed for.
 pub(super) fn lost(command: &Command, rank: u16) -> Completion {
     Completion { args: [rank.into(), 0, 0, 0], ..Completion::of(command, Status::PeerLost) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_is_gone_is_so_from_the_first_operation_that_it_has_named() {
+        let mut holder = Holder::default();
+        for from in [7, 5, 9, 5] {
+            holder.lose(2, Some(from));
+        }
+        assert_eq!(
+            [4, 5, 6, 9].map(|number| holder.lost(number)),
+            [None, Some(2), Some(2), Some(2)]
+        );
+        assert_eq!(holder.lost.len(), 1);
+        holder.lose(2, None);
+        holder.lose(2, Some(8));
+        holder.lose(1, Some(0));
+        assert_eq!([holder.lost(0), holder.lost(4)], [Some(2); 2]);
+        assert_eq!(holder.lost, [(2, None), (1, Some(0))]);
+    }
 }
