@@ -98,10 +98,7 @@ fn fit(runs: &[&Run]) -> Option<Fit> {
 
 /// A fit for each kernel, class, number of ranks and mode that has enough slices.
 pub(crate) fn all(runs: &[Run]) -> Vec<Fit> {
-    let same = |a: &Run, b: &Run| {
-        (a.kernel, a.class, a.ranks, a.mode) == (b.kernel, b.class, b.ranks, b.mode)
-    };
-    let groups = runs.chunk_by(same);
+    let groups = runs.chunk_by(Run::is_like);
     groups.filter_map(|group| fit(&group.iter().collect::<Vec<_>>())).collect()
 }
 

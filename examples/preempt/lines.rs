@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::slowdown::{Run, interval};
+use super::slowdown::{Run, interval, mean_and_variance};
 
 /// Slices that a line needs.
 const LEAST: usize = 3;
@@ -50,10 +50,8 @@ struct Point {
 
 impl Point {
     fn of(slice_ms: f64, values: &[f64]) -> Self {
-        let count = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / count;
-        let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
-        Self { x: 1.0 / slice_ms, mean, weight: count * (count - 1.0) / squares }
+        let (mean, variance) = mean_and_variance(values);
+        Self { x: 1.0 / slice_ms, mean, weight: 1.0 / variance }
     }
 }
 
@@ -91,10 +89,7 @@ fn of(runs: &[Run]) -> Option<Lines> {
 
 /// Lines for each kernel and mode of real processes that has enough slices.
 pub(crate) fn lines(runs: &[Run]) -> Vec<Lines> {
-    let same = |a: &Run, b: &Run| {
-        (a.kernel, a.class, a.ranks, a.mode) == (b.kernel, b.class, b.ranks, b.mode)
-    };
-    let groups = runs.chunk_by(same);
+    let groups = runs.chunk_by(Run::is_like);
     groups.filter(|group| group.iter().all(|run| run.lost.len() > 1)).filter_map(of).collect()
 }
 
@@ -125,7 +120,7 @@ pub(crate) fn table(runs: &[Run], lines: &[Lines]) -> String {
             for (slice, at) in parts {
                 text += &format!(" {slice} {}", percent(at.value, at.ci));
             }
-            text += &format!(" never less than {}\n", percent(line.rest.value, line.rest.ci));
+            text += &format!(" at any slice {}\n", percent(line.rest.value, line.rest.ci));
         }
     }
     text

@@ -51,6 +51,14 @@ pub(crate) struct Run {
     pub(crate) machine: &'static str,
 }
 
+impl Run {
+    /// Whether they differ in the slice alone.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let what = |run: &Self| (run.kernel, run.class, run.ranks, run.mode);
+        what(self) == what(other)
+    }
+}
+
 #[derive(Serialize)]
 struct Document {
     runs: Vec<Run>,
@@ -96,14 +104,20 @@ pub(crate) fn student(freedom: usize) -> f64 {
     STUDENT.get(freedom - 1).copied().unwrap_or(1.96)
 }
 
-pub(crate) fn interval(values: &[f64]) -> (f64, [f64; 2]) {
+/// The mean of values, and its own variance; of one value, infinite.
+pub(crate) fn mean_and_variance(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
+    let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
+    (mean, if values.len() < 2 { f64::INFINITY } else { squares / (count * (count - 1.0)) })
+}
+
+pub(crate) fn interval(values: &[f64]) -> (f64, [f64; 2]) {
+    let (mean, variance) = mean_and_variance(values);
     if values.len() < 2 {
         return (mean, [mean, mean]);
     }
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
-    let half = student(values.len() - 1) * (variance / count).sqrt();
+    let half = student(values.len() - 1) * variance.sqrt();
     (mean, [mean - half, mean + half])
 }
 
