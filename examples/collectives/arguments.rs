@@ -76,8 +76,15 @@ pub(crate) struct Arguments {
     /// Operations to measure, with commas between; all, unless given
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) operation: Vec<Operation>,
-    /// Sizes of groups, with commas between: from 2 to 1,024 (up to 64 on live fabrics)
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(2..=1024), default_values_t = [8, 16, 64])]
+    /// Sizes of groups, with commas between: from 2 to 1,024 (up to 64 on live fabrics); with --communicator 8, 16 and 32
+    /// unless given
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(2..=1024),
+        default_values_t = [8, 16, 64],
+        default_value_if("communicator", "true", "8,16,32")
+    )]
     pub(crate) nodes: Vec<u16>,
     /// Bytes of a broadcast, and of a member's words or part: of these no more than 88, in words of 8
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(8..=65_536), default_value_t = 8)]
