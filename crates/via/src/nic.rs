@@ -10,6 +10,7 @@ mod error;
 mod image;
 mod memory;
 mod operations;
+mod posted;
 mod query;
 mod queues;
 
@@ -225,9 +226,7 @@ impl Nic {
             return Err(NicError::InUse);
         }
         self.remove_direct(vi);
-        for cookie in self.queues.remove(vi) {
-            self.operations.remove(cookie);
-        }
+        self.queues.remove(vi);
         Ok(())
     }
 
@@ -332,21 +331,20 @@ impl Nic {
     fn on_completion(&mut self, completion: &Completion) {
         self.handled += 1;
         if matches!(completion.opcode, POST_SEND | POST_RECEIVE) {
-            let Self { queues, operations, free_scratch, .. } = self;
-            queues.on_ended(operations, free_scratch, completion);
+            self.queues.on_ended(&mut self.free_scratch, completion);
             return;
         }
         match self.operations.get(completion.cookie) {
-            Some(Operation::Plain { scratch, completion: place, wanted }) => {
-                self.free_scratch.extend(scratch.take());
-                *place = Some(*completion);
-                if !*wanted {
+            Some(operation) => {
+                self.free_scratch.extend(operation.scratch.take());
+                operation.completion = Some(*completion);
+                if !operation.wanted {
                     self.operations.remove(completion.cookie);
                 }
                 self.on_connected(completion);
             }
-            _ if completion.opcode == EVENT => self.on_error(completion),
-            _ => {}
+            None if completion.opcode == EVENT => self.on_error(completion),
+            None => {}
         }
     }
 
@@ -377,15 +375,15 @@ impl Nic {
     /// Posts a command whose completion nobody asks for.
     fn start_unwatched(&mut self, command: Command) -> Result<(), NicError> {
         let cookie = self.start(command, None)?;
-        if let Some(Operation::Plain { wanted, .. }) = self.operations.get(cookie) {
-            *wanted = false;
+        if let Some(operation) = self.operations.get(cookie) {
+            operation.wanted = false;
         }
         Ok(())
     }
 
     /// Posts a command that is no descriptor.
     fn start(&mut self, command: Command, scratch: Option<u16>) -> Result<u64, NicError> {
-        let operation = Operation::Plain { scratch, completion: None, wanted: true };
+        let operation = Operation { scratch, completion: None, wanted: true };
         let cookie = self.operations.insert(operation);
         if let Err(error) = self.port.submit(&Command { cookie, ..command }) {
             self.operations.remove(cookie);
@@ -397,10 +395,7 @@ impl Nic {
 
     /// The completion of such a command, if it is there: nobody asks again.
     fn finished(&mut self, cookie: u64) -> Option<Completion> {
-        let Some(Operation::Plain { completion, .. }) = self.operations.get(cookie) else {
-            return None;
-        };
-        let completion = (*completion)?;
+        let completion = self.operations.get(cookie)?.completion?;
         self.operations.remove(cookie);
         Some(completion)
     }

@@ -8,16 +8,15 @@ use std::task::Waker;
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::region::Rights;
 
-use super::operations::Operation;
 use super::{MAX_SEGMENTS, Nic, NicError, PostFailed, ViId, WorkQueue};
 use crate::attributes::{Reliability, ViAttributes, ViState};
-use crate::command::{DISCONNECT, Ends, POST_RECEIVE, POST_SEND, about};
+use crate::command::{DISCONNECT, Ends, about};
 use crate::descriptor::{Descriptor, Transfer};
 use crate::direct::{Arrival, Fields, Kind, Lane, Refused};
 use crate::memory::Memory;
 use crate::outcome::{AsyncError, DescriptorError};
 use exposed::Exposed;
-use way::{Books, Fault, Way, ended};
+use way::{Books, Fault, Way, failed};
 
 /// Looks at the lane for one at the port, where only news of connections can come from there.
 const LOOKS_PER_PORT: u32 = 1024;
@@ -162,8 +161,8 @@ pub(super) const fn check(attributes: &ViAttributes) -> Result<(), NicError> {
 
 impl Nic {
     fn books(&mut self) -> Option<(&mut Direct, Books<'_>)> {
-        let Self { queues, operations, errors, direct, .. } = self;
-        Some((direct.as_mut()?, Books { queues, operations, errors }))
+        let Self { queues, errors, direct, .. } = self;
+        Some((direct.as_mut()?, Books { queues, errors }))
     }
 
     pub(super) fn is_direct(&mut self, vi: ViId) -> bool {
@@ -271,27 +270,19 @@ impl Nic {
             return Err(PostFailed { error: NicError::QueueFull, descriptor });
         }
         let wrong = refusal(&descriptor, queue, owner, &queues.attributes, queues.state);
-        let new = Operation::Descriptor { descriptor, scratch: None, ended: None };
-        let cookie = books.operations.insert(new);
-        queues.posted[queue as usize].push_back(cookie);
+        let posted = &mut queues.posted[queue as usize];
+        let at = posted.next_number();
+        posted.push(descriptor, None);
         let number = vi.number;
-        let Some(way) = direct.way(number) else { return Ok(()) };
-        match (queue, wrong) {
-            (WorkQueue::Receive, None) => way.receives.push_back(cookie),
-            (WorkQueue::Send, None) => {
-                way.sends.push_back(cookie);
-                direct.pump(&mut books, number);
+        if let Some(error) = wrong {
+            books.queues.end(number, queue, at, failed(queue, error));
+            // What was posted before comes back before.
+            if queue == WorkQueue::Send && direct.way(number).is_some_and(|way| way.ends.is_some())
+            {
+                direct.break_way(&mut books, number, None);
             }
-            (WorkQueue::Receive, Some(error)) => {
-                books.end(ended(POST_RECEIVE, number, cookie, Err(error), 0));
-            }
-            (WorkQueue::Send, Some(error)) => {
-                // What was posted before comes back before.
-                if way.ends.is_some() {
-                    direct.break_way(&mut books, number, None);
-                }
-                books.end(ended(POST_SEND, number, cookie, Err(error), 0));
-            }
+        } else if queue == WorkQueue::Send {
+            direct.pump(&mut books, number);
         }
         Ok(())
     }

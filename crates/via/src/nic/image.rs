@@ -10,16 +10,16 @@ use midplane_simhw::region::{ProtectionTag, Rights};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::operations::{Operation, Operations};
+use super::posted::{End, Posted, cookie, number};
 use super::queues::{Queues, WorkQueue};
 use super::{Nic, NicError, ViId};
 use crate::attributes::{ViAttributes, ViState};
-use crate::command::{AWAIT, Ended, POST_RECEIVE, POST_SEND, QUERY_NIC, about};
+use crate::command::{AWAIT, QUERY_NIC, about};
 use crate::context::{MemoryName, Piece, PortContext};
 use crate::descriptor::{Descriptor, Transfer};
 use crate::keeper::MappedMemory;
 use crate::memory::{Memory, MemoryOptions, RemoteMemory};
-use crate::outcome::{AsyncError, DescriptorError};
+use crate::outcome::AsyncError;
 
 /// What a process's way into its NIC holds. The bytes of its memory are not in it.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -31,8 +31,6 @@ pub struct NicContext {
     errors: Vec<(ViId, AsyncError)>,
     next_tag: u32,
     next_serial: u32,
-    /// What tells the next operation at each place from those before it.
-    generations: Vec<u32>,
 }
 
 /// Registered memory.
@@ -67,7 +65,7 @@ struct HeldDescriptor {
     transfer: HeldTransfer,
     immediate: Option<u32>,
     fence: bool,
-    ended: Option<HeldEnd>,
+    ended: Option<End>,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -75,14 +73,6 @@ enum HeldTransfer {
     Send,
     Write(RemoteMemory),
     Read(RemoteMemory),
-}
-
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-struct HeldEnd {
-    operation: crate::outcome::Operation,
-    outcome: Result<(), DescriptorError>,
-    length: u32,
-    immediate: Option<u32>,
 }
 
 /// Why a process's way into its NIC was not saved.
@@ -122,17 +112,17 @@ impl Nic {
         while let Some(completion) = self.port.take() {
             self.on_completion(&completion);
         }
-        if self.operations.has_plain() {
+        if !self.operations.is_empty() {
             return Err(NicSaveError::Busy);
         }
-        let Self { queues, operations, .. } = self;
-        let vis = queues.iter().map(|queues| HeldVi {
+        let vis = self.queues.iter().map(|queues| HeldVi {
             id: queues.id,
             attributes: queues.attributes,
             state: queues.state,
             told: queues.told.map(|told| told.map(|cq| cq.0)),
-            posted: queues.posted.each_ref().map(|posted| {
-                posted.iter().filter_map(|cookie| held(operations, *cookie)).collect()
+            posted: [WorkQueue::Send, WorkQueue::Receive].map(|queue| {
+                let posted = queues.posted[queue as usize].iter();
+                posted.map(|(at, it)| held(cookie(queues.id.number, queue, at), it)).collect()
             }),
         });
         let vis = vis.collect();
@@ -153,7 +143,6 @@ impl Nic {
             errors: self.errors.iter().copied().collect(),
             next_tag: self.next_tag,
             next_serial: self.next_serial,
-            generations: self.operations.generations(),
         })
     }
 
@@ -208,10 +197,9 @@ impl Nic {
         Ok((nic, memory))
     }
 
-    /// Interfaces, queues and operations as they were.
+    /// Interfaces, and what is posted to them, as they were.
     fn adopt(&mut self, saved: &NicContext, memory: &[Memory]) -> Result<(), NicRestoreError> {
         let wrong = NicRestoreError::Malformed;
-        let mut operations = Operations::restored(saved.generations.clone());
         let mut queues = Queues::default();
         for told in &saved.queues {
             queues.restore_cq(told);
@@ -228,18 +216,19 @@ impl Nic {
             queues.set_state(vi.id, vi.state);
             for queue in [WorkQueue::Send, WorkQueue::Receive] {
                 for held in &vi.posted[queue as usize] {
-                    let operation = held.operation(vi.id, queue, memory, &saved.memory);
-                    let operation =
-                        operation.ok_or_else(|| wrong("a descriptor lies outside its memory"))?;
-                    if !operations.put(held.cookie, operation) {
+                    let posted = held.posted(memory, &saved.memory);
+                    let posted =
+                        posted.ok_or_else(|| wrong("a descriptor lies outside its memory"))?;
+                    let at = number(held.cookie);
+                    let is_its_own = held.cookie == cookie(vi.id.number, queue, at);
+                    let place = &mut queues.of(vi.id)?.posted[queue as usize];
+                    if !is_its_own || !place.restore(at, posted) {
                         return Err(wrong("a descriptor's cookie is not one that there is"));
                     }
-                    queues.of(vi.id)?.posted[queue as usize].push_back(held.cookie);
                 }
             }
         }
-        operations.close();
-        (self.queues, self.operations) = (queues, operations);
+        self.queues = queues;
         self.errors = saved.errors.iter().copied().collect();
         (self.next_tag, self.next_serial) = (saved.next_tag, saved.next_serial);
         Ok(())
@@ -296,16 +285,14 @@ impl Nic {
     }
 }
 
-fn held(operations: &mut Operations, cookie: u64) -> Option<HeldDescriptor> {
-    let Some(Operation::Descriptor { descriptor, ended, .. }) = operations.get(cookie) else {
-        return None;
-    };
+fn held(cookie: u64, posted: &Posted) -> HeldDescriptor {
+    let descriptor = &posted.descriptor;
     let pieces = descriptor.segments.iter().map(|segment| Piece {
         memory: segment.memory().name(),
         offset: segment.offset() as u32,
         length: segment.len() as u32,
     });
-    Some(HeldDescriptor {
+    HeldDescriptor {
         cookie,
         pieces: pieces.collect(),
         transfer: match descriptor.transfer {
@@ -315,30 +302,18 @@ fn held(operations: &mut Operations, cookie: u64) -> Option<HeldDescriptor> {
         },
         immediate: descriptor.immediate,
         fence: descriptor.fence,
-        ended: ended.map(|ended| HeldEnd {
-            operation: ended.operation,
-            outcome: ended.outcome,
-            length: ended.length,
-            immediate: ended.immediate,
-        }),
-    })
+        ended: posted.end,
+    }
 }
 
 impl HeldDescriptor {
     /// As the NIC's host keeps it; `None` if its memory is not there.
-    fn operation(
-        &self,
-        vi: ViId,
-        queue: WorkQueue,
-        memory: &[Memory],
-        names: &[HeldMemory],
-    ) -> Option<Operation> {
+    fn posted(&self, memory: &[Memory], names: &[HeldMemory]) -> Option<Posted> {
         let segment = |piece: &Piece| {
             let at = names.iter().position(|held| held.name == piece.memory)?;
             memory[at].segment(piece.offset as usize, piece.length as usize).ok()
         };
-        let opcode = if queue == WorkQueue::Send { POST_SEND } else { POST_RECEIVE };
-        Some(Operation::Descriptor {
+        Some(Posted {
             descriptor: Descriptor {
                 segments: self.pieces.iter().map(segment).collect::<Option<_>>()?,
                 transfer: match self.transfer {
@@ -350,15 +325,7 @@ impl HeldDescriptor {
                 fence: self.fence,
             },
             scratch: None,
-            ended: self.ended.map(|end| Ended {
-                opcode,
-                vi: vi.number,
-                cookie: self.cookie,
-                operation: end.operation,
-                outcome: end.outcome,
-                length: end.length,
-                immediate: end.immediate,
-            }),
+            end: self.ended,
         })
     }
 }

@@ -7,7 +7,7 @@ use midplane_simhw::port::{Command, Completion};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::operations::{Operation, Operations};
+use super::posted::{End, PostedQueue, cookie, number};
 use super::{MAX_SEGMENTS, Nic, NicError, Quiet, SCRATCH_BYTES, ViId};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{
@@ -45,8 +45,7 @@ pub(super) struct ViQueues {
     pub(super) id: ViId,
     pub(super) attributes: ViAttributes,
     pub(super) state: ViState,
-    /// Cookies of what was posted, in order.
-    pub(super) posted: [VecDeque<u64>; 2],
+    pub(super) posted: [PostedQueue; 2],
     pub(super) told: [Option<CqId>; 2],
 }
 
@@ -63,19 +62,21 @@ impl Queues {
         if at >= self.vis.len() {
             self.vis.resize_with(at + 1, || None);
         }
-        let posted = [VecDeque::new(), VecDeque::new()];
+        let posted = <[PostedQueue; 2]>::default();
         self.vis[at] = Some(ViQueues { id, attributes, state: ViState::Idle, posted, told });
     }
 
-    /// Forgets an interface; what it still had.
-    pub(super) fn remove(&mut self, vi: ViId) -> impl Iterator<Item = u64> + use<> {
+    /// Forgets an interface, and what it still had.
+    pub(super) fn remove(&mut self, vi: ViId) {
         for queue in &mut self.completions {
             queue.retain(|(other, _)| *other != vi);
         }
-        let gone = self.vis.get_mut(vi.number.index()).and_then(Option::take);
-        gone.into_iter().flat_map(|gone| gone.posted).flatten()
+        if let Some(gone) = self.vis.get_mut(vi.number.index()) {
+            *gone = None;
+        }
     }
 
+    #[inline]
     pub(super) fn of(&mut self, vi: ViId) -> Result<&mut ViQueues, NicError> {
         let queues = self.vis.get_mut(vi.number.index()).and_then(Option::as_mut);
         queues.filter(|queues| queues.id == vi).ok_or(NicError::NoSuchVi)
@@ -105,33 +106,39 @@ impl Queues {
         }
     }
 
-    /// A descriptor has ended.
+    /// What was posted to one queue of an interface.
     #[inline]
-    pub(super) fn on_ended(
-        &mut self,
-        operations: &mut Operations,
-        free_scratch: &mut Vec<u16>,
-        completion: &Completion,
-    ) {
-        let end = Ended::of(completion);
-        if let Some(Operation::Descriptor { scratch, .. }) = operations.get(end.cookie) {
-            free_scratch.extend(scratch.take());
-        }
-        self.end(operations, end);
+    pub(super) fn posted(&mut self, vi: PortId, queue: WorkQueue) -> Option<&mut PostedQueue> {
+        Some(&mut self.vis.get_mut(vi.index())?.as_mut()?.posted[queue as usize])
     }
 
-    /// So a descriptor has ended.
+    /// A descriptor has ended, as the NIC tells.
     #[inline]
-    pub(super) fn end(&mut self, operations: &mut Operations, end: Ended) {
-        let Some(Operation::Descriptor { ended, .. }) = operations.get(end.cookie) else { return };
-        *ended = Some(end);
-        let queue = if end.opcode == POST_SEND { WorkQueue::Send } else { WorkQueue::Receive };
-        if let Some(Some(queues)) = self.vis.get(end.vi.index())
-            && let Some(cq) = queues.told[queue as usize]
+    pub(super) fn on_ended(&mut self, free_scratch: &mut Vec<u16>, completion: &Completion) {
+        let Ended { opcode, vi, cookie, operation, outcome, length, immediate } =
+            Ended::of(completion);
+        let queue = if opcode == POST_SEND { WorkQueue::Send } else { WorkQueue::Receive };
+        let end = End { operation, outcome, length, immediate };
+        free_scratch.extend(self.end(vi, queue, number(cookie), end));
+    }
+
+    /// So a descriptor has ended; what the table of its segments lay in.
+    #[inline]
+    pub(super) fn end(
+        &mut self,
+        vi: PortId,
+        queue: WorkQueue,
+        number: u64,
+        end: End,
+    ) -> Option<u16> {
+        let queues = self.vis.get_mut(vi.index())?.as_mut()?;
+        let scratch = queues.posted[queue as usize].end(number, end)?;
+        if let Some(cq) = queues.told[queue as usize]
             && let Some(told) = self.completions.get_mut(cq.0)
         {
             told.push_back((queues.id, queue));
         }
+        scratch
     }
 }
 
@@ -196,6 +203,7 @@ impl Nic {
         Ok(())
     }
 
+    #[inline]
     fn post(
         &mut self,
         vi: ViId,
@@ -203,27 +211,21 @@ impl Nic {
         mut command: Command,
         descriptor: Descriptor,
     ) -> Result<(), PostFailed> {
-        if let Err(error) = self.queues.of(vi) {
-            return Err(PostFailed { error, descriptor });
-        }
         let scratch = match self.describe(&descriptor, &mut command) {
             Ok(scratch) => scratch,
             Err(error) => return Err(PostFailed { error, descriptor }),
         };
-        let operation = Operation::Descriptor { descriptor, scratch, ended: None };
-        let cookie = self.operations.insert(operation);
-        command.cookie = cookie;
+        let queues = match self.queues.of(vi) {
+            Ok(queues) => queues,
+            Err(error) => return Err(PostFailed { error, descriptor }),
+        };
+        let posted = &mut queues.posted[queue as usize];
+        command.cookie = cookie(vi.number, queue, posted.next_number());
         if let Err(error) = self.port.post(&command) {
             self.free_scratch.extend(scratch);
-            let Some(Operation::Descriptor { descriptor, .. }) = self.operations.remove(cookie)
-            else {
-                unreachable!("inserted above")
-            };
             return Err(PostFailed { error: error.into(), descriptor });
         }
-        if let Ok(queues) = self.queues.of(vi) {
-            queues.posted[queue as usize].push_back(cookie);
-        }
+        posted.push(descriptor, scratch);
         Ok(())
     }
 
@@ -234,9 +236,9 @@ impl Nic {
         queue: WorkQueue,
         cookie: u64,
     ) -> Result<(), NicError> {
-        let Some(Operation::Descriptor { descriptor, .. }) = self.operations.get(cookie) else {
-            return Ok(());
-        };
+        let Some(posted) = self.queues.posted(vi.number, queue) else { return Ok(()) };
+        let Some(posted) = posted.get_mut(number(cookie)) else { return Ok(()) };
+        let descriptor = &posted.descriptor;
         // Segments are names: what is lent stays lent.
         let descriptor = Descriptor { segments: descriptor.segments.clone(), ..*descriptor };
         let mut command = match queue {
@@ -249,8 +251,9 @@ impl Nic {
             self.free_scratch.extend(slot);
             return Err(error.into());
         }
-        if let Some(Operation::Descriptor { scratch, .. }) = self.operations.get(cookie) {
-            *scratch = slot;
+        let posted = self.queues.posted(vi.number, queue);
+        if let Some(posted) = posted.and_then(|posted| posted.get_mut(number(cookie))) {
+            posted.scratch = slot;
         }
         Ok(())
     }
@@ -292,10 +295,11 @@ impl Nic {
     /// [`NicError::NoSuchVi`] if the interface was destroyed.
     #[inline]
     pub fn done(&mut self, vi: ViId, queue: WorkQueue) -> Result<Option<Completed>, NicError> {
-        if let Some(completed) = self.taken(vi, queue)? {
-            return Ok(Some(completed));
+        if self.queues.of(vi)?.posted[queue as usize].has_ended() || self.poll() {
+            self.taken(vi, queue)
+        } else {
+            Ok(None)
         }
-        if self.poll() { self.taken(vi, queue) } else { Ok(None) }
     }
 
     /// The same, of what was taken from the hardware already: by any poll, for any queue. It costs a
@@ -305,18 +309,7 @@ impl Nic {
     /// As [`Nic::done`].
     #[inline]
     pub fn taken(&mut self, vi: ViId, queue: WorkQueue) -> Result<Option<Completed>, NicError> {
-        let Self { queues, operations, .. } = self;
-        let posted = &mut queues.of(vi)?.posted[queue as usize];
-        let Some(&cookie) = posted.front() else { return Ok(None) };
-        let Some((descriptor, ended)) = operations.take_ended(cookie) else { return Ok(None) };
-        posted.pop_front();
-        Ok(Some(Completed {
-            descriptor,
-            operation: ended.operation,
-            outcome: ended.outcome,
-            length: ended.length as usize,
-            immediate: ended.immediate,
-        }))
+        Ok(self.queues.of(vi)?.posted[queue as usize].take())
     }
 
     /// The next descriptor of the send queue, if it is done.

@@ -7,14 +7,14 @@ use midplane_simhw::region::{Payload, RegionRef, SharedMemory};
 
 use super::exposed::Exposed;
 use crate::attributes::ViAttributes;
-use crate::command::{Ended, Ends, POST_RECEIVE, POST_SEND};
+use crate::command::Ends;
 use crate::descriptor::{Descriptor, Transfer};
 use crate::direct::{Fields, Kind, Lane, Refused};
 use crate::memory::RemoteMemory;
-use crate::nic::ViId;
-use crate::nic::operations::{Operation, Operations};
+use crate::nic::posted::End;
 use crate::nic::queues::Queues;
-use crate::outcome::{self, AsyncError, DescriptorError};
+use crate::nic::{ViId, WorkQueue};
+use crate::outcome::{AsyncError, DescriptorError, Operation};
 
 /// One direct interface.
 #[derive(Debug)]
@@ -28,12 +28,10 @@ pub(super) struct Way {
     pub(super) is_open: bool,
     /// Who has greeted last from each node: our number of the connection that it means.
     pub(super) greetings: BTreeMap<NodeId, u16>,
-    /// Cookies of the sends that are not all in the other's reach, and bytes of the first that are.
-    pub(super) sends: VecDeque<u64>,
-    pub(super) sent: usize,
-    /// Cookies of the receives that no message has filled, and bytes of the first that have come.
-    pub(super) receives: VecDeque<u64>,
-    pub(super) came: u32,
+    /// Bytes of the first pending send that are in the other's reach.
+    sent: usize,
+    /// Bytes of the first pending receive that have come.
+    came: u32,
     /// The other end's memory that this one has asked for, by name; what has not come is none.
     reach: BTreeMap<u64, Option<SharedMemory>>,
     /// Names of memory that the other end has asked for and is not answered.
@@ -48,36 +46,40 @@ const MAX_ASKS: usize = 64;
 /// What a NIC keeps of all interfaces.
 pub(super) struct Books<'a> {
     pub(super) queues: &'a mut Queues,
-    pub(super) operations: &'a mut Operations,
     pub(super) errors: &'a mut VecDeque<(ViId, AsyncError)>,
 }
 
 impl Books<'_> {
-    pub(super) fn end(&mut self, ended: Ended) {
-        self.queues.end(self.operations, ended);
+    /// The first descriptor of a queue that has not ended.
+    #[inline]
+    fn pending(&mut self, vi: PortId, queue: WorkQueue) -> Option<&Descriptor> {
+        let (_, descriptor) = self.queues.posted(vi, queue)?.pending()?;
+        Some(descriptor)
     }
 
-    pub(super) fn descriptor(&mut self, cookie: u64) -> Option<&Descriptor> {
-        match self.operations.get(cookie) {
-            Some(Operation::Descriptor { descriptor, .. }) => Some(descriptor),
-            _ => None,
-        }
+    /// So it has ended; `false` if there is none.
+    #[inline]
+    fn end(&mut self, vi: PortId, queue: WorkQueue, end: End) -> bool {
+        let pending = self.queues.posted(vi, queue).and_then(|posted| posted.pending());
+        let Some((number, _)) = pending else { return false };
+        // Nothing of a direct interface has a table.
+        self.queues.end(vi, queue, number, end);
+        true
     }
 }
 
-/// How a descriptor of the queue with this opcode ended.
-pub(super) const fn ended(
-    opcode: u8,
-    vi: PortId,
-    cookie: u64,
-    outcome: Result<(), DescriptorError>,
-    length: u32,
-) -> Ended {
-    let operation = match opcode {
-        POST_RECEIVE => outcome::Operation::Receive,
-        _ => outcome::Operation::Send,
+/// How a descriptor of that queue ended, if no bytes were moved.
+pub(super) const fn failed(queue: WorkQueue, error: DescriptorError) -> End {
+    let operation = match queue {
+        WorkQueue::Receive => Operation::Receive,
+        WorkQueue::Send => Operation::Send,
     };
-    Ended { opcode, vi, cookie, operation, outcome, length, immediate: None }
+    End { operation, outcome: Err(error), length: 0, immediate: None }
+}
+
+/// How it ended, if it did what it was posted for.
+const fn done(operation: Operation, length: u32, immediate: Option<u32>) -> End {
+    End { operation, outcome: Ok(()), length, immediate }
 }
 
 /// Why the connection of an interface is over, beside that it is.
@@ -91,9 +93,7 @@ impl Way {
             has_greeted: false,
             is_open: false,
             greetings: BTreeMap::new(),
-            sends: VecDeque::new(),
             sent: 0,
-            receives: VecDeque::new(),
             came: 0,
             reach: BTreeMap::new(),
             asks: VecDeque::new(),
@@ -157,10 +157,8 @@ impl Way {
 
     /// The write in turn touches what it may not.
     fn fail_write(&mut self, books: &mut Books<'_>, vi: PortId) {
-        let Some(cookie) = self.sends.pop_front() else { return };
-        let outcome = Err(DescriptorError::RdmaProtection);
-        let ended = ended(POST_SEND, vi, cookie, outcome, 0);
-        books.end(Ended { operation: outcome::Operation::RdmaWrite, ..ended });
+        let end = failed(WorkQueue::Send, DescriptorError::RdmaProtection);
+        books.end(vi, WorkQueue::Send, End { operation: Operation::RdmaWrite, ..end });
     }
 
     /// The other end has written memory of ours, and its immediate data has come.
@@ -173,16 +171,16 @@ impl Way {
             // Nobody of ours does that.
             return Err(None);
         }
-        let Some(cookie) = self.receives.pop_front() else {
-            return Err(Some(AsyncError::ReceiveQueueEmpty));
-        };
-        let ended = ended(POST_RECEIVE, PortId(fields.vi), cookie, Ok(()), fields.total);
-        let operation = outcome::Operation::RemoteRdmaWrite;
-        books.end(Ended { operation, immediate: fields.immediate, ..ended });
-        Ok(())
+        let end = done(Operation::RemoteRdmaWrite, fields.total, fields.immediate);
+        if books.end(PortId(fields.vi), WorkQueue::Receive, end) {
+            Ok(())
+        } else {
+            Err(Some(AsyncError::ReceiveQueueEmpty))
+        }
     }
 
     /// The next part of a message.
+    #[inline]
     fn take(
         &mut self,
         books: &mut Books<'_>,
@@ -190,27 +188,25 @@ impl Way {
         payload: Payload<'_>,
     ) -> Result<(), Fault> {
         let vi = PortId(fields.vi);
-        let Some(cookie) = self.receives.front().copied() else {
+        let Some(descriptor) = books.pending(vi, WorkQueue::Receive) else {
             return Err(Some(AsyncError::ReceiveQueueEmpty));
         };
-        let Some(descriptor) = books.descriptor(cookie) else { return Err(None) };
         let end = fields.offset.checked_add(payload.len() as u32);
         let Some(end) = end.filter(|end| *end <= fields.total && fields.offset == self.came) else {
             // Nobody of ours cuts a message so.
             return Err(None);
         };
         if fields.total as usize > descriptor.bytes() {
-            self.receives.pop_front();
-            books.end(ended(POST_RECEIVE, vi, cookie, Err(DescriptorError::Length), 0));
+            let too_long = failed(WorkQueue::Receive, DescriptorError::Length);
+            books.end(vi, WorkQueue::Receive, too_long);
             return Err(None);
         }
         scatter(descriptor, fields.offset as usize, payload);
         self.came = end;
         if end == fields.total {
-            self.receives.pop_front();
             self.came = 0;
-            let ended = ended(POST_RECEIVE, vi, cookie, Ok(()), end);
-            books.end(Ended { immediate: fields.immediate, ..ended });
+            let received = done(Operation::Receive, end, fields.immediate);
+            books.end(vi, WorkQueue::Receive, received);
         }
         Ok(())
     }
@@ -232,13 +228,12 @@ impl Way {
         }
         self.answer(lane, exposed, &ends, frames)?;
         while self.is_open
-            && let Some(cookie) = self.sends.front().copied()
+            && let Some(descriptor) = books.pending(vi, WorkQueue::Send)
         {
-            let Some(descriptor) = books.descriptor(cookie) else { return Err(Refused::Gone) };
             let total = descriptor.bytes();
             if let Transfer::RdmaWrite(to) = descriptor.transfer {
                 match self.write(lane, descriptor, &ends, to)? {
-                    Write::Done => self.end_send(books, vi, outcome::Operation::RdmaWrite, total),
+                    Write::Done => self.end_send(books, vi, Operation::RdmaWrite, total),
                     Write::Waits => return Ok(()),
                     Write::Denied => {
                         self.fail_write(books, vi);
@@ -263,24 +258,15 @@ impl Way {
                     break;
                 }
             }
-            self.end_send(books, vi, outcome::Operation::Send, total);
+            self.end_send(books, vi, Operation::Send, total);
         }
         Ok(())
     }
 
     /// The send in turn is all in the other's reach.
-    fn end_send(
-        &mut self,
-        books: &mut Books<'_>,
-        vi: PortId,
-        operation: outcome::Operation,
-        bytes: usize,
-    ) {
+    fn end_send(&mut self, books: &mut Books<'_>, vi: PortId, operation: Operation, bytes: usize) {
         self.sent = 0;
-        if let Some(cookie) = self.sends.pop_front() {
-            let ended = ended(POST_SEND, vi, cookie, Ok(()), bytes as u32);
-            books.end(Ended { operation, ..ended });
-        }
+        books.end(vi, WorkQueue::Send, done(operation, bytes as u32, None));
     }
 
     /// Shows the other end what it has asked for and may write.
@@ -349,13 +335,8 @@ impl Way {
 
     /// Forgets the connection, and gives back all that was posted; whether there was one.
     pub(super) fn flush(&mut self, books: &mut Books<'_>, vi: PortId) -> bool {
-        let Self { sends, receives, .. } = self;
-        let flushed = Err(DescriptorError::Flushed);
-        for cookie in sends.drain(..) {
-            books.end(ended(POST_SEND, vi, cookie, flushed, 0));
-        }
-        for cookie in receives.drain(..) {
-            books.end(ended(POST_RECEIVE, vi, cookie, flushed, 0));
+        for queue in [WorkQueue::Send, WorkQueue::Receive] {
+            while books.end(vi, queue, failed(queue, DescriptorError::Flushed)) {}
         }
         self.reach.clear();
         self.asks.clear();
