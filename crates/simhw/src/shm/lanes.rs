@@ -283,7 +283,7 @@ impl Lanes {
     }
 
     /// What has come next, if anything has. Frames of several processes take turns.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self) -> Option<News<'_>> {
         self.take_back();
         self.take_news();
@@ -343,7 +343,7 @@ impl Lanes {
         None
     }
 
-    #[inline]
+    #[inline(always)]
     fn lend(&mut self, at: usize) -> Option<News<'_>> {
         let Peer::Here(here) = &mut self.peers[at] else { return None };
         let receiver = &mut here.link.receiver;

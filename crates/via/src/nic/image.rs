@@ -10,7 +10,7 @@ use midplane_simhw::region::{ProtectionTag, Rights};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::posted::{End, Posted, cookie, number};
+use super::posted::{End, cookie, number};
 use super::queues::{Queues, WorkQueue};
 use super::{Nic, NicError, ViId};
 use crate::attributes::{ViAttributes, ViState};
@@ -122,7 +122,9 @@ impl Nic {
             told: queues.told.map(|told| told.map(|cq| cq.0)),
             posted: [WorkQueue::Send, WorkQueue::Receive].map(|queue| {
                 let posted = queues.posted[queue as usize].iter();
-                posted.map(|(at, it)| held(cookie(queues.id.number, queue, at), it)).collect()
+                posted
+                    .map(|(at, it, end)| held(cookie(queues.id.number, queue, at), it, end))
+                    .collect()
             }),
         });
         let vis = vis.collect();
@@ -216,13 +218,13 @@ impl Nic {
             queues.set_state(vi.id, vi.state);
             for queue in [WorkQueue::Send, WorkQueue::Receive] {
                 for held in &vi.posted[queue as usize] {
-                    let posted = held.posted(memory, &saved.memory);
-                    let posted =
-                        posted.ok_or_else(|| wrong("a descriptor lies outside its memory"))?;
+                    let descriptor = held.descriptor(memory, &saved.memory);
+                    let descriptor =
+                        descriptor.ok_or_else(|| wrong("a descriptor lies outside its memory"))?;
                     let at = number(held.cookie);
                     let is_its_own = held.cookie == cookie(vi.id.number, queue, at);
                     let place = &mut queues.of(vi.id)?.posted[queue as usize];
-                    if !is_its_own || !place.restore(at, posted) {
+                    if !is_its_own || !place.restore(at, descriptor, held.ended) {
                         return Err(wrong("a descriptor's cookie is not one that there is"));
                     }
                 }
@@ -285,8 +287,7 @@ impl Nic {
     }
 }
 
-fn held(cookie: u64, posted: &Posted) -> HeldDescriptor {
-    let descriptor = &posted.descriptor;
+fn held(cookie: u64, descriptor: &Descriptor, ended: Option<End>) -> HeldDescriptor {
     let pieces = descriptor.segments.iter().map(|segment| Piece {
         memory: segment.memory().name(),
         offset: segment.offset() as u32,
@@ -302,30 +303,26 @@ fn held(cookie: u64, posted: &Posted) -> HeldDescriptor {
         },
         immediate: descriptor.immediate,
         fence: descriptor.fence,
-        ended: posted.end,
+        ended,
     }
 }
 
 impl HeldDescriptor {
     /// As the NIC's host keeps it; `None` if its memory is not there.
-    fn posted(&self, memory: &[Memory], names: &[HeldMemory]) -> Option<Posted> {
+    fn descriptor(&self, memory: &[Memory], names: &[HeldMemory]) -> Option<Descriptor> {
         let segment = |piece: &Piece| {
             let at = names.iter().position(|held| held.name == piece.memory)?;
             memory[at].segment(piece.offset as usize, piece.length as usize).ok()
         };
-        Some(Posted {
-            descriptor: Descriptor {
-                segments: self.pieces.iter().map(segment).collect::<Option<_>>()?,
-                transfer: match self.transfer {
-                    HeldTransfer::Send => Transfer::Send,
-                    HeldTransfer::Write(to) => Transfer::RdmaWrite(to),
-                    HeldTransfer::Read(from) => Transfer::RdmaRead(from),
-                },
-                immediate: self.immediate,
-                fence: self.fence,
+        Some(Descriptor {
+            segments: self.pieces.iter().map(segment).collect::<Option<_>>()?,
+            transfer: match self.transfer {
+                HeldTransfer::Send => Transfer::Send,
+                HeldTransfer::Write(to) => Transfer::RdmaWrite(to),
+                HeldTransfer::Read(from) => Transfer::RdmaRead(from),
             },
-            scratch: None,
-            end: self.ended,
+            immediate: self.immediate,
+            fence: self.fence,
         })
     }
 }

@@ -18,21 +18,24 @@ pub(super) struct End {
     pub(super) immediate: Option<u32>,
 }
 
-/// A descriptor that was posted.
-#[derive(Debug)]
-pub(super) struct Posted {
-    pub(super) descriptor: Descriptor,
-    /// Where the table of its segments is, while the NIC needs that.
-    pub(super) scratch: Option<u16>,
-    pub(super) end: Option<End>,
+/// How far a descriptor is.
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Not done. Where the table of its segments is, if the NIC reads one.
+    Pending(Option<u16>),
+    Ended(End),
 }
 
 /// Descriptors in the order in which they were posted and come back. A descriptor's number is how many
 /// were posted before it.
+///
+/// Their states lie beside them: an entry of both would be put together and copied whole, which waits
+/// for the writes of its small parts.
 #[derive(Debug, Default)]
 pub(super) struct PostedQueue {
-    entries: VecDeque<Posted>,
-    /// The number of the first entry.
+    descriptors: VecDeque<Descriptor>,
+    states: VecDeque<State>,
+    /// The number of the first.
     first: u64,
     /// The number of the first that has not ended.
     pending: u64,
@@ -41,64 +44,89 @@ pub(super) struct PostedQueue {
 impl PostedQueue {
     /// Descriptors that the application has not taken back.
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.states.len()
     }
 
     /// The number of what is posted next.
     #[inline]
     pub(super) fn next_number(&self) -> u64 {
-        self.first + self.entries.len() as u64
+        self.first + self.states.len() as u64
     }
 
     #[inline]
     pub(super) fn push(&mut self, descriptor: Descriptor, scratch: Option<u16>) {
-        self.entries.push_back(Posted { descriptor, scratch, end: None });
+        self.states.push_back(State::Pending(scratch));
+        self.descriptors.push_back(descriptor);
     }
 
     /// Puts one where it was before; `false` if that is not the place after the last.
-    pub(super) fn restore(&mut self, number: u64, posted: Posted) -> bool {
-        if self.entries.is_empty() {
+    pub(super) fn restore(
+        &mut self,
+        number: u64,
+        descriptor: Descriptor,
+        end: Option<End>,
+    ) -> bool {
+        if self.states.is_empty() {
             (self.first, self.pending) = (number, number);
         }
         let is_next = number == self.next_number();
         if is_next {
-            self.entries.push_back(posted);
+            self.states.push_back(end.map_or(State::Pending(None), State::Ended));
+            self.descriptors.push_back(descriptor);
             self.skip_ended();
         }
         is_next
     }
 
-    /// All of them, with their numbers.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Posted)> {
-        (self.first..).zip(&self.entries)
+    /// All of them, with their numbers and how they ended.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Descriptor, Option<End>)> {
+        let ends = self.states.iter().map(|state| match state {
+            State::Pending(_) => None,
+            State::Ended(end) => Some(*end),
+        });
+        (self.first..).zip(&self.descriptors).zip(ends).map(|((at, it), end)| (at, it, end))
     }
 
-    #[inline]
-    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Posted> {
-        self.entries.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    fn place(&self, number: u64) -> Option<usize> {
+        usize::try_from(number.checked_sub(self.first)?).ok()
+    }
+
+    pub(super) fn get(&self, number: u64) -> Option<&Descriptor> {
+        self.descriptors.get(self.place(number)?)
+    }
+
+    /// From now on the table of a pending one's segments lies there.
+    pub(super) fn set_scratch(&mut self, number: u64, scratch: Option<u16>) {
+        let place = self.place(number).and_then(|at| self.states.get_mut(at));
+        if let Some(State::Pending(place)) = place {
+            *place = scratch;
+        }
     }
 
     /// The first that has not ended, and its number.
     #[inline]
     pub(super) fn pending(&self) -> Option<(u64, &Descriptor)> {
         let at = self.pending - self.first;
-        Some((self.pending, &self.entries.get(at as usize)?.descriptor))
+        Some((self.pending, self.descriptors.get(at as usize)?))
     }
 
     /// So one has ended: once. What its table lay in, if it had one.
     #[inline]
     pub(super) fn end(&mut self, number: u64, end: End) -> Option<Option<u16>> {
-        let posted = self.get_mut(number).filter(|posted| posted.end.is_none())?;
-        posted.end = Some(end);
-        let scratch = posted.scratch.take();
-        self.skip_ended();
+        let at = self.place(number)?;
+        let state = self.states.get_mut(at)?;
+        let State::Pending(scratch) = *state else { return None };
+        *state = State::Ended(end);
+        if number == self.pending {
+            self.skip_ended();
+        }
         Some(scratch)
     }
 
     #[inline]
     fn skip_ended(&mut self) {
-        let ended = |posted: &Posted| posted.end.is_some();
-        while self.entries.get((self.pending - self.first) as usize).is_some_and(ended) {
+        let next = |queue: &Self| queue.states.get((queue.pending - queue.first) as usize).copied();
+        while let Some(State::Ended(_)) = next(self) {
             self.pending += 1;
         }
     }
@@ -112,12 +140,11 @@ impl PostedQueue {
     /// The first one, if it has ended.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Completed> {
-        if !self.has_ended() {
-            return None;
-        }
-        let Posted { descriptor, end, .. } = self.entries.pop_front()?;
-        let End { operation, outcome, length, immediate } = end?;
+        let Some(State::Ended(end)) = self.states.front() else { return None };
+        let End { operation, outcome, length, immediate } = *end;
+        self.states.pop_front();
         self.first += 1;
+        let descriptor = self.descriptors.pop_front()?;
         Some(Completed { descriptor, operation, outcome, length: length as usize, immediate })
     }
 }
@@ -209,12 +236,11 @@ mod tests {
 
     #[test]
     fn what_is_restored_stands_where_it_stood() {
-        let posted = |end| Posted { descriptor: Descriptor::default(), scratch: None, end };
         let mut queue = PostedQueue::default();
-        assert!(queue.restore(7, posted(Some(end(1)))));
-        assert!(queue.restore(8, posted(None)));
-        assert!(!queue.restore(8, posted(None)), "it is there twice");
-        assert!(!queue.restore(10, posted(None)), "one is missing");
+        assert!(queue.restore(7, Descriptor::default(), Some(end(1))));
+        assert!(queue.restore(8, Descriptor::default(), None));
+        assert!(!queue.restore(8, Descriptor::default(), None), "it is there twice");
+        assert!(!queue.restore(10, Descriptor::default(), None), "one is missing");
         assert!(queue.take().is_some());
         assert!(queue.take().is_none());
         assert_eq!(queue.pending().map(|(number, _)| number), Some(8));

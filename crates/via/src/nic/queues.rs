@@ -237,8 +237,7 @@ impl Nic {
         cookie: u64,
     ) -> Result<(), NicError> {
         let Some(posted) = self.queues.posted(vi.number, queue) else { return Ok(()) };
-        let Some(posted) = posted.get_mut(number(cookie)) else { return Ok(()) };
-        let descriptor = &posted.descriptor;
+        let Some(descriptor) = posted.get(number(cookie)) else { return Ok(()) };
         // Segments are names: what is lent stays lent.
         let descriptor = Descriptor { segments: descriptor.segments.clone(), ..*descriptor };
         let mut command = match queue {
@@ -251,9 +250,8 @@ impl Nic {
             self.free_scratch.extend(slot);
             return Err(error.into());
         }
-        let posted = self.queues.posted(vi.number, queue);
-        if let Some(posted) = posted.and_then(|posted| posted.get_mut(number(cookie))) {
-            posted.scratch = slot;
+        if let Some(posted) = self.queues.posted(vi.number, queue) {
+            posted.set_scratch(number(cookie), slot);
         }
         Ok(())
     }
