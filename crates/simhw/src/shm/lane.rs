@@ -14,6 +14,8 @@ use crate::region::Payload;
 use crate::segment::{LINE, Line, Segment, View};
 use crate::sync::Ordering;
 
+/// Words of a header.
+pub(super) const HEADER_WORDS: usize = HEADER_BYTES / 8;
 /// Bytes of a slot.
 const SLOT: usize = 2 * LINE;
 /// The word of a slot's first line that has the payload of a very short frame.
@@ -162,14 +164,16 @@ impl Sender {
         header: &[u8; HEADER_BYTES],
         payload: View<'_>,
     ) -> Result<(), Full> {
-        self.stage_parts(header, payload.len(), std::iter::once(payload))
+        let (words, _) = header.as_chunks::<8>();
+        let words = std::array::from_fn(|at| u64::from_le_bytes(words[at]));
+        self.stage_parts(words, payload.len(), std::iter::once(payload))
     }
 
-    /// The same with a payload of `length` bytes that is gathered from `parts`.
+    /// The same with a header that is words, and a payload of `length` bytes that is gathered from `parts`.
     #[inline]
     pub(super) fn stage_parts<'a>(
         &mut self,
-        header: &[u8; HEADER_BYTES],
+        header: [u64; HEADER_WORDS],
         length: usize,
         parts: impl Iterator<Item = View<'a>>,
     ) -> Result<(), Full> {
@@ -190,9 +194,8 @@ impl Sender {
             }
             line[NEAR_WORD].store(u64::from_le_bytes(near), Ordering::Relaxed);
         }
-        let (words, _) = header.as_chunks::<8>();
-        for (word, value) in line[1..].iter().zip(words) {
-            word.store(u64::from_le_bytes(*value), Ordering::Relaxed);
+        for (word, value) in line[1..].iter().zip(header) {
+            word.store(value, Ordering::Relaxed);
         }
         self.areas_staged += u64::from(length > LINE);
         let slots = self.marks.len() as u64;
@@ -289,13 +292,19 @@ impl Receiver {
     /// The header of the next frame, which [`Receiver::has_frame`] has seen.
     #[inline]
     pub(super) fn header(&self) -> [u8; HEADER_BYTES] {
-        let line = self.place.segment.line(self.place.slot(self.next));
         let mut bytes = [0; HEADER_BYTES];
         let (words, _) = bytes.as_chunks_mut::<8>();
-        for (value, word) in words.iter_mut().zip(&line[1..]) {
-            *value = word.load(Ordering::Relaxed).to_le_bytes();
+        for (value, word) in words.iter_mut().zip(self.words()) {
+            *value = word.to_le_bytes();
         }
         bytes
+    }
+
+    /// The same as words.
+    #[inline]
+    pub(super) fn words(&self) -> [u64; HEADER_WORDS] {
+        let line = self.place.segment.line(self.place.slot(self.next));
+        std::array::from_fn(|at| line[1 + at].load(Ordering::Relaxed))
     }
 
     /// Where the payload of the next frame lies, if it has `length` bytes; `None` if the direction

@@ -23,7 +23,6 @@ use tokio::runtime::Handle;
 
 use super::config::{ShmConfig, StartError};
 use super::rendezvous::{Link, Rendezvous, pass};
-use crate::frame::HEADER_BYTES;
 use crate::id::{Incarnation, NodeId};
 use crate::live::looks::Looks;
 use crate::region::{Payload, Region, SharedMemory};
@@ -225,7 +224,7 @@ impl Lanes {
         let here = self.here(to)?;
         let sender = &mut here.link.sender;
         let views = parts.iter().map(Payload::view);
-        if sender.stage_parts(&header_of(words, bytes), bytes, views).is_err() {
+        if sender.stage_parts(header_of(words, bytes), bytes, views).is_err() {
             here.was_full = Some(bytes);
             return Err(SendRefused::Full);
         }
@@ -347,7 +346,7 @@ impl Lanes {
     fn lend(&mut self, at: usize) -> Option<News<'_>> {
         let Peer::Here(here) = &mut self.peers[at] else { return None };
         let receiver = &mut here.link.receiver;
-        let (words, length) = words_of(receiver.header());
+        let (words, length) = words_of(receiver.words());
         let Some(extent) = receiver.extent(length) else {
             // Nobody of ours writes that: from here on nothing can be believed.
             let node = here.link.node;
@@ -479,22 +478,11 @@ impl Lanes {
 
 /// A frame's header: its length, then its words.
 #[inline]
-fn header_of(words: [u64; WORDS], length: usize) -> [u8; HEADER_BYTES] {
-    let mut bytes = [0; HEADER_BYTES];
-    let (all, _) = bytes.as_chunks_mut::<8>();
-    all[0] = (length as u64).to_le_bytes();
-    for (to, word) in all[1..].iter_mut().zip(words) {
-        *to = word.to_le_bytes();
-    }
-    bytes
+const fn header_of([a, b, c, d, e]: [u64; WORDS], length: usize) -> [u64; 1 + WORDS] {
+    [length as u64, a, b, c, d, e]
 }
 
 #[inline]
-fn words_of(header: [u8; HEADER_BYTES]) -> ([u64; WORDS], usize) {
-    let (all, _) = header.as_chunks::<8>();
-    let mut words = [0; WORDS];
-    for (word, from) in words.iter_mut().zip(&all[1..]) {
-        *word = u64::from_le_bytes(*from);
-    }
-    (words, usize::try_from(u64::from_le_bytes(all[0])).unwrap_or(usize::MAX))
+fn words_of([length, a, b, c, d, e]: [u64; 1 + WORDS]) -> ([u64; WORDS], usize) {
+    ([a, b, c, d, e], usize::try_from(length).unwrap_or(usize::MAX))
 }

@@ -123,6 +123,17 @@ impl PostedQueue {
         Some(scratch)
     }
 
+    /// So has the first one that had not; `false` if there is none.
+    #[inline]
+    pub(super) fn end_pending(&mut self, end: End) -> bool {
+        let Some(state) = self.states.get_mut((self.pending - self.first) as usize) else {
+            return false;
+        };
+        *state = State::Ended(end);
+        self.skip_ended();
+        true
+    }
+
     #[inline]
     fn skip_ended(&mut self) {
         let next = |queue: &Self| queue.states.get((queue.pending - queue.first) as usize).copied();

@@ -133,12 +133,28 @@ impl Queues {
     ) -> Option<u16> {
         let queues = self.vis.get_mut(vi.index())?.as_mut()?;
         let scratch = queues.posted[queue as usize].end(number, end)?;
-        if let Some(cq) = queues.told[queue as usize]
-            && let Some(told) = self.completions.get_mut(cq.0)
-        {
-            told.push_back((queues.id, queue));
-        }
+        tell(&mut self.completions, queues, queue);
         scratch
+    }
+
+    /// So has the first of a queue that had not; `false` if there is none.
+    #[inline]
+    pub(super) fn end_pending(&mut self, vi: PortId, queue: WorkQueue, end: End) -> bool {
+        let Some(Some(queues)) = self.vis.get_mut(vi.index()) else { return false };
+        let has_ended = queues.posted[queue as usize].end_pending(end);
+        if has_ended {
+            tell(&mut self.completions, queues, queue);
+        }
+        has_ended
+    }
+}
+
+#[inline]
+fn tell(completions: &mut [VecDeque<(ViId, WorkQueue)>], queues: &ViQueues, queue: WorkQueue) {
+    if let Some(cq) = queues.told[queue as usize]
+        && let Some(told) = completions.get_mut(cq.0)
+    {
+        told.push_back((queues.id, queue));
     }
 }
 

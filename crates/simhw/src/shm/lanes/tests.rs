@@ -68,7 +68,7 @@ fn a_frame_longer_than_any_ends_its_sender() {
     for length in [usize::MAX, 0] {
         let header = header_of([2; WORDS], length);
         let sender = &mut link(&mut liar, 0).sender;
-        sender.stage_parts(&header, 0, std::iter::empty()).unwrap();
+        sender.stage_parts(header, 0, std::iter::empty()).unwrap();
     }
     link(&mut liar, 0).sender.publish();
     let words = loop {

@@ -60,11 +60,7 @@ impl Books<'_> {
     /// So it has ended; `false` if there is none.
     #[inline]
     fn end(&mut self, vi: PortId, queue: WorkQueue, end: End) -> bool {
-        let pending = self.queues.posted(vi, queue).and_then(|posted| posted.pending());
-        let Some((number, _)) = pending else { return false };
-        // Nothing of a direct interface has a table.
-        self.queues.end(vi, queue, number, end);
-        true
+        self.queues.end_pending(vi, queue, end)
     }
 }
 
