@@ -1,5 +1,7 @@
 //! Descriptors: what is asked of a Virtual Interface, and what becomes of it.
 
+use std::ops::{Deref, DerefMut};
+
 use crate::memory::{RemoteMemory, Segment};
 use crate::outcome::{DescriptorError, Operation};
 
@@ -16,8 +18,16 @@ pub enum Transfer {
 }
 
 /// What is asked of a Virtual Interface: memory, lent to the NIC until the descriptor is done.
+///
+/// Its [fields](Fields) lie where they are wherever it goes, as descriptors of the Virtual Interface
+/// Architecture lie in memory and are posted by their address: who takes one back and posts it again
+/// allocates nothing, and moves a word.
 #[derive(Debug, Default)]
-pub struct Descriptor {
+pub struct Descriptor(Box<Fields>);
+
+/// The fields of a [`Descriptor`].
+#[derive(Debug, Default)]
+pub struct Fields {
     /// Its data: gathered from these, or scattered to them, in order; at most
     /// [`MAX_SEGMENTS`](crate::nic::MAX_SEGMENTS).
     pub segments: Vec<Segment>,
@@ -29,11 +39,39 @@ pub struct Descriptor {
     pub fence: bool,
 }
 
+impl Deref for Descriptor {
+    type Target = Fields;
+
+    #[inline]
+    fn deref(&self) -> &Fields {
+        &self.0
+    }
+}
+
+impl DerefMut for Descriptor {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Fields {
+        &mut self.0
+    }
+}
+
+impl From<Fields> for Descriptor {
+    fn from(fields: Fields) -> Self {
+        Self(Box::new(fields))
+    }
+}
+
+impl From<Vec<Segment>> for Descriptor {
+    fn from(segments: Vec<Segment>) -> Self {
+        Self::from(Fields { segments, ..Fields::default() })
+    }
+}
+
 impl Descriptor {
     /// A descriptor of one segment.
     #[must_use]
     pub fn of(segment: Segment) -> Self {
-        Self { segments: vec![segment], ..Self::default() }
+        Self::from(vec![segment])
     }
 
     /// The same with immediate data.
@@ -57,8 +95,16 @@ impl Descriptor {
         self
     }
 
+    /// The same, but waiting for all reads before it.
+    #[must_use]
+    pub fn fenced(mut self) -> Self {
+        self.fence = true;
+        self
+    }
+
     /// Bytes of its segments.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.segments.iter().map(Segment::len).sum()
     }

@@ -237,8 +237,7 @@ fn descriptors_with_too_many_segments_come_back_at_once() {
         |mut end| async move {
             let segment = end.memory.segment(0, 1).unwrap();
             let segments = vec![segment; MAX_SEGMENTS + 1];
-            let failed =
-                end.nic.post_send(end.vi, Descriptor { segments, ..Descriptor::default() });
+            let failed = end.nic.post_send(end.vi, segments.into());
             let failed = failed.unwrap_err();
             assert_eq!(failed.descriptor.segments.len(), MAX_SEGMENTS + 1);
             failed.error

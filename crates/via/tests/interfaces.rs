@@ -211,7 +211,7 @@ async fn writes_and_reads<H: Host>(mut end: End<H>) {
     end.nic.post_send(end.vi, Descriptor::of(mine).write(remote).immediate(77)).unwrap();
     let back = end.memory.segment(LENGTH, LENGTH).unwrap();
     end.nic.post_send(end.vi, Descriptor::of(back).read(remote)).unwrap();
-    let fenced = Descriptor { fence: true, ..Descriptor::default() };
+    let fenced = Descriptor::default().fenced();
     end.nic.post_send(end.vi, fenced).unwrap();
     for expected in [Operation::RdmaWrite, Operation::RdmaRead, Operation::Send] {
         let done = next(&mut end, WorkQueue::Send).await;

@@ -173,14 +173,14 @@ fn segments_are_gathered_and_scattered_in_order() {
             end.memory.write(0, &pattern(3, 8192)).unwrap();
             let parts = [(5, 100), (0, 5), (3000, 3000), (7, 0), (105, 1)];
             let segments = parts.map(|(at, length)| end.memory.segment(at, length).unwrap());
-            let descriptor = Descriptor { segments: segments.into(), ..Descriptor::default() };
+            let descriptor = Descriptor::from(Vec::from(segments));
             end.nic.post_send(end.vi, descriptor).unwrap();
             assert_eq!(end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome, Ok(()));
         },
         |mut end| async move {
             let parts = [(4000, 1000), (0, 2000), (2500, 200)];
             let segments = parts.map(|(at, length)| end.memory.segment(at, length).unwrap());
-            let descriptor = Descriptor { segments: segments.into(), ..Descriptor::default() };
+            let descriptor = Descriptor::from(Vec::from(segments));
             end.nic.post_receive(end.vi, descriptor).unwrap();
             let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
             assert_eq!((done.outcome, done.length), (Ok(()), 3106));
@@ -211,7 +211,7 @@ fn a_fenced_send_waits_for_the_reads_before_it() {
             let remote = midplane_simhw::wire::decode(&end.bytes(0, 16)).unwrap();
             let read = Descriptor::of(end.memory.segment(0, 30_000).unwrap()).read(remote);
             end.nic.post_send(end.vi, read).unwrap();
-            let fenced = Descriptor { fence: true, ..Descriptor::default() };
+            let fenced = Descriptor::default().fenced();
             end.nic.post_send(end.vi, fenced).unwrap();
             let first = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
             let second = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();

@@ -400,10 +400,7 @@ impl Talk {
         let piece = |from, to| self.memory[3].segment(slot * READ + from, to - from).unwrap();
         let mut descriptor = match dice % 2 {
             0 => Descriptor::of(piece(0, bytes.len())),
-            _ => Descriptor {
-                segments: vec![piece(0, cut), piece(cut, bytes.len())],
-                ..Descriptor::default()
-            },
+            _ => vec![piece(0, cut), piece(cut, bytes.len())].into(),
         };
         descriptor.fence = dice.is_multiple_of(5);
         if is_write {

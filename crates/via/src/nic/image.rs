@@ -16,7 +16,7 @@ use super::{Nic, NicError, ViId};
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{AWAIT, QUERY_NIC, about};
 use crate::context::{MemoryName, Piece, PortContext};
-use crate::descriptor::{Descriptor, Transfer};
+use crate::descriptor::{Descriptor, Fields, Transfer};
 use crate::keeper::MappedMemory;
 use crate::memory::{Memory, MemoryOptions, RemoteMemory};
 use crate::outcome::AsyncError;
@@ -314,7 +314,7 @@ impl HeldDescriptor {
             let at = names.iter().position(|held| held.name == piece.memory)?;
             memory[at].segment(piece.offset as usize, piece.length as usize).ok()
         };
-        Some(Descriptor {
+        Some(Descriptor::from(Fields {
             segments: self.pieces.iter().map(segment).collect::<Option<_>>()?,
             transfer: match self.transfer {
                 HeldTransfer::Send => Transfer::Send,
@@ -323,6 +323,6 @@ impl HeldDescriptor {
             },
             immediate: self.immediate,
             fence: self.fence,
-        })
+        }))
     }
 }

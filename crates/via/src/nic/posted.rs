@@ -28,13 +28,9 @@ enum State {
 
 /// Descriptors in the order in which they were posted and come back. A descriptor's number is how many
 /// were posted before it.
-///
-/// Their states lie beside them: an entry of both would be put together and copied whole, which waits
-/// for the writes of its small parts.
 #[derive(Debug, Default)]
 pub(super) struct PostedQueue {
-    descriptors: VecDeque<Descriptor>,
-    states: VecDeque<State>,
+    entries: VecDeque<(Descriptor, State)>,
     /// The number of the first.
     first: u64,
     /// The number of the first that has not ended.
@@ -44,19 +40,18 @@ pub(super) struct PostedQueue {
 impl PostedQueue {
     /// Descriptors that the application has not taken back.
     pub(super) fn len(&self) -> usize {
-        self.states.len()
+        self.entries.len()
     }
 
     /// The number of what is posted next.
     #[inline]
     pub(super) fn next_number(&self) -> u64 {
-        self.first + self.states.len() as u64
+        self.first + self.entries.len() as u64
     }
 
     #[inline]
     pub(super) fn push(&mut self, descriptor: Descriptor, scratch: Option<u16>) {
-        self.states.push_back(State::Pending(scratch));
-        self.descriptors.push_back(descriptor);
+        self.entries.push_back((descriptor, State::Pending(scratch)));
     }
 
     /// Puts one where it was before; `false` if that is not the place after the last.
@@ -66,13 +61,13 @@ impl PostedQueue {
         descriptor: Descriptor,
         end: Option<End>,
     ) -> bool {
-        if self.states.is_empty() {
+        if self.entries.is_empty() {
             (self.first, self.pending) = (number, number);
         }
         let is_next = number == self.next_number();
         if is_next {
-            self.states.push_back(end.map_or(State::Pending(None), State::Ended));
-            self.descriptors.push_back(descriptor);
+            let state = end.map_or(State::Pending(None), State::Ended);
+            self.entries.push_back((descriptor, state));
             self.skip_ended();
         }
         is_next
@@ -80,11 +75,10 @@ impl PostedQueue {
 
     /// All of them, with their numbers and how they ended.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Descriptor, Option<End>)> {
-        let ends = self.states.iter().map(|state| match state {
-            State::Pending(_) => None,
-            State::Ended(end) => Some(*end),
-        });
-        (self.first..).zip(&self.descriptors).zip(ends).map(|((at, it), end)| (at, it, end))
+        (self.first..).zip(&self.entries).map(|(number, (descriptor, state))| match state {
+            State::Pending(_) => (number, descriptor, None),
+            State::Ended(end) => (number, descriptor, Some(*end)),
+        })
     }
 
     fn place(&self, number: u64) -> Option<usize> {
@@ -92,13 +86,13 @@ impl PostedQueue {
     }
 
     pub(super) fn get(&self, number: u64) -> Option<&Descriptor> {
-        self.descriptors.get(self.place(number)?)
+        Some(&self.entries.get(self.place(number)?)?.0)
     }
 
     /// From now on the table of a pending one's segments lies there.
     pub(super) fn set_scratch(&mut self, number: u64, scratch: Option<u16>) {
-        let place = self.place(number).and_then(|at| self.states.get_mut(at));
-        if let Some(State::Pending(place)) = place {
+        let place = self.place(number).and_then(|at| self.entries.get_mut(at));
+        if let Some((_, State::Pending(place))) = place {
             *place = scratch;
         }
     }
@@ -107,14 +101,14 @@ impl PostedQueue {
     #[inline]
     pub(super) fn pending(&self) -> Option<(u64, &Descriptor)> {
         let at = self.pending - self.first;
-        Some((self.pending, self.descriptors.get(at as usize)?))
+        Some((self.pending, &self.entries.get(at as usize)?.0))
     }
 
     /// So one has ended: once. What its table lay in, if it had one.
     #[inline]
     pub(super) fn end(&mut self, number: u64, end: End) -> Option<Option<u16>> {
         let at = self.place(number)?;
-        let state = self.states.get_mut(at)?;
+        let (_, state) = self.entries.get_mut(at)?;
         let State::Pending(scratch) = *state else { return None };
         *state = State::Ended(end);
         if number == self.pending {
@@ -126,9 +120,8 @@ impl PostedQueue {
     /// So has the first one that had not; `false` if there is none.
     #[inline]
     pub(super) fn end_pending(&mut self, end: End) -> bool {
-        let Some(state) = self.states.get_mut((self.pending - self.first) as usize) else {
-            return false;
-        };
+        let next = self.entries.get_mut((self.pending - self.first) as usize);
+        let Some((_, state)) = next else { return false };
         *state = State::Ended(end);
         self.skip_ended();
         true
@@ -136,8 +129,8 @@ impl PostedQueue {
 
     #[inline]
     fn skip_ended(&mut self) {
-        let next = |queue: &Self| queue.states.get((queue.pending - queue.first) as usize).copied();
-        while let Some(State::Ended(_)) = next(self) {
+        let next = |queue: &Self| (queue.pending - queue.first) as usize;
+        while let Some((_, State::Ended(_))) = self.entries.get(next(self)) {
             self.pending += 1;
         }
     }
@@ -151,11 +144,14 @@ impl PostedQueue {
     /// The first one, if it has ended.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Completed> {
-        let Some(State::Ended(end)) = self.states.front() else { return None };
-        let End { operation, outcome, length, immediate } = *end;
-        self.states.pop_front();
+        if !self.has_ended() {
+            return None;
+        }
+        let (descriptor, State::Ended(end)) = self.entries.pop_front()? else {
+            unreachable!("those before the first that is pending have ended")
+        };
+        let End { operation, outcome, length, immediate } = end;
         self.first += 1;
-        let descriptor = self.descriptors.pop_front()?;
         Some(Completed { descriptor, operation, outcome, length: length as usize, immediate })
     }
 }

@@ -14,7 +14,7 @@ use crate::command::{
     Ended, FENCE, IMMEDIATE, OPERATION_READ, OPERATION_WRITE, POST_RECEIVE, POST_SEND,
     SEGMENT_BYTES, TABLE, about, segment_bytes,
 };
-use crate::descriptor::{Completed, Descriptor, Transfer};
+use crate::descriptor::{Completed, Descriptor, Fields, Transfer};
 
 /// One of an interface's two queues.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
@@ -255,7 +255,8 @@ impl Nic {
         let Some(posted) = self.queues.posted(vi.number, queue) else { return Ok(()) };
         let Some(descriptor) = posted.get(number(cookie)) else { return Ok(()) };
         // Segments are names: what is lent stays lent.
-        let descriptor = Descriptor { segments: descriptor.segments.clone(), ..*descriptor };
+        let fields = Fields { segments: descriptor.segments.clone(), ..**descriptor };
+        let descriptor = Descriptor::from(fields);
         let mut command = match queue {
             WorkQueue::Send => send_command(vi, &descriptor),
             WorkQueue::Receive => about(vi.number, POST_RECEIVE, 0),

@@ -43,7 +43,7 @@ pub(crate) fn descriptor<H: midplane_simhw::host::Host>(
     let parts = (0..bytes).step_by(most.max(bytes / 60 + 1));
     let most = most.max(bytes / 60 + 1);
     let segments = parts.map(|at| end.memory.segment(offset + at, most.min(bytes - at)).unwrap());
-    Descriptor { segments: segments.collect(), ..Descriptor::default() }
+    segments.collect::<Vec<_>>().into()
 }
 
 async fn received(end: &mut End) -> Completed {

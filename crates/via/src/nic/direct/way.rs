@@ -142,23 +142,23 @@ impl Way {
     }
 
     /// The other end does not let this one write some of its memory.
-    fn on_denied(&mut self, books: &mut Books<'_>, fields: &Fields) -> Result<(), Fault> {
+    fn on_denied(&self, books: &mut Books<'_>, fields: &Fields) -> Result<(), Fault> {
         // What has come was asked for and given: that stands.
         if let Some(None) = self.reach.get(&fields.memory) {
-            self.fail_write(books, PortId(fields.vi));
+            Self::fail_write(books, PortId(fields.vi));
             return Err(None);
         }
         Ok(())
     }
 
     /// The write in turn touches what it may not.
-    fn fail_write(&mut self, books: &mut Books<'_>, vi: PortId) {
+    fn fail_write(books: &mut Books<'_>, vi: PortId) {
         let end = failed(WorkQueue::Send, DescriptorError::RdmaProtection);
         books.end(vi, WorkQueue::Send, End { operation: Operation::RdmaWrite, ..end });
     }
 
     /// The other end has written memory of ours, and its immediate data has come.
-    fn on_written(&mut self, books: &mut Books<'_>, fields: &Fields) -> Result<(), Fault> {
+    fn on_written(&self, books: &mut Books<'_>, fields: &Fields) -> Result<(), Fault> {
         if !self.attributes.rdma_write {
             return Err(Some(AsyncError::RdmaWriteProtection));
         }
@@ -232,7 +232,7 @@ impl Way {
                     Write::Done => self.end_send(books, vi, Operation::RdmaWrite, total),
                     Write::Waits => return Ok(()),
                     Write::Denied => {
-                        self.fail_write(books, vi);
+                        Self::fail_write(books, vi);
                         return Err(Refused::Gone);
                     }
                 }
