@@ -55,7 +55,13 @@ const PIECES: &[(&str, Prepare)] = &[
         })
     }),
     ("a message meets a posted receive", || Box::new(matching::expected())),
-    ("a message is held and received", || Box::new(matching::unexpected(matching::exact))),
+    ("a message is held and received", || {
+        Box::new(matching::unexpected(matching::SHARED, matching::exact))
+    }),
+    ("... each with a key of its own", || {
+        Box::new(matching::unexpected(matching::IN_ORDER, matching::exact))
+    }),
+    ("... in random order", || Box::new(matching::unexpected(matching::RANDOM, matching::exact))),
     ("equal fragments of four stages", || {
         let chain = chains::Dice::new(2).chain(4);
         Box::new(move || {

@@ -7,13 +7,43 @@ use midplane::via::message::matching::{Key, Matching, Pattern};
 
 const HELD: u32 = 100_000;
 const OPEN: u32 = 64;
-/// What an engine keeps of a message: 64 bytes.
+/// What is kept of a message: 64 bytes; an engine keeps 40.
 type Message = [u64; 8];
 
 /// A cheap permutation: neighbours in time are none in memory.
 const fn scatter(i: u32) -> u32 {
     i.wrapping_mul(0x9E37_79B1) >> 3
 }
+
+/// A permutation of what is below `HELD`, as random as it has to be.
+const fn shuffled(i: u32) -> u32 {
+    let mut at = i;
+    loop {
+        at = at.wrapping_mul(0x9E37_79B1) % HELD.next_power_of_two();
+        at ^= at >> 9;
+        at = at.wrapping_mul(0x85EB_CA6B) % HELD.next_power_of_two();
+        at ^= at >> 7;
+        if at < HELD {
+            return at;
+        }
+    }
+}
+
+/// Which message comes, and which is asked for, at each turn: the number of its key.
+#[derive(Clone, Copy)]
+pub(crate) struct Order {
+    comes: fn(u32) -> u32,
+    asked: fn(u32) -> u32,
+}
+
+/// Each message has a key of its own, and they are received as they came.
+pub(crate) const IN_ORDER: Order = Order { comes: |i| i, asked: |i| i };
+/// Each message has a key of its own, and they are received in random order.
+pub(crate) const RANDOM: Order = Order { comes: |i| i, asked: shuffled };
+/// Keys are random, so that a few messages have the same one (63,000 keys); they are received as
+/// they came.
+pub(crate) const SHARED: Order =
+    Order { comes: |i| scatter(i) % HELD, asked: |i| scatter(i) % HELD };
 
 /// The messages that are met, one after another.
 fn turns() -> impl FnMut() -> u32 {
@@ -33,10 +63,10 @@ pub(crate) fn exact(key: Key) -> Pattern {
     Pattern { context: key.context, source: Some(key.source), tag: Some(key.tag) }
 }
 
-fn loaded() -> Matching<u64, Message> {
+fn loaded(order: Order) -> Matching<u64, Message> {
     let mut matching = Matching::new(1);
     for i in 0..HELD {
-        let key = key(scatter(i) % HELD);
+        let key = key((order.comes)(i));
         let (arrival, _) = matching.arrive(key);
         matching.hold(key, arrival, [u64::from(i); 8]);
     }
@@ -49,7 +79,7 @@ fn loaded() -> Matching<u64, Message> {
 
 /// A message meets one of the open receives, which is posted again.
 pub(crate) fn expected() -> impl FnMut() {
-    let (mut matching, mut turns) = (loaded(), turns());
+    let (mut matching, mut turns) = (loaded(SHARED), turns());
     move || {
         let open = scatter(turns()) % OPEN;
         let key = Key { context: Context(1), source: Peer(open % 16), tag: Tag(open / 16) };
@@ -60,10 +90,10 @@ pub(crate) fn expected() -> impl FnMut() {
 }
 
 /// A message is held, and one of those that wait is received by what `pattern` makes of its key.
-pub(crate) fn unexpected(pattern: impl Fn(Key) -> Pattern) -> impl FnMut() {
-    let (mut matching, mut turns) = (loaded(), turns());
+pub(crate) fn unexpected(order: Order, pattern: impl Fn(Key) -> Pattern) -> impl FnMut() {
+    let (mut matching, mut turns) = (loaded(order), turns());
     move || {
-        let wanted = pattern(key(scatter(turns()) % HELD));
+        let wanted = pattern(key((order.asked)(turns())));
         let held = matching.take(black_box(&wanted)).expect("it is held");
         let (arrival, met) = matching.arrive(held.key);
         assert!(met.is_none());

@@ -8,6 +8,7 @@
 mod key;
 mod posted;
 mod queues;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod unexpected;

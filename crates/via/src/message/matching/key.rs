@@ -42,11 +42,13 @@ impl Pattern {
     }
 
     /// Which of the four ways to leave something open this is.
+    #[inline]
     pub(super) const fn shape(&self) -> Shape {
         Shape(self.source.is_none() as usize | (self.tag.is_none() as usize) << 1)
     }
 
     /// What all messages that it asks for have in common.
+    #[inline]
     pub(super) fn common(&self) -> Common {
         self.shape().common(Key {
             context: self.context,
@@ -64,11 +66,15 @@ impl Shape {
     pub(super) const COUNT: usize = 4;
     pub(super) const ALL: [Self; Self::COUNT] = [Self(0), Self(1), Self(2), Self(3)];
 
+    pub(super) const EXACT: Self = Self(0);
+
+    #[inline]
     pub(super) const fn index(self) -> usize {
         self.0
     }
 
     /// What a message has in common with the others that a pattern of this shape would accept.
+    #[inline]
     pub(super) const fn common(self, key: Key) -> Common {
         let source = if self.0 & 1 == 0 { key.source.0 } else { 0 };
         let tag = if self.0 & 2 == 0 { key.tag.0 } else { 0 };

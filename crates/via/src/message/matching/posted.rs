@@ -3,7 +3,7 @@
 use slab::Slab;
 
 use super::key::{Common, Key, Pattern, Shape};
-use super::queues::{Link, Linked, Queues};
+use super::queues::{Entries, Queues};
 
 /// The receives that were posted last stand in a list: to look through so few costs less than to
 /// enter one of them in a table and find it again.
@@ -20,7 +20,6 @@ pub struct PostedId {
 struct Entry<R> {
     pattern: Pattern,
     stamp: u64,
-    link: Link,
     /// It stands in a queue; else, in the list.
     queued: bool,
     receive: R,
@@ -36,17 +35,7 @@ pub(super) struct Posted<R> {
     next_stamp: u64,
 }
 
-impl<R> Linked for Slab<Entry<R>> {
-    #[inline]
-    fn link(&self, entry: u32) -> Link {
-        self[entry as usize].link
-    }
-
-    #[inline]
-    fn link_mut(&mut self, entry: u32) -> &mut Link {
-        &mut self[entry as usize].link
-    }
-
+impl<R> Entries for Slab<Entry<R>> {
     #[inline]
     fn name(&self, entry: u32) -> Common {
         self[entry as usize].pattern.common()
@@ -73,14 +62,14 @@ impl<R: Copy> Posted<R> {
     pub(super) fn push(&mut self, pattern: &Pattern, receive: R) -> PostedId {
         let stamp = self.next_stamp;
         self.next_stamp += 1;
-        let entry = Entry { pattern: *pattern, stamp, link: Link::LONE, queued: false, receive };
+        let entry = Entry { pattern: *pattern, stamp, queued: false, receive };
         let slot = u32::try_from(self.entries.insert(entry)).expect("fewer than 2^32 receives");
         if self.list.len() == LISTED {
             let (oldest, slot) = self.list.remove(0);
             self.entries[slot as usize].queued = true;
             self.queued += 1;
             let queues = &mut self.queues[oldest.shape().index()];
-            queues.push(oldest.common(), slot, &mut self.entries);
+            queues.push(oldest.common(), slot, &self.entries);
         }
         self.list.push((*pattern, slot));
         PostedId { slot, stamp }
@@ -92,7 +81,7 @@ impl<R: Copy> Posted<R> {
         if self.queued > 0
             && let Some((slot, shape, name)) = self.first_queued(key)
         {
-            self.queues[shape.index()].remove(name, slot, &mut self.entries);
+            self.queues[shape.index()].pop(name, &self.entries);
             self.queued -= 1;
             return Some(self.entries.remove(slot as usize).receive);
         }
@@ -103,13 +92,12 @@ impl<R: Copy> Posted<R> {
 
     fn first_queued(&self, key: Key) -> Option<(u32, Shape, Common)> {
         let mut first: Option<(u64, u32, Shape, Common)> = None;
-        for shape in Shape::ALL {
-            let queues = &self.queues[shape.index()];
+        for (queues, &shape) in self.queues.iter().zip(&Shape::ALL) {
             if queues.is_empty() {
                 continue;
             }
             let name = shape.common(key);
-            let Some(slot) = queues.head(name, &self.entries) else { continue };
+            let Some(slot) = queues.first(name, &self.entries) else { continue };
             let stamp = self.entries.stamp(slot);
             if first.is_none_or(|(earliest, ..)| stamp < earliest) {
                 first = Some((stamp, slot, shape, name));
@@ -125,7 +113,7 @@ impl<R: Copy> Posted<R> {
         if entry.queued {
             let pattern = entry.pattern;
             let queues = &mut self.queues[pattern.shape().index()];
-            queues.remove(pattern.common(), id.slot, &mut self.entries);
+            queues.remove(pattern.common(), id.slot, &self.entries);
             self.queued -= 1;
         } else {
             self.list.retain(|(_, slot)| *slot != id.slot);

@@ -1,7 +1,12 @@
 //! The engine against a model that looks at everything.
 
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 
+use super::key::Shape;
+use super::queues::Queues;
 use super::*;
 use crate::message::envelope::{Context, Peer, Tag};
 
@@ -73,6 +78,17 @@ fn operation() -> impl Strategy<Value = Op> {
         1 => any::<usize>().prop_map(Op::Withdraw),
         2 => pattern().prop_map(Op::Probe),
         2 => pattern().prop_map(Op::Claim),
+        2 => any::<usize>().prop_map(Op::PutBack),
+        1 => any::<usize>().prop_map(Op::RemoveHeld),
+    ]
+}
+
+/// As they are where nobody uses a wildcard.
+fn exact_operation() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => key().prop_map(Op::Arrive),
+        2 => key().prop_map(|key| Op::Receive(exact(key))),
+        2 => key().prop_map(|key| Op::Claim(exact(key))),
         2 => any::<usize>().prop_map(Op::PutBack),
         1 => any::<usize>().prop_map(Op::RemoveHeld),
     ]
@@ -152,6 +168,21 @@ impl Run {
         }
         assert_eq!(self.real.posted_len(), self.model.posted.len());
         assert_eq!(self.real.held_len(), self.model.held.len());
+        let mut held: Vec<_> = self.real.held().map(|(_, key, message)| (*message, key)).collect();
+        let mut expected: Vec<_> = self.model.held.iter().map(|held| (held.2, held.1)).collect();
+        held.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(held, expected);
+    }
+
+    /// Whatever is held is received, one shape after another having the first word.
+    fn drain(&mut self) {
+        for open in 0.. {
+            let Some(&(_, key, _)) = self.model.held.last() else { return };
+            let source = (open & 1 == 0).then_some(key.source);
+            let tag = (open & 2 == 0).then_some(key.tag);
+            self.apply(Op::Receive(Pattern { context: key.context, source, tag }));
+        }
     }
 }
 
@@ -168,6 +199,133 @@ proptest! {
         let mut run = Run::new(seed);
         for op in open.into_iter().map(Op::Receive).chain(ops) {
             run.apply(op);
+        }
+        run.drain();
+    }
+
+    /// Messages come and go, and come again where others lay, before anybody uses a wildcard.
+    #[test]
+    fn a_shape_that_is_asked_with_late_finds_all_in_order(
+        seed: u64,
+        early in proptest::collection::vec(exact_operation(), 0..200),
+        late in proptest::collection::vec(operation(), 0..30),
+    ) {
+        let mut run = Run::new(seed);
+        for op in early.into_iter().chain(late) {
+            run.apply(op);
+        }
+        run.drain();
+    }
+
+    /// Two keys that are all the same to the tables are two keys.
+    #[test]
+    fn keys_whose_hashes_are_the_same_are_told_apart(
+        ops in proptest::collection::vec((operation(), any::<bool>()), 0..200),
+    ) {
+        let twins = twins();
+        let mut run = Run::new(TWINS);
+        for (op, which) in ops {
+            let key = twins[usize::from(which)];
+            run.apply(match op {
+                Op::Arrive(_) => Op::Arrive(key),
+                Op::Receive(_) => Op::Receive(exact(key)),
+                Op::Claim(_) => Op::Claim(exact(key)),
+                Op::Probe(_) => Op::Probe(exact(key)),
+                op => op,
+            });
+        }
+        run.drain();
+    }
+}
+
+/// The seed under which the twins are twins.
+const TWINS: u64 = 0;
+
+/// Two keys whose hashes are the same, as far as the tables keep them.
+fn twins() -> [Key; 2] {
+    static FOUND: LazyLock<[Key; 2]> = LazyLock::new(|| {
+        let queues = Queues::new(TWINS);
+        // Multiplied, for neighbours in number have hashes that are far apart.
+        let key = |i: u32| Key {
+            context: Context(0),
+            source: Peer(i.wrapping_mul(0x85EB_CA6B)),
+            tag: Tag(i.wrapping_mul(0x9E37_79B1) >> 7),
+        };
+        let hash = |i| queues.hash(Shape::EXACT.common(key(i)));
+        let mut seen = BTreeMap::new();
+        (0..2_000_000)
+            .find_map(|i| Some([key(seen.insert(hash(i), i)?), key(i)]))
+            .expect("a million keys have some hundred such pairs")
+    });
+    *FOUND
+}
+
+fn exact(key: Key) -> Pattern {
+    Pattern { context: key.context, source: Some(key.source), tag: Some(key.tag) }
+}
+
+fn held(run: &mut Run, tags: impl IntoIterator<Item = u32>) {
+    for tag in tags {
+        run.apply(Op::Arrive(Key { context: Context(0), source: Peer(0), tag: Tag(tag) }));
+    }
+}
+
+/// Three messages of each key stand in a row; one is taken out and put back, with a fourth behind them
+/// or not, and with each shape in use or not yet.
+#[test]
+fn what_is_put_back_stands_where_it_stood() {
+    for (place, behind, wild) in (0..12).map(|i| (i % 3, i / 3 % 2 == 0, i / 6 == 0)) {
+        let mut run = Run::new(0);
+        held(&mut run, [1, 2, 1, 2, 1, 2]);
+        let any = Pattern { context: Context(0), source: None, tag: None };
+        if wild {
+            run.apply(Op::Probe(any));
+        }
+        let key = Key { context: Context(0), source: Peer(0), tag: Tag(1) };
+        (0..=place).for_each(|_| run.apply(Op::Claim(exact(key))));
+        if behind {
+            held(&mut run, [1]);
+        }
+        // The one that was taken last, then those before it.
+        (0..=place).rev().for_each(|at| run.apply(Op::PutBack(at)));
+        (0..3).for_each(|_| run.apply(Op::Receive(exact(key))));
+        (0..run.model.held.len()).for_each(|_| run.apply(Op::Receive(any)));
+        assert_eq!(run.real.held_len(), 0);
+    }
+}
+
+#[test]
+fn ids_of_messages_that_are_gone_name_nobody() {
+    let mut real = Matching::<(), u32>::new(0);
+    let key = Key { context: Context(0), source: Peer(0), tag: Tag(0) };
+    let hold = |real: &mut Matching<_, _>, message| {
+        let (arrival, _) = real.arrive(key);
+        real.hold(key, arrival, message)
+    };
+    let gone: Vec<_> = (0..4).map(|message| hold(&mut real, message)).collect();
+    assert_eq!(real.remove(gone[2]).unwrap().message, 2);
+    let again = hold(&mut real, 4);
+    assert!(real.remove(gone[2]).is_none());
+    while real.take(&exact(key)).is_some() {}
+    assert!(gone.iter().chain([&again]).all(|id| real.remove(*id).is_none()));
+    let anew = hold(&mut real, 5);
+    assert!(gone.iter().chain([&again]).all(|id| real.remove(*id).is_none()));
+    assert_eq!(real.remove(anew).unwrap().message, 5);
+}
+
+/// In bulk, programs receive what they held and hold again: neighbours in time are neighbours in memory.
+#[test]
+fn slots_are_used_in_order_again_once_all_are_free() {
+    let mut real = Matching::<(), u32>::new(0);
+    let key = |tag| Key { context: Context(0), source: Peer(0), tag: Tag(tag) };
+    for _ in 0..2 {
+        for tag in 0..10 {
+            let (arrival, _) = real.arrive(key(tag));
+            real.hold(key(tag), arrival, tag);
+        }
+        assert!(real.held().map(|(.., message)| *message).eq(0..10));
+        for tag in [3, 1, 4, 0, 5, 9, 2, 6, 8, 7] {
+            assert_eq!(real.take(&exact(key(tag))).unwrap().message, tag);
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Messages that came before their receive.
 
-use slab::Slab;
+use std::iter;
 
 use super::key::{Common, Key, Pattern, Shape};
-use super::queues::{Link, Linked, Queues};
+use super::queues::{Entries, Queues};
+use super::slots::Slots;
 
 /// Names a held message; never another one later.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -27,153 +28,135 @@ pub struct Held<M> {
     pub message: M,
 }
 
-#[derive(Debug)]
-struct Entry<M> {
-    key: Key,
-    stamp: u64,
-    links: [Link; Shape::COUNT],
-    message: M,
-}
-
 /// A message stands in one queue of each shape that anybody has asked with so far: programs that
 /// use no wildcard pay for none.
 #[derive(Debug)]
 pub(super) struct Unexpected<M> {
-    entries: Slab<Entry<M>>,
-    queues: [Option<Queues>; Shape::COUNT],
+    slots: Slots<M>,
+    exact: Queues,
+    /// Of the shapes with a wildcard that have been asked with.
+    wild: Vec<(Shape, Queues)>,
     seed: u64,
 }
 
-/// The entries, as the queues of one shape see them.
-struct Seen<E> {
-    entries: E,
+/// What is held, as the queues of one shape see it.
+struct Seen<'a, M> {
+    slots: &'a Slots<M>,
     shape: Shape,
 }
 
-impl<M> Linked for Seen<&mut Slab<Entry<M>>> {
-    #[inline]
-    fn link(&self, entry: u32) -> Link {
-        self.entries[entry as usize].links[self.shape.index()]
-    }
-
-    #[inline]
-    fn link_mut(&mut self, entry: u32) -> &mut Link {
-        &mut self.entries[entry as usize].links[self.shape.index()]
-    }
-
+impl<M> Entries for Seen<'_, M> {
     #[inline]
     fn name(&self, entry: u32) -> Common {
-        self.shape.common(self.entries[entry as usize].key)
+        self.shape.common(self.slots.key(entry))
     }
 
     #[inline]
     fn stamp(&self, entry: u32) -> u64 {
-        self.entries[entry as usize].stamp
+        self.slots.stamp(entry)
     }
 }
 
 impl<M> Unexpected<M> {
     pub(super) fn new(seed: u64) -> Self {
-        let queues = [Some(Queues::new(seed)), None, None, None];
-        Self { entries: Slab::new(), queues, seed }
+        Self { slots: Slots::new(), exact: Queues::new(seed), wild: Vec::new(), seed }
     }
 
     #[inline]
     pub(super) fn push(&mut self, held: Held<M>) -> HeldId {
-        let Held { key, arrival: Arrival(stamp), message } = held;
-        let links = [Link::LONE; Shape::COUNT];
-        let slot = self.entries.insert(Entry { key, stamp, links, message });
-        let slot = u32::try_from(slot).expect("fewer than 2^32 messages");
-        for shape in Shape::ALL {
-            if let Some(queues) = &mut self.queues[shape.index()] {
-                queues.push(
-                    shape.common(key),
-                    slot,
-                    &mut Seen { entries: &mut self.entries, shape },
-                );
-            }
+        let (key, stamp) = (held.key, held.arrival.0);
+        let slot = self.slots.insert(held);
+        for (shape, queues, seen) in self.parts() {
+            queues.push(shape.common(key), slot, &seen);
         }
         HeldId { slot, stamp }
     }
 
     pub(super) fn put_back(&mut self, held: Held<M>) -> HeldId {
-        let Held { key, arrival: Arrival(stamp), message } = held;
-        let links = [Link::LONE; Shape::COUNT];
-        let slot = self.entries.insert(Entry { key, stamp, links, message }) as u32;
-        for shape in Shape::ALL {
-            if let Some(queues) = &mut self.queues[shape.index()] {
-                let seen = &mut Seen { entries: &mut self.entries, shape };
-                queues.insert(shape.common(key), slot, seen);
-            }
+        let (key, stamp) = (held.key, held.arrival.0);
+        let slot = self.slots.insert(held);
+        for (shape, queues, seen) in self.parts() {
+            queues.insert(shape.common(key), slot, &seen);
         }
         HeldId { slot, stamp }
     }
 
     #[inline]
-    fn first(&mut self, pattern: &Pattern) -> Option<u32> {
-        if self.entries.is_empty() {
-            return None;
-        }
-        let shape = pattern.shape();
-        if self.queues[shape.index()].is_none() {
-            self.open(shape);
-        }
-        let queues = self.queues[shape.index()].as_ref()?;
-        queues.head(pattern.common(), &Seen { entries: &mut self.entries, shape })
-    }
-
-    /// Somebody asks with this shape for the first time.
-    fn open(&mut self, shape: Shape) {
-        let mut order: Vec<_> = self
-            .entries
-            .iter()
-            .map(|(slot, entry)| (entry.stamp, slot as u32, entry.key))
-            .collect();
-        order.sort_unstable();
-        let mut queues = Queues::new(self.seed);
-        for (_, slot, key) in order {
-            queues.push(shape.common(key), slot, &mut Seen { entries: &mut self.entries, shape });
-        }
-        self.queues[shape.index()] = Some(queues);
-    }
-
-    #[inline]
     pub(super) fn take(&mut self, pattern: &Pattern) -> Option<Held<M>> {
-        let slot = self.first(pattern)?;
-        Some(self.unlink(slot))
+        let shape = pattern.shape();
+        let (queues, seen) = self.asked(shape)?;
+        let slot = queues.pop(pattern.common(), &seen)?;
+        Some(self.unlink(slot, Some(shape)))
     }
 
     pub(super) fn remove(&mut self, id: HeldId) -> Option<Held<M>> {
-        self.entries.get(id.slot as usize).filter(|entry| entry.stamp == id.stamp)?;
-        Some(self.unlink(id.slot))
-    }
-
-    #[inline]
-    fn unlink(&mut self, slot: u32) -> Held<M> {
-        let key = self.entries[slot as usize].key;
-        for shape in Shape::ALL {
-            if let Some(queues) = &mut self.queues[shape.index()] {
-                let seen = &mut Seen { entries: &mut self.entries, shape };
-                queues.remove(shape.common(key), slot, seen);
-            }
-        }
-        let Entry { message, stamp, .. } = self.entries.remove(slot as usize);
-        Held { key, arrival: Arrival(stamp), message }
+        self.slots.message(id.slot)?;
+        (self.slots.stamp(id.slot) == id.stamp).then(|| self.unlink(id.slot, None))
     }
 
     pub(super) fn peek(&mut self, pattern: &Pattern) -> Option<(HeldId, Key, &M)> {
-        let slot = self.first(pattern)?;
-        let entry = &self.entries[slot as usize];
-        Some((HeldId { slot, stamp: entry.stamp }, entry.key, &entry.message))
+        let (queues, seen) = self.asked(pattern.shape())?;
+        let slot = queues.first(pattern.common(), &seen)?;
+        Some((self.id(slot), self.slots.key(slot), self.slots.message(slot)?))
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
+    pub(super) const fn len(&self) -> usize {
+        self.slots.len()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (HeldId, Key, &M)> {
-        self.entries.iter().map(|(slot, entry)| {
-            (HeldId { slot: slot as u32, stamp: entry.stamp }, entry.key, &entry.message)
-        })
+        self.slots.iter().map(|(slot, message)| (self.id(slot), self.slots.key(slot), message))
+    }
+
+    fn id(&self, slot: u32) -> HeldId {
+        HeldId { slot, stamp: self.slots.stamp(slot) }
+    }
+
+    /// The queues of each shape, and what is in them.
+    #[inline]
+    fn parts(&mut self) -> impl Iterator<Item = (Shape, &mut Queues, Seen<'_, M>)> {
+        let slots = &self.slots;
+        let wild = self.wild.iter_mut().map(|(shape, queues)| (*shape, queues));
+        let all = iter::once((Shape::EXACT, &mut self.exact)).chain(wild);
+        all.map(move |(shape, queues)| (shape, queues, Seen { slots, shape }))
+    }
+
+    /// The queues of a shape that somebody asks with; `None` where nothing is held.
+    #[inline]
+    fn asked(&mut self, shape: Shape) -> Option<(&mut Queues, Seen<'_, M>)> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        if shape == Shape::EXACT {
+            return Some((&mut self.exact, Seen { slots: &self.slots, shape }));
+        }
+        let open = self.wild.iter().position(|(open, _)| *open == shape);
+        let at = open.unwrap_or_else(|| self.open(shape));
+        Some((&mut self.wild[at].1, Seen { slots: &self.slots, shape }))
+    }
+
+    /// Somebody asks with this shape for the first time.
+    #[cold]
+    fn open(&mut self, shape: Shape) -> usize {
+        let held = self.slots.iter().map(|(slot, _)| (self.slots.stamp(slot), slot));
+        let mut order: Vec<_> = held.collect();
+        order.sort_unstable();
+        let (mut queues, seen) = (Queues::new(self.seed), Seen { slots: &self.slots, shape });
+        for (_, slot) in order {
+            queues.push(seen.name(slot), slot, &seen);
+        }
+        self.wild.push((shape, queues));
+        self.wild.len() - 1
+    }
+
+    /// Takes out what the queues of `popped` have given away already.
+    #[inline]
+    fn unlink(&mut self, slot: u32, popped: Option<Shape>) -> Held<M> {
+        for (shape, queues, seen) in self.parts() {
+            if Some(shape) != popped {
+                queues.remove(seen.name(slot), slot, &seen);
+            }
+        }
+        self.slots.remove(slot)
     }
 }
