@@ -5,7 +5,7 @@
 //! entry, and as much of its name's hash that no entry is looked at but the one that is wanted. Links
 //! are 8 bytes an entry, dense, so that neighbours are relinked without touching them.
 
-use std::hash::{BuildHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
@@ -175,9 +175,7 @@ impl Queues {
 
     #[inline]
     pub(super) fn hash(&self, name: Common) -> u32 {
-        let mut state = self.hasher.build_hasher();
-        name.hash(&mut state);
-        state.finish() as u32
+        self.hasher.hash_one(name) as u32
     }
 
     #[inline]
