@@ -15,9 +15,9 @@ fn matching(c: &mut Criterion) {
     let mut group = c.benchmark_group("matching, 100,000 held (at most 100 ns)");
     group.bench_function("meets a posted receive", |b| b.iter(expected()));
     let orders = [
-        ("received in the order in which they came", IN_ORDER),
-        ("received in random order, each with a key of its own", RANDOM),
-        ("a few of each key, received in the order in which they came", SHARED),
+        ("held, received in order", IN_ORDER),
+        ("held, received at random", RANDOM),
+        ("held, keys shared, in order", SHARED),
     ];
     for (name, order) in orders {
         group.bench_function(format!("{name}: exactly"), |b| b.iter(unexpected(order, exact)));
@@ -28,7 +28,7 @@ fn matching(c: &mut Criterion) {
             b.iter(unexpected(order, |key| Pattern { tag: None, ..exact(key) }));
         });
     }
-    group.bench_function("received by a receive of anything", |b| {
+    group.bench_function("held, received by a receive of anything", |b| {
         b.iter(unexpected(SHARED, |key| Pattern { source: None, tag: None, ..exact(key) }));
     });
     group.finish();
