@@ -166,6 +166,10 @@ impl Run {
             }
             _ => {}
         }
+        self.check();
+    }
+
+    fn check(&self) {
         assert_eq!(self.real.posted_len(), self.model.posted.len());
         assert_eq!(self.real.held_len(), self.model.held.len());
         let mut held: Vec<_> = self.real.held().map(|(_, key, message)| (*message, key)).collect();
