@@ -250,6 +250,40 @@ fn descriptors_with_too_many_segments_come_back_at_once() {
     assert_eq!(refused, NicError::TooManySegments(MAX_SEGMENTS + 1));
 }
 
+/// More descriptors that the NIC needs a table for than it has tables: none stays with one that was refused.
+#[test]
+fn refused_descriptors_of_many_segments_take_nothing_from_others() {
+    let ((after_gone, after_full), _) = connected(
+        Setting::default(),
+        reliable(),
+        4096,
+        |mut end| async move {
+            let segment = end.memory.segment(0, 1).unwrap();
+            let many = || Descriptor::from(vec![segment.clone(); 2]);
+            let gone = end.nic.create_vi(reliable()).await.unwrap();
+            end.nic.destroy_vi(gone).await.unwrap();
+            for _ in 0..100 {
+                assert_eq!(end.nic.post_send(gone, many()).unwrap_err().error, NicError::NoSuchVi);
+            }
+            let after_gone = end.nic.post_receive(end.vi, many()).map_err(|failed| failed.error);
+            while end.nic.post_receive(end.vi, Descriptor::default()).is_ok() {}
+            for _ in 0..100 {
+                let failed = end.nic.post_send(end.vi, many()).unwrap_err();
+                assert_eq!(failed.error, NicError::QueueFull);
+            }
+            // Those that were posted come back, and with them room for another.
+            end.nic.disconnect(end.vi).await.unwrap();
+            while end.nic.receive_done(end.vi).unwrap().is_some() {}
+            (after_gone, end.nic.post_receive(end.vi, many()).map_err(|failed| failed.error))
+        },
+        |end| async move {
+            pause(&end.host, Duration::from_millis(1)).await;
+            drop(end);
+        },
+    );
+    assert_eq!((after_gone, after_full), (Ok(()), Ok(())));
+}
+
 #[test]
 fn a_full_queue_gives_the_descriptor_back_and_nothing_is_lost() {
     let (sent, received) = connected(

@@ -233,7 +233,10 @@ impl Nic {
         };
         let queues = match self.queues.of(vi) {
             Ok(queues) => queues,
-            Err(error) => return Err(PostFailed { error, descriptor }),
+            Err(error) => {
+                self.free_scratch.extend(scratch);
+                return Err(PostFailed { error, descriptor });
+            }
         };
         let posted = &mut queues.posted[queue as usize];
         command.cookie = cookie(vi.number, queue, posted.next_number());
