@@ -257,7 +257,7 @@ impl Nic {
     /// done, and the interface is idle. The other end is told, and finds its own in the error state.
     ///
     /// # Errors
-    /// [`NicError::NoSuchVi`] if it was destroyed.
+    /// [`NicError::NoSuchVi`] if it was destroyed; [`NicError::QueueFull`] until completions are taken.
     ///
     /// # Cancel safety
     /// Dropped after its first poll, the connection ends all the same.
