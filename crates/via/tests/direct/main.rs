@@ -277,6 +277,36 @@ fn what_was_sent_before_its_sender_disconnected_arrives() {
 }
 
 #[test]
+fn a_completion_queue_is_told_of_each_descriptor_once() {
+    let (both, _) = lanes(1_000, 8);
+    let told = |end: &mut End, cq| std::iter::from_fn(|| end.nic.cq_done(cq)).collect::<Vec<_>>();
+    let client = move |mut end: End| async move {
+        let cq = end.nic.create_cq();
+        end.vi = end.nic.create_vi_with(attributes(), Some(cq), Some(cq)).await.unwrap();
+        end.connect().await;
+        for _ in 0..2 {
+            end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        }
+        pause(&end.host, Duration::from_millis(5)).await;
+        assert_eq!(told(&mut end, cq), [(end.vi, WorkQueue::Send); 2]);
+        end.nic.disconnect(end.vi).await.unwrap();
+        assert_eq!(told(&mut end, cq), [], "nothing was left");
+    };
+    let server = move |mut end: End| async move {
+        let cq = end.nic.create_cq();
+        end.vi = end.nic.create_vi_with(attributes(), Some(cq), Some(cq)).await.unwrap();
+        for _ in 0..3 {
+            end.nic.post_receive(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        }
+        end.serve().await;
+        pause(&end.host, Duration::from_millis(50)).await;
+        // Two messages, and what the end has flushed.
+        assert_eq!(told(&mut end, cq), [(end.vi, WorkQueue::Receive); 3]);
+    };
+    connected_over(Setting::default(), attributes(), 100, both, client, server);
+}
+
+#[test]
 fn a_process_that_is_gone_ends_its_connections() {
     let (both, forgers) = lanes(1_000, 8);
     let [_, to_server]: [Forger; 2] = forgers;
