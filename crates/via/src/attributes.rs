@@ -21,7 +21,8 @@ pub enum Reliability {
     #[default]
     Unreliable = 1,
     /// Arrives exactly once and in order, or the connection breaks. A send completes when the other
-    /// NIC has it.
+    /// NIC has it: as the NICs here acknowledge what lies in memory, no sooner than with the next level;
+    /// past the NIC, once it lies in the other process's reach.
     ReliableDelivery = 2,
     /// As reliable delivery; and a send completes when the data is in the other side's memory.
     ReliableReception = 4,

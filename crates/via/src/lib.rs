@@ -6,7 +6,8 @@
 //! - [`nic`]: the host's half: opens a NIC, makes interfaces, connects them, posts descriptors
 //! - [`descriptor`], [`memory`]: what is posted
 //! - [`direct`]: interfaces whose data goes from process to process, past the NIC
-//! - [`slots`]: `Bytes` in and out of registered slots over one connection, without matching
+//! - [`slots`]: messages in and out of registered slots over one connection, without matching; they come as
+//!   `Bytes`, whose last drop gives the slot back
 //! - [`context`]: a process's interfaces, saved; [`keeper`]: a daemon's hold on them: saves, has the NIC
 //!   forget, restores here or elsewhere
 //! - [`attributes`], [`outcome`]: what interfaces are made with, and how descriptors end

@@ -32,7 +32,7 @@ use crate::command::{
 };
 use crate::context::MemoryName;
 use crate::direct::Lane;
-use crate::outcome::AsyncError;
+use crate::outcome::{AsyncError, ConnectError};
 use direct::Direct;
 use operations::{Operation, Operations};
 use queues::Queues;
@@ -222,8 +222,10 @@ impl Nic {
     pub async fn destroy_vi(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
         let answer = self.call(about(vi.number, crate::command::DESTROY, 0)).await?;
-        if answer.args[0] != 0 {
-            return Err(NicError::InUse);
+        match ConnectError::of(answer.args[0]) {
+            // One that is gone was asked for before, and nobody waited for it.
+            Ok(()) | Err(ConnectError::Gone) => {}
+            Err(_) => return Err(NicError::InUse),
         }
         self.remove_direct(vi);
         self.queues.remove(vi);
@@ -375,9 +377,7 @@ impl Nic {
     /// Posts a command whose completion nobody asks for.
     fn start_unwatched(&mut self, command: Command) -> Result<(), NicError> {
         let cookie = self.start(command, None)?;
-        if let Some(operation) = self.operations.get(cookie) {
-            operation.wanted = false;
-        }
+        self.forget(cookie);
         Ok(())
     }
 
@@ -402,12 +402,35 @@ impl Nic {
 
     pub(crate) async fn call(&mut self, command: Command) -> Result<Completion, NicError> {
         let cookie = self.start(command, None)?;
+        let call = Call { nic: self, cookie };
         loop {
-            if let Some(completion) = self.finished(cookie) {
+            if let Some(completion) = call.nic.finished(cookie) {
                 return Ok(completion);
             }
-            self.progress().await?;
+            call.nic.progress().await?;
         }
+    }
+
+    /// Nobody asks what became of a command any more.
+    fn forget(&mut self, cookie: u64) {
+        let Some(operation) = self.operations.get(cookie) else { return };
+        operation.wanted = false;
+        if operation.completion.is_some() {
+            self.operations.remove(cookie);
+        }
+    }
+}
+
+/// Somebody waits for a command: until this is dropped.
+#[derive(Debug)]
+struct Call<'a> {
+    nic: &'a mut Nic,
+    cookie: u64,
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.nic.forget(self.cookie);
     }
 }
 

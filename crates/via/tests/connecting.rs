@@ -140,3 +140,43 @@ fn peers_that_ask_for_each_other_meet_whoever_is_first() {
         assert!(done.is_some(), "{delay}");
     }
 }
+
+#[test]
+fn peers_that_differ_are_both_told_in_what() {
+    let mut world = world(Setting::default());
+    let (client, server) = (world.host(CLIENT), world.host(SERVER));
+    let peer = |host: midplane_simhw::sim::SimHost, attributes: ViAttributes| async move {
+        let node = NodeId(1 - host.node().0);
+        let mut end = End::new(host, attributes, 64).await;
+        let ticket = end.nic.connect_peer(end.vi, address(node, "a"), name("a"), SECOND).unwrap();
+        let refused = end.nic.finish(&ticket).await;
+        assert_eq!(refused, Err(ConnectFailed::Connect(ConnectError::Reliability)));
+        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
+        pause(&end.host, Duration::from_millis(10)).await;
+    };
+    let told = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let place = std::sync::Arc::clone(&told);
+    world.spawn(SERVER, async move {
+        peer(server, ViAttributes::default()).await;
+        place.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    let done = world.block_on(CLIENT, peer(client, reliable()));
+    assert!(done.is_some());
+    world.run_until(pair::at(2_000_000_000));
+    assert!(told.load(std::sync::atomic::Ordering::Relaxed), "so was the other one");
+}
+
+#[test]
+fn who_gives_up_waiting_is_told_that_nobody_came_in_time() {
+    alone(|host| async move {
+        let mut end = End::new(host, reliable(), 64).await;
+        let ticket = end.nic.listen_for(name("service"), None).unwrap();
+        pause(&end.host, Duration::from_millis(5)).await;
+        assert!(end.nic.requested(&ticket).unwrap().is_none());
+        end.nic.give_up(&ticket).unwrap();
+        pause(&end.host, Duration::from_millis(5)).await;
+        let gone = end.nic.requested(&ticket).unwrap_err();
+        assert_eq!(gone, ConnectFailed::Connect(ConnectError::TimedOut));
+        assert_eq!(end.nic.save().map(drop), Ok(()), "nothing is under way");
+    });
+}

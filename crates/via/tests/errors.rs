@@ -172,6 +172,24 @@ fn memory_that_the_other_end_does_not_open_is_not_written() {
     assert_eq!(outcome, Err(DescriptorError::RdmaProtection));
 }
 
+#[test]
+fn memory_that_the_other_end_does_not_open_is_not_read() {
+    let forged = |end: &mut End| {
+        let whole = end.memory.remote();
+        Descriptor::of(end.memory.segment(0, 100).unwrap()).read(whole.at(4050).unwrap())
+    };
+    let refused = (Operation::RdmaRead, Err(DescriptorError::RdmaProtection));
+    let (operation, outcome, state) = posted(reliable(), forged);
+    assert_eq!(((operation, outcome), state), (refused, ViState::Error));
+    let closed = ViAttributes { rdma_read: false, ..reliable() };
+    let (operation, outcome, state) = posted(closed, forged);
+    assert_eq!(((operation, outcome), state), (refused, ViState::Error));
+    // Nothing is read where what is lost is not sent again.
+    let unreliable = ViAttributes { rdma_read: true, ..ViAttributes::default() };
+    let (operation, outcome, state) = posted(unreliable, forged);
+    assert_eq!(((operation, outcome), state), (refused, ViState::Connected));
+}
+
 /// A name outlives its memory, and what is registered in its place is not meant.
 #[test]
 fn memory_that_is_gone_is_not_written_nor_what_took_its_place() {
@@ -361,6 +379,38 @@ fn the_death_of_the_other_node_completes_all_that_is_posted() {
         end.nic.destroy_vi(end.vi).await.unwrap();
         assert_eq!(end.nic.receive_done(end.vi).unwrap_err(), NicError::NoSuchVi);
         pause(&ready, Duration::from_secs(10)).await;
+    });
+    world.run_until(pair::at(100_000_000));
+    world.crash(SERVER);
+    let end = world.block_on(CLIENT, async move { pause(&host, Duration::from_secs(3)).await });
+    assert!(end.is_some());
+    assert_eq!(world.firmware(CLIENT).counters().traps, 0);
+}
+
+#[test]
+fn what_is_under_way_when_the_other_node_dies_ends_as_that() {
+    let mut world = world(Setting::default());
+    let (client, server) = (world.host(CLIENT), world.host(SERVER));
+    world.spawn(SERVER, async move {
+        let mut end = End::new(server, reliable(), 4096).await;
+        end.serve().await;
+        std::future::pending::<()>().await;
+    });
+    let host = world.host(CLIENT);
+    world.spawn(CLIENT, async move {
+        let mut end = End::new(client, reliable(), 4096).await;
+        end.connect().await;
+        pause(&end.host, Duration::from_millis(150)).await;
+        let segment = end.memory.segment(0, 100).unwrap();
+        end.nic.post_send(end.vi, Descriptor::of(segment.clone())).unwrap();
+        end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
+        let sent = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+        assert_eq!(sent.outcome, Err(DescriptorError::Transport));
+        let received = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+        assert_eq!(received.outcome, Err(DescriptorError::Flushed));
+        pause(&end.host, Duration::from_millis(1)).await;
+        assert_eq!(end.nic.next_error(), Some((end.vi, AsyncError::ConnectionLost)));
+        pause(&end.host, Duration::from_secs(10)).await;
     });
     world.run_until(pair::at(100_000_000));
     world.crash(SERVER);

@@ -89,6 +89,22 @@ fn finalising_waits_for_what_is_to_leave_and_fails_the_rest() {
 }
 
 #[test]
+fn counters_tell_how_messages_left_and_came() {
+    let mut pair = cluster(2, MemoryConfig::default(), Config::default().eager(100));
+    let expected = receive(&mut pair[1], Some(0), Some(1), 2);
+    let _ = send(&mut pair[0], Mode::Ready, 1, 1, b"abc");
+    let _ = send(&mut pair[0], Mode::Ready, 1, 2, b"abc");
+    let _ = send(&mut pair[0], Mode::Standard, 1, 3, &[7; 101]);
+    settle(&mut pair);
+    let cut = take(&mut pair[1], expected).expect("it has ended").result;
+    assert_eq!(cut, Err(Failure::Truncated { length: 3, room: 2 }));
+    let (left, came) = (pair[0].counters(), pair[1].counters());
+    assert_eq!((left.eager, left.announced, left.demoted), (2, 1, 0));
+    assert_eq!((came.expected, came.unexpected, came.ready_too_early), (1, 2, 1));
+    assert_eq!((came.truncated, came.malformed), (1, 0));
+}
+
+#[test]
 fn what_a_stuck_receive_waits_for_is_said_with_what_came_instead() {
     let mut pair = cluster(2, MemoryConfig::default(), Config::default());
     let _ = receive(&mut pair[1], Some(0), Some(5), 1);

@@ -8,7 +8,7 @@ use midplane_simhw::time::nanos;
 use midplane_simhw::wire;
 use thiserror::Error;
 
-use super::{Nic, NicError, SCRATCH_BYTES, ViId};
+use super::{Call, Nic, NicError, SCRATCH_BYTES, ViId};
 use crate::attributes::{Address, Discriminator, ViAttributes, ViState};
 use crate::command::{
     CANCEL, CONNECT_ACCEPT, CONNECT_PEER, CONNECT_REJECT, CONNECT_REQUEST, CONNECT_WAIT,
@@ -64,7 +64,8 @@ impl Nic {
     ) -> Result<ViAttributes, ConnectFailed> {
         let ticket = self.start_connect(vi, CONNECT_REQUEST, to, Discriminator::default(), timeout);
         let ticket = ticket?;
-        self.finish(&ticket).await
+        let call = Call { nic: self, cookie: ticket.cookie };
+        call.nic.finish(&ticket).await
     }
 
     /// Asks for a connection with a peer that asks for one with us: `local` is what it calls us.
@@ -96,11 +97,12 @@ impl Nic {
         timeout: Option<Duration>,
     ) -> Result<Request, ConnectFailed> {
         let ticket = self.listen_for(discriminator, timeout)?;
+        let call = Call { nic: self, cookie: ticket.cookie };
         loop {
-            if let Some(request) = self.requested(&ticket)? {
+            if let Some(request) = call.nic.requested(&ticket)? {
                 return Ok(request);
             }
-            self.progress().await?;
+            call.nic.progress().await?;
         }
     }
 
@@ -263,11 +265,10 @@ impl Nic {
     /// Dropped after its first poll, the connection ends all the same.
     pub async fn disconnect(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
-        self.unlink_direct(vi.number);
+        self.end_connection(vi);
         self.call(about(vi.number, DISCONNECT, 0)).await?;
         // It may have been connected only then.
-        self.unlink_direct(vi.number);
-        self.queues.set_state(vi, ViState::Idle);
+        self.end_connection(vi);
         Ok(())
     }
 
@@ -277,9 +278,13 @@ impl Nic {
     /// [`NicError`] if the NIC could not be told.
     pub fn start_disconnect(&mut self, vi: ViId) -> Result<(), NicError> {
         self.queues.of(vi)?;
+        self.end_connection(vi);
+        self.start_unwatched(about(vi.number, DISCONNECT, 0))
+    }
+
+    fn end_connection(&mut self, vi: ViId) {
         self.unlink_direct(vi.number);
         self.queues.set_state(vi, ViState::Idle);
-        self.start_unwatched(about(vi.number, DISCONNECT, 0))
     }
 }
 

@@ -9,6 +9,8 @@ mod shm;
 #[cfg(target_os = "linux")]
 mod writes;
 
+use std::future::Future as _;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lane::{Forger, lanes};
@@ -328,6 +330,36 @@ fn a_process_that_is_gone_ends_its_connections() {
         connected_over(Setting::default(), attributes(), 100, both, client, server);
     let flushed = Err(DescriptorError::Flushed);
     assert_eq!((done, sent, told), (flushed, flushed, vec![AsyncError::ConnectionLost]));
+}
+
+#[test]
+fn a_disconnect_that_nobody_waits_for_holds_nothing_that_is_posted_then() {
+    let (both, _) = lanes(1_000, 8);
+    let client = |mut end: End| async move {
+        let mut ending = Box::pin(end.nic.disconnect(end.vi));
+        assert!(ending.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(ending);
+        end.nic.post_send(end.vi, descriptor(&end, 0, 10, 10)).unwrap();
+        let done = end.nic.send_done(end.vi).unwrap().expect("it has ended");
+        assert_eq!(done.outcome, Err(DescriptorError::Flushed));
+        pause(&end.host, Duration::from_millis(5)).await;
+        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
+    };
+    let server = |end: End| async move { pause(&end.host, Duration::from_millis(20)).await };
+    connected_over(Setting::default(), attributes(), 100, both, client, server);
+}
+
+#[test]
+fn memory_is_not_read_past_the_nic() {
+    let (both, _) = lanes(1_000, 8);
+    let client = |mut end: End| async move {
+        let read = descriptor(&end, 0, 10, 10).read(end.memory.remote());
+        end.nic.post_send(end.vi, read).unwrap();
+        end.nic.wait(end.vi, WorkQueue::Send).await.unwrap().outcome
+    };
+    let server = |end: End| async move { pause(&end.host, Duration::from_millis(20)).await };
+    let (outcome, ()) = connected_over(Setting::default(), attributes(), 100, both, client, server);
+    assert_eq!(outcome, Err(DescriptorError::Format));
 }
 
 #[test]
