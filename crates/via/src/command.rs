@@ -1,7 +1,7 @@
 //! Commands between the host's half and the NIC's: how they lie in a port's rings.
 
 use midplane_simhw::id::{ExtensionId, NodeId, PortId};
-use midplane_simhw::port::{Command, Completion};
+use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::region::RegionRef;
 use serde::{Deserialize, Serialize};
 
@@ -147,17 +147,67 @@ impl Ended {
         }
     }
 
+    /// What a completion tells; of a command that the unit has refused, as where the extension is gone, that it was not
+    /// begun.
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(crate) fn of(completion: &Completion) -> Self {
         let [immediate, ..] = completion.args;
+        let is_refused = completion.status != Status::Done;
+        let operation = Operation::of((completion.flags >> 8) as u8);
+        let refused =
+            if completion.opcode == POST_RECEIVE { Operation::Receive } else { Operation::Send };
         Self {
             opcode: completion.opcode,
             vi: completion.port,
             cookie: completion.cookie,
-            operation: Operation::of((completion.flags >> 8) as u8),
-            outcome: DescriptorError::of(completion.flags as u8),
+            operation: if is_refused { refused } else { operation },
+            outcome: match is_refused {
+                true => Err(DescriptorError::Flushed),
+                false => DescriptorError::of(completion.flags as u8),
+            },
             length: completion.length as u32,
             immediate: (immediate >> 32 != 0).then_some(immediate as u32),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_unit_refuses_was_not_done() {
+        for (opcode, operation) in
+            [(POST_SEND, Operation::Send), (POST_RECEIVE, Operation::Receive)]
+        {
+            let command = about(PortId(3), opcode, 77);
+            for status in [Status::Invalid, Status::ExtensionDown, Status::Refused] {
+                let ended = Ended::of(&Completion::of(&command, status));
+                assert_eq!(ended.outcome, Err(DescriptorError::Flushed));
+                assert_eq!((ended.operation, ended.cookie, ended.vi), (operation, 77, PortId(3)));
+            }
+        }
+    }
+
+    #[test]
+    fn how_a_descriptor_ended_survives_its_completion() {
+        let outcomes = [Ok(()), Err(DescriptorError::Length), Err(DescriptorError::Transport)];
+        for (outcome, immediate) in outcomes.into_iter().zip([None, Some(0), Some(u32::MAX)]) {
+            let (operation, vi) = (Operation::RemoteRdmaWrite, PortId(9));
+            let cookie = 1 << 40;
+            let ended = Ended {
+                opcode: POST_RECEIVE,
+                vi,
+                cookie,
+                operation,
+                outcome,
+                length: 5,
+                immediate,
+            };
+            let read = Ended::of(&ended.completion());
+            assert_eq!((read.opcode, read.vi, read.cookie), (POST_RECEIVE, vi, cookie));
+            assert_eq!((read.operation, read.outcome), (operation, outcome));
+            assert_eq!((read.length, read.immediate), (5, immediate));
         }
     }
 }

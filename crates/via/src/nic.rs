@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attributes::{ViAttributes, ViState};
 use crate::command::{
-    CREATE, EVENT, PARAMETER_BYTES, POST_RECEIVE, POST_SEND, SEGMENT_BYTES, about,
+    AWAIT, CREATE, EVENT, PARAMETER_BYTES, POST_RECEIVE, POST_SEND, SEGMENT_BYTES, about,
 };
 use crate::context::MemoryName;
 use crate::direct::Lane;
@@ -334,6 +334,10 @@ impl Nic {
         self.handled += 1;
         if matches!(completion.opcode, POST_SEND | POST_RECEIVE) {
             self.queues.on_ended(&mut self.free_scratch, completion);
+            return;
+        }
+        // Names a descriptor, and says only that it is not awaited.
+        if completion.opcode == AWAIT {
             return;
         }
         match self.operations.get(completion.cookie) {
