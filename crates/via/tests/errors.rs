@@ -5,7 +5,6 @@ mod pair;
 use std::time::Duration;
 
 use midplane_simhw::fault::{Fault, Incident};
-use midplane_simhw::host::Host;
 use midplane_simhw::port::PortOptions;
 use midplane_via::attributes::{ViAttributes, ViState};
 use midplane_via::descriptor::{Completed, Descriptor};
@@ -344,79 +343,6 @@ fn a_full_queue_gives_the_descriptor_back_and_nothing_is_lost() {
         },
     );
     assert_eq!((sent, received), (600, 600));
-}
-
-#[test]
-fn the_death_of_the_other_node_completes_all_that_is_posted() {
-    let mut world = world(Setting::default());
-    let (client, server) = (world.host(CLIENT), world.host(SERVER));
-    world.spawn(SERVER, async move {
-        let mut end = End::new(server, reliable(), 4096).await;
-        end.serve().await;
-        std::future::pending::<()>().await;
-    });
-    let (ready, host) = (world.host(CLIENT), client.clone());
-    world.spawn(CLIENT, async move {
-        let mut end = End::new(client, reliable(), 4096).await;
-        end.connect().await;
-        // Nothing is under way when the other one dies: the receive alone finds it out.
-        let segment = end.memory.segment(0, 100).unwrap();
-        end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
-        let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
-        assert_eq!(done.outcome, Err(DescriptorError::Flushed));
-        let took = end.host.now();
-        assert!(took < pair::at(1_200_000_000), "{took}");
-        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Error);
-        let segment = end.memory.segment(0, 100).unwrap();
-        end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
-        let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
-        assert_eq!(done.outcome, Err(DescriptorError::Flushed));
-        let lost = end.nic.next_error().unwrap();
-        assert_eq!(lost, (end.vi, AsyncError::ConnectionLost));
-        // It can be used again.
-        end.nic.disconnect(end.vi).await.unwrap();
-        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
-        end.nic.destroy_vi(end.vi).await.unwrap();
-        assert_eq!(end.nic.receive_done(end.vi).unwrap_err(), NicError::NoSuchVi);
-        pause(&ready, Duration::from_secs(10)).await;
-    });
-    world.run_until(pair::at(100_000_000));
-    world.crash(SERVER);
-    let end = world.block_on(CLIENT, async move { pause(&host, Duration::from_secs(3)).await });
-    assert!(end.is_some());
-    assert_eq!(world.firmware(CLIENT).counters().traps, 0);
-}
-
-#[test]
-fn what_is_under_way_when_the_other_node_dies_ends_as_that() {
-    let mut world = world(Setting::default());
-    let (client, server) = (world.host(CLIENT), world.host(SERVER));
-    world.spawn(SERVER, async move {
-        let mut end = End::new(server, reliable(), 4096).await;
-        end.serve().await;
-        std::future::pending::<()>().await;
-    });
-    let host = world.host(CLIENT);
-    world.spawn(CLIENT, async move {
-        let mut end = End::new(client, reliable(), 4096).await;
-        end.connect().await;
-        pause(&end.host, Duration::from_millis(150)).await;
-        let segment = end.memory.segment(0, 100).unwrap();
-        end.nic.post_send(end.vi, Descriptor::of(segment.clone())).unwrap();
-        end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
-        let sent = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
-        assert_eq!(sent.outcome, Err(DescriptorError::Transport));
-        let received = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
-        assert_eq!(received.outcome, Err(DescriptorError::Flushed));
-        pause(&end.host, Duration::from_millis(1)).await;
-        assert_eq!(end.nic.next_error(), Some((end.vi, AsyncError::ConnectionLost)));
-        pause(&end.host, Duration::from_secs(10)).await;
-    });
-    world.run_until(pair::at(100_000_000));
-    world.crash(SERVER);
-    let end = world.block_on(CLIENT, async move { pause(&host, Duration::from_secs(3)).await });
-    assert!(end.is_some());
-    assert_eq!(world.firmware(CLIENT).counters().traps, 0);
 }
 
 /// As where a machine sleeps, or all of it is moved: nobody could have answered.

@@ -1,0 +1,84 @@
+//! The death of the other node: what is posted ends, whether it was under way or not.
+
+mod pair;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use midplane_simhw::host::Host as _;
+use midplane_simhw::sim::SimHost;
+use midplane_via::attributes::ViState;
+use midplane_via::descriptor::Descriptor;
+use midplane_via::nic::{NicError, WorkQueue};
+use midplane_via::outcome::{AsyncError, DescriptorError};
+use pair::{CLIENT, End, SERVER, Setting, pause, reliable, world};
+
+/// Runs a client whose server dies after 100 ms, for three seconds.
+fn bereaved<F: Future<Output = ()> + Send>(client: impl FnOnce(End) -> F + Send + 'static) {
+    let mut world = world(Setting::default());
+    let (host, server): (SimHost, SimHost) = (world.host(CLIENT), world.host(SERVER));
+    world.spawn(SERVER, async move {
+        let mut end = End::new(server, reliable(), 4096).await;
+        end.serve().await;
+        std::future::pending::<()>().await;
+    });
+    let waiting = world.host(CLIENT);
+    let done = Arc::new(AtomicBool::new(false));
+    let place = Arc::clone(&done);
+    world.spawn(CLIENT, async move {
+        let mut end = End::new(host, reliable(), 4096).await;
+        end.connect().await;
+        client(end).await;
+        place.store(true, Ordering::Relaxed);
+        std::future::pending::<()>().await;
+    });
+    world.run_until(pair::at(100_000_000));
+    world.crash(SERVER);
+    let end = world.block_on(CLIENT, async move { pause(&waiting, Duration::from_secs(3)).await });
+    assert!(end.is_some());
+    assert!(done.load(Ordering::Relaxed), "the client has come to its end");
+    assert_eq!(world.firmware(CLIENT).counters().traps, 0);
+}
+
+#[test]
+fn the_death_of_the_other_node_completes_all_that_is_posted() {
+    bereaved(|mut end| async move {
+        // Nothing is under way when the other one dies: the receive alone finds it out.
+        let segment = end.memory.segment(0, 100).unwrap();
+        end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
+        let done = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+        assert_eq!(done.outcome, Err(DescriptorError::Flushed));
+        let took = end.host.now();
+        assert!(took < pair::at(1_200_000_000), "{took}");
+        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Error);
+        let segment = end.memory.segment(0, 100).unwrap();
+        end.nic.post_send(end.vi, Descriptor::of(segment)).unwrap();
+        let done = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+        assert_eq!(done.outcome, Err(DescriptorError::Flushed));
+        let lost = end.nic.next_error().unwrap();
+        assert_eq!(lost, (end.vi, AsyncError::ConnectionLost));
+        // It can be used again.
+        end.nic.disconnect(end.vi).await.unwrap();
+        assert_eq!(end.nic.query_vi(end.vi).await.unwrap().0, ViState::Idle);
+        end.nic.destroy_vi(end.vi).await.unwrap();
+        assert_eq!(end.nic.receive_done(end.vi).unwrap_err(), NicError::NoSuchVi);
+    });
+}
+
+#[test]
+fn what_is_under_way_when_the_other_node_dies_ends_as_that() {
+    bereaved(|mut end| async move {
+        pause(&end.host, Duration::from_millis(150)).await;
+        let segment = end.memory.segment(0, 100).unwrap();
+        end.nic.post_send(end.vi, Descriptor::of(segment.clone())).unwrap();
+        end.nic.post_receive(end.vi, Descriptor::of(segment)).unwrap();
+        let sent = end.nic.wait(end.vi, WorkQueue::Send).await.unwrap();
+        assert_eq!(sent.outcome, Err(DescriptorError::Transport));
+        let received = end.nic.wait(end.vi, WorkQueue::Receive).await.unwrap();
+        assert_eq!(received.outcome, Err(DescriptorError::Flushed));
+        pause(&end.host, Duration::from_millis(1)).await;
+        assert_eq!(end.nic.next_error(), Some((end.vi, AsyncError::ConnectionLost)));
+    });
+}
