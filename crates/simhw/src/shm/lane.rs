@@ -15,7 +15,7 @@ use crate::segment::{LINE, Line, Segment, View};
 use crate::sync::Ordering;
 
 /// Words of a header.
-pub(super) const HEADER_WORDS: usize = HEADER_BYTES / 8;
+const HEADER_WORDS: usize = HEADER_BYTES / 8;
 /// Bytes of a slot.
 const SLOT: usize = 2 * LINE;
 /// The word of a slot's first line that has the payload of a very short frame.

@@ -117,7 +117,7 @@ impl PostedQueue {
         Some(scratch)
     }
 
-    /// So has the first one that had not; `false` if there is none.
+    /// So has the first one that had not, which has no table; `false` if there is none.
     #[inline]
     pub(super) fn end_pending(&mut self, end: End) -> bool {
         let next = self.entries.get_mut((self.pending - self.first) as usize);

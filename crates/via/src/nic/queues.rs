@@ -137,7 +137,8 @@ impl Queues {
         scratch
     }
 
-    /// So has the first of a queue that had not; `false` if there is none.
+    /// So has the first of a direct interface's queue that had not; `false` if there is none. None of those has a
+    /// table of its segments.
     #[inline]
     pub(super) fn end_pending(&mut self, vi: PortId, queue: WorkQueue, end: End) -> bool {
         let Some(Some(queues)) = self.vis.get_mut(vi.index()) else { return false };
