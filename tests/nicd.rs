@@ -66,7 +66,9 @@ struct Process {
 impl Process {
     fn start(name: &str) -> Self {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "child_that_takes_messages", "--nocapture"]).env(DAEMON, name);
+        command
+            .args(["--exact", "nicd::child_that_takes_messages", "--nocapture"])
+            .env(DAEMON, name);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         Self { child, lines }

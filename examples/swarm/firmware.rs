@@ -15,8 +15,8 @@ use midplane::simhw::port::{Command, Completion, Status};
 use midplane::simhw::rng::Rng;
 use midplane::simhw::time::Instant;
 
-use crate::oracle::{ControlMessage, Shared};
-use crate::plan::Plan;
+use super::oracle::{ControlMessage, Shared};
+use super::plan::Plan;
 
 /// Sends control messages, and tells the oracle of those that come.
 pub(crate) const TALK: ExtensionId = ExtensionId(16);

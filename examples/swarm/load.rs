@@ -14,9 +14,9 @@ use midplane::simhw::port::{Command, Completion, Port, PortClosed, PortOptions, 
 use midplane::simhw::region::Region;
 use midplane::simhw::rng::Rng;
 
-use crate::firmware::{BOMB, TALK};
-use crate::oracle::{Shared, pattern};
-use crate::plan::CENTRE;
+use super::firmware::{BOMB, TALK};
+use super::oracle::{Shared, pattern};
+use super::plan::CENTRE;
 
 /// Where everybody receives.
 const INBOX: PortId = PortId(0);

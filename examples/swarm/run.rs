@@ -16,10 +16,10 @@ use midplane::simhw::switch::Buffer;
 use midplane::simhw::time::Instant;
 use midplane::simhw::trace::Record;
 
-use crate::firmware::unit;
-use crate::load::{self, Habits};
-use crate::oracle::Shared;
-use crate::plan::{CENTRE, Plan};
+use super::firmware::unit;
+use super::load::{self, Habits};
+use super::oracle::Shared;
+use super::plan::{CENTRE, Plan};
 
 /// Between two looks at the invariants.
 const SLICE: Duration = Duration::from_micros(250);

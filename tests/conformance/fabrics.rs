@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -44,6 +45,9 @@ pub(crate) struct Site<H> {
     pub(crate) host: H,
     exchange: Arc<Exchange>,
 }
+
+/// A case on one node. A pointer to it and a boxed future: each fabric is compiled once, not once a case.
+pub(crate) type Case<H> = fn(Site<H>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What nodes tell each other beside the fabric.
 #[derive(Debug)]
@@ -90,10 +94,7 @@ fn firmware() -> Unit {
 }
 
 /// Runs `case` on every node of a simulated star.
-pub(crate) fn sim<Task>(case: impl Fn(Site<SimHost>) -> Task)
-where
-    Task: Future<Output = ()> + Send + 'static,
-{
+pub(crate) fn sim(case: Case<SimHost>) {
     let link = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::from_nanos(500));
     let topology = Topology::star(NODES, link, SwitchProfile::new(Buffer::Bytes(256 << 10)));
     let profile = NicProfile { mtu: MTU, ..NicProfile::MODERN };
@@ -115,10 +116,7 @@ where
 }
 
 /// Runs `case` on every node of a fabric over loopback.
-pub(crate) fn udp<Task>(case: impl Fn(Site<UdpHost>) -> Task)
-where
-    Task: Future<Output = ()> + Send + 'static,
-{
+pub(crate) fn udp(case: Case<UdpHost>) {
     live(async |exchange| {
         let nics = start_nics();
         run_all(
@@ -133,10 +131,7 @@ where
 
 /// Runs `case` on every node of a fabric over shared memory.
 #[cfg(target_os = "linux")]
-pub(crate) fn shm<Task>(case: impl Fn(Site<ShmHost>) -> Task)
-where
-    Task: Future<Output = ()> + Send + 'static,
-{
+pub(crate) fn shm(case: Case<ShmHost>) {
     live(async |exchange| {
         let nics = start_shm_nics(&fabric_name()).await;
         run_all(
@@ -151,10 +146,7 @@ where
 
 /// Runs `case` on clients of daemons whose NICs are joined over shared memory.
 #[cfg(target_os = "linux")]
-pub(crate) fn mapped_shm<Task>(case: impl Fn(Site<ClientHost>) -> Task)
-where
-    Task: Future<Output = ()> + Send + 'static,
-{
+pub(crate) fn mapped_shm(case: Case<ClientHost>) {
     live(async |exchange| {
         let name = fabric_name();
         let nics = start_shm_nics(&name).await;
@@ -171,10 +163,7 @@ where
 
 /// Runs `case` on clients of daemons whose NICs are joined over loopback.
 #[cfg(target_os = "linux")]
-pub(crate) fn mapped_udp<Task>(case: impl Fn(Site<ClientHost>) -> Task)
-where
-    Task: Future<Output = ()> + Send + 'static,
-{
+pub(crate) fn mapped_udp(case: Case<ClientHost>) {
     live(async |exchange| {
         let name = fabric_name();
         let nics = start_nics();

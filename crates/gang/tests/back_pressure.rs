@@ -1,13 +1,11 @@
 //! Back-pressure alone deadlocks where PM's Ack/Nack does not: random programs over several channels, on links that
 //! wait as a Myrinet's do.
 
-mod job;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use job::{TIGHT, open};
+use crate::job::{TIGHT, open};
 use midplane_gang::channel::Channel;
 use midplane_gang::firmware::Gang;
 use midplane_gang::names::{ChannelId, JobId, Place, Rank};

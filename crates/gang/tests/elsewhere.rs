@@ -1,10 +1,8 @@
 //! A cut of a job, restored on other nodes, ends as the job would have.
 
-mod job;
-
 use std::sync::{Arc, Mutex};
 
-use job::{Progress, Run, TIGHT, Way, open, places, run, start, world};
+use crate::job::{Progress, Run, TIGHT, Way, open, places, run, start, world};
 use midplane_gang::context::{NetworkContext, ReadError};
 use midplane_gang::names::JobId;
 use midplane_simhw::fault::Faults;

@@ -1,11 +1,9 @@
 //! How long a freeze takes, over numbers of nodes and arities of the tree of daemons, in virtual time.
 
-mod job;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use job::world;
+use crate::job::world;
 use midplane_gang::agenda::{AgendaConfig, WithItself};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};

@@ -1,10 +1,8 @@
 //! One channel's stuck receiver stops no other channel, and a stop waits for nobody.
 
-mod job;
-
 use std::sync::{Arc, Mutex};
 
-use job::{TIGHT, open, world};
+use crate::job::{TIGHT, open, world};
 use midplane_gang::channel::Channel;
 use midplane_gang::names::{ChannelId, JobId, Place, Rank};
 use midplane_gang::network::Network;

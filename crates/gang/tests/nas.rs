@@ -1,12 +1,10 @@
 //! The kernels' results are the official ones, and the same bits however often they are preempted.
 
-mod job;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use job::{open, places, world};
+use crate::job::{open, places, world};
 use midplane_gang::carrier::ChannelCarrier;
 use midplane_gang::channel::Channel;
 use midplane_gang::channel::geometry::{FifoSize, Geometry};

@@ -1,10 +1,8 @@
 //! Who only looks now and then learns of messages and of room, as whoever waits does.
 
-mod job;
-
 use std::time::Duration;
 
-use job::{TIGHT, open, places, world};
+use crate::job::{TIGHT, open, places, world};
 use midplane_gang::channel::{Channel, SendError};
 use midplane_gang::names::{JobId, Rank};
 use midplane_simhw::fault::Faults;

@@ -1,8 +1,6 @@
 //! Nothing is lost, doubled or reordered over any preemptions, whatever the network does.
 
-mod job;
-
-use job::{Report, Run, TIGHT, Way, open, places, run, world};
+use crate::job::{Report, Run, TIGHT, Way, open, places, run, world};
 use midplane_gang::channel::Channel;
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::context::{

@@ -1,11 +1,9 @@
 //! Daemons, trees and slices in virtual time.
 
-mod job;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use job::{Progress, chatter, message, world};
+use crate::job::{Progress, chatter, message, world};
 use midplane_gang::agenda::{AgendaConfig, WithItself};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};

@@ -1,10 +1,11 @@
 //! Saved interfaces that are damaged, do not fit or come at the wrong time are refused, each with its own
 //! error, and nothing changes: the job whose they are ends as it would have.
 
-mod vis;
-
 use std::sync::{Arc, Mutex};
 
+use crate::vis::{
+    KEEPER, Plan, Program, attributes, connect, finish, hold, run, standing, start, world,
+};
 use midplane_gang::context::ReadError;
 use midplane_gang::interfaces::{Interfaces, InterfacesContext, RestoreError, SaveError};
 use midplane_gang::names::{JobId, Rank};
@@ -18,7 +19,6 @@ use midplane_via::keeper::{KeepError, Keeper, MappedMemory, Refused};
 use midplane_via::nic::{Nic, NicSaveError};
 use midplane_via::outcome::AsyncError;
 use proptest::prelude::*;
-use vis::{KEEPER, Plan, Program, attributes, connect, finish, hold, run, standing, start, world};
 
 fn plan() -> Plan {
     let levels = &[Reliability::ReliableDelivery, Reliability::ReliableReception];

@@ -1,10 +1,12 @@
 //! A job's Virtual Interfaces, restored on other nodes with the processes whose they are, end as they would
 //! have.
 
-mod vis;
-
 use std::sync::{Arc, Mutex};
 
+use crate::vis::talk::Image;
+use crate::vis::{
+    ALL, BAD, Plan, Program, Totals, connect, finish, handed_on, hold, standing, start, world,
+};
 use midplane_gang::interfaces::InterfacesContext;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
@@ -12,10 +14,6 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::rng::Rng;
 use midplane_simhw::sim::SimHost;
 use proptest::prelude::*;
-use vis::talk::Image;
-use vis::{
-    ALL, BAD, Plan, Program, Totals, connect, finish, handed_on, hold, standing, start, world,
-};
 
 /// A job that was cut: what its NICs had, and its processes.
 #[derive(Clone)]

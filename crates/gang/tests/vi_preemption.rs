@@ -1,12 +1,10 @@
 //! Virtual Interfaces lose, double and reorder nothing over any preemptions: stopped, saved, forgotten by
 //! their NICs, handed on as bytes, put back and resumed.
 
-mod vis;
-
+use crate::vis::{ALL, BAD, Plan, run, run_resident};
 use midplane_simhw::fault::Faults;
 use midplane_via::attributes::Reliability;
 use proptest::prelude::*;
-use vis::{ALL, BAD, Plan, run, run_resident};
 
 #[test]
 fn sends_over_a_reliable_pair_end_as_if_nobody_had_preempted_them() {

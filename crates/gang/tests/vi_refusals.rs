@@ -1,7 +1,6 @@
 //! What is refused halfway, or of a process's own part: nothing is lost by it.
 
-mod vis;
-
+use crate::vis::{KEEPER, WARDEN, attributes, finish, world};
 use midplane_gang::interfaces::{HeldPort, Hold, Interfaces, SaveError};
 use midplane_gang::names::{JobId, Rank};
 use midplane_gang::process::Reins;
@@ -17,7 +16,6 @@ use midplane_via::keeper::{KeepError, Keeper, Refused};
 use midplane_via::memory::MemoryOptions;
 use midplane_via::nic::{Nic, NicContext, NicRestoreError, ViId};
 use serde_json::{Value, json};
-use vis::{KEEPER, WARDEN, attributes, finish, world};
 
 /// An interface that is not connected, with a receive.
 async fn process(host: &SimHost) -> (Nic, ViId) {

@@ -1,14 +1,12 @@
 //! A job that answers what arrives from outside, beside two that compute: woken, and waiting for its turn.
 
-mod job;
-
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use job::world;
+use crate::job::world;
 use midplane_gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane_gang::channel::geometry::Geometry;
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};

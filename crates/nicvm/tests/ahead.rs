@@ -1,10 +1,8 @@
 //! Bytes that are sent before the token is there: the paper's other way to hide the hand-over.
 
-mod cluster;
-
 use std::time::Duration;
 
-use cluster::{Cluster, Load};
+use crate::cluster::{Cluster, Load};
 use midplane_nicvm::coordination::{Hold, Lead};
 
 #[test]

@@ -1,10 +1,8 @@
 //! Receive buffers in the token: a receiver that is slow is never overrun.
 
-mod cluster;
-
 use std::time::Duration;
 
-use cluster::{Cluster, Load};
+use crate::cluster::{Cluster, Load};
 use midplane_nicvm::coordination::Coordination;
 use midplane_simhw::fault::Faults;
 

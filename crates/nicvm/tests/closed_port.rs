@@ -1,10 +1,8 @@
 //! A port that is closed takes what it had waiting with it, and nothing of anybody else's.
 
-mod cluster;
-
 use std::time::Duration;
 
-use cluster::{Cluster, RECEIVER};
+use crate::cluster::{Cluster, RECEIVER};
 use midplane_nicvm::coordination;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};

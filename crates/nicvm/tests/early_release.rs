@@ -1,10 +1,8 @@
 //! Early token release (DVCM paper, Figure 4): what it hides, and what it costs to overdo it.
 
-mod cluster;
-
 use std::time::Duration;
 
-use cluster::{Cluster, Load, Outcome};
+use crate::cluster::{Cluster, Load, Outcome};
 use midplane_nicvm::coordination::{Hold, Lead};
 use midplane_simhw::fault::Faults;
 

@@ -1,12 +1,10 @@
 //! Modules made of random bytes do the same on both engines, and no command of theirs is left without an
 //! end.
 
-mod desk;
-mod generator;
-
 use std::collections::BTreeMap;
 
-use desk::Effect;
+use crate::desk::Effect;
+use crate::generator;
 use midplane_nicvm::sandbox::Engine;
 use proptest::prelude::*;
 

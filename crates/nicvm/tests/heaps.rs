@@ -1,8 +1,6 @@
 //! Heaps that a unit lends: each version's own, bounded, and given back however it ends.
 
-mod desk;
-
-use desk::{Desk, command, hush};
+use crate::desk::{Desk, command, hush};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
 use midplane_nicvm::heap::{DEFAULT_BYTES, VECTOR_BYTES, Vector};

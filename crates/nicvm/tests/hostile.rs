@@ -1,8 +1,6 @@
 //! Whatever frames and commands come, a unit neither panics nor quarantines what ships with it.
 
-mod desk;
-
-use desk::{Desk, memory};
+use crate::desk::{Desk, memory};
 use midplane_nicvm::control::ControlConfig;
 use midplane_nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig, Uncontrolled};
 use midplane_nicvm::messages::{MESSAGES, Messages};

@@ -1,9 +1,7 @@
 //! What a peer says of the frames of a large write decides neither how much memory its table takes,
 //! nor whether honest frames are taken.
 
-mod desk;
-
-use desk::{Desk, Peer, memory};
+use crate::desk::{Desk, Peer, memory};
 use midplane_nicvm::capability::{Capability, Grant};
 use midplane_nicvm::control::Address;
 use midplane_nicvm::extension::Epoch;

@@ -2,13 +2,11 @@
 //!
 //! The first line of each file in `hostile/` says what becomes of it.
 
-mod desk;
-
 use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use desk::{Desk, Effect, Peer, command};
+use crate::desk::{Desk, Effect, Peer, command};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};
 use midplane_nicvm::sandbox::{Code, Engine, Limits, LoadError, Sandbox};

@@ -1,10 +1,8 @@
 //! Many senders to one receiver, in virtual time: the collapse and the cure (DVCM paper, section 4.3).
 
-mod cluster;
-
 use std::time::Duration;
 
-use cluster::{Cluster, Load};
+use crate::cluster::{Cluster, Load};
 
 const SIZES: [(usize, f64); 4] = [(600, 0.95), (1500, 0.95), (4096, 0.96), (10_240, 0.97)];
 

@@ -1,13 +1,11 @@
 //! Who has the link: no message starts without the token, and no more than the lead of the holder before
 //! follows its release, but for what two control messages hold up that leave in between.
 
-mod cluster;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cluster::{Cluster, Load};
+use crate::cluster::{Cluster, Load};
 use midplane_nicvm::coordination::{Hold, Lead};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::frame::{HEADER_BYTES, Kind};

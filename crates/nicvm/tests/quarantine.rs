@@ -1,11 +1,10 @@
 //! A handler that panics leaves no trace, and its extension stands still.
 
-mod desk;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use desk::{Desk, Effect, command, hush, memory};
+use crate::desk;
+use crate::desk::{Desk, Effect, command, hush, memory};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::extension::{
     Extension, FIRST_USER_EXTENSION, InitError, PeerEvent, TimeoutId, TransmitNews,

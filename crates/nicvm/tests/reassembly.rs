@@ -1,8 +1,6 @@
 //! The default service, frame by frame: what is lost, doubled, overtaken, of a former life.
 
-mod desk;
-
-use desk::{Desk, Effect, memory};
+use crate::desk::{Desk, Effect, memory};
 use midplane_nicvm::admission::CONTROLLED;
 use midplane_nicvm::messages::{self, MESSAGES, Messages};
 use midplane_nicvm::unit::Unit;

@@ -1,10 +1,8 @@
 //! Modules as extensions: what they see, what they may do, and how far.
 
-mod desk;
-
 use std::sync::Arc;
 
-use desk::{Desk, Effect, Peer, command, memory};
+use crate::desk::{Desk, Effect, Peer, command, memory};
 use midplane_nicvm::extension::{Extension as _, FIRST_USER_EXTENSION, ImportError};
 use midplane_nicvm::sandbox::{Code, Engine, Limits, Sandbox};
 use midplane_nicvm::unit::Unit;

@@ -1,11 +1,9 @@
 //! Small messages that wait for no token, beside bulk ones that do.
 
-mod cluster;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cluster::{Cluster, RECEIVER};
+use crate::cluster::{Cluster, RECEIVER};
 use midplane_nicvm::coordination::{self, Uncontrolled};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;

@@ -1,13 +1,11 @@
 //! Processes that stand still and go on: no message between them is lost, no lent buffer stays away, and the
 //! tokens of those that stand still go on without them.
 
-mod cluster;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cluster::{Cluster, RECEIVER};
+use crate::cluster::{Cluster, RECEIVER};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::coordination::{self, COORDINATION, COUNTERS, Coordination};
 use midplane_nicvm::extension::{Extension, FIRST_USER_EXTENSION, InitError, TimeoutId};

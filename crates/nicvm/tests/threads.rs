@@ -1,12 +1,11 @@
 //! An `async fn` as an extension: what it waits for comes, each command ends once, and what fails leaves
 //! no trace.
 
-mod desk;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use desk::{Desk, Effect, Peer, command, hush, memory};
+use crate::desk;
+use crate::desk::{Desk, Effect, Peer, command, hush, memory};
 use futures_util::future::{Either, join, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use midplane_nicvm::control::Address;

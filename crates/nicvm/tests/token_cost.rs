@@ -1,10 +1,8 @@
 //! What coordination costs in control messages, and that everybody has its turn.
 
-mod cluster;
-
 use std::time::Duration;
 
-use cluster::{Cluster, Load};
+use crate::cluster::{Cluster, Load};
 use midplane_nicvm::coordination::Hold;
 
 #[test]

@@ -1,10 +1,8 @@
 //! The transmit scheduler: lanes, packets, admissions, and who may steer them.
 
-mod desk;
-
 use std::sync::{Arc, Mutex};
 
-use desk::{Desk, Effect, at, command, hush, memory};
+use crate::desk::{Desk, Effect, at, command, hush, memory};
 use midplane_nicvm::admission::{Admission, Steering, Verdict};
 use midplane_nicvm::context::{Context, ControlRefused, SteerRefused};
 use midplane_nicvm::control::ControlConfig;

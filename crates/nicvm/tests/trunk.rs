@@ -1,11 +1,9 @@
 //! Ways over several links: two switches joined by a trunk, two receivers behind it.
 
-mod cluster;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cluster::Cluster;
+use crate::cluster::Cluster;
 use midplane_nicvm::coordination::{self, CoordinationConfig, LinkConfig};
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};

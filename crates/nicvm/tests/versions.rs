@@ -1,11 +1,9 @@
 //! One version of an extension replaces another while the unit runs.
 
-mod desk;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use desk::{Desk, Peer, command, hush};
+use crate::desk::{Desk, Peer, command, hush};
 use midplane_nicvm::context::Context;
 use midplane_nicvm::control::{Address, Event};
 use midplane_nicvm::extension::{

@@ -1,10 +1,8 @@
 //! Memory that is withdrawn while its message waits for a token: the token goes on.
 
-mod cluster;
-
 use std::time::Duration;
 
-use cluster::{Cluster, RECEIVER};
+use crate::cluster::{Cluster, RECEIVER};
 use midplane_nicvm::coordination;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::{NodeId, PortId};

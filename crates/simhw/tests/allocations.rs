@@ -1,8 +1,6 @@
 //! On the steady path nothing is allocated: not by frames, commands, completions, alarms or sleeps.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use midplane_simhw::frame::{Frame, Header};
@@ -17,28 +15,6 @@ use midplane_simhw::sim::World;
 use midplane_simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
-
-/// Counts allocations, and lets the system make them.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is handed on unchanged to the system's allocator, which keeps the contract.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise about `layout` is the one that is asked for here.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from `alloc`, that is from the system, with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 const TO: NodeId = NodeId(0);
 
@@ -106,9 +82,11 @@ fn steady(link: LinkProfile, discard: DiscardPolicy) -> (u64, u64) {
         });
     }
     world.run_until(Instant::from_nanos(20_000_000));
-    let (sent, before) = (world.traffic().sent, ALLOCATIONS.load(Ordering::Relaxed));
-    world.run_until(Instant::from_nanos(40_000_000));
-    (ALLOCATIONS.load(Ordering::Relaxed) - before, world.traffic().sent - sent)
+    let sent = world.traffic().sent;
+    let allocated = allocation_counter::measure(|| {
+        world.run_until(Instant::from_nanos(40_000_000));
+    });
+    (allocated.count_total, world.traffic().sent - sent)
 }
 
 #[test]

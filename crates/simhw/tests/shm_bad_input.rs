@@ -1,9 +1,6 @@
 //! Shared memory: configurations that contradict each other, places that are taken, strangers.
 #![cfg(target_os = "linux")]
 
-#[path = "shm/firmware.rs"]
-mod firmware;
-
 use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
@@ -14,7 +11,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::port::{Command, PortClosed, PostError};
 use midplane_simhw::shm::{ShmConfig, ShmNic, StartError};
 
-use firmware::{Probe, name, run, start};
+use crate::shm::firmware::{Probe, name, run, start};
 
 #[test]
 fn a_place_that_is_taken_is_refused_and_comes_back() {

@@ -258,7 +258,7 @@ fn a_process_that_is_killed_leaves_whole_frames_and_is_missed() {
         run(async {
             let mut lanes = Lanes::open(&narrow(&fabric, 0, 2)).unwrap();
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "child_that_floods_lanes_until_it_is_killed"]);
+            command.args(["--exact", "shm_lanes::child_that_floods_lanes_until_it_is_killed"]);
             let child = command.env(FABRIC, &fabric).stdout(Stdio::null()).spawn().unwrap();
             let mut child = Some(Killed(child));
             let mut expected = Expected(vec![0; 2]);

@@ -1,17 +1,16 @@
 //! Connections that come about, and those that do not: each refusal says why, and the interface is idle again.
 
-mod pair;
-
 use std::future::Future;
 use std::time::Duration;
 
+use crate::pair;
+use crate::pair::{CLIENT, End, SERVER, Setting, address, name, pause, reliable, world};
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_via::attributes::{ViAttributes, ViState};
 use midplane_via::descriptor::Descriptor;
 use midplane_via::nic::{ConnectFailed, WorkQueue};
 use midplane_via::outcome::{ConnectError, DescriptorError};
-use pair::{CLIENT, End, SERVER, Setting, address, name, pause, reliable, world};
 
 const SECOND: Option<Duration> = Some(Duration::from_secs(1));
 

@@ -1,19 +1,18 @@
 //! The death of the other node: what is posted ends, whether it was under way or not.
 
-mod pair;
-
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::pair;
+use crate::pair::{CLIENT, End, SERVER, Setting, pause, reliable, world};
 use midplane_simhw::host::Host as _;
 use midplane_simhw::sim::SimHost;
 use midplane_via::attributes::ViState;
 use midplane_via::descriptor::Descriptor;
 use midplane_via::nic::{NicError, WorkQueue};
 use midplane_via::outcome::{AsyncError, DescriptorError};
-use pair::{CLIENT, End, SERVER, Setting, pause, reliable, world};
 
 /// Runs a client whose server dies after 100 ms, for three seconds.
 fn bereaved<F: Future<Output = ()> + Send>(client: impl FnOnce(End) -> F + Send + 'static) {

@@ -1,12 +1,10 @@
 //! A descriptor that is posted and reaped in steady state allocates nothing.
 
-mod pair;
-
 use std::time::Duration;
 
+use crate::pair::{End, Setting, connected, pause, reliable};
 use midplane_via::descriptor::Descriptor;
 use midplane_via::nic::WorkQueue;
-use pair::{End, Setting, connected, pause, reliable};
 
 const BATCH: usize = 32;
 const BYTES: usize = 64;

@@ -1,9 +1,9 @@
 //! What goes wrong: each in its own way, and the interface in the state that the architecture says.
 
-mod pair;
-
 use std::time::Duration;
 
+use crate::pair;
+use crate::pair::{CLIENT, End, SERVER, Setting, connected, pause, reliable, world};
 use midplane_simhw::fault::{Fault, Incident};
 use midplane_simhw::port::PortOptions;
 use midplane_via::attributes::{ViAttributes, ViState};
@@ -12,7 +12,6 @@ use midplane_via::firmware::ViaConfig;
 use midplane_via::memory::{MemoryOptions, OutOfRange};
 use midplane_via::nic::{MAX_SEGMENTS, Nic, NicError, WorkQueue};
 use midplane_via::outcome::{AsyncError, DescriptorError, Operation};
-use pair::{CLIENT, End, SERVER, Setting, connected, pause, reliable, world};
 
 /// What a sender's and a receiver's first descriptor, state and errors are after both have posted
 /// what they were told to.

@@ -1,13 +1,9 @@
 //! Whatever frames a peer sends: nothing panics, nothing outside the memory that was opened is touched,
 //! and an honest connection beside it goes on.
 
-#[path = "pair/forger.rs"]
-mod forger;
-mod hostile;
-mod pair;
-
-use forger::{ECHOES, Forged};
-use hostile::session::{self, FRAME, Verdict};
+use crate::hostile::session::{self, FRAME, Verdict};
+use crate::pair::forger;
+use crate::pair::forger::{ECHOES, Forged};
 use midplane_simhw::rng::Rng;
 use proptest::prelude::*;
 

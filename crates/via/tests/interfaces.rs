@@ -1,13 +1,13 @@
 //! What a connected interface promises, over every fabric: in virtual time and over sockets, where
 //! frames are lost, doubled and reordered, and over shared memory.
 
-mod live;
-mod pair;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::live;
+use crate::pair;
+use crate::pair::{CLIENT, End, SERVER, Setting, pattern};
 use futures_util::future::join;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
@@ -17,7 +17,6 @@ use midplane_via::descriptor::{Completed, Descriptor};
 use midplane_via::memory::RemoteMemory;
 use midplane_via::nic::WorkQueue;
 use midplane_via::outcome::{DescriptorError, Operation};
-use pair::{CLIENT, End, SERVER, Setting, pattern};
 
 const FAULTS: Faults = Faults { loss: 0.02, duplicate: 0.02, reorder: 0.03, ..Faults::NONE };
 /// On the machine's clock: only what hangs takes so long.

@@ -1,8 +1,6 @@
 //! A message that goes and comes in steady state allocates nothing.
 
-mod engines;
-
-use engines::{Process, cluster};
+use crate::engines::{Process, cluster};
 use midplane_via::message::engine::Config;
 use midplane_via::message::envelope::{Context, Peer, Tag};
 use midplane_via::message::matching::Pattern;

@@ -1,10 +1,8 @@
 //! Engines over the carrier in memory: what each situation ends in.
 
-mod engines;
-
 use std::task::Poll;
 
-use engines::{cluster, message, receive, send, settle, take};
+use crate::engines::{cluster, message, receive, send, settle, take};
 use midplane_via::message::engine::{Config, Engine, WhenFull};
 use midplane_via::message::envelope::Peer;
 use midplane_via::message::memory::{MemoryConfig, network};

@@ -1,12 +1,12 @@
 //! Futures that are dropped at every point, on several runtimes and threads.
 
-mod scenarios;
-
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 
+use crate::scenarios::harness::{Lower, turns, world};
+use crate::scenarios::{ANY, ANY_TAG, rank, room, tag, text};
 use midplane_simhw::frame::Frame;
 use midplane_simhw::hardware::{Firmware, Hardware};
 use midplane_simhw::host::Host;
@@ -25,8 +25,6 @@ use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
 use midplane_via::message::process::{MessageError, Process};
 use midplane_via::message::progression::InitError;
 use midplane_via::message::request::Mode;
-use scenarios::harness::{Lower, turns, world};
-use scenarios::{ANY, ANY_TAG, rank, room, tag, text};
 
 type Outcome = Result<(), MessageError>;
 

@@ -1,8 +1,6 @@
 //! Whatever a process sends, the others do not panic, keep their memory bounded and go on talking.
 
-mod hostile;
-
-use hostile::packets::{self, Op, STEP};
+use crate::hostile::packets::{self, Op, STEP};
 use midplane_simhw::rng::Rng;
 use proptest::prelude::*;
 

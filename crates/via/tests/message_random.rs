@@ -1,11 +1,9 @@
 //! Whatever is sent, received, cancelled, claimed and dropped at random, messages arrive once,
 //! whole, in order, and windows are conserved.
 
-mod engines;
-
 use std::collections::BTreeMap;
 
-use engines::{Process, cluster, message, receive, send, settle, take};
+use crate::engines::{Process, cluster, message, receive, send, settle, take};
 use midplane_simhw::rng::Rng;
 use midplane_via::message::engine::{Config, WhenFull};
 use midplane_via::message::envelope::{Context, Peer, Tag};

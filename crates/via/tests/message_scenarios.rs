@@ -1,8 +1,7 @@
 //! The scenarios of MPICH's point-to-point tests, each over several networks in memory.
 
-#[path = "scenarios/list.rs"]
-mod list;
-mod scenarios;
+use crate::scenarios;
+use crate::scenarios::list;
 
 /// One test a scenario: its name, where it is told, how many ranks run it.
 macro_rules! run {

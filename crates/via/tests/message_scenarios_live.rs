@@ -1,11 +1,9 @@
 //! The scenarios of MPICH's point-to-point tests over Virtual Interfaces on the live fabrics: shared
 //! memory, and sockets between which datagrams are lost, doubled and reordered. And over lanes.
 
-#[path = "scenarios/list.rs"]
-mod list;
-mod live;
-mod scenarios;
-
+use crate::live;
+use crate::scenarios;
+use crate::scenarios::list;
 use midplane_simhw::fault::Faults;
 use midplane_via::rdma::RdmaConfig;
 

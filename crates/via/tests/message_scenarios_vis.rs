@@ -1,15 +1,11 @@
 //! The scenarios of MPICH's point-to-point tests over Virtual Interfaces, on a network that loses.
 
-#[path = "pair/job.rs"]
-mod job;
-#[path = "scenarios/list.rs"]
-mod list;
-mod pair;
-mod scenarios;
-
+use crate::pair::Setting;
+use crate::pair::job;
+use crate::scenarios;
+use crate::scenarios::list;
 use midplane_simhw::fault::Faults;
 use midplane_via::rdma::RdmaConfig;
-use pair::Setting;
 
 /// Loses, doubles and reorders frames; areas are small, so that they wrap and credit runs out.
 fn lossy(nodes: u16) -> (Setting, RdmaConfig) {

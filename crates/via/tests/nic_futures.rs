@@ -1,17 +1,15 @@
 //! Futures of a NIC that are dropped after any number of polls: what they waited for is found by the next that asks, and
 //! nothing stays behind.
 
-mod pair;
-
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use crate::pair::{CLIENT, End, SERVER, Setting, address, name, pause, reliable, world};
 use midplane_simhw::sim::SimHost;
 use midplane_via::descriptor::Descriptor;
 use midplane_via::nic::{CqId, NicError, ViId, WorkQueue};
-use pair::{CLIENT, End, SERVER, Setting, address, name, pause, reliable, world};
 
 /// What a future comes to in so many polls; it is dropped then.
 async fn at_most<T>(polls: u32, future: impl Future<Output = T>) -> Option<T> {

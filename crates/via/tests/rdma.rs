@@ -1,13 +1,11 @@
 //! Messages over Virtual Interfaces in virtual time: processes on nodes of their own.
 
-#[path = "pair/job.rs"]
-mod job;
-mod pair;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use job::{join, join_at, run};
+use crate::pair;
+use crate::pair::job::{join, join_at, run};
+use crate::pair::{Setting, pattern, pause, world};
 use midplane_simhw::fault::Faults;
 use midplane_simhw::id::NodeId;
 use midplane_via::message::communicator::wait_all;
@@ -15,7 +13,6 @@ use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
 use midplane_via::message::request::Mode;
 use midplane_via::rdma::{RdmaConfig, Registration};
-use pair::{Setting, pattern, pause, world};
 use proptest::prelude::*;
 
 fn setting(nodes: u16) -> Setting {

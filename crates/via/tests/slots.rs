@@ -1,7 +1,5 @@
 //! Channels of slots: whatever is kept, dropped and cancelled, credits come back and nothing is lost.
 
-mod pair;
-
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
+use crate::pair::{CLIENT, SERVER, Setting, address, name, pattern, pause, world};
 use bytes::Bytes;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::port::PortOptions;
@@ -19,7 +18,6 @@ use midplane_via::descriptor::Descriptor;
 use midplane_via::memory::{MemoryOptions, RemoteMemory};
 use midplane_via::nic::{Nic, WorkQueue};
 use midplane_via::slots::{Channel, ChannelError, SlotsConfig};
-use pair::{CLIENT, SERVER, Setting, address, name, pattern, pause, world};
 use proptest::prelude::*;
 
 const SLOTS: u16 = 4;

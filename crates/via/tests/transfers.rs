@@ -1,10 +1,10 @@
 //! Sends, writes and reads over a connection: what arrives is what was posted, whatever the network
 //! does.
 
-mod pair;
-
 use std::time::Duration;
 
+use crate::pair;
+use crate::pair::{End, Setting, connected, pattern, pause};
 use midplane_nicvm::unit::Unit;
 use midplane_pipeline::stage::{Pipeline, Stage};
 use midplane_simhw::fault::Faults;
@@ -21,7 +21,6 @@ use midplane_via::descriptor::Descriptor;
 use midplane_via::firmware::{Via, ViaConfig};
 use midplane_via::nic::WorkQueue;
 use midplane_via::outcome::Operation;
-use pair::{End, Setting, connected, pattern, pause};
 use proptest::prelude::*;
 
 fn reliable() -> ViAttributes {

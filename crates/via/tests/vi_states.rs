@@ -1,17 +1,16 @@
 //! Every state of an interface against everything that its host can do with it, and everything that
 //! the other end can: what comes of it, and the state after it.
 
-mod pair;
-
 use std::time::Duration;
 
+use crate::pair;
+use crate::pair::{CLIENT, End, SERVER, Setting, address, name, pause, world};
 use midplane_simhw::host::Host as _;
 use midplane_simhw::sim::SimHost;
 use midplane_via::attributes::{Reliability, ViAttributes, ViState};
 use midplane_via::descriptor::Descriptor;
 use midplane_via::nic::{ConnectFailed, WorkQueue};
 use midplane_via::outcome::AsyncError;
-use pair::{CLIENT, End, SERVER, Setting, address, name, pause, world};
 
 const STATES: [ViState; 4] =
     [ViState::Idle, ViState::ConnectPending, ViState::Connected, ViState::Error];

@@ -7,7 +7,7 @@ use midplane::simhw::region::{RegionOptions, Rights};
 
 use super::messages::{open_all, send_to_centre};
 use super::{contents, filled, lend, next, open, pattern, settle, succeed};
-use crate::fabrics::Site;
+use crate::conformance::fabrics::Site;
 
 pub(crate) async fn buffers_are_taken_in_the_order_of_their_posts<H: Host>(site: Site<H>) {
     let (mut port, ports) = open_all(&site).await;

@@ -7,7 +7,7 @@ use midplane::simhw::id::NodeId;
 use midplane::simhw::port::{Command, Status};
 
 use super::{contents, filled, lend, next, open, pattern, succeed};
-use crate::fabrics::{CENTRE, NODES, Site};
+use crate::conformance::fabrics::{CENTRE, NODES, Site};
 
 const EACH: u32 = 8;
 

@@ -11,7 +11,7 @@ use midplane::simhw::time::Instant;
 use tokio::sync::{Mutex, oneshot};
 
 use super::{open, poll_once};
-use crate::fabrics::{NODES, Site};
+use crate::conformance::fabrics::{NODES, Site};
 
 const SHORT: Duration = Duration::from_micros(300);
 

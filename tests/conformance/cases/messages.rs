@@ -10,7 +10,7 @@ use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::port::{Command, Port, PortOptions, Status, WELL_KNOWN};
 
 use super::{contents, filled, lend, next, open, pattern, poll_once, settle, succeed};
-use crate::fabrics::{CENTRE, MTU, NODES, Site};
+use crate::conformance::fabrics::{CENTRE, MTU, NODES, Site};
 
 const FIRST: NodeId = NodeId(1);
 

@@ -14,7 +14,7 @@ use midplane::simhw::region::{
 };
 
 use super::{ask, carry_out, contents, filled, next, open, settle};
-use crate::fabrics::{CENTRE, Site};
+use crate::conformance::fabrics::{CENTRE, Site};
 
 pub(crate) async fn ports_have_numbers_of_their_own<H: Host>(site: Site<H>) {
     let ports: Vec<_> = (0..20).map(|_| open(&site.host)).collect();

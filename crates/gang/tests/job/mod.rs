@@ -1,5 +1,4 @@
 //! A job in virtual time: ranks that send each other numbered messages, and somebody who preempts them.
-#![allow(dead_code, reason = "no test uses all of it")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! A star of simulated hosts: node 0 receives, the others send.
-#![allow(dead_code, reason = "no test uses all of it")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -17,7 +17,7 @@ use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 
-use crate::tally::{Seen, TALLY, Tally};
+use crate::install::tally::{Seen, TALLY, Tally};
 
 pub(crate) struct Cluster {
     pub(crate) world: World<Unit>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::shm::{ShmConfig, ShmNic};
 
-use crate::firmware::{Probe, name, payload, run, start};
+use crate::shm::firmware::{Probe, name, payload, run, start};
 
 /// The environment variable that says which fabric a child joins, as node 1.
 const FABRIC: &str = "MIDPLANE_TEST_FABRIC";
@@ -31,7 +31,7 @@ impl Killed {
     fn start(fabric: &str) -> Self {
         let program = std::env::current_exe().unwrap();
         let mut command = Command::new(program);
-        command.args(["--exact", "death::child_that_floods_until_it_is_killed"]);
+        command.args(["--exact", "shm::death::child_that_floods_until_it_is_killed"]);
         Self(command.env(FABRIC, fabric).stdout(std::process::Stdio::null()).spawn().unwrap())
     }
 

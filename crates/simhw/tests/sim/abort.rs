@@ -8,7 +8,7 @@ use midplane_simhw::profile::NicProfile;
 use midplane_simhw::region::{Payload, RegionRef};
 use midplane_simhw::sim::World;
 
-use crate::harness::{A, B, Happening, Log, Probe, at, send, star};
+use crate::sim::harness::{A, B, Happening, Log, Probe, at, send, star};
 
 /// Asks for one of everything.
 fn ask_for_everything(hw: &mut dyn midplane_simhw::hardware::Hardware, region: RegionRef) {

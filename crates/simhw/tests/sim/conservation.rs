@@ -12,7 +12,7 @@ use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::{LinkId, Topology};
 use proptest::prelude::*;
 
-use crate::harness::{Sending, assert_conserved, at, scripted_world};
+use crate::sim::harness::{Sending, assert_conserved, at, scripted_world};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {

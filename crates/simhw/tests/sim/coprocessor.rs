@@ -14,7 +14,7 @@ use midplane_simhw::profile::NicProfile;
 use midplane_simhw::region::Payload;
 use midplane_simhw::sim::World;
 
-use crate::harness::{A, B, C, Happening, Log, Probe, at, send, star};
+use crate::sim::harness::{A, B, C, Happening, Log, Probe, at, send, star};
 
 const EVENT: u64 = 2_400;
 /// Two links and a switch that stores the frame, for a payload of 52 bytes.

@@ -9,7 +9,7 @@ use midplane_simhw::port::{Command, PortClosed, PostError};
 use midplane_simhw::profile::NicProfile;
 use midplane_simhw::sim::World;
 
-use crate::harness::{
+use crate::sim::harness::{
     A, B, Happening, Log, Probe, Sending, assert_conserved, at, scripted_world, send, star,
 };
 
@@ -142,7 +142,7 @@ fn a_frame_of_which_a_nic_held_a_part_when_it_crashed_is_lost() {
     use midplane_simhw::link::LinkProfile;
     use midplane_simhw::topology::Topology;
 
-    use crate::harness::{RATE, ROOMY};
+    use crate::sim::harness::{RATE, ROOMY};
 
     let link = LinkProfile::atm(RATE, std::time::Duration::ZERO);
     let topology = Topology::star(2, link, ROOMY);

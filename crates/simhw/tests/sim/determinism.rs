@@ -11,7 +11,7 @@ use midplane_simhw::sim::{TraceEvent, World};
 use midplane_simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane_simhw::topology::Topology;
 
-use crate::harness::{A, B, Log, RATE, Sending, scripted};
+use crate::sim::harness::{A, B, Log, RATE, Sending, scripted};
 
 /// Cells from three to one through a small buffer, with faults, a crash, and tasks that sleep.
 fn run(seed: u64, trace: Option<Log<TraceEvent>>) -> (u64, u64) {
@@ -46,9 +46,9 @@ fn run(seed: u64, trace: Option<Log<TraceEvent>>) -> (u64, u64) {
             let _ = port.submit(&Command::default());
         }
     });
-    world.run_until(crate::harness::at(1_500_000));
+    world.run_until(crate::sim::harness::at(1_500_000));
     world.crash(A);
-    world.run_until(crate::harness::at(1_800_000));
+    world.run_until(crate::sim::harness::at(1_800_000));
     world.restart(A);
     world.run();
     (world.digest(), world.events())

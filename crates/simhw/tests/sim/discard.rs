@@ -13,7 +13,7 @@ use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 use proptest::prelude::*;
 
-use crate::harness::{A, B, C, RATE, Sending, at, scripted_world};
+use crate::sim::harness::{A, B, C, RATE, Sending, at, scripted_world};
 
 /// Four senders of 10 KB frames, twice the rate of the receiver's link.
 fn incast(policy: DiscardPolicy, cells: u32, seed: u64) -> (Traffic, u32) {

@@ -13,7 +13,7 @@ use midplane_simhw::sim::World;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::topology::{LinkId, SwitchId, Topology};
 
-use crate::harness::{
+use crate::sim::harness::{
     A, B, C, Log, Probe, RATE, Received, Sending, assert_conserved, at, scripted_world, star,
 };
 

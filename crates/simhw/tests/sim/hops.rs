@@ -15,7 +15,7 @@ use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 use proptest::prelude::*;
 
-use crate::harness::{A, B, Happening, Log, Probe, RATE, ROOMY};
+use crate::sim::harness::{A, B, Happening, Log, Probe, RATE, ROOMY};
 
 /// Two hosts with two switches between them, and a slower trunk.
 fn line_of_two(profile: SwitchProfile, trunk: LineRate) -> Topology {

@@ -12,8 +12,8 @@ use midplane_simhw::port::{Command, Completion};
 use midplane_simhw::profile::NicProfile;
 use midplane_simhw::sim::{SimHost, World};
 
-use crate::faults::{MS, Stream, from_2_to_4_ms, micros};
-use crate::harness::{
+use crate::sim::faults::{MS, Stream, from_2_to_4_ms, micros};
+use crate::sim::harness::{
     A, B, Happening, Log, Probe, Sending, assert_conserved, at, scripted_world, star,
 };
 

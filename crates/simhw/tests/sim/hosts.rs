@@ -11,7 +11,7 @@ use midplane_simhw::sim::World;
 use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 
-use crate::harness::{A, B, C, Happening, Log, Probe, assert_conserved, at, send, star};
+use crate::sim::harness::{A, B, C, Happening, Log, Probe, assert_conserved, at, send, star};
 
 /// What an empty command of a port costs the NIC, and what it completes.
 fn completing() -> Probe {

@@ -11,8 +11,8 @@ use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
 use proptest::prelude::*;
 
-use crate::conservation::{any_scripts, scripts};
-use crate::harness::{A, B, C, Log, ROOMY, Sending, at, scripted_world};
+use crate::sim::conservation::{any_scripts, scripts};
+use crate::sim::harness::{A, B, C, Log, ROOMY, Sending, at, scripted_world};
 
 /// Where the digest's number of an event says that a piece has reached the end of a link.
 fn link_of_piece(fingerprint: u64) -> Option<u64> {
@@ -111,7 +111,7 @@ fn a_frame_sent_for_another_leaves_by_its_own_line() {
     use midplane_simhw::hardware::Source;
     use midplane_simhw::sim::World;
 
-    use crate::harness::{Happening, Probe, send, star};
+    use crate::sim::harness::{Happening, Probe, send, star};
 
     // B passes on what A sends it, under A's name: A's line is busy meanwhile, and B's is not.
     let log = Log::new();

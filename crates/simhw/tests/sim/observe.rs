@@ -14,7 +14,7 @@ use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 use midplane_simhw::trace::{Engine, Record};
 
-use crate::harness::{Probe, Sending, at, scripted_world};
+use crate::sim::harness::{Probe, Sending, at, scripted_world};
 
 /// ATM, a buffer that overflows, and faults.
 fn topology() -> Topology {

@@ -8,7 +8,7 @@ use midplane_simhw::profile::NicProfile;
 use midplane_simhw::region::{Payload, RegionError};
 use midplane_simhw::sim::World;
 
-use crate::harness::{A, Happening, Log, Probe, at, star};
+use crate::sim::harness::{A, Happening, Log, Probe, at, star};
 
 #[test]
 fn doorbells_that_nobody_has_looked_at_are_one() {

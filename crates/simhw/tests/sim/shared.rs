@@ -11,8 +11,8 @@ use midplane_simhw::profile::NicProfile;
 use midplane_simhw::topology::{MediumId, Topology};
 use proptest::prelude::*;
 
-use crate::conservation::{any_scripts, scripts};
-use crate::harness::{A, B, C, RATE, ROOMY, Sending, assert_conserved, at, scripted_world};
+use crate::sim::conservation::{any_scripts, scripts};
+use crate::sim::harness::{A, B, C, RATE, ROOMY, Sending, assert_conserved, at, scripted_world};
 
 const CABLE: MediumId = MediumId(0);
 

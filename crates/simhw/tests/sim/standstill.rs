@@ -12,7 +12,9 @@ use midplane_simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane_simhw::topology::Topology;
 use proptest::prelude::*;
 
-use crate::harness::{A, B, C, Happening, Log, Probe, RATE, Sending, at, scripted_world, send};
+use crate::sim::harness::{
+    A, B, C, Happening, Log, Probe, RATE, Sending, at, scripted_world, send,
+};
 
 fn waiting_star(hosts: u16, buffer: Buffer) -> Topology {
     let link = match buffer {

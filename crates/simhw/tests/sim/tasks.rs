@@ -10,7 +10,7 @@ use midplane_simhw::sim::World;
 use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 
-use crate::harness::{A, B, Log, Probe, at, star};
+use crate::sim::harness::{A, B, Log, Probe, at, star};
 
 fn idle_world() -> World<Probe> {
     World::new(&star(2), NicProfile::FREE, 1, |_, _| Probe::idle())

@@ -6,7 +6,7 @@ use midplane_simhw::sim::World;
 use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 
-use crate::harness::{Happening, Log, Probe, at, star};
+use crate::sim::harness::{Happening, Log, Probe, at, star};
 
 const FIRST: TimerId = TimerId(0);
 const SECOND: TimerId = TimerId(1);

@@ -11,7 +11,7 @@ use midplane_simhw::rng::Rng;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::udp::{SoftSwitch, StartError, SwitchConfig, UdpConfig, UdpNic};
 
-use crate::firmware::{Cluster, ECHO, Probe, free_addresses, run};
+use crate::udp::firmware::{Cluster, ECHO, Probe, free_addresses, run};
 
 /// A frame from node 1 to node 0 that asks to be sent back.
 fn frame(source: u16, destination: u16, payload: &[u8]) -> Vec<u8> {
@@ -48,7 +48,7 @@ fn assert_silent(socket: &UdpSocket) {
 }
 
 /// A NIC alone, and the socket of its peer, node 1, in the test's hands.
-fn nic_and_peer(ip: &str) -> (UdpNic, crate::firmware::Seen, UdpSocket) {
+fn nic_and_peer(ip: &str) -> (UdpNic, crate::udp::firmware::Seen, UdpSocket) {
     loop {
         let mut peers = free_addresses(ip.parse().unwrap(), 1);
         let peer = UdpSocket::bind((peers[0].ip(), 0)).unwrap();

@@ -8,7 +8,7 @@ use midplane_simhw::port::Status;
 use midplane_simhw::time::LineRate;
 use midplane_simhw::udp::Coprocessor;
 
-use crate::firmware::{Cluster, ECHO, SEND, command, completion, run};
+use crate::udp::firmware::{Cluster, ECHO, SEND, command, completion, run};
 
 #[test]
 fn a_frame_and_its_echo_cross_between_two_nics() {

@@ -8,7 +8,7 @@ use midplane_simhw::link::{Framing, LinkProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::udp::Coprocessor;
 
-use crate::firmware::{Cluster, SEND, command, completion, run};
+use crate::udp::firmware::{Cluster, SEND, command, completion, run};
 
 #[test]
 fn a_burst_leaves_at_the_lines_rate_and_in_order() {

@@ -6,7 +6,9 @@ use midplane_simhw::host::Host as _;
 use midplane_simhw::port::Status;
 use midplane_simhw::udp::Coprocessor;
 
-use crate::firmware::{COPY, Cluster, RECEIVE, SEND, SEND_AND_ABORT, command, completion, run};
+use crate::udp::firmware::{
+    COPY, Cluster, RECEIVE, SEND, SEND_AND_ABORT, command, completion, run,
+};
 
 #[test]
 fn a_message_goes_from_one_nodes_memory_to_the_others() {

@@ -11,8 +11,10 @@ use midplane_simhw::seal::{Key, SEAL_BYTES};
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::udp::{Coprocessor, UdpConfig, UdpNic};
 
-use crate::firmware::{Cluster, ECHO, Probe, SEND, Seen, command, completion, free_addresses, run};
-use crate::switched;
+use crate::udp::firmware::{
+    Cluster, ECHO, Probe, SEND, Seen, command, completion, free_addresses, run,
+};
+use crate::udp::switched;
 
 fn key() -> Key {
     Key::new(1, [3; 32])

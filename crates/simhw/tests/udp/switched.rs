@@ -9,7 +9,7 @@ use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::udp::{SoftSwitch, SwitchConfig, UdpConfig, UdpNic};
 
-use crate::firmware::{Cluster, SEND, command, completion, free_addresses, run};
+use crate::udp::firmware::{Cluster, SEND, command, completion, free_addresses, run};
 
 /// A switch and the NICs behind it, the port of each at 100 Mb/s.
 pub(crate) fn start(

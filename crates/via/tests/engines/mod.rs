@@ -1,7 +1,5 @@
 //! Engines over the carrier in memory, driven by hand.
 
-#![allow(dead_code, reason = "each test uses its own part")]
-
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Context, Peer, Tag};
 use midplane_via::message::matching::Pattern;

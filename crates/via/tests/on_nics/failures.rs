@@ -19,9 +19,9 @@ use midplane_via::message::process::MessageError;
 use midplane_via::message::request::Failure;
 use midplane_via::rdma::RdmaConfig;
 
-use crate::job::{join as enter, run_in};
+use crate::on_nics::job::{join as enter, run_in};
+use crate::on_nics::{counters, fabric};
 use crate::pair::{Setting, pause, world_with};
-use crate::{counters, fabric};
 
 const LOST: MessageError = MessageError::Failed(Failure::PeerLost(Peer(2)));
 

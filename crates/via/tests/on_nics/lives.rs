@@ -10,7 +10,7 @@ use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 use tokio::task::JoinSet;
 
 use crate::live::{World, over_udp, worlds};
-use crate::steps::{Step, take};
+use crate::on_nics::steps::{Step, take};
 
 /// On the machine's clock: only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -5,8 +5,8 @@ use midplane_via::message::group::Rank;
 use midplane_via::message::request::Mode;
 use midplane_via::rdma::RdmaConfig;
 
-use crate::fabric;
-use crate::job::run_in;
+use crate::on_nics::fabric;
+use crate::on_nics::job::run_in;
 use crate::pair::{Setting, pattern};
 
 #[test]

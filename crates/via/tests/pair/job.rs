@@ -1,5 +1,4 @@
 //! Processes on nodes of their own, with messages over Virtual Interfaces in virtual time.
-#![allow(dead_code, reason = "no test uses all of it")]
 
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -1,5 +1,7 @@
 //! Two nodes with Virtual Interfaces in virtual time, and two programs that meet on them.
-#![allow(dead_code, reason = "no test uses all of it")]
+
+pub(crate) mod forger;
+pub(crate) mod job;
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};

@@ -2,14 +2,13 @@
 //!
 //! Each is a program that all ranks run; a panic is a failure. Sizes above memory's are scaled down.
 
-#![allow(dead_code, reason = "each test uses its own part")]
-
 pub(crate) mod buffered;
 pub(crate) mod cancelling;
 pub(crate) mod collective;
 pub(crate) mod exchange;
 pub(crate) mod failures;
 pub(crate) mod harness;
+pub(crate) mod list;
 pub(crate) mod null;
 pub(crate) mod probing;
 pub(crate) mod selves;

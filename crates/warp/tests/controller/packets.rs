@@ -3,7 +3,7 @@
 use midplane_warp::estimate::Grouping;
 use midplane_warp::model::{Faults, PacketSender, Packets, PacketsConfig, jain};
 
-use crate::scenario::{Draw, LOOP, PRODUCT, SERVICE, settle_packets};
+use crate::controller::scenario::{Draw, LOOP, PRODUCT, SERVICE, settle_packets};
 
 #[test]
 fn w2_w3_packets_with_noise_meet_rate_and_queue() {

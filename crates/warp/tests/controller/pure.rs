@@ -3,7 +3,7 @@
 use midplane_warp::law::{GradientLaw, PaperLaw};
 use midplane_warp::model::jain;
 
-use crate::loads::{gradient, late_swing, paper};
+use crate::controller::loads::{gradient, late_swing, paper};
 
 #[test]
 fn w1_the_gradient_law_is_stable_to_half_pi_whatever_the_senders() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use midplane_warp::model::{FluidSender, jain};
 
-use crate::scenario::{Draw, LOOP, PRODUCT, SERVICE, settle_fluid};
+use crate::controller::scenario::{Draw, LOOP, PRODUCT, SERVICE, settle_fluid};
 
 /// Seeds of a test; `benches/laws.rs` goes through 1,000.
 const SEEDS: u64 = 6;

@@ -3,7 +3,7 @@
 use midplane_simhw::rng::Rng;
 use midplane_warp::model::Fluid;
 
-use crate::scenario::{Draw, LOOP, PRODUCT, SERVICE};
+use crate::controller::scenario::{Draw, LOOP, PRODUCT, SERVICE};
 
 /// Loops until the link has been offered 90 % for the first time.
 fn loops_to_90(fluid: &mut Fluid, most: u32) -> Option<u32> {

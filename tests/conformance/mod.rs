@@ -7,36 +7,46 @@ mod fabrics;
 macro_rules! conformance {
     ($($group:ident: $($case:ident),+;)+) => {
         mod sim {
+            use super::{cases, fabrics};
+
             $($(#[test]
             fn $case() {
-                crate::fabrics::sim(crate::cases::$group::$case);
+                fabrics::sim(|site| Box::pin(cases::$group::$case(site)));
             })+)+
         }
         #[cfg(target_os = "linux")]
         mod shm {
+            use super::{cases, fabrics};
+
             $($(#[test]
             fn $case() {
-                crate::fabrics::shm(crate::cases::$group::$case);
+                fabrics::shm(|site| Box::pin(cases::$group::$case(site)));
             })+)+
         }
         #[cfg(target_os = "linux")]
         mod mapped_shm {
+            use super::{cases, fabrics};
+
             $($(#[test]
             fn $case() {
-                crate::fabrics::mapped_shm(crate::cases::$group::$case);
+                fabrics::mapped_shm(|site| Box::pin(cases::$group::$case(site)));
             })+)+
         }
         #[cfg(target_os = "linux")]
         mod mapped_udp {
+            use super::{cases, fabrics};
+
             $($(#[test]
             fn $case() {
-                crate::fabrics::mapped_udp(crate::cases::$group::$case);
+                fabrics::mapped_udp(|site| Box::pin(cases::$group::$case(site)));
             })+)+
         }
         mod udp {
+            use super::{cases, fabrics};
+
             $($(#[test]
             fn $case() {
-                crate::fabrics::udp(crate::cases::$group::$case);
+                fabrics::udp(|site| Box::pin(cases::$group::$case(site)));
             })+)+
         }
     };

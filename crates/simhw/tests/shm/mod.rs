@@ -3,4 +3,4 @@
 #![cfg(target_os = "linux")]
 
 mod death;
-mod firmware;
+pub(crate) mod firmware;

@@ -2,8 +2,6 @@
 //! lane is like; connections end as any other's do; and nothing that comes over a lane is believed.
 
 mod lane;
-#[path = "../pair/mod.rs"]
-mod pair;
 #[cfg(target_os = "linux")]
 mod shm;
 #[cfg(target_os = "linux")]
@@ -13,6 +11,8 @@ use std::future::Future as _;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use crate::pair;
+use crate::pair::{CLIENT, End, SERVER, Setting, address, connected_over, name, pattern, pause};
 use lane::{Forger, lanes};
 use midplane_simhw::host::Host as _;
 use midplane_simhw::id::NodeId;
@@ -24,7 +24,6 @@ use midplane_via::direct::WORDS;
 use midplane_via::memory::MemoryOptions;
 use midplane_via::nic::{ConnectFailed, Nic, NicError, WorkQueue};
 use midplane_via::outcome::{AsyncError, ConnectError, DescriptorError};
-use pair::{CLIENT, End, SERVER, Setting, address, connected_over, name, pattern, pause};
 use proptest::prelude::*;
 
 pub(crate) fn attributes() -> ViAttributes {

@@ -1,18 +1,15 @@
 //! Communicators whose collective operations the NICs carry out: the same results as by hosts.
 
 mod failures;
-#[path = "../pair/job.rs"]
-mod job;
-#[path = "../live/mod.rs"]
-mod live;
 mod lives;
-#[path = "../pair/mod.rs"]
-mod pair;
 mod progress;
 mod steps;
 
 use std::time::Duration;
 
+use crate::pair;
+use crate::pair::Setting;
+use crate::pair::job;
 use midplane_nicvm::collective::{COLLECTIVES, CollectiveCounters, Collectives};
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::fault::Faults;
@@ -21,7 +18,6 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::sim::World as Fabric;
 use midplane_via::message::collective::Operation;
 use midplane_via::rdma::RdmaConfig;
-use pair::Setting;
 use proptest::prelude::*;
 use steps::{Step, take};
 

@@ -2,10 +2,6 @@
 
 mod calls;
 mod lanes;
-#[path = "../pair/mod.rs"]
-mod pair;
-#[path = "../scenarios/mod.rs"]
-mod scenarios;
 mod streams;
 
 use std::future::{Future, pending, poll_fn};
@@ -15,6 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::scenarios::harness::{Lower, turns, world};
+use crate::scenarios::{rank, tag, text};
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
 use midplane_simhw::host::Host;
@@ -31,8 +29,6 @@ use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 use midplane_via::service::{
     CallError, Client, Counters, LaneError, Receiver, Sender, Server, Streams,
 };
-use scenarios::harness::{Lower, turns, world};
-use scenarios::{rank, tag, text};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower_service::Service;
 

@@ -1,0 +1,20 @@
+//! All integration tests of the crate in one binary: it is linked once.
+
+mod back_pressure;
+mod checkpoints;
+mod detection;
+mod elsewhere;
+mod freezing;
+mod independence;
+mod interfaces;
+mod job;
+mod nas;
+mod polling;
+mod preemption;
+mod scheduling;
+mod vi_contexts;
+mod vi_elsewhere;
+mod vi_preemption;
+mod vi_refusals;
+mod vis;
+mod waking;

@@ -1,0 +1,32 @@
+//! All integration tests of the crate in one binary: it is linked once.
+
+mod connecting;
+mod death;
+mod descriptor_allocations;
+mod direct;
+mod engines;
+mod errors;
+mod hostile;
+mod hostile_frames;
+mod interfaces;
+mod live;
+mod message_allocations;
+mod message_engine;
+mod message_futures;
+mod message_hostile;
+mod message_process;
+mod message_random;
+mod message_scenarios;
+mod message_scenarios_live;
+mod message_scenarios_vis;
+mod nic_futures;
+mod on_nics;
+mod pair;
+mod rdma;
+mod rdma_shm;
+mod scenarios;
+#[cfg(feature = "service")]
+mod service;
+mod slots;
+mod transfers;
+mod vi_states;

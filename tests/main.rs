@@ -1,0 +1,10 @@
+//! All integration tests of the family in one binary: it is linked once.
+
+mod anchors;
+mod bounds;
+mod conformance;
+#[cfg(target_os = "linux")]
+mod nicd;
+mod scenario;
+mod stopping;
+mod swarm;
