@@ -10,16 +10,10 @@ mod control;
 mod control_messages;
 mod desk;
 mod early_release;
-#[cfg(feature = "wasm")]
-mod engines;
-#[cfg(feature = "wasm")]
-mod generator;
 mod heaps;
 mod held_groups;
 mod hostile;
 mod hostile_memory;
-#[cfg(feature = "wasm")]
-mod hostile_modules;
 mod incast;
 mod install;
 mod messages;
@@ -27,8 +21,6 @@ mod one_at_a_time;
 mod programs;
 mod quarantine;
 mod reassembly;
-#[cfg(feature = "wasm")]
-mod sandbox;
 mod small;
 mod stops;
 mod threads;
