@@ -75,12 +75,14 @@ impl Front {
 }
 
 /// Switches jobs.
-pub struct Scheduler<H> {
+pub struct Scheduler<H: Host> {
     root: Daemon<H>,
     agenda: Agenda<u32>,
     front: Front,
     switches: Vec<Switch>,
     refused: Vec<(Submission, AdmitError)>,
+    /// The daemons were told to quit.
+    has_quit: bool,
 }
 
 impl<H: Host> fmt::Debug for Scheduler<H> {
@@ -97,7 +99,7 @@ impl<H: Host> Scheduler<H> {
         let agenda =
             Agenda::new(policy, AgendaConfig { with_itself: WithItself::Always, ..config });
         let (front, switches, refused) = (Front::default(), Vec::new(), Vec::new());
-        Self { root, agenda, front, switches, refused }
+        Self { root, agenda, front, switches, refused, has_quit: false }
     }
 
     /// Where jobs are submitted.
@@ -112,9 +114,16 @@ impl<H: Host> Scheduler<H> {
     /// [`DaemonError`].
     ///
     /// # Cancel safety
-    /// None: a switch that was begun is not ended.
+    /// Dropped, no further order is given; the next call goes on with what came of the last one.
     pub async fn run(&mut self) -> Result<(), DaemonError> {
         let host = self.root.host().clone();
+        if let Some(outcome) = self.root.dropped_order().await {
+            let outcome = outcome?;
+            if self.has_quit {
+                return Ok(());
+            }
+            self.agenda.handle_outcome(host.now(), &outcome);
+        }
         loop {
             let Inbox { submissions, arrivals, .. } = std::mem::take(&mut *self.front.inbox());
             for submission in submissions {
@@ -136,6 +145,7 @@ impl<H: Host> Scheduler<H> {
             match self.agenda.poll_timeout() {
                 Some(at) => self.front.arrival(host.sleep_until(at)).await,
                 None => {
+                    self.has_quit = true;
                     self.root.order(Action::Quit).await?;
                     return Ok(());
                 }

@@ -11,11 +11,17 @@ use std::time::Duration;
 
 use midplane_simhw::host::Host;
 
-use super::{Daemon, DaemonError, Local, Mode};
+use super::core::Core;
+use super::hands::Local;
+use super::order::Message;
+use super::{DaemonError, Mode};
 use crate::names::Rank;
 
 /// What comes of `first`, unless `end` comes before.
-async fn until<T>(first: impl Future<Output = T>, end: impl Future<Output = ()>) -> Option<T> {
+pub(super) async fn until<T>(
+    first: impl Future<Output = T>,
+    end: impl Future<Output = ()>,
+) -> Option<T> {
     let (mut first, mut end) = (pin!(first), pin!(end));
     poll_fn(|context| match first.as_mut().poll(context) {
         Poll::Ready(value) => Poll::Ready(Some(value)),
@@ -24,38 +30,38 @@ async fn until<T>(first: impl Future<Output = T>, end: impl Future<Output = ()>)
     .await
 }
 
-impl<H: Host> Daemon<H> {
+impl<H: Host> Core<H> {
     /// The next message; until it comes, contexts that are leaving are copied.
     ///
     /// # Cancel safety
     /// None: the controllers expect their answers.
-    pub(super) async fn next_message(&mut self) -> Result<(Rank, Vec<u8>), DaemonError> {
+    pub(super) async fn next_message(&mut self) -> Result<(Rank, Message), DaemonError> {
         self.begin_copying().await?;
         let is_copying = |local: &Local| local.copying.is_some_and(|left| !left.is_zero());
-        while let Some(at) = self.locals.iter().position(is_copying) {
-            let left = self.locals[at].copying.unwrap_or_default();
-            let through = self.host.now() + left;
-            let end = self.host.sleep_until(through);
-            let message = until(self.channel.receive(), end).await;
-            let left = through.nanos_since(self.host.now());
-            self.locals[at].copying = Some(Duration::from_nanos(left));
+        let host = self.hands.host.clone();
+        while let Some(at) = self.hands.locals.iter().position(is_copying) {
+            let left = self.hands.locals[at].copying.unwrap_or_default();
+            let through = host.now() + left;
+            let message = until(self.line.receive(), host.sleep_until(through)).await;
+            let left = through.nanos_since(host.now());
+            self.hands.locals[at].copying = Some(Duration::from_nanos(left));
             if let Some(message) = message {
-                return Ok(message?);
+                return message;
             }
         }
-        Ok(self.channel.receive().await?)
+        self.line.receive().await
     }
 
     async fn begin_copying(&mut self) -> Result<(), DaemonError> {
-        let leaving = std::mem::take(&mut self.leaving);
-        if self.config.mode == Mode::Resident {
+        let leaving = std::mem::take(&mut self.hands.leaving);
+        if self.hands.config.mode == Mode::Resident {
             return Ok(());
         }
-        for at in self.of_jobs(&leaving) {
-            let Local { slot, context, .. } = self.locals[at];
-            let saved = self.users[slot].save(context, false).await?;
-            self.locals[at].copying = Some(self.config.costs.of_save(saved.bytes()));
-            self.locals[at].saved = Some(saved);
+        for at in self.hands.of_jobs(&leaving) {
+            let Local { slot, context, .. } = self.hands.locals[at];
+            let saved = self.hands.users[slot].save(context, false).await?;
+            self.hands.locals[at].copying = Some(self.hands.config.costs.of_save(saved.bytes()));
+            self.hands.locals[at].saved = Some(saved);
         }
         Ok(())
     }

@@ -131,5 +131,10 @@ pub struct Order<P = u32> {
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub(super) enum Message {
     Order(Order),
-    Done { number: u32, outcome: Outcome },
+    Done {
+        number: u32,
+        outcome: Outcome,
+    },
+    /// The daemon of that node is gone.
+    Gone(NodeId),
 }

@@ -1,6 +1,10 @@
 //! Real daemons, real jobs, real deaths. This program is all of them: it starts itself as daemons, as
 //! front ends and as ranks.
+//!
+//! A filter that matches no scene fails, unless `cargo test` runs several programs with that filter.
 
+#[cfg(target_os = "linux")]
+mod choice;
 #[cfg(target_os = "linux")]
 mod parts;
 #[cfg(target_os = "linux")]
@@ -26,28 +30,35 @@ fn main() {
     if parts::play() {
         return;
     }
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let wanted: Vec<&String> =
-        arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
-    let tests = if arguments.iter().any(|it| it == "--ignored") { IGNORED } else { TESTS };
+    let choice = choice::Choice::parse(std::env::args().skip(1));
+    let scenes = match choice.of(TESTS, IGNORED) {
+        Ok(scenes) => scenes,
+        Err(error) => {
+            eprintln!("error: {error}");
+            std::process::exit(101);
+        }
+    };
+    if choice.list {
+        return scenes.iter().for_each(|(name, _)| println!("{name}: test"));
+    }
     std::thread::spawn(|| {
         std::thread::park_timeout(LIMIT);
         eprintln!("not through within {LIMIT:?}");
         std::process::exit(1);
     });
-    for (name, test) in tests {
-        if wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str())) {
-            test();
-            println!("test {name} ... ok");
-        }
+    for (name, play) in &scenes {
+        play();
+        println!("test {name} ... ok");
     }
+    println!("{} of {} scenes played", scenes.len(), TESTS.len() + IGNORED.len());
 }
 
 #[cfg(not(target_os = "linux"))]
 fn main() {}
 
 #[cfg(target_os = "linux")]
-const TESTS: &[(&str, fn())] = &[
+const TESTS: &[choice::Scene] = &[
+    ("a_filter_that_matches_no_scene_fails", scenes::no_such_scene),
     ("a_job_s_streams_and_exit_code_are_its_front_end_s", scenes::streams_and_exit_code),
     ("what_can_t_begin_is_said_at_once", scenes::what_cannot_begin),
     ("a_rank_that_dies_takes_its_job_along_and_no_other", scenes::a_rank_dies),
@@ -75,7 +86,7 @@ const TESTS: &[(&str, fn())] = &[
 
 /// With `--ignored`.
 #[cfg(target_os = "linux")]
-const IGNORED: &[(&str, fn())] =
+const IGNORED: &[choice::Scene] =
     &[("interfaces_lose_nothing_over_thousands_of_preemptions", scenes_vis::thousands)];
 
 #[cfg(target_os = "linux")]

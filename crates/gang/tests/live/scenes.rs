@@ -35,6 +35,22 @@ fn stayer(stage: &Stage) -> String {
     )
 }
 
+/// This program starts the other one by hand, so that the filter is for that one alone.
+pub(crate) fn no_such_scene() {
+    for arguments in [&["nothing_is_called_so"][..], &["rank", "--exact"]] {
+        let output = itself().args(arguments).output().unwrap();
+        let (code, out, error) = said(output);
+        assert_eq!((code, out.as_str()), (101, ""), "{arguments:?}");
+        assert!(
+            error.contains(arguments[0]) && error.contains("  rank_0_has_a_terminal"),
+            "{error}"
+        );
+    }
+    let one = ["rank_0_has_a_terminal", "--exact", "--test-threads", "1", "--list"];
+    let (code, out, _) = said(itself().args(one).output().unwrap());
+    assert_eq!((code, out.as_str()), (0, "rank_0_has_a_terminal: test\n"));
+}
+
 pub(crate) fn streams_and_exit_code() {
     let stage = Stage::alone(2, 20);
     assert_eq!(

@@ -1,5 +1,7 @@
 //! Virtual Interfaces of jobs that take turns.
 
+use std::process::{Command, Stdio};
+
 use midplane_gang::live::front::FrontError;
 use midplane_gang::live::message::{Line, Reply, Request, Slice};
 use midplane_gang::names::JobId;
@@ -169,10 +171,18 @@ pub(crate) fn no_room() {
 pub(crate) fn a_rank_dies() {
     let stage = stage(2, 4, 5, "copy");
     let itself = itself();
+    let script = format!(
+        "echo $$ > {}/rank-$GANG_JOB-$GANG_RANK; exec \"$0\" --vis \"$1\"",
+        stage.path().display()
+    );
+    // A rank of another checkout's job 1, as far as its environment and its command line say.
+    let mut stranger = Command::new("sh");
+    stranger.args(["-c", "read line", "--vis"]).env("GANG_JOB", "1").stdin(Stdio::piped());
+    let mut stranger = stranger.spawn().unwrap();
     for round in 0..6 {
         // Each round has four jobs.
         let (doomed, other) = (4 * round + 1, 4 * round + 2);
-        let front = stage.front(4, &[&itself, "--vis", "1000000"]).spawn().unwrap();
+        let front = stage.front(4, &["sh", "-c", &script, &itself, "1000000"]).spawn().unwrap();
         wait_until("it is there", || line(&stage, doomed).is_some());
         let beside = stage.front(4, &[&itself, "--vis", "1500"]).spawn().unwrap();
         wait_until("they take turns", || {
@@ -180,8 +190,7 @@ pub(crate) fn a_rank_dies() {
                 .iter()
                 .all(|job| line(&stage, *job).is_some_and(|it| it.preemptions > 3))
         });
-        let ranks = ranks_of(doomed);
-        assert_eq!(ranks.len(), 4);
+        let ranks = ranks_of(&stage, doomed);
         std::thread::park_timeout(std::time::Duration::from_millis(3 * u64::from(round)));
         kill_process(Pid::from_raw(ranks[2] as i32).unwrap(), Signal::KILL).unwrap();
         let (code, _, error) = said(front.wait_with_output().unwrap());
@@ -194,22 +203,14 @@ pub(crate) fn a_rank_dies() {
             assert_eq!(left, (0, "0\n0\n".into(), String::new()), "round {round}");
         }
     }
+    assert!(stranger.try_wait().unwrap().is_none(), "a process that is no rank was ended");
+    drop(stranger.stdin.take());
+    stranger.wait().unwrap();
 }
 
-/// The processes of a job.
-fn ranks_of(job: u32) -> Vec<u32> {
-    let is_its = |pid: &u32| {
-        let variables = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let name = format!("GANG_JOB={job}");
-        command.split(|byte| *byte == 0).any(|word| word == b"--vis")
-            && variables.split(|byte| *byte == 0).any(|word| word == name.as_bytes())
-    };
-    let numbers = std::fs::read_dir("/proc").unwrap().flatten();
-    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut pids: Vec<u32> = numbers.filter(is_its).collect();
-    pids.sort_unstable();
-    pids
+/// The processes of a job: each has written its number to a file of this stage.
+fn ranks_of(stage: &Stage, job: u32) -> [u32; 4] {
+    [0, 1, 2, 3].map(|rank| stage.number(&format!("rank-{job}-{rank}")))
 }
 
 pub(crate) fn no_checkpoint() {

@@ -1,0 +1,125 @@
+//! A daemon itself: what it hears, hands on, carries out and reports.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+
+use super::ahead::until;
+use super::hands::Hands;
+use super::line::{Halt, Line};
+use super::order::Message;
+use super::{Action, DaemonConfig, DaemonError, Order, Outcome, Relay, Start};
+use crate::names::Rank;
+use crate::tree::Tree;
+
+/// How long a daemon that ends waits until the others have taken its last message.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What came of a work, and the daemon that has done it.
+pub(super) type Done<H> = (Box<Core<H>>, Result<Outcome, DaemonError>);
+
+/// A daemon between two of its works.
+pub(super) struct Core<H> {
+    pub(super) hands: Hands<H>,
+    pub(super) line: Line,
+    tree: Tree,
+    relay: Relay<u32>,
+    next_order: u32,
+    has_quit: bool,
+}
+
+impl<H: Host> Core<H> {
+    pub(super) async fn open(
+        host: H,
+        config: DaemonConfig,
+        start: Start<H>,
+    ) -> Result<Box<Self>, DaemonError> {
+        let line = Line::open(&host, config.nodes).await?;
+        let tree = Tree::new(config.nodes, config.arity);
+        let relay = Relay::new(tree.children(host.node().0));
+        let hands = Hands::open(host, config, start)?;
+        Ok(Box::new(Self { hands, line, tree, relay, next_order: 0, has_quit: false }))
+    }
+
+    pub(super) fn node(&self) -> NodeId {
+        self.hands.host.node()
+    }
+
+    pub(super) fn halt(&self) -> Arc<Halt> {
+        self.line.halt()
+    }
+
+    pub(super) const fn has_quit(&self) -> bool {
+        self.has_quit
+    }
+
+    /// Carries out what it is told, until it is told to quit.
+    pub(super) async fn serve(mut self: Box<Self>) -> Done<H> {
+        let served = self.serve_all().await;
+        (self, served.map(|()| Outcome::default()))
+    }
+
+    async fn serve_all(&mut self) -> Result<(), DaemonError> {
+        while !self.has_quit {
+            let (from, message) = self.next_message().await?;
+            let Message::Order(order) = message else { continue };
+            let outcome = self.carry(&order).await?;
+            self.line.tell(from, &Message::Done { number: order.number, outcome }).await?;
+        }
+        // Those above may have ended before they could say that they have the report.
+        let end = self.hands.host.sleep_until(self.hands.host.now() + LINGER);
+        until(self.line.flush(), end).await.map_or(Ok(()), |flushed| Ok(flushed?))
+    }
+
+    /// Orders everybody to do something, and waits until all have.
+    pub(super) async fn order(mut self: Box<Self>, action: Action) -> Done<H> {
+        self.next_order += 1;
+        let order = Order { number: self.next_order, action };
+        let carried = self.carry(&order).await;
+        (self, carried)
+    }
+
+    /// Hands an order on, carries it out, and waits until all below have.
+    async fn carry(&mut self, order: &Order) -> Result<Outcome, DaemonError> {
+        self.relay.handle_order(order.clone());
+        while let Some((child, order)) = self.relay.poll_order() {
+            self.line.tell(Rank(child), &Message::Order(order)).await?;
+        }
+        if let Some((number, action)) = self.relay.poll_action() {
+            self.has_quit = matches!(action, Action::Quit);
+            let outcome = self.execute(&action).await?;
+            self.relay.handle_own(number, outcome);
+        }
+        loop {
+            if let Some((_, outcome)) = self.relay.poll_done() {
+                return Ok(outcome);
+            }
+            let (from, message) = self.next_message().await?;
+            if let Message::Done { number, outcome } = message {
+                self.relay.handle_report(from.0, number, outcome);
+            }
+        }
+    }
+
+    /// Carries out the own part, unless a daemon is gone meanwhile: a channel to its node may never be steady.
+    async fn execute(&mut self, action: &Action) -> Result<Outcome, DaemonError> {
+        let host = self.hands.host.clone();
+        let (mut why, line) = (None, &mut self.line);
+        let given_up = async { why = Some(line.cut_off(&host).await) };
+        match until(self.hands.execute(action), given_up).await {
+            Some(outcome) => outcome,
+            None => Err(why.expect("it was given up for a reason")),
+        }
+    }
+
+    /// Ends what it has started, and tells those above and below which daemon is gone.
+    pub(super) async fn leave(mut self: Box<Self>, node: NodeId) {
+        self.hands.kill_all();
+        let (host, own) = (self.hands.host.clone(), self.node().0);
+        let relatives = self.tree.parent(own).into_iter().chain(self.tree.children(own));
+        let end = host.sleep_until(host.now() + LINGER);
+        let _ = until(self.line.say_gone(node, relatives), end).await;
+    }
+}

@@ -1,0 +1,182 @@
+//! What a daemon does on its own host: contexts, and the processes that use them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use midplane_simhw::host::Host;
+
+use super::{Action, DaemonConfig, DaemonError, Launch, Mode, Outcome, Start};
+use crate::context::ChannelContext;
+use crate::controller::{ContextId, ContextOptions, Controller};
+use crate::names::{ChannelId, Epoch, JobId, Rank};
+use crate::process::Reins;
+
+/// A rank's process on this node.
+#[derive(Debug)]
+pub(super) struct Local {
+    pub(super) job: JobId,
+    /// Which of the node's user channels.
+    pub(super) slot: usize,
+    pub(super) context: ContextId,
+    reins: Reins,
+    pub(super) saved: Option<ChannelContext>,
+    /// The NIC has it as well; saving it takes so much longer.
+    pub(super) copying: Option<Duration>,
+}
+
+/// The contexts and processes of one host.
+pub(super) struct Hands<H> {
+    pub(super) host: H,
+    pub(super) config: DaemonConfig,
+    pub(super) users: Vec<Controller>,
+    pub(super) locals: Vec<Local>,
+    /// Frozen here, and to be saved while others are not.
+    pub(super) leaving: Vec<JobId>,
+    start: Start<H>,
+}
+
+impl<H: Host> Hands<H> {
+    pub(super) fn open(
+        host: H,
+        config: DaemonConfig,
+        start: Start<H>,
+    ) -> Result<Self, DaemonError> {
+        let users = (1..=config.channels).map(|channel| {
+            let shared = config.mode == Mode::Copy;
+            Controller::open(&host, ChannelId(channel), config.geometry, shared)
+        });
+        let users = users.collect::<Result<_, _>>()?;
+        Ok(Self { host, config, users, locals: Vec::new(), leaving: Vec::new(), start })
+    }
+
+    /// Ends all processes here.
+    pub(super) fn kill_all(&self) {
+        self.locals.iter().for_each(|local| local.reins.kill());
+    }
+
+    async fn pause(&self, time: Duration) {
+        if !time.is_zero() {
+            self.host.sleep_until(self.host.now() + time).await;
+        }
+    }
+
+    pub(super) async fn execute(&mut self, action: &Action) -> Result<Outcome, DaemonError> {
+        match action {
+            Action::Launch(launch) => self.launch(launch).await?,
+            Action::Freeze(jobs) => self.freeze(jobs).await?,
+            Action::Leave(jobs) => {
+                self.freeze(jobs).await?;
+                self.leaving.clone_from(jobs);
+            }
+            Action::Save(jobs) => self.save(jobs).await?,
+            Action::Restore(jobs) => self.restore(jobs).await?,
+            Action::Run(jobs) => self.run(jobs).await?,
+            Action::Switch { stop, run } => {
+                self.save(stop).await?;
+                let jobs: Vec<JobId> = run.iter().map(|(job, _)| *job).collect();
+                self.restore(&jobs).await?;
+                self.run(run).await?;
+            }
+            Action::End(job) => self.end(*job).await?,
+            Action::Exchange { .. } | Action::Join { .. } => {}
+            Action::Cut(_) | Action::Look | Action::Quit => {}
+        }
+        let mut ended = BTreeMap::new();
+        for local in self.locals.iter().filter(|local| local.reins.has_ended()) {
+            *ended.entry(local.job).or_default() += 1;
+        }
+        Ok(Outcome { ended: ended.into_iter().collect(), ..Outcome::default() })
+    }
+
+    pub(super) fn of_jobs(&self, jobs: &[JobId]) -> Vec<usize> {
+        let is_one = |at: &usize| jobs.contains(&self.locals[*at].job);
+        (0..self.locals.len()).filter(is_one).collect()
+    }
+
+    async fn launch(&mut self, launch: &Launch) -> Result<(), DaemonError> {
+        let node = self.host.node();
+        let places = launch.places();
+        let own = (0_u16..).zip(&places).filter(|(_, place)| place.node == node);
+        for (rank, place) in own {
+            let slot = usize::from(place.channel.0 - 1);
+            let (job, rank) = (launch.job, Rank(rank));
+            let options = ContextOptions { job, rank, places: places.clone() };
+            let controller = &mut self.users[slot];
+            let context = controller.open_context(options).await?;
+            let reins = Reins::new();
+            reins.stop(self.host.now());
+            let descriptor = controller.descriptor(context);
+            let program = (self.start)(self.host.clone(), *launch, descriptor, reins.clone());
+            self.host.spawn(reins.hold(program));
+            let fresh = ChannelContext::fresh(rank, self.config.geometry);
+            let saved = (self.config.mode == Mode::Copy).then_some(fresh);
+            self.locals.push(Local { job, slot, context, reins, saved, copying: None });
+        }
+        Ok(())
+    }
+
+    async fn freeze(&mut self, jobs: &[JobId]) -> Result<(), DaemonError> {
+        let all = self.of_jobs(jobs);
+        for &at in &all {
+            self.locals[at].reins.stop(self.host.now());
+        }
+        self.pause(self.config.costs.stop * all.len() as u32).await;
+        for at in all {
+            let Local { slot, context, .. } = self.locals[at];
+            self.users[slot].stop(context).await?;
+        }
+        Ok(())
+    }
+
+    async fn save(&mut self, jobs: &[JobId]) -> Result<(), DaemonError> {
+        self.leaving.clear();
+        if self.config.mode == Mode::Resident {
+            return Ok(());
+        }
+        for at in self.of_jobs(jobs) {
+            let Local { slot, context, copying, .. } = self.locals[at];
+            if let Some(left) = copying {
+                self.pause(left).await;
+                self.users[slot].forget(context).await?;
+                self.locals[at].copying = None;
+                continue;
+            }
+            let saved = self.users[slot].save(context, true).await?;
+            self.pause(self.config.costs.of_save(saved.bytes())).await;
+            self.locals[at].saved = Some(saved);
+        }
+        Ok(())
+    }
+
+    async fn restore(&mut self, jobs: &[JobId]) -> Result<(), DaemonError> {
+        for at in self.of_jobs(jobs) {
+            let Local { slot, context, .. } = self.locals[at];
+            if let Some(saved) = self.locals[at].saved.take() {
+                self.pause(self.config.costs.of_restore(saved.bytes())).await;
+                self.users[slot].restore(context, &saved).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn run(&mut self, jobs: &[(JobId, Epoch)]) -> Result<(), DaemonError> {
+        for (job, epoch) in jobs {
+            for at in self.of_jobs(&[*job]) {
+                let Local { slot, context, .. } = self.locals[at];
+                self.users[slot].start(context, *epoch).await?;
+                self.pause(self.config.costs.resume).await;
+                self.locals[at].reins.resume(self.host.now());
+            }
+        }
+        Ok(())
+    }
+
+    async fn end(&mut self, job: JobId) -> Result<(), DaemonError> {
+        for at in self.of_jobs(&[job]).into_iter().rev() {
+            let Local { slot, context, reins, .. } = self.locals.remove(at);
+            reins.kill();
+            self.users[slot].close_context(context).await?;
+        }
+        Ok(())
+    }
+}

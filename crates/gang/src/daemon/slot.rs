@@ -1,0 +1,171 @@
+//! Where a daemon's work is kept, so that it outlives the call that has begun it.
+//!
+//! A call polls the work itself. If the call is dropped, a task of the daemon's polls it to its end; if the daemon is
+//! dropped, that task tells the other daemons.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+
+use midplane_simhw::host::Host;
+
+use super::core::{Core, Done};
+use super::line::Halt;
+use super::{DaemonError, Outcome};
+use crate::channel::Closed;
+
+pub(super) type Work<H> = Pin<Box<dyn Future<Output = Done<H>> + Send>>;
+
+struct Slot<H> {
+    /// Between two works.
+    core: Option<Box<Core<H>>>,
+    work: Option<Work<H>>,
+    /// What came of the last work, until a call takes it.
+    done: Option<Result<Outcome, DaemonError>>,
+    /// A call polls the work.
+    is_attended: bool,
+    /// The daemon was dropped.
+    is_dropped: bool,
+    /// Why there is no further work.
+    end: Option<DaemonError>,
+    /// Tells the others of it.
+    leaving: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    keeper: Option<Waker>,
+}
+
+impl<H: Host> Slot<H> {
+    /// Polls the work, if there is some; ready if there is none any more.
+    fn poll_work(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(work) = &mut self.work else { return Poll::Ready(()) };
+        let (core, result) = ready!(work.as_mut().poll(context));
+        self.work = None;
+        match &result {
+            Err(error) => self.leave(core, error.clone()),
+            Ok(_) if core.has_quit() => self.end = Some(Closed.into()),
+            Ok(_) => self.core = Some(core),
+        }
+        self.done = Some(result);
+        Poll::Ready(())
+    }
+
+    fn leave(&mut self, core: Box<Core<H>>, error: DaemonError) {
+        let node = match error {
+            DaemonError::Gone { node } => node,
+            _ => core.node(),
+        };
+        self.leaving = Some(Box::pin(core.leave(node)));
+        self.end = Some(error);
+    }
+
+    /// What the daemon's own task does.
+    fn keep(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.is_attended {
+            let _ = self.poll_work(context);
+        }
+        if self.is_dropped
+            && let Some(core) = self.core.take()
+        {
+            let node = core.node();
+            self.leave(core, DaemonError::Gone { node });
+        }
+        if let Some(leaving) = &mut self.leaving
+            && leaving.as_mut().poll(context).is_ready()
+        {
+            self.leaving = None;
+        }
+        if self.end.is_some() && self.leaving.is_none() {
+            return Poll::Ready(());
+        }
+        self.keeper = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// A daemon's hold on its work. Dropped, the daemon is gone.
+pub(super) struct Owner<H: Host> {
+    slot: Arc<Mutex<Slot<H>>>,
+    halt: Arc<Halt>,
+}
+
+fn lock<H>(slot: &Mutex<Slot<H>>) -> MutexGuard<'_, Slot<H>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wake_keeper<H>(slot: &Mutex<Slot<H>>) {
+    let waker = lock(slot).keeper.take();
+    waker.into_iter().for_each(Waker::wake);
+}
+
+/// A call that polls the work, until it is dropped.
+struct Attended<'a, H>(&'a Mutex<Slot<H>>);
+
+impl<H> Drop for Attended<'_, H> {
+    fn drop(&mut self) {
+        let mut slot = lock(self.0);
+        slot.is_attended = false;
+        let is_left = slot.work.is_some() || slot.end.is_some();
+        drop(slot);
+        if is_left {
+            wake_keeper(self.0);
+        }
+    }
+}
+
+impl<H: Host> Owner<H> {
+    /// Keeps a daemon, with a task of its own.
+    pub(super) fn new(host: &H, core: Box<Core<H>>) -> Self {
+        let halt = core.halt();
+        let slot = Arc::new(Mutex::new(Slot {
+            core: Some(core),
+            work: None,
+            done: None,
+            is_attended: false,
+            is_dropped: false,
+            end: None,
+            leaving: None,
+            keeper: None,
+        }));
+        let kept = Arc::clone(&slot);
+        host.spawn(poll_fn(move |context| lock(&kept).keep(context)));
+        Self { slot, halt }
+    }
+
+    /// Begins a work once that of dropped calls has ended, and returns what came of it.
+    pub(super) async fn run(
+        &mut self,
+        begin: impl FnOnce(Box<Core<H>>) -> Work<H>,
+    ) -> Result<Outcome, DaemonError> {
+        // What came of that is not asked for.
+        drop(self.dropped().await);
+        {
+            let mut slot = lock(&self.slot);
+            let Some(core) = slot.core.take() else {
+                return Err(slot.end.clone().unwrap_or(DaemonError::Closed(Closed)));
+            };
+            slot.work = Some(begin(core));
+        }
+        let done = self.dropped().await;
+        done.expect("a work that has ended has a result")
+    }
+
+    /// What came of the last work, once it has ended, if nobody has taken that.
+    pub(super) async fn dropped(&mut self) -> Option<Result<Outcome, DaemonError>> {
+        let _attended = Attended(&self.slot);
+        poll_fn(|context| {
+            let mut slot = lock(&self.slot);
+            slot.is_attended = true;
+            slot.poll_work(context)
+        })
+        .await;
+        lock(&self.slot).done.take()
+    }
+}
+
+impl<H: Host> Drop for Owner<H> {
+    fn drop(&mut self) {
+        self.halt.raise();
+        lock(&self.slot).is_dropped = true;
+        wake_keeper(&self.slot);
+    }
+}

@@ -1,0 +1,261 @@
+//! Calls of daemons that are dropped at any poll: nobody else waits for ever.
+
+mod job;
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use job::{Progress, TIGHT, chatter, message, world};
+use midplane_gang::agenda::{AgendaConfig, WithItself};
+use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
+use midplane_gang::schedule::{Request, RoundRobin};
+use midplane_gang::scheduler::{Phases, Scheduler, Submission};
+use midplane_simhw::fault::Faults;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::rng::Rng;
+use midplane_simhw::sim::SimHost;
+use proptest::prelude::*;
+
+/// After a drop all others have ended by then.
+const SOON: Duration = Duration::from_secs(5);
+const COUNT: u32 = 12;
+
+/// Polls a future that often and then drops it: `None`, unless it has ended before.
+struct Polls<F> {
+    future: Option<Pin<Box<F>>>,
+    left: u64,
+}
+
+fn polls<F: Future>(future: F, left: u64) -> Polls<F> {
+    Polls { future: Some(Box::pin(future)), left }
+}
+
+impl<F: Future> Future for Polls<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.left == 0 {
+            self.future = None;
+            return Poll::Ready(None);
+        }
+        self.left -= 1;
+        let future = self.future.as_mut().expect("it is polled until it has ended");
+        match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            // It is dropped in a turn of its own, whatever comes next.
+            Poll::Pending if self.left == 0 => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+/// How the daemons' calls have ended, by node; and of each rank that came to its end, the digests.
+#[derive(Clone, Default)]
+struct Ends {
+    daemons: Arc<Mutex<Vec<(u16, Result<(), String>)>>>,
+    ranks: Arc<Mutex<Vec<(u16, u16, Vec<u64>)>>>,
+}
+
+impl Ends {
+    fn daemon(&self, node: u16, end: Result<(), String>) {
+        self.daemons.lock().unwrap().push((node, end));
+    }
+
+    fn start(&self) -> Start<SimHost> {
+        let ranks = Arc::clone(&self.ranks);
+        Arc::new(move |host, launch, descriptor, _| {
+            let ranks = Arc::clone(&ranks);
+            Box::pin(async move {
+                let rank = descriptor.rank().0;
+                let progress = Arc::new(Mutex::new(Progress::new(launch.ranks, rank.into())));
+                chatter(host, descriptor, Arc::clone(&progress), launch.program).await;
+                let digests = progress.lock().unwrap().digests.clone();
+                ranks.lock().unwrap().push((launch.ranks, rank, digests));
+            })
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    seed: u64,
+    nodes: u16,
+    arity: u16,
+    mode: Mode,
+    phases: Phases,
+    loss: f64,
+}
+
+impl Case {
+    fn of(seed: u64) -> (Self, Rng) {
+        let mut dice = Rng::new(seed, "drops");
+        let nodes = dice.between(2, 9) as u16;
+        let case = Self {
+            seed,
+            nodes,
+            arity: dice.between(1, 4) as u16,
+            mode: if dice.chance(0.5) { Mode::Copy } else { Mode::Resident },
+            phases: if dice.chance(0.5) { Phases::Two } else { Phases::Four },
+            loss: if dice.chance(0.5) { 0.01 } else { 0.0 },
+        };
+        (case, dice)
+    }
+
+    /// Ranks of both jobs.
+    fn ranks(self) -> usize {
+        (self.nodes + self.nodes.min(3)).into()
+    }
+
+    fn config(self) -> DaemonConfig {
+        let micros = Duration::from_micros;
+        let costs = Costs { stop: micros(5), save: micros(60), ..Costs::default() };
+        let Self { nodes, arity, mode, .. } = self;
+        DaemonConfig { nodes, arity, mode, geometry: TIGHT, channels: 2, costs }
+    }
+
+    fn scheduler(self, root: Daemon<SimHost>) -> Scheduler<SimHost> {
+        let (with_itself, visit) = (WithItself::Always, Duration::ZERO);
+        let slice = Duration::from_micros(150);
+        let agenda = AgendaConfig { slice, phases: self.phases, with_itself, visit };
+        let scheduler = Scheduler::new(root, Box::new(RoundRobin::new(self.nodes)), agenda);
+        for ranks in [self.nodes, self.nodes.min(3)] {
+            let request = Request { nodes: ranks, weight: 1 };
+            scheduler.front().submit(Submission { request, ranks, program: COUNT });
+        }
+        scheduler
+    }
+
+    /// Runs it: `drops` says after how many polls the call of which node is dropped. The root's is made again each time;
+    /// after the last, the root is dropped if it `dies`.
+    fn run(self, drops: &[(u16, u64)], dies: bool) -> Ends {
+        let faults = Faults { loss: self.loss, ..Faults::NONE };
+        let mut world = world(self.nodes, self.seed, faults);
+        let (ends, config) = (Ends::default(), self.config());
+        let of = |node: u16| drops.iter().filter(move |drop| drop.0 == node).map(|drop| drop.1);
+        for node in 1..self.nodes {
+            let (host, start, ends) = (world.host(NodeId(node)), ends.start(), ends.clone());
+            let after = of(node).next().unwrap_or(u64::MAX);
+            world.spawn(NodeId(node), async move {
+                let daemon = Daemon::open(host, config, start).await.unwrap();
+                let end = polls(daemon.serve(), after).await;
+                let dropped = Err("dropped".to_owned());
+                ends.daemon(
+                    node,
+                    end.map_or(dropped, |end| end.map_err(|error| error.to_string())),
+                );
+            });
+        }
+        let (host, start, of_root) = (world.host(NodeId(0)), ends.start(), ends.clone());
+        let root_drops: Vec<u64> = of(0).collect();
+        let task = async move {
+            let root = Daemon::open(host.clone(), config, start).await.unwrap();
+            let mut scheduler = self.scheduler(root);
+            let mut end = None;
+            for after in root_drops {
+                end = polls(scheduler.run(), after).await;
+                if end.is_some() {
+                    break;
+                }
+            }
+            if end.is_none() && !dies {
+                let deadline = host.now() + SOON;
+                let all = pin!(scheduler.run());
+                end = Some(within(&host, deadline, all).await.expect("the root's call ends"));
+            }
+            drop(scheduler);
+            let dropped = Err("dropped".to_owned());
+            of_root.daemon(0, end.map_or(dropped, |end| end.map_err(|error| error.to_string())));
+            let deadline = host.now() + SOON;
+            while of_root.daemons.lock().unwrap().len() < usize::from(config.nodes) {
+                assert!(host.now() < deadline, "some wait: {:?}", of_root.daemons.lock().unwrap());
+                host.sleep_until(host.now() + Duration::from_millis(1)).await;
+            }
+        };
+        world.block_on(NodeId(0), task).expect("it comes to its end");
+        ends
+    }
+}
+
+async fn within<T>(
+    host: &SimHost,
+    deadline: midplane_simhw::time::Instant,
+    mut first: Pin<&mut impl Future<Output = T>>,
+) -> Option<T> {
+    let mut end = pin!(host.sleep_until(deadline));
+    std::future::poll_fn(|context| match first.as_mut().poll(context) {
+        Poll::Ready(value) => Poll::Ready(Some(value)),
+        Poll::Pending => end.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}
+
+/// One daemon's call is dropped: all others' end, and say which daemon is gone.
+fn a_daemon_is_dropped(seed: u64) {
+    let (case, mut dice) = Case::of(seed);
+    let node = dice.below(case.nodes.into()) as u16;
+    let after = dice.below(200);
+    let ends = case.run(&[(node, after)], node == 0);
+    let gone = format!("node {node} is gone");
+    let daemons = ends.daemons.lock().unwrap();
+    // The daemons are told to quit then.
+    let all_ranks = ends.ranks.lock().unwrap().len() == case.ranks();
+    for (other, end) in daemons.iter().filter(|end| end.0 != node) {
+        match end {
+            Ok(()) => assert!(all_ranks, "seed {seed}: {other} ended well"),
+            Err(error) => assert!(error.contains(&gone), "seed {seed}: {other}: {error}"),
+        }
+    }
+}
+
+fn digests(ranks: u16, rank: u16) -> Vec<u64> {
+    let digest = |from| {
+        let all = (0..COUNT).flat_map(|number| message(from, rank, number, TIGHT.message));
+        all.fold(0_u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3))
+    };
+    (0..ranks).map(digest).collect()
+}
+
+/// The root's call is dropped again and again, and made again: every job ends as if it was not.
+fn calls_of_the_root_are_dropped(seed: u64) {
+    let (case, mut dice) = Case::of(seed);
+    let drops: Vec<(u16, u64)> = (0..dice.between(1, 40)).map(|_| (0, dice.below(25))).collect();
+    let ends = case.run(&drops, false);
+    let daemons = ends.daemons.lock().unwrap();
+    assert!(daemons.iter().all(|(_, end)| *end == Ok(())), "seed {seed}: {daemons:?}");
+    let ranks = ends.ranks.lock().unwrap();
+    assert_eq!(ranks.len(), case.ranks(), "seed {seed}");
+    for (of, rank, found) in ranks.iter() {
+        assert_eq!(*found, digests(*of, *rank), "seed {seed}, rank {rank} of {of}");
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_daemon_whose_call_was_dropped_at_the_pinned_seeds() {
+    (0..60).for_each(a_daemon_is_dropped);
+}
+
+#[test]
+fn orders_whose_calls_are_dropped_are_carried_out_at_the_pinned_seeds() {
+    (0..40).for_each(calls_of_the_root_are_dropped);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nobody_waits_for_a_daemon_whose_call_was_dropped(seed: u64) {
+        a_daemon_is_dropped(seed);
+    }
+
+    #[test]
+    fn orders_whose_calls_are_dropped_are_carried_out(seed: u64) {
+        calls_of_the_root_are_dropped(seed);
+    }
+}
