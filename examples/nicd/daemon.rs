@@ -24,7 +24,7 @@ fn text(error: impl std::fmt::Display) -> String {
 fn unit() -> Result<Unit, String> {
     let mut unit = Unit::default();
     unit.install(MESSAGES, Messages::new()).map_err(text)?;
-    unit.install(MEMORY, Memory::new(std::process::id().into())).map_err(text)?;
+    unit.install(MEMORY, Memory::new()).map_err(text)?;
     unit.install(VIA, Via::new(ViaConfig::default())).map_err(text)?;
     Ok(unit)
 }

@@ -106,7 +106,7 @@ async fn run(
     let mut unit = Unit::default();
     let installed = unit
         .install(MESSAGES, Messages::new())
-        .and_then(|()| unit.install(MEMORY, Memory::new(std::process::id().into())))
+        .and_then(|()| unit.install(MEMORY, Memory::new()))
         .and_then(|()| unit.install(INSTALLER, Installer::new(members, builtin::load)));
     installed.map_err(|error| error.to_string())?;
     let nic =

@@ -26,7 +26,7 @@ fn world() -> World<Unit> {
     let topology = Topology::star(2, link, SwitchProfile::new(Buffer::Bytes(64 << 10)));
     World::new(&topology, NicProfile::MODERN, 1, |_, _| {
         let mut unit = Unit::default();
-        unit.install(PROGRAMS, Programs::new(5)).expect("the number is free");
+        unit.install(PROGRAMS, Programs::new()).expect("the number is free");
         unit.install(MESSAGES, Messages::new()).expect("the number is free");
         unit
     })

@@ -8,6 +8,8 @@
 
 use midplane_simhw::id::{NodeId, PortId};
 use midplane_simhw::region::RegionRef;
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use thiserror::Error;
 
 /// How often a capability may be passed on with fewer rights.
@@ -55,7 +57,7 @@ pub struct Capability {
     pub entry: u16,
     /// Which use of the entry.
     pub generation: u32,
-    /// What makes it hard to guess: 56 bits.
+    /// 56 bits that only holders know: no number of other keys tells them.
     pub key: u64,
     /// What it allows, as far as its holder knows: the owner knows better.
     pub grant: Grant,
@@ -142,19 +144,26 @@ struct Entry {
 }
 
 /// The capabilities that a node has given.
-#[derive(Debug)]
 pub struct Capabilities {
     node: NodeId,
-    secret: u64,
+    /// ChaCha with 20 rounds, keyed by the node's secret: whoever holds keys can neither compute the secret nor
+    /// another key. `None` until the NIC starts.
+    keys: Option<ChaCha20Rng>,
     entries: Vec<Entry>,
     free: Vec<u16>,
 }
 
 impl Capabilities {
-    /// None yet. Keys follow from `secret`, which only this node should know.
+    /// Makes a table that has given nothing. Keys follow from `secret`, which must be drawn at random and stay with
+    /// this node: see [`Context::secret`](crate::context::Context::secret).
     #[must_use]
-    pub const fn new(node: NodeId, secret: u64) -> Self {
-        Self { node, secret, entries: Vec::new(), free: Vec::new() }
+    pub fn new(node: NodeId, secret: [u8; 32]) -> Self {
+        Self { node, keys: Some(ChaCha20Rng::from_seed(secret)), ..Self::unkeyed() }
+    }
+
+    /// Makes the table of a NIC that has not started: it gives nothing.
+    pub(crate) const fn unkeyed() -> Self {
+        Self { node: NodeId(0), keys: None, entries: Vec::new(), free: Vec::new() }
     }
 
     /// Gives a capability to a region.
@@ -244,6 +253,7 @@ impl Capabilities {
         depth: u8,
         above: Option<(u16, u32)>,
     ) -> Result<Capability, Denied> {
+        let key = self.keys.as_mut().ok_or(Denied::Full)?.next_u64() >> 8;
         let number = match self.free.pop() {
             Some(number) => number,
             None if self.entries.len() < MAX_ENTRIES => {
@@ -260,7 +270,6 @@ impl Capabilities {
             }
             None => return Err(Denied::Full),
         };
-        let key = self.draw() >> 8;
         let entry = &mut self.entries[usize::from(number)];
         let generation = entry.generation.wrapping_add(1);
         *entry = Entry { region, grant, key, generation, is_live: true, depth, above };
@@ -279,14 +288,16 @@ impl Capabilities {
         self.entries[usize::from(number)].is_live = false;
         self.free.push(number);
     }
+}
 
-    /// SplitMix64.
-    const fn draw(&mut self) -> u64 {
-        self.secret = self.secret.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.secret;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+/// Shows no key, and nothing that keys follow from.
+impl std::fmt::Debug for Capabilities {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let given = self.entries.iter().filter(|entry| entry.is_live).count();
+        f.debug_struct("Capabilities")
+            .field("node", &self.node)
+            .field("given", &given)
+            .finish_non_exhaustive()
     }
 }
 
@@ -350,7 +361,7 @@ mod tests {
 
         #[test]
         fn nothing_is_allowed_but_what_was_given_and_not_taken_back(ops in prop::collection::vec(op(), 1..120)) {
-            let mut table = Capabilities::new(NodeId(3), 42);
+            let mut table = Capabilities::new(NodeId(3), [42; 32]);
             let mut model: Vec<Model> = Vec::new();
             for op in ops {
                 match op {
@@ -405,12 +416,74 @@ mod tests {
 
     #[test]
     fn a_capability_is_passed_on_eight_times() {
-        let mut table = Capabilities::new(NodeId(0), 1);
+        let mut table = Capabilities::new(NodeId(0), [1; 32]);
         let mut last = table.give(region(8), Grant::ALL).unwrap();
         for _ in 0..MAX_DEPTH {
             last = table.delegate(&last, Grant::ALL).unwrap();
         }
         assert_eq!(table.delegate(&last, Grant::ALL), Err(Denied::Depth));
         assert!(table.check(&last, Grant::ALL).is_ok());
+    }
+
+    /// SplitMix64: a generator whose steps invert.
+    struct SplitMix(u64);
+
+    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+    const FIRST: u64 = 0xBF58_476D_1CE4_E5B9;
+    const SECOND: u64 = 0x94D0_49BB_1331_11EB;
+
+    impl SplitMix {
+        fn draw(&mut self) -> u64 {
+            self.0 = self.0.wrapping_add(STEP);
+            let z = (self.0 ^ self.0 >> 30).wrapping_mul(FIRST);
+            let z = (z ^ z >> 27).wrapping_mul(SECOND);
+            z ^ z >> 31
+        }
+
+        /// The generator just after it has drawn `value`.
+        fn after(value: u64) -> Self {
+            let z = unshift(value, 31).wrapping_mul(inverse(SECOND));
+            let z = unshift(z, 27).wrapping_mul(inverse(FIRST));
+            Self(unshift(z, 30))
+        }
+    }
+
+    /// The `x` with `x ^ x >> by == y`.
+    fn unshift(y: u64, by: u32) -> u64 {
+        (0..64 / by).fold(y, |x, _| y ^ x >> by)
+    }
+
+    /// The inverse of an odd number modulo 2^64: each round doubles the bits that are right.
+    fn inverse(odd: u64) -> u64 {
+        (0..6).fold(odd, |x, _| x.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(x))))
+    }
+
+    /// Derives the next key from two that were drawn one after the other: the 8 bits that the first one lacks are
+    /// tried.
+    fn derive_next_key(first: u64, second: u64) -> Option<u64> {
+        let mut guesses = (0..256).map(|low| SplitMix::after(first << 8 | low));
+        let mut found =
+            guesses.find_map(|mut guess| (guess.draw() >> 8 == second).then_some(guess))?;
+        Some(found.draw() >> 8)
+    }
+
+    #[test]
+    fn two_held_keys_give_no_other() {
+        let mut weak = SplitMix(4711);
+        let keys = [(); 3].map(|()| weak.draw() >> 8);
+        assert_eq!(
+            derive_next_key(keys[0], keys[1]),
+            Some(keys[2]),
+            "the attack works on a weak generator"
+        );
+        for secret in 0..32 {
+            let mut table = Capabilities::new(NodeId(0), [secret; 32]);
+            let held = [(); 2].map(|()| table.give(region(8), Grant::READ).unwrap());
+            let other = table.give(region(8), Grant::ALL).unwrap();
+            let derived = derive_next_key(held[0].key, held[1].key);
+            assert_ne!(derived, Some(other.key), "a key was derived from two others");
+            let forged = Capability { key: derived.unwrap_or_default(), ..other };
+            assert_eq!(table.check(&forged, Grant::READ), Err(Denied::Forged));
+        }
     }
 }

@@ -81,6 +81,11 @@ impl Context<'_> {
         self.hw.incarnation()
     }
 
+    /// Draws 32 bytes that no other process can guess, for keys; see [`Hardware::secret`].
+    pub fn secret(&mut self) -> [u8; 32] {
+        self.hw.secret()
+    }
+
     /// The time; it does not move within a handler.
     #[must_use]
     pub fn now(&self) -> Instant {

@@ -130,7 +130,6 @@ struct Word {
 /// The part of the distributed address space that a node has.
 #[derive(Debug)]
 pub struct Memory {
-    secret: u64,
     table: Capabilities,
     next: u32,
     asked: BTreeMap<u32, Asked>,
@@ -140,13 +139,18 @@ pub struct Memory {
     counters: MemoryCounters,
 }
 
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Memory {
-    /// A part that has given nothing. The keys of its capabilities follow from `secret`.
+    /// A part that has given nothing. The keys of its capabilities follow from what the NIC draws as it starts.
     #[must_use]
-    pub const fn new(secret: u64) -> Self {
+    pub const fn new() -> Self {
         Self {
-            secret,
-            table: Capabilities::new(NodeId(0), secret),
+            table: Capabilities::unkeyed(),
             next: 0,
             asked: BTreeMap::new(),
             arriving: BTreeMap::new(),
@@ -385,8 +389,7 @@ impl Memory {
 
 impl Extension for Memory {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
-        let secret = self.secret ^ u64::from(nic.incarnation().0) << 16 ^ u64::from(nic.node().0);
-        self.table = Capabilities::new(nic.node(), secret);
+        self.table = Capabilities::new(nic.node(), nic.secret());
         Ok(())
     }
 

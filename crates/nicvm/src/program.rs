@@ -116,7 +116,6 @@ type Ended = Result<(u64, u32), Status>;
 /// Runs programs, and takes their messages in.
 #[derive(Debug)]
 pub struct Programs {
-    secret: u64,
     table: Capabilities,
     programs: BTreeMap<u16, Program>,
     buffers: BTreeMap<PortId, Vec<Command>>,
@@ -130,13 +129,18 @@ const RUN_IT: u8 = 1;
 const IT_RAN: u8 = 2;
 const MESSAGE_OF_IT: u8 = 3;
 
+impl Default for Programs {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Programs {
-    /// No programs yet. The keys of their capabilities follow from `secret`.
+    /// No programs yet. The keys of their capabilities follow from what the NIC draws as it starts.
     #[must_use]
-    pub fn new(secret: u64) -> Self {
+    pub fn new() -> Self {
         Self {
-            secret,
-            table: Capabilities::new(NodeId(0), secret),
+            table: Capabilities::unkeyed(),
             programs: BTreeMap::new(),
             buffers: BTreeMap::new(),
             waits: BTreeMap::new(),
@@ -353,8 +357,7 @@ fn finish(nic: &mut Context<'_>, command: &Command, ran: Ended) {
 
 impl Extension for Programs {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
-        let secret = self.secret ^ u64::from(nic.incarnation().0) << 16 ^ u64::from(nic.node().0);
-        self.table = Capabilities::new(nic.node(), secret);
+        self.table = Capabilities::new(nic.node(), nic.secret());
         Ok(())
     }
 

@@ -29,7 +29,7 @@ fn world(nodes: u16, seed: u64, loss: f64) -> World<Unit> {
     let topology = Topology::star(nodes, link, SwitchProfile::new(Buffer::Bytes(256 << 10)));
     let mut world = World::new(&topology, NicProfile::MODERN, seed, |_, _| {
         let mut unit = Unit::default();
-        unit.install(MEMORY, Memory::new(7)).unwrap();
+        unit.install(MEMORY, Memory::new()).unwrap();
         unit
     });
     let mut faults = Faults::NONE;

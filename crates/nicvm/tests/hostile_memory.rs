@@ -20,7 +20,7 @@ const SENT: u8 = 0x30;
 /// A unit whose memory a peer may write.
 fn desk() -> (Desk, Capability) {
     let mut unit = Unit::default();
-    unit.install(MEMORY, Memory::new(7)).unwrap();
+    unit.install(MEMORY, Memory::new()).unwrap();
     let mut desk = Desk::new(unit);
     desk.post(PortId(0), space::give(memory(PortId(0), BYTES), Grant::WRITE, 1));
     let given = space::given(&desk.completions()[0].1);

@@ -26,7 +26,7 @@ fn world(loss: f64) -> World<Unit> {
     let topology = Topology::star(3, link, SwitchProfile::new(Buffer::Bytes(256 << 10)));
     let mut world = World::new(&topology, NicProfile::MODERN, 1, |_, _| {
         let mut unit = Unit::default();
-        unit.install(PROGRAMS, Programs::new(5)).unwrap();
+        unit.install(PROGRAMS, Programs::new()).unwrap();
         unit.install(MESSAGES, Messages::new()).unwrap();
         unit
     });

@@ -102,6 +102,17 @@ pub trait Hardware {
     /// Which life of the NIC this is.
     fn incarnation(&self) -> Incarnation;
 
+    /// Draws 32 bytes that no other process can guess; each call draws others. A live NIC takes them from the
+    /// operating system, a modelled one from a random stream that follows from its simulation's seed.
+    ///
+    /// # Panics
+    /// If the operating system has no randomness.
+    fn secret(&mut self) -> [u8; 32] {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).expect("the operating system has randomness");
+        secret
+    }
+
     /// The time of this turn: it does not move within one.
     fn now(&self) -> Instant;
 

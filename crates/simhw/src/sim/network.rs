@@ -67,6 +67,8 @@ pub(super) struct Network {
     pub(super) hosts: Vec<(LinkId, LinkId)>,
     pub(super) framing: Framing,
     pub(super) rng: Rng,
+    /// What the firmware of all NICs draws secrets from.
+    pub(super) secrets: Rng,
     /// With cells, for each node: the frames whose last piece has not arrived, one for each NIC that
     /// sends to it, in the order of those.
     unfinished: Vec<Vec<(NodeId, u32)>>,
@@ -106,6 +108,7 @@ impl Network {
             hosts: topology.hosts.clone(),
             framing: topology.links.first().map_or(Framing::PLAIN, |link| link.profile.framing),
             rng: Rng::new(seed, "network"),
+            secrets: Rng::new(seed, "secrets"),
             unfinished: vec![Vec::new(); topology.hosts.len()],
         }
     }

@@ -239,6 +239,12 @@ impl Hardware for SimHardware<'_> {
         self.nic.incarnation
     }
 
+    fn secret(&mut self) -> [u8; 32] {
+        let mut secret = [0; 32];
+        self.network.secrets.fill(&mut secret);
+        secret
+    }
+
     fn now(&self) -> Instant {
         self.nic.clock.read(self.now)
     }
