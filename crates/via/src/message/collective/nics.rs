@@ -154,8 +154,13 @@ impl<P: Progression> Communicator<P> {
     /// # Cancel safety
     /// None: dropped before it has ended, the others may wait for ever, and this communicator may be
     /// [abandoned](MessageError::Abandoned).
-    pub async fn on_nics(&self, host: &impl Host) -> Result<Self, MessageError> {
-        let new = self.duplicate().await?;
+    pub fn on_nics(&self, host: &impl Host) -> impl Future<Output = Result<Self, MessageError>> {
+        let new = self.duplicate();
+        async move { new.await?.take_nics(host).await }
+    }
+
+    async fn take_nics(self, host: &impl Host) -> Result<Self, MessageError> {
+        let new = self;
         if new.size() == 1 {
             return Ok(new);
         }
