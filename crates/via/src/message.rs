@@ -45,6 +45,7 @@
 //! }
 //! ```
 
+mod bell;
 pub mod carrier;
 pub mod collective;
 pub mod communicator;

@@ -10,7 +10,7 @@
 //!
 //! How much may be under way is bounded everywhere: by the depth of a sender, a client or a server,
 //! and below them by the receiver's window for messages that it does not expect. Who would send more
-//! waits. When a process dies, whatever waits for it ends with
+//! waits. The length of a message is bounded where it is received: `max_message`. When a process dies, whatever waits for it ends with
 //! [`Failure::PeerLost`](crate::message::request::Failure::PeerLost), as soon as the layers below say
 //! that it is dead.
 //!
@@ -74,6 +74,6 @@ mod stream;
 
 pub use client::{Call, CallError, Client};
 pub use connection::Streams;
-pub use lane::{DEFAULT_DEPTH, LaneError, Permit, Receiver, Sender};
+pub use lane::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE, LaneError, Permit, Receiver, Sender};
 pub use server::{Counters, DEFAULT_HANDLED, Server};
 pub use stream::ByteStream;

@@ -278,7 +278,9 @@ impl Channel {
 
     fn advance(&mut self, context: &mut Context<'_>) -> Result<(), ChannelError> {
         loop {
-            lock(&self.home).waker = Some(context.waker().clone());
+            // The former one is dropped once the lock is not held: that may run any code.
+            let former = lock(&self.home).waker.replace(context.waker().clone());
+            drop(former);
             self.take_back()?;
             while let Some(done) = self.nic.taken(self.vi, WorkQueue::Receive)? {
                 self.on_arrived(&done)?;

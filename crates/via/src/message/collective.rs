@@ -15,6 +15,7 @@ mod carried;
 mod nics;
 mod reductions;
 
+use std::future::Future;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
@@ -29,8 +30,8 @@ pub use midplane_nicvm::collective::Operation;
 
 pub(super) use nics::Nics;
 
-/// One operation under way.
-struct Turn<'a, P> {
+/// One operation, from its call until its end.
+pub(super) struct Turn<'a, P> {
     communicator: &'a Communicator<P>,
     tag: Tag,
     /// Its place in the queue for the NICs, if it is to be carried out by them, until it leaves that.
@@ -50,7 +51,8 @@ impl<P> Drop for Turn<'_, P> {
 }
 
 impl<'a, P: Progression> Turn<'a, P> {
-    fn new(communicator: &'a Communicator<P>) -> Result<Self, MessageError> {
+    /// Takes the operation's place in the order of its communicator's: before anything is polled.
+    pub(super) fn new(communicator: &'a Communicator<P>) -> Result<Self, MessageError> {
         if communicator.abandoned.load(Ordering::Relaxed) {
             return Err(MessageError::Abandoned);
         }
@@ -112,6 +114,26 @@ impl<'a, P: Progression> Turn<'a, P> {
         all(sends).await?;
         Ok(bytes)
     }
+
+    /// Everybody's bytes, by rank: by the NICs if these take them, else round a ring.
+    pub(super) async fn all_gather(mut self, bytes: Bytes) -> Result<Vec<Bytes>, MessageError> {
+        if let Some(nics) = self.nics().await?
+            && let Some(blocks) = self.all_gather_by(nics, &bytes).await?
+        {
+            return self.end(blocks);
+        }
+        self.leave_nics();
+        let (size, rank) = (self.size(), self.rank());
+        let mut blocks = vec![Bytes::new(); size as usize];
+        blocks[rank as usize] = bytes;
+        let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
+        for step in 0..size - 1 {
+            let (out, comes) = ((rank + size - step) % size, (rank + 2 * size - step - 1) % size);
+            let block = blocks[out as usize].clone();
+            blocks[comes as usize] = self.exchange(to, block, from).await?;
+        }
+        self.end(blocks)
+    }
 }
 
 async fn all<P: Progression>(pending: Vec<Pending<P>>) -> Result<Vec<Bytes>, MessageError> {
@@ -141,20 +163,23 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn barrier(&self) -> Result<(), MessageError> {
-        let turn = Turn::queued(self)?;
-        if let Some(nics) = turn.nics().await? {
-            turn.barrier_by(nics).await?;
-            return turn.end(());
+    pub fn barrier(&self) -> impl Future<Output = Result<(), MessageError>> {
+        let turn = Turn::queued(self);
+        async move {
+            let turn = turn?;
+            if let Some(nics) = turn.nics().await? {
+                turn.barrier_by(nics).await?;
+                return turn.end(());
+            }
+            let (size, rank) = (turn.size(), turn.rank());
+            let mut distance = 1;
+            while distance < size {
+                let (to, from) = ((rank + distance) % size, (rank + size - distance) % size);
+                turn.exchange(to, Bytes::new(), from).await?;
+                distance *= 2;
+            }
+            turn.end(())
         }
-        let (size, rank) = (turn.size(), turn.rank());
-        let mut distance = 1;
-        while distance < size {
-            let (to, from) = ((rank + distance) % size, (rank + size - distance) % size);
-            turn.exchange(to, Bytes::new(), from).await?;
-            distance *= 2;
-        }
-        turn.end(())
     }
 
     /// The root's bytes, at every process; the others' are ignored. A binomial tree.
@@ -164,22 +189,24 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn broadcast(
+    pub fn broadcast(
         &self,
         root: Rank,
         bytes: impl Into<Bytes>,
-    ) -> Result<Bytes, MessageError> {
-        let root = self.checked(root)?;
-        let mut turn = Turn::queued(self)?;
+    ) -> impl Future<Output = Result<Bytes, MessageError>> {
+        let turn = self.checked(root).and_then(|root| Ok((Turn::queued(self)?, root)));
         let bytes = bytes.into();
-        if let Some(nics) = turn.nics().await?
-            && let Some(bytes) = turn.broadcast_by(nics, root, &bytes).await?
-        {
-            return turn.end(bytes);
+        async move {
+            let (mut turn, root) = turn?;
+            if let Some(nics) = turn.nics().await?
+                && let Some(bytes) = turn.broadcast_by(nics, root, &bytes).await?
+            {
+                return turn.end(bytes);
+            }
+            turn.leave_nics();
+            let bytes = turn.broadcast(root, bytes).await?;
+            turn.end(bytes)
         }
-        turn.leave_nics();
-        let bytes = turn.broadcast(root, bytes).await?;
-        turn.end(bytes)
     }
 
     /// Everybody's bytes, by rank, at the root; `None` at the others.
@@ -189,22 +216,25 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn gather(
+    pub fn gather(
         &self,
         root: Rank,
         bytes: impl Into<Bytes>,
-    ) -> Result<Option<Vec<Bytes>>, MessageError> {
-        let root = self.checked(root)?;
-        let turn = Turn::new(self)?;
-        if turn.rank() != root {
-            turn.send(root, bytes.into())?.await?;
-            return turn.end(None);
+    ) -> impl Future<Output = Result<Option<Vec<Bytes>>, MessageError>> {
+        let turn = self.checked(root).and_then(|root| Ok((Turn::new(self)?, root)));
+        let bytes = bytes.into();
+        async move {
+            let (turn, root) = turn?;
+            if turn.rank() != root {
+                turn.send(root, bytes)?.await?;
+                return turn.end(None);
+            }
+            let others = (0..turn.size()).filter(|rank| *rank != root);
+            let receives: Result<Vec<_>, _> = others.map(|from| turn.receive(from)).collect();
+            let mut blocks = all(receives?).await?;
+            blocks.insert(root as usize, bytes);
+            turn.end(Some(blocks))
         }
-        let others = (0..turn.size()).filter(|rank| *rank != root);
-        let receives: Result<Vec<_>, _> = others.map(|from| turn.receive(from)).collect();
-        let mut blocks = all(receives?).await?;
-        blocks.insert(root as usize, bytes.into());
-        turn.end(Some(blocks))
     }
 
     /// Of the root's blocks, by rank, the one for this process; the others' blocks are ignored.
@@ -215,27 +245,35 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn scatter(&self, root: Rank, blocks: Vec<Bytes>) -> Result<Bytes, MessageError> {
-        let root = self.checked(root)?;
-        if self.rank().0 == root {
-            self.check_blocks(&blocks)?;
-        }
-        let turn = Turn::new(self)?;
-        if turn.rank() != root {
-            let received = turn.receive(root)?.await?;
-            return turn.end(received.bytes.into());
-        }
-        let mut own = Bytes::new();
-        let mut sends = Vec::new();
-        for (rank, block) in (0..).zip(blocks) {
-            if rank == root {
-                own = block;
-            } else {
-                sends.push(turn.send(rank, block)?);
+    pub fn scatter(
+        &self,
+        root: Rank,
+        blocks: Vec<Bytes>,
+    ) -> impl Future<Output = Result<Bytes, MessageError>> {
+        let turn = self.checked(root).and_then(|root| {
+            if self.rank().0 == root {
+                self.check_blocks(&blocks)?;
             }
+            Ok((Turn::new(self)?, root))
+        });
+        async move {
+            let (turn, root) = turn?;
+            if turn.rank() != root {
+                let received = turn.receive(root)?.await?;
+                return turn.end(received.bytes.into());
+            }
+            let mut own = Bytes::new();
+            let mut sends = Vec::new();
+            for (rank, block) in (0..).zip(blocks) {
+                if rank == root {
+                    own = block;
+                } else {
+                    sends.push(turn.send(rank, block)?);
+                }
+            }
+            all(sends).await?;
+            turn.end(own)
         }
-        all(sends).await?;
-        turn.end(own)
     }
 
     /// Everybody's bytes, by rank, at every process: round a ring, in n - 1 steps.
@@ -245,25 +283,13 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn all_gather(&self, bytes: impl Into<Bytes>) -> Result<Vec<Bytes>, MessageError> {
-        let mut turn = Turn::queued(self)?;
+    pub fn all_gather(
+        &self,
+        bytes: impl Into<Bytes>,
+    ) -> impl Future<Output = Result<Vec<Bytes>, MessageError>> {
+        let turn = Turn::queued(self);
         let bytes = bytes.into();
-        if let Some(nics) = turn.nics().await?
-            && let Some(blocks) = turn.all_gather_by(nics, &bytes).await?
-        {
-            return turn.end(blocks);
-        }
-        turn.leave_nics();
-        let (size, rank) = (turn.size(), turn.rank());
-        let mut blocks = vec![Bytes::new(); size as usize];
-        blocks[rank as usize] = bytes;
-        let (to, from) = ((rank + 1) % size, (rank + size - 1) % size);
-        for step in 0..size - 1 {
-            let (out, comes) = ((rank + size - step) % size, (rank + 2 * size - step - 1) % size);
-            let block = blocks[out as usize].clone();
-            blocks[comes as usize] = turn.exchange(to, block, from).await?;
-        }
-        turn.end(blocks)
+        async move { turn?.all_gather(bytes).await }
     }
 
     /// From each process its block for this one, by rank. The first partner is the next rank, so
@@ -275,17 +301,22 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn all_to_all(&self, mut blocks: Vec<Bytes>) -> Result<Vec<Bytes>, MessageError> {
-        self.check_blocks(&blocks)?;
-        let turn = Turn::new(self)?;
-        let (size, rank) = (turn.size(), turn.rank());
-        let mut received = vec![Bytes::new(); size as usize];
-        received[rank as usize] = std::mem::take(&mut blocks[rank as usize]);
-        for step in 1..size {
-            let (to, from) = ((rank + step) % size, (rank + size - step) % size);
-            let block = std::mem::take(&mut blocks[to as usize]);
-            received[from as usize] = turn.exchange(to, block, from).await?;
+    pub fn all_to_all(
+        &self,
+        mut blocks: Vec<Bytes>,
+    ) -> impl Future<Output = Result<Vec<Bytes>, MessageError>> {
+        let turn = self.check_blocks(&blocks).and_then(|()| Turn::new(self));
+        async move {
+            let turn = turn?;
+            let (size, rank) = (turn.size(), turn.rank());
+            let mut received = vec![Bytes::new(); size as usize];
+            received[rank as usize] = std::mem::take(&mut blocks[rank as usize]);
+            for step in 1..size {
+                let (to, from) = ((rank + step) % size, (rank + size - step) % size);
+                let block = std::mem::take(&mut blocks[to as usize]);
+                received[from as usize] = turn.exchange(to, block, from).await?;
+            }
+            turn.end(received)
         }
-        turn.end(received)
     }
 }

@@ -13,6 +13,7 @@ mod waiters;
 
 use std::fmt;
 use std::future::Future;
+use std::ops::{Deref, DerefMut};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -20,6 +21,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 
 use bytes::Bytes;
 
+use super::bell::Deferred;
 use super::collective::Nics;
 use super::envelope::{Context, Tag};
 use super::explain::Explanation;
@@ -31,6 +33,8 @@ use waiters::Waiters;
 
 pub use pending::{Pending, wait_all, wait_any, wait_some};
 pub use persistent::Persistent;
+#[cfg(feature = "service")]
+pub(crate) use probing::Place;
 pub use probing::{Message, Probed};
 
 /// A message that was received.
@@ -60,24 +64,16 @@ impl<P: Progression> Desk<P> {
     /// then armed. Whoever is done need not look for more: it leaves, and another one leads.
     fn drive(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
         let place = self.waiters.enter(place, waker);
-        self.advance(waker, place, request);
+        let Self { process, waiters, .. } = self;
+        advance(process.lower_mut(), waiters.lead(place), request);
+        self.tell_probes();
     }
 
     /// The same for one that may be kept without being polled: whoever else waits is woken as well.
     fn drive_kept(&mut self, waker: &Waker, place: &mut Option<usize>, request: Option<Request>) {
         let place = self.waiters.enter(place, waker);
-        let bell = self.waiters.bell();
-        self.advance(&bell, place, request);
-    }
-
-    fn advance(&mut self, waker: &Waker, place: usize, request: Option<Request>) {
-        self.waiters.lead(place);
-        while self.process.lower_mut().advance(Wait::Wake(waker)) > 0 {
-            let requests = self.process.lower_mut().requests();
-            if request.is_some_and(|request| requests.peek(request).is_some()) {
-                break;
-            }
-        }
+        let Self { process, waiters, .. } = self;
+        advance(process.lower_mut(), waiters.lead_kept(place), request);
         self.tell_probes();
     }
 
@@ -95,6 +91,52 @@ impl<P: Progression> Desk<P> {
     fn tell_probes(&mut self) {
         let moves = self.moves();
         self.waiters.tell_probes(moves);
+    }
+}
+
+fn advance(lower: &mut impl Progression, waker: &Waker, request: Option<Request>) {
+    while lower.advance(Wait::Wake(waker)) > 0 {
+        if request.is_some_and(|request| lower.requests().peek(request).is_some()) {
+            break;
+        }
+    }
+}
+
+/// What the tasks of a process share, locked. Wakers that are to be woken or dropped meanwhile are so once it
+/// is unlocked.
+struct Locked<'a, P: Progression> {
+    /// There until this is dropped.
+    desk: Option<MutexGuard<'a, Desk<P>>>,
+}
+
+impl<P: Progression> Deref for Locked<'_, P> {
+    type Target = Desk<P>;
+
+    #[inline]
+    fn deref(&self) -> &Desk<P> {
+        self.desk.as_ref().expect("it is not dropped")
+    }
+}
+
+impl<P: Progression> DerefMut for Locked<'_, P> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Desk<P> {
+        self.desk.as_mut().expect("it is not dropped")
+    }
+}
+
+impl<P: Progression> Drop for Locked<'_, P> {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(mut desk) = self.desk.take() else { return };
+        let rung = desk.waiters.bell().release().then(|| Arc::clone(desk.waiters.bell()));
+        let of_waiters = desk.waiters.deferred.take();
+        let of_requests = desk.process.lower_mut().requests().deferred.take();
+        drop(desk);
+        [of_waiters, of_requests].into_iter().flatten().for_each(Deferred::run);
+        if let Some(bell) = rung {
+            bell.ring();
+        }
     }
 }
 
@@ -175,7 +217,7 @@ impl<P: Progression> Communicator<P> {
         &self.scope
     }
 
-    fn lock(&self) -> MutexGuard<'_, Desk<P>> {
+    fn lock(&self) -> Locked<'_, P> {
         lock(&self.desk)
     }
 
@@ -414,8 +456,10 @@ impl<P: Progression> Communicator<P> {
 
 /// Ours do not panic in here. A caller of [`Communicator::with`] may, between two calls: what it
 /// leaves is whole.
-fn lock<P>(desk: &Mutex<Desk<P>>) -> MutexGuard<'_, Desk<P>> {
-    desk.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<P: Progression>(desk: &Mutex<Desk<P>>) -> Locked<'_, P> {
+    let desk = desk.lock().unwrap_or_else(PoisonError::into_inner);
+    desk.waiters.bell().hold();
+    Locked { desk: Some(desk) }
 }
 
 /// Runs a future on this thread: it polls for a while, then parks until it is woken.

@@ -123,13 +123,16 @@ pub fn network(processes: usize, config: MemoryConfig) -> Vec<MemoryCarrier> {
 }
 
 impl Hub {
-    /// Something has happened to a process.
-    fn tell(&mut self, process: usize) {
+    /// Something has happened to a process: its waker, to be woken once the lock is not held any more.
+    #[must_use]
+    fn tell(&mut self, process: usize) -> Option<Waker> {
         self.news[process] = true;
-        if let Some(waker) = self.wakers[process].take() {
-            waker.wake();
-        }
+        self.wakers[process].take()
     }
+}
+
+fn wake(wakers: impl IntoIterator<Item = Waker>) {
+    wakers.into_iter().for_each(Waker::wake);
 }
 
 impl MemoryCarrier {
@@ -180,7 +183,9 @@ impl Carrier for MemoryCarrier {
         packet.payload.clear();
         packet.payload.extend_from_slice(payload);
         hub.lanes[own * self.processes + to].packets.push_back(packet);
-        hub.tell(to);
+        let waker = hub.tell(to);
+        drop(hub);
+        wake(waker);
         Ok(())
     }
 
@@ -197,10 +202,9 @@ impl Carrier for MemoryCarrier {
             if let Some(packet) = lane.packets.pop_front() {
                 let refused = std::mem::take(&mut lane.refused);
                 hub.spare.push(std::mem::replace(&mut self.current, packet));
-                if refused {
-                    hub.tell(from);
-                }
+                let waker = if refused { hub.tell(from) } else { None };
                 drop(hub);
+                wake(waker);
                 let Packet { envelope, payload } = &self.current;
                 let envelope = Envelope::parse(envelope).expect("it was emitted here");
                 let payload = Payload::from(&payload[..]);
@@ -222,7 +226,10 @@ impl Carrier for MemoryCarrier {
             hub.news[own] = true;
             return false;
         }
-        hub.wakers[own] = Some(waker.clone());
+        let former = hub.wakers[own].replace(waker.clone());
+        // Its drop may run any code.
+        drop(hub);
+        drop(former);
         true
     }
 
@@ -230,10 +237,13 @@ impl Carrier for MemoryCarrier {
         let own = self.own.0 as usize;
         let mut hub = Self::hub(&self.hub);
         hub.gone[own] = true;
+        let mut wakers = Vec::new();
         for other in 0..self.processes {
             hub.lanes[own * self.processes + other].closed = true;
-            hub.tell(other);
+            wakers.extend(hub.tell(other));
         }
+        drop(hub);
+        wake(wakers);
     }
 }
 

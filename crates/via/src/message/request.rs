@@ -12,6 +12,7 @@ use std::task::Waker;
 use bytes::Bytes;
 use thiserror::Error;
 
+use super::bell::{Deferred, Guard};
 use super::envelope::{Context, Peer, Tag};
 use super::matching::{Arrival, Key, Pattern, PostedId};
 
@@ -197,6 +198,8 @@ pub(super) struct Record {
     /// Bytes of the attached buffer that it holds until it is done.
     pub(super) attached: usize,
     waker: Option<Waker>,
+    /// Released once it has ended and nobody will take its outcome.
+    guard: Option<Guard>,
 }
 
 #[derive(Debug)]
@@ -215,6 +218,8 @@ pub struct Requests {
     completed: usize,
     attached: usize,
     moves: u32,
+    /// Wakers that are woken and dropped once whoever owns this table holds no lock.
+    pub(super) deferred: Deferred,
 }
 
 impl Requests {
@@ -255,6 +260,7 @@ impl Requests {
             undo: false,
             attached: 0,
             waker: None,
+            guard: None,
         };
         self.slots.push(Slot { generation: 1, live: false, record });
         u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 requests")
@@ -270,7 +276,8 @@ impl Requests {
         slot.live = false;
         slot.generation = slot.generation.wrapping_add(1).max(1);
         let record = &mut slot.record;
-        record.waker = None;
+        self.deferred.discard(record.waker.take());
+        self.deferred.release(record.guard.take());
         if !record.bytes.is_empty() {
             record.bytes = Bytes::new();
         }
@@ -333,14 +340,23 @@ impl Requests {
         }
     }
 
-    /// Wakes `waker` when the request is done; at once if it is.
-    pub fn wake_when_done(&mut self, request: Request, waker: &Waker) {
+    /// Has `waker` woken when the request is done; now if it is.
+    pub(super) fn wake_when_done(&mut self, request: Request, waker: &Waker) {
+        let Some(record) = self.get_mut(request).filter(|record| record.state != State::Done)
+        else {
+            return self.deferred.wake(waker.clone());
+        };
+        if !record.waker.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            let former = record.waker.replace(waker.clone());
+            self.deferred.discard(former);
+        }
+    }
+
+    /// Has a request hold something until it is forgotten.
+    pub(super) fn guard(&mut self, request: Request, guard: Guard) {
         match self.get_mut(request) {
-            Some(record) if record.state != State::Done => match &mut record.waker {
-                Some(old) if old.will_wake(waker) => {}
-                other => *other = Some(waker.clone()),
-            },
-            _ => waker.wake_by_ref(),
+            Some(record) => record.guard = Some(guard),
+            None => self.deferred.release(Some(guard)),
         }
     }
 
@@ -390,12 +406,13 @@ impl Requests {
         record.result = result;
         record.posted = None;
         record.transfer = None;
-        if let Some(waker) = record.waker.take() {
-            waker.wake();
-        }
+        let waker = record.waker.take();
         let (orphan, attached) = (record.orphan, std::mem::take(&mut record.attached));
         if !record.bytes.is_empty() {
             record.bytes = Bytes::new();
+        }
+        if let Some(waker) = waker {
+            self.deferred.wake(waker);
         }
         self.attached -= attached;
         self.completed += 1;

@@ -3,12 +3,15 @@
 //!
 //! Plain data crosses in the sender's byte order: both sides are little-endian or both are not.
 
+use std::future::Future;
+
 use bytes::Bytes;
 use midplane_simhw::wire;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use super::collective::Turn;
 use super::communicator::{Communicator, Received};
 use super::envelope::Tag;
 use super::group::Rank;
@@ -108,13 +111,14 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn broadcast_value<T: Serialize + DeserializeOwned + Sync>(
+    pub fn broadcast_value<T: Serialize + DeserializeOwned + Sync>(
         &self,
         root: Rank,
         value: &T,
-    ) -> Result<T, MessageError> {
-        let own = if self.rank() == root { wire::encode(value)? } else { Vec::new() };
-        Ok(wire::decode(&self.broadcast(root, own).await?)?)
+    ) -> impl Future<Output = Result<T, MessageError>> {
+        let own = if self.rank() == root { wire::encode(value) } else { Ok(Vec::new()) };
+        let spread = own.map(|own| self.broadcast(root, own));
+        async move { Ok(wire::decode(&spread?.await?)?) }
     }
 
     /// Everybody's value, by rank, at every process.
@@ -124,12 +128,15 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn all_gather_value<T: Serialize + DeserializeOwned + Sync>(
+    pub fn all_gather_value<T: Serialize + DeserializeOwned + Sync>(
         &self,
         value: &T,
-    ) -> Result<Vec<T>, MessageError> {
-        let blocks = self.all_gather(wire::encode(value)?).await?;
-        blocks.iter().map(|block| Ok(wire::decode(block)?)).collect()
+    ) -> impl Future<Output = Result<Vec<T>, MessageError>> {
+        let gathered = wire::encode(value).map(|own| self.all_gather(own));
+        async move {
+            let blocks = gathered?.await?;
+            blocks.iter().map(|block| Ok(wire::decode(block)?)).collect()
+        }
     }
 
     /// Everybody's plain values combined one by one, at every process. All have as many.
@@ -139,29 +146,32 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn all_reduce_slice<T: FromBytes + IntoBytes + Immutable + Sync>(
+    pub fn all_reduce_slice<T: FromBytes + IntoBytes + Immutable + Sync>(
         &self,
         values: &[T],
         mut combine: impl FnMut(&mut T, &T),
-    ) -> Result<Vec<T>, MessageError> {
-        let mut odd = None;
-        let expected = values.len();
-        let combined = self
-            .all_reduce(values.as_bytes().to_vec(), |first, second| {
-                match (from_bytes::<T>(first), from_bytes::<T>(second)) {
-                    (Ok(mut a), Ok(b)) if a.len() == b.len() => {
-                        a.iter_mut().zip(&b).for_each(|(a, b)| combine(a, b));
-                        *first = a.as_bytes().to_vec();
-                    }
-                    _ => odd = Some(second.len() / size_of::<T>().max(1)),
+    ) -> impl Future<Output = Result<Vec<T>, MessageError>> {
+        let (turn, expected) = (Turn::new(self), values.len());
+        let bytes = values.as_bytes().to_vec();
+        async move {
+            let mut odd = None;
+            let join = |first: &mut Vec<u8>, second: &[u8]| match (
+                from_bytes::<T>(first),
+                from_bytes::<T>(second),
+            ) {
+                (Ok(mut a), Ok(b)) if a.len() == b.len() => {
+                    a.iter_mut().zip(&b).for_each(|(a, b)| combine(a, b));
+                    *first = a.as_bytes().to_vec();
                 }
-            })
-            .await?;
-        let values = from_bytes::<T>(&combined)?;
-        let found = odd.unwrap_or(values.len());
-        if found == expected {
-            return Ok(values);
+                _ => odd = Some(second.len() / size_of::<T>().max(1)),
+            };
+            let combined = turn?.all_reduce(bytes, join).await?;
+            let values = from_bytes::<T>(&combined)?;
+            let found = odd.unwrap_or(values.len());
+            if found == expected {
+                return Ok(values);
+            }
+            Err(MessageError::Shape { what: "values of another process", expected, found })
         }
-        Err(MessageError::Shape { what: "values of another process", expected, found })
     }
 }

@@ -13,14 +13,14 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tower_service::Service;
 
 use super::frame;
-use super::lane::DEFAULT_DEPTH;
+use super::lane::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE};
 use super::server::REQUEST;
-use crate::message::communicator::{Communicator, Pending};
+use crate::message::communicator::{Communicator, Pending, Place};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
-use crate::message::request::Mode;
+use crate::message::request::{Load, Mode};
 
 /// Why a request has no answer.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
@@ -32,6 +32,14 @@ pub enum CallError {
     /// The service says so.
     #[error("the service failed: {0}")]
     Service(String),
+    /// The request is longer than this client sends.
+    #[error("a request has at most {most} bytes, not {length}: see `Client::max_message`")]
+    TooLong {
+        /// Bytes of the request.
+        length: usize,
+        /// Most bytes of one.
+        most: usize,
+    },
     /// What came is no answer.
     #[error("what came was not sent by a server: its communicator is used by something else")]
     Malformed,
@@ -48,9 +56,12 @@ pub struct Client<P: Progression> {
     communicator: Communicator<P>,
     server: Rank,
     room: Arc<Semaphore>,
+    longest: usize,
     next: Arc<AtomicU32>,
     permit: Option<OwnedSemaphorePermit>,
     turn: Option<Turn>,
+    /// While it waits for its turn: answers to calls that were dropped are taken meanwhile.
+    place: Option<Place<P>>,
 }
 
 impl<P: Progression> Clone for Client<P> {
@@ -59,9 +70,11 @@ impl<P: Progression> Clone for Client<P> {
             communicator: self.communicator.clone(),
             server: self.server,
             room: Arc::clone(&self.room),
+            longest: self.longest,
             next: Arc::clone(&self.next),
             permit: None,
             turn: None,
+            place: None,
         }
     }
 }
@@ -78,7 +91,8 @@ impl<P: Progression> Client<P> {
     #[must_use]
     pub fn new(communicator: Communicator<P>, server: Rank) -> Self {
         let room = Arc::new(Semaphore::new(DEFAULT_DEPTH));
-        Self { communicator, server, room, next: Arc::default(), permit: None, turn: None }
+        let (longest, next) = (DEFAULT_MAX_MESSAGE, Arc::default());
+        Self { communicator, server, room, longest, next, permit: None, turn: None, place: None }
     }
 
     /// Requests that may be under way, at least 1; for clones that are made later, too. Default:
@@ -86,6 +100,14 @@ impl<P: Progression> Client<P> {
     #[must_use]
     pub fn depth(mut self, requests: usize) -> Self {
         self.room = Arc::new(Semaphore::new(requests.clamp(1, Semaphore::MAX_PERMITS)));
+        self
+    }
+
+    /// Most bytes of a request, and of an answer: a longer one is an error. With [`depth`](Self::depth) this
+    /// bounds what a server can make this process keep. Default: [`DEFAULT_MAX_MESSAGE`].
+    #[must_use]
+    pub const fn max_message(mut self, bytes: usize) -> Self {
+        self.longest = bytes;
         self
     }
 
@@ -115,8 +137,13 @@ impl<P: Progression> Client<P> {
         }
         let room = &self.room;
         let turn = self.turn.get_or_insert_with(|| Box::pin(Arc::clone(room).acquire_owned()));
-        let permit = ready!(turn.as_mut().poll(context)).expect("it is never closed");
-        self.turn = None;
+        let Poll::Ready(permit) = turn.as_mut().poll(context) else {
+            let place = self.place.get_or_insert_with(|| Place::new(&self.communicator));
+            place.drive(context.waker());
+            return Poll::Pending;
+        };
+        let permit = permit.expect("it is never closed");
+        (self.turn, self.place) = (None, None);
         self.permit = Some(permit);
         Poll::Ready(())
     }
@@ -139,23 +166,28 @@ impl<P: Progression> Service<Bytes> for Client<P> {
         let permit = self.permit.take().expect("a client is asked only once it is ready");
         // Numbers come again after 2^31 requests; from 1, for 0 is the tag of requests.
         let tag = self.next.fetch_add(1, Ordering::Relaxed) & 0x7FFF_FFFF | 0x8000_0000;
-        let message = frame::request(&request, tag);
-        let all = &self.communicator;
-        let started = all.ireceive(self.server, Tag(tag)).and_then(|answer| {
-            let sent = all.isend(Mode::Standard, self.server, REQUEST, message)?;
-            Ok((sent, answer))
-        });
-        let state = match started {
-            Ok((sent, answer)) => State::Asked { sent: Some(sent), answer },
-            Err(error) => State::Failed(error),
-        };
-        Call { state: Some(state), _permit: permit }
+        let started = self.start(&request, tag);
+        Call { state: Some(started.unwrap_or_else(State::Failed)), permit: Some(permit) }
+    }
+}
+
+impl<P: Progression> Client<P> {
+    fn start(&self, request: &[u8], tag: u32) -> Result<State<P>, CallError> {
+        let (length, most) = (request.len(), self.longest);
+        if length > most {
+            return Err(CallError::TooLong { length, most });
+        }
+        let (all, message) = (&self.communicator, frame::request(request, tag));
+        let room = Load::Room { room: most.saturating_add(1), storage: Vec::new() };
+        let answer = all.ireceive_into(self.server, Tag(tag), room)?;
+        let sent = all.isend(Mode::Standard, self.server, REQUEST, message)?;
+        Ok(State::Asked { sent: Some(sent), answer })
     }
 }
 
 #[derive(Debug)]
 enum State<P: Progression> {
-    Failed(MessageError),
+    Failed(CallError),
     Asked { sent: Option<Pending<P>>, answer: Pending<P> },
 }
 
@@ -165,19 +197,21 @@ enum State<P: Progression> {
 /// Polled again after it was ready.
 ///
 /// # Cancel safety
-/// Dropped, its room is free at once; the request may still be handled, and its answer is thrown
-/// away.
+/// Dropped, the request may still be handled. Its room is free once the request has left and the answer has
+/// come, which is thrown away: a server that does not answer holds no more of this process than the client's
+/// [`depth`](Client::depth). Any waiting client of the process takes such answers in.
 #[derive(Debug)]
 #[must_use = "the answer comes to whoever awaits it"]
 pub struct Call<P: Progression> {
     state: Option<State<P>>,
-    _permit: OwnedSemaphorePermit,
+    /// There until it is dropped.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl<P: Progression> Call<P> {
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Bytes, CallError>> {
         let (sent, answer) = match self.state.as_mut().expect("polled after it was ready") {
-            State::Failed(error) => return Poll::Ready(Err((*error).into())),
+            State::Failed(error) => return Poll::Ready(Err(error.clone())),
             State::Asked { sent, answer } => (sent, answer),
         };
         if let Some(sending) = sent
@@ -208,9 +242,13 @@ impl<P: Progression> Future for Call<P> {
 
 impl<P: Progression> Drop for Call<P> {
     fn drop(&mut self) {
-        if let Some(State::Asked { answer, .. }) = self.state.take() {
+        if let Some(State::Asked { sent, answer }) = self.state.take() {
+            let permit = Arc::new(self.permit.take());
+            if let Some(sent) = sent {
+                sent.free_with(Arc::clone(&permit) as _);
+            }
             // The receive stays, so that the answer has somewhere to go.
-            answer.free();
+            answer.free_with(permit);
         }
     }
 }

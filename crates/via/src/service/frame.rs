@@ -9,6 +9,9 @@
 
 use bytes::Bytes;
 
+/// Bytes of a request's number behind it.
+pub(super) const TAG_BYTES: usize = 4;
+
 const PLAIN: u8 = 0;
 const OTHER: u8 = 1;
 
@@ -44,7 +47,7 @@ pub(super) fn parse_item(mut message: Vec<u8>) -> Result<Option<Bytes>, Malforme
 
 /// A request that is answered with a tag.
 pub(super) fn request(bytes: &[u8], tag: u32) -> Vec<u8> {
-    let mut message = Vec::with_capacity(bytes.len() + 4);
+    let mut message = Vec::with_capacity(bytes.len() + TAG_BYTES);
     message.extend_from_slice(bytes);
     message.extend_from_slice(&tag.to_le_bytes());
     message
@@ -52,7 +55,7 @@ pub(super) fn request(bytes: &[u8], tag: u32) -> Vec<u8> {
 
 /// A request, and its answer's tag.
 pub(super) fn parse_request(mut message: Vec<u8>) -> Result<(Bytes, u32), Malformed> {
-    let (rest, tag) = message.split_last_chunk::<4>().ok_or(Malformed)?;
+    let (rest, tag) = message.split_last_chunk::<TAG_BYTES>().ok_or(Malformed)?;
     let (length, tag) = (rest.len(), u32::from_le_bytes(*tag));
     message.truncate(length);
     Ok((message.into(), tag))

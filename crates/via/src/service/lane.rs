@@ -16,11 +16,14 @@ use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
-use crate::message::request::Mode;
+use crate::message::request::{Load, Mode};
 
 /// Messages of a sender that may be under way: some 4 KiB of short ones, and 128 KiB of the longest
 /// that leave whole.
 pub const DEFAULT_DEPTH: usize = 16;
+
+/// Most bytes of one message that is received: 16 MiB.
+pub const DEFAULT_MAX_MESSAGE: usize = 16 << 20;
 
 /// Why nothing more goes into, or comes out of, a lane.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
@@ -215,6 +218,7 @@ pub struct Receiver<P: Progression> {
     communicator: Communicator<P>,
     from: Rank,
     tag: Tag,
+    longest: usize,
     pending: Option<Pending<P>>,
     ended: bool,
 }
@@ -223,7 +227,16 @@ impl<P: Progression> Receiver<P> {
     /// The other end of the lane from `from` under `tag`.
     #[must_use]
     pub const fn new(communicator: Communicator<P>, from: Rank, tag: Tag) -> Self {
-        Self { communicator, from, tag, pending: None, ended: false }
+        let longest = DEFAULT_MAX_MESSAGE;
+        Self { communicator, from, tag, longest, pending: None, ended: false }
+    }
+
+    /// Most bytes of a message: a longer one is an error. This bounds what the sender can make this process
+    /// keep. Default: [`DEFAULT_MAX_MESSAGE`].
+    #[must_use]
+    pub const fn max_message(mut self, bytes: usize) -> Self {
+        self.longest = bytes;
+        self
     }
 
     /// The next message; `None` once its sender has closed.
@@ -275,7 +288,9 @@ impl<P: Progression> Receiver<P> {
         if let Some(pending) = self.pending.take() {
             return Ok(pending);
         }
-        Ok(self.communicator.ireceive(self.from, self.tag)?.kept())
+        // One byte more says what it is.
+        let room = Load::Room { room: self.longest.saturating_add(1), storage: Vec::new() };
+        Ok(self.communicator.ireceive_into(self.from, self.tag, room)?.kept())
     }
 
     fn take(&mut self, message: Result<Vec<u8>, MessageError>) -> Result<Option<Bytes>, LaneError> {

@@ -11,12 +11,13 @@ use futures_util::stream::FuturesUnordered;
 use tower_service::Service;
 
 use super::frame;
+use super::lane::DEFAULT_MAX_MESSAGE;
 use crate::message::communicator::{Communicator, Pending, Received};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
-use crate::message::request::Failure;
+use crate::message::request::{Failure, Load};
 
 /// The tag of all requests.
 pub(super) const REQUEST: Tag = Tag(0);
@@ -29,7 +30,7 @@ pub const DEFAULT_HANDLED: usize = 64;
 pub struct Counters {
     /// Requests that were handed to the service.
     pub requests: u64,
-    /// Messages that were no requests, and were passed over.
+    /// Messages that were no requests, or longer ones than the server takes, and were passed over.
     pub malformed: u64,
 }
 
@@ -42,19 +43,29 @@ pub struct Counters {
 pub struct Server<P: Progression> {
     communicator: Communicator<P>,
     depth: usize,
+    longest: usize,
 }
 
 impl<P: Progression> Server<P> {
     /// A server over a communicator that is its own in this process.
     #[must_use]
     pub const fn new(communicator: Communicator<P>) -> Self {
-        Self { communicator, depth: DEFAULT_HANDLED }
+        Self { communicator, depth: DEFAULT_HANDLED, longest: DEFAULT_MAX_MESSAGE }
     }
 
     /// Requests that are handled at once, at least 1. Default: [`DEFAULT_HANDLED`].
     #[must_use]
     pub fn depth(mut self, requests: usize) -> Self {
         self.depth = requests.max(1);
+        self
+    }
+
+    /// Most bytes of a request: a longer one is counted as malformed and not answered. With
+    /// [`depth`](Self::depth) this bounds what clients can make this process keep. Default:
+    /// [`DEFAULT_MAX_MESSAGE`].
+    #[must_use]
+    pub const fn max_message(mut self, bytes: usize) -> Self {
+        self.longest = bytes;
         self
     }
 
@@ -91,7 +102,8 @@ impl<P: Progression> Server<P> {
         let mut stop = pin!(stop);
         let mut stopped = false;
         let mut counters = Counters::default();
-        let mut desk = Desk { communicator: &self.communicator, depth: self.depth, receive: None };
+        let Self { ref communicator, depth, longest } = self;
+        let mut desk = Desk { communicator, depth, longest, receive: None };
         let mut handled = FuturesUnordered::new();
         while let Some(received) = poll_fn(|context| {
             stopped = stopped || stop.as_mut().poll(context).is_ready();
@@ -99,7 +111,13 @@ impl<P: Progression> Server<P> {
         })
         .await
         {
-            let from = received?;
+            let from = match received {
+                Err(MessageError::Failed(Failure::Truncated { .. })) => {
+                    counters.malformed += 1;
+                    continue;
+                }
+                received => received?,
+            };
             let Ok((request, tag)) = frame::parse_request(from.bytes) else {
                 counters.malformed += 1;
                 continue;
@@ -131,6 +149,7 @@ impl<P: Progression> Server<P> {
 struct Desk<'a, P: Progression> {
     communicator: &'a Communicator<P>,
     depth: usize,
+    longest: usize,
     receive: Option<Pending<P>>,
 }
 
@@ -167,7 +186,11 @@ impl<P: Progression> Desk<'_, P> {
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<Received, MessageError>> {
         let mut receive = match self.receive.take() {
             Some(receive) => receive,
-            None => self.communicator.ireceive(None, REQUEST)?.kept(),
+            None => {
+                let room = self.longest.saturating_add(frame::TAG_BYTES);
+                let room = Load::Room { room, storage: Vec::new() };
+                self.communicator.ireceive_into(None, REQUEST, room)?.kept()
+            }
         };
         let received = Pin::new(&mut receive).poll(context);
         if received.is_pending() {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
@@ -28,12 +28,21 @@ impl<P: Progression> Default for Abandoned<P> {
 }
 
 impl<P: Progression> Abandoned<P> {
-    fn insert(&self, receiver: Receiver<P>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(receiver);
+    fn lock(&self) -> MutexGuard<'_, Vec<Receiver<P>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn insert(&self, receiver: Receiver<P>) {
+        self.lock().push(receiver);
+    }
+
+    /// The lock is not held meanwhile: what ends here may wake others, who may drop streams.
     pub(super) fn discard(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain_mut(|one| !one.discard());
+        let mut receivers = std::mem::take(&mut *self.lock());
+        if !receivers.is_empty() {
+            receivers.retain_mut(|one| !one.discard());
+            self.lock().append(&mut receivers);
+        }
     }
 }
 

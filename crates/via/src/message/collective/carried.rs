@@ -20,7 +20,9 @@ const MOST_GATHERED: u32 = 256;
 
 impl<'a, P: Progression> Turn<'a, P> {
     /// One with a place in the queue for the NICs, if they carry this communicator's operations out.
-    pub(super) fn queued(communicator: &'a Communicator<P>) -> Result<Self, MessageError> {
+    pub(in crate::message) fn queued(
+        communicator: &'a Communicator<P>,
+    ) -> Result<Self, MessageError> {
         let mut turn = Self::new(communicator)?;
         turn.place = communicator.nics.as_ref().map(|nics| nics.queue());
         Ok(turn)

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
+use std::iter::once;
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 
 use midplane_nicvm::collective::{self, MAX_BROADCAST, SMALL};
@@ -14,12 +15,15 @@ use midplane_simhw::port::{Command, Completion, Port, PortOptions, Status};
 use midplane_simhw::region::{Region, RegionRef};
 
 use super::{Communicator, MessageError, Progression, Rank};
+use crate::message::bell::{Bell, Deferred};
 use crate::message::progression::BuildError;
 use crate::message::request::Failure;
 
 /// One process's way to the NICs; one operation is under way at a time.
 pub(in crate::message) struct Nics {
     state: Mutex<State>,
+    /// What the port wakes: the task whose operation is under way.
+    bell: Arc<Bell>,
 }
 
 struct State {
@@ -53,7 +57,8 @@ impl Nics {
         let bytes = MAX_BROADCAST.max(SMALL * size as usize);
         let memory = port.register(bytes).map_err(|_| Status::Region)?;
         let (way, waiting) = (Some(Way { port, memory }), BTreeMap::new());
-        Ok(Self { state: Mutex::new(State { way, queued: 0, left: 0, waiting }) })
+        let state = Mutex::new(State { way, queued: 0, left: 0, waiting });
+        Ok(Self { state, bell: Arc::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -78,7 +83,10 @@ impl Nics {
         if state.left == place {
             return Poll::Ready(());
         }
-        state.waiting.insert(place, context.waker().clone());
+        let former = state.waiting.insert(place, context.waker().clone());
+        // Its drop may run any code.
+        drop(state);
+        drop(former);
         Poll::Pending
     }
 
@@ -87,7 +95,9 @@ impl Nics {
         let mut state = self.lock();
         state.left = state.left.wrapping_add(1);
         let next = state.left;
-        if let Some(waker) = state.waiting.remove(&next) {
+        let waker = state.waiting.remove(&next);
+        drop(state);
+        if let Some(waker) = waker {
             waker.wake();
         }
     }
@@ -125,11 +135,15 @@ impl Nics {
         &self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<Completion>, MessageError>> {
+        let (mut deferred, armed) = (Deferred::default(), Waker::from(Arc::clone(&self.bell)));
+        self.bell.pass_to(once(context.waker()), &mut deferred);
+        deferred.run();
         let mut state = self.lock();
         let Some(way) = &mut state.way else {
             return Poll::Ready(Err(BuildError::NotRunning.into()));
         };
-        let ended = ready!(pin!(way.port.completion()).poll(context));
+        let mut context = Context::from_waker(&armed);
+        let ended = ready!(pin!(way.port.completion()).poll(&mut context));
         Poll::Ready(Ok(ended.ok()))
     }
 }
@@ -154,8 +168,13 @@ impl<P: Progression> Communicator<P> {
     /// # Cancel safety
     /// None: dropped before it has ended, the others may wait for ever, and this communicator may be
     /// [abandoned](MessageError::Abandoned).
-    pub async fn on_nics(&self, host: &impl Host) -> Result<Self, MessageError> {
-        let new = self.duplicate().await?;
+    pub fn on_nics(&self, host: &impl Host) -> impl Future<Output = Result<Self, MessageError>> {
+        let new = self.duplicate();
+        async move { new.await?.take_nics(host).await }
+    }
+
+    async fn take_nics(self, host: &impl Host) -> Result<Self, MessageError> {
+        let new = self;
         if new.size() == 1 {
             return Ok(new);
         }

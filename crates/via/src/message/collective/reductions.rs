@@ -1,6 +1,8 @@
 //! Operations that combine everybody's contribution, always in the order of ranks: the operator
 //! has to be associative and need not be commutative.
 
+use std::future::Future;
+
 use bytes::Bytes;
 
 use super::{Communicator, Operation, Progression, Rank, Turn, carried};
@@ -28,6 +30,60 @@ impl<P: Progression> Turn<'_, P> {
         }
         Ok(Some(bytes))
     }
+
+    async fn reduce_to(
+        self,
+        root: u32,
+        bytes: Vec<u8>,
+        mut combine: impl FnMut(&mut Vec<u8>, &[u8]),
+    ) -> Result<Option<Vec<u8>>, MessageError> {
+        let combined = self.reduce(bytes, &mut combine).await?;
+        let combined = match (combined, root) {
+            (combined, 0) => combined,
+            (Some(bytes), root) => {
+                self.send(root, bytes.into())?.await?;
+                None
+            }
+            (None, root) if root == self.rank() => Some(self.receive(0)?.await?.bytes),
+            (None, _) => None,
+        };
+        self.end(combined)
+    }
+
+    pub(in crate::message) async fn all_reduce(
+        self,
+        bytes: Vec<u8>,
+        mut combine: impl FnMut(&mut Vec<u8>, &[u8]),
+    ) -> Result<Bytes, MessageError> {
+        let combined = self.reduce(bytes, &mut combine).await?.unwrap_or_default();
+        let combined = self.broadcast(0, combined.into()).await?;
+        self.end(combined)
+    }
+
+    async fn scan(
+        self,
+        mut bytes: Vec<u8>,
+        mut combine: impl FnMut(&mut Vec<u8>, &[u8]),
+    ) -> Result<Vec<u8>, MessageError> {
+        let (size, rank) = (self.size(), self.rank());
+        let mut distance = 1;
+        while distance < size {
+            let earlier = (rank >= distance).then(|| self.receive(rank - distance)).transpose()?;
+            let later = rank + distance;
+            let send =
+                (later < size).then(|| self.send(later, bytes.clone().into())).transpose()?;
+            if let Some(earlier) = earlier {
+                let mut combined = earlier.await?.bytes;
+                combine(&mut combined, &bytes);
+                bytes = combined;
+            }
+            if let Some(send) = send {
+                send.await?;
+            }
+            distance *= 2;
+        }
+        self.end(bytes)
+    }
 }
 
 impl<P: Progression> Communicator<P> {
@@ -39,25 +95,18 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn reduce(
+    pub fn reduce(
         &self,
         root: Rank,
         bytes: impl Into<Vec<u8>>,
-        mut combine: impl FnMut(&mut Vec<u8>, &[u8]),
-    ) -> Result<Option<Vec<u8>>, MessageError> {
-        self.scope().group().peer(root)?;
-        let turn = Turn::new(self)?;
-        let combined = turn.reduce(bytes.into(), &mut combine).await?;
-        let combined = match (combined, root.0) {
-            (combined, 0) => combined,
-            (Some(bytes), root) => {
-                turn.send(root, bytes.into())?.await?;
-                None
-            }
-            (None, root) if root == turn.rank() => Some(turn.receive(0)?.await?.bytes),
-            (None, _) => None,
-        };
-        turn.end(combined)
+        combine: impl FnMut(&mut Vec<u8>, &[u8]),
+    ) -> impl Future<Output = Result<Option<Vec<u8>>, MessageError>> {
+        let turn = self.checked(root).and_then(|root| Ok((Turn::new(self)?, root)));
+        let bytes = bytes.into();
+        async move {
+            let (turn, root) = turn?;
+            turn.reduce_to(root, bytes, combine).await
+        }
     }
 
     /// Everybody's bytes combined, at every process.
@@ -67,15 +116,14 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn all_reduce(
+    pub fn all_reduce(
         &self,
         bytes: impl Into<Vec<u8>>,
-        mut combine: impl FnMut(&mut Vec<u8>, &[u8]),
-    ) -> Result<Bytes, MessageError> {
-        let turn = Turn::new(self)?;
-        let combined = turn.reduce(bytes.into(), &mut combine).await?.unwrap_or_default();
-        let combined = turn.broadcast(0, combined.into()).await?;
-        turn.end(combined)
+        combine: impl FnMut(&mut Vec<u8>, &[u8]),
+    ) -> impl Future<Output = Result<Bytes, MessageError>> {
+        let turn = Turn::new(self);
+        let bytes = bytes.into();
+        async move { turn?.all_reduce(bytes, combine).await }
     }
 
     /// Everybody's words combined one by one, at the root; `None` at the others. All have as many.
@@ -86,22 +134,35 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn reduce_words(
+    pub fn reduce_words(
         &self,
         root: Rank,
         words: &[u64],
         operation: Operation,
-    ) -> Result<Option<Vec<u64>>, MessageError> {
-        let rank = self.checked(root)?;
-        let bytes = carried::bytes_of(words);
-        let combined = if carried::fits(words) && self.nics.is_some() {
-            let turn = Turn::queued(self)?;
-            let combined = turn.reduce_by_nics(Some(rank), &bytes, operation).await?;
-            turn.end((self.rank() == root).then_some(combined))?
-        } else {
-            self.reduce(root, bytes, |first, second| operation.join(first, second)).await?
-        };
-        combined.map(|combined| carried::words_of(&combined, words.len())).transpose()
+    ) -> impl Future<Output = Result<Option<Vec<u64>>, MessageError>> {
+        let (by_nics, bytes) = (self.words_by_nics(words), carried::bytes_of(words));
+        let words = words.len();
+        let turn = self.checked(root).and_then(|root| Ok((self.turn_for(by_nics)?, root)));
+        async move {
+            let (turn, root) = turn?;
+            let combined = if by_nics {
+                let combined = turn.reduce_by_nics(Some(root), &bytes, operation).await?;
+                let is_root = turn.rank() == root;
+                turn.end(is_root.then_some(combined))?
+            } else {
+                turn.reduce_to(root, bytes, |first, second| operation.join(first, second)).await?
+            };
+            combined.map(|combined| carried::words_of(&combined, words)).transpose()
+        }
+    }
+
+    /// Whether the NICs carry out a reduction of these words.
+    fn words_by_nics(&self, words: &[u64]) -> bool {
+        carried::fits(words) && self.nics.is_some()
+    }
+
+    fn turn_for(&self, by_nics: bool) -> Result<Turn<'_, P>, MessageError> {
+        if by_nics { Turn::queued(self) } else { Turn::new(self) }
     }
 
     /// Everybody's words combined one by one, at every process. All have as many; where some bring more
@@ -114,20 +175,23 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn all_reduce_words(
+    pub fn all_reduce_words(
         &self,
         words: &[u64],
         operation: Operation,
-    ) -> Result<Vec<u64>, MessageError> {
-        let bytes = carried::bytes_of(words);
-        let combined = if carried::fits(words) && self.nics.is_some() {
-            let turn = Turn::queued(self)?;
-            let combined = turn.reduce_by_nics(None, &bytes, operation).await?;
-            turn.end(combined)?
-        } else {
-            self.all_reduce(bytes, |first, second| operation.join(first, second)).await?.into()
-        };
-        carried::words_of(&combined, words.len())
+    ) -> impl Future<Output = Result<Vec<u64>, MessageError>> {
+        let (by_nics, bytes) = (self.words_by_nics(words), carried::bytes_of(words));
+        let (turn, words) = (self.turn_for(by_nics), words.len());
+        async move {
+            let turn = turn?;
+            let combined = if by_nics {
+                let combined = turn.reduce_by_nics(None, &bytes, operation).await?;
+                turn.end(combined)?
+            } else {
+                turn.all_reduce(bytes, |first, second| operation.join(first, second)).await?.into()
+            };
+            carried::words_of(&combined, words)
+        }
     }
 
     /// The bytes of all ranks up to this one combined, this one's included (Hillis and Steele,
@@ -138,30 +202,13 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn scan(
+    pub fn scan(
         &self,
         bytes: impl Into<Vec<u8>>,
-        mut combine: impl FnMut(&mut Vec<u8>, &[u8]),
-    ) -> Result<Vec<u8>, MessageError> {
-        let turn = Turn::new(self)?;
-        let (size, rank) = (turn.size(), turn.rank());
-        let mut bytes = bytes.into();
-        let mut distance = 1;
-        while distance < size {
-            let earlier = (rank >= distance).then(|| turn.receive(rank - distance)).transpose()?;
-            let later = rank + distance;
-            let send =
-                (later < size).then(|| turn.send(later, bytes.clone().into())).transpose()?;
-            if let Some(earlier) = earlier {
-                let mut combined = earlier.await?.bytes;
-                combine(&mut combined, &bytes);
-                bytes = combined;
-            }
-            if let Some(send) = send {
-                send.await?;
-            }
-            distance *= 2;
-        }
-        turn.end(bytes)
+        combine: impl FnMut(&mut Vec<u8>, &[u8]),
+    ) -> impl Future<Output = Result<Vec<u8>, MessageError>> {
+        let turn = Turn::new(self);
+        let bytes = bytes.into();
+        async move { turn?.scan(bytes, combine).await }
     }
 }

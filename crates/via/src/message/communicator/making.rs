@@ -4,11 +4,13 @@
 //! other the next number that each could use; the highest is free for all of them. Numbers are not
 //! used again.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::Communicator;
+use crate::message::collective::Turn;
 use crate::message::group::{Group, NoSuchRank, Rank, Scope};
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
@@ -51,9 +53,12 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn duplicate(&self) -> Result<Self, MessageError> {
-        let (number, _) = self.agree(None, 0).await?;
-        self.with_number(Arc::clone(self.scope.group()), number)
+    pub fn duplicate(&self) -> impl Future<Output = Result<Self, MessageError>> {
+        let agreed = self.agree(None, 0);
+        async move {
+            let (number, _) = agreed.await?;
+            self.with_number(Arc::clone(self.scope.group()), number)
+        }
     }
 
     /// One communicator for each color, of the processes that named it, ordered by their keys and,
@@ -64,20 +69,27 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>, MessageError> {
-        let (number, wishes) = self.agree(color, key).await?;
-        if color.is_none() {
-            return Ok(None);
+    pub fn split(
+        &self,
+        color: Option<u32>,
+        key: i32,
+    ) -> impl Future<Output = Result<Option<Self>, MessageError>> {
+        let agreed = self.agree(color, key);
+        async move {
+            let (number, wishes) = agreed.await?;
+            if color.is_none() {
+                return Ok(None);
+            }
+            let mut members: Vec<_> = (0..)
+                .map(Rank)
+                .zip(&wishes)
+                .filter(|(_, wish)| wish.color == color)
+                .map(|(rank, wish)| (wish.key, rank))
+                .collect();
+            members.sort_unstable();
+            let ranks: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
+            self.with_number(self.group_of(&ranks)?, number).map(Some)
         }
-        let mut members: Vec<_> = (0..)
-            .map(Rank)
-            .zip(&wishes)
-            .filter(|(_, wish)| wish.color == color)
-            .map(|(rank, wish)| (wish.key, rank))
-            .collect();
-        members.sort_unstable();
-        let ranks: Vec<_> = members.into_iter().map(|(_, rank)| rank).collect();
-        self.with_number(self.group_of(&ranks)?, number).map(Some)
     }
 
     /// A communicator of the processes with these ranks, in this order; `None` for the others. All
@@ -88,13 +100,17 @@ impl<P: Progression> Communicator<P> {
     ///
     /// # Cancel safety
     /// None: dropped before it has ended, its communicator is [abandoned](MessageError::Abandoned).
-    pub async fn create(&self, ranks: &[Rank]) -> Result<Option<Self>, MessageError> {
-        let group = self.group_of(ranks)?;
-        let (number, _) = self.agree(None, 0).await?;
-        if !ranks.contains(&self.rank()) {
-            return Ok(None);
+    pub fn create(
+        &self,
+        ranks: &[Rank],
+    ) -> impl Future<Output = Result<Option<Self>, MessageError>> {
+        let is_member = ranks.contains(&self.rank());
+        let agreed = self.group_of(ranks).map(|group| (group, self.agree(None, 0)));
+        async move {
+            let (group, agreed) = agreed?;
+            let (number, _) = agreed.await?;
+            if is_member { self.with_number(group, number).map(Some) } else { Ok(None) }
         }
-        self.with_number(group, number).map(Some)
     }
 
     fn group_of(&self, ranks: &[Rank]) -> Result<Arc<Group>, NoSuchRank> {
@@ -109,17 +125,29 @@ impl<P: Progression> Communicator<P> {
         Ok(self.sibling(scope))
     }
 
-    /// A number that nobody here has used, and what everybody wishes.
-    async fn agree(&self, color: Option<u32>, key: i32) -> Result<(u32, Vec<Wish>), MessageError> {
-        let number = self.with(|process| process.next_number);
-        let wishes = self.all_gather(Wish { number, color, key }.emit()).await?;
-        let wishes: Result<Vec<_>, _> = wishes.iter().map(|wish| Wish::parse(wish)).collect();
-        let wishes = wishes?;
-        let number = wishes.iter().map(|wish| wish.number).max().unwrap_or(number);
-        if number > Scope::MAX_NUMBER {
-            return Err(MessageError::NoContext);
+    /// A number that no process here has used, and what each of them wishes. The call claims the number
+    /// that this process proposes, so that calls under way at once end with different ones.
+    fn agree(
+        &self,
+        color: Option<u32>,
+        key: i32,
+    ) -> impl Future<Output = Result<(u32, Vec<Wish>), MessageError>> {
+        let number = self.with(|process| {
+            let number = process.next_number;
+            process.next_number = number.saturating_add(1);
+            number
+        });
+        let turn = Turn::queued(self);
+        async move {
+            let wishes = turn?.all_gather(Wish { number, color, key }.emit()).await?;
+            let wishes: Result<Vec<_>, _> = wishes.iter().map(|wish| Wish::parse(wish)).collect();
+            let wishes = wishes?;
+            let number = wishes.iter().map(|wish| wish.number).max().unwrap_or(number);
+            if number > Scope::MAX_NUMBER {
+                return Err(MessageError::NoContext);
+            }
+            self.with(|process| process.next_number = process.next_number.max(number + 1));
+            Ok((number, wishes))
         }
-        self.with(|process| process.next_number = process.next_number.max(number + 1));
-        Ok((number, wishes))
     }
 }

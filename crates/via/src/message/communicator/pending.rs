@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use super::{Communicator, Desk, Received, lock};
+#[cfg(feature = "service")]
+use crate::message::bell::Guard;
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
 use crate::message::request::{Failure, Outcome, Request};
@@ -95,6 +97,17 @@ impl<P: Progression> Pending<P> {
         }
     }
 
+    /// The same; and `guard` is dropped once what is under way has ended.
+    #[cfg(feature = "service")]
+    pub(crate) fn free_with(mut self, guard: Guard) {
+        if let Some(request) = self.request.take() {
+            self.communicator.with(|process| {
+                process.lower_mut().requests().guard(request, guard);
+                process.free(request);
+            });
+        }
+    }
+
     /// Waits, and hands out the bytes also where the receive failed: of a message that was too long,
     /// the beginning.
     ///
@@ -114,6 +127,16 @@ impl<P: Progression> Pending<P> {
     }
 
     fn poll_outcome(&mut self, context: &Context<'_>) -> Poll<Outcome> {
+        let mut again = false;
+        let polled = self.poll_locked(context, &mut again);
+        if again {
+            context.waker().wake_by_ref();
+        }
+        polled
+    }
+
+    /// The outcome, if it is there; else it is awaited, unless it is to be asked for `again` at once.
+    fn poll_locked(&mut self, context: &Context<'_>, again: &mut bool) -> Poll<Outcome> {
         let request = self.request.expect("polled after it was ready");
         let shared = Arc::clone(&self.communicator.desk);
         let mut desk = lock(&shared);
@@ -123,7 +146,7 @@ impl<P: Progression> Pending<P> {
         desk.process.lower_mut().requests().wake_when_done(request, context.waker());
         if desk.turns == TURNS {
             desk.turns = 0;
-            context.waker().wake_by_ref();
+            *again = true;
             return Poll::Pending;
         }
         // Whoever waits may look for a while, and nobody else on its thread runs meanwhile: they go first.
@@ -141,7 +164,7 @@ impl<P: Progression> Pending<P> {
             desk.turns = 0;
         } else {
             self.seen = Some(desk.moves());
-            context.waker().wake_by_ref();
+            *again = true;
         }
         Poll::Pending
     }

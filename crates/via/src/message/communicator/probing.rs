@@ -1,9 +1,12 @@
 //! Looking at messages before they are received; messages that only the finder receives.
 
 use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
+#[cfg(feature = "service")]
+use std::task::Waker;
 use std::task::{Context, Poll};
 
-use super::{Communicator, Pending, Received};
+use super::{Communicator, Desk, Pending, Received, lock};
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::{MessageError, Process};
@@ -132,7 +135,7 @@ impl<P: Progression> Communicator<P> {
 
     /// Asks again whenever a message has come or something else has moved.
     pub(super) async fn watch<T>(&self, ask: impl Fn(&mut Process<P>) -> Option<T>) -> T {
-        let mut place = Place { communicator: self, place: None };
+        let mut place = Place::new(self);
         poll_fn(|context| {
             let mut desk = self.lock();
             desk.process.lower_mut().advance(Wait::Not);
@@ -153,7 +156,7 @@ impl<P: Progression> Communicator<P> {
         &self,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> T {
-        let mut place = Place { communicator: self, place: None };
+        let mut place = Place::new(self);
         poll_fn(|context| {
             let answer = poll(context);
             if answer.is_pending() {
@@ -175,15 +178,29 @@ impl<P: Progression> Communicator<P> {
 }
 
 /// A place among those who wait, for as long as this lives.
-struct Place<'a, P: Progression> {
-    communicator: &'a Communicator<P>,
+#[derive(Debug)]
+pub(crate) struct Place<P: Progression> {
+    desk: Arc<Mutex<Desk<P>>>,
     place: Option<usize>,
 }
 
-impl<P: Progression> Drop for Place<'_, P> {
+impl<P: Progression> Place<P> {
+    pub(crate) fn new(communicator: &Communicator<P>) -> Self {
+        Self { desk: Arc::clone(&communicator.desk), place: None }
+    }
+
+    /// Moves messages forward; `waker` is woken when there is more to do. The caller may keep this without
+    /// polling.
+    #[cfg(feature = "service")]
+    pub(crate) fn drive(&mut self, waker: &Waker) {
+        lock(&self.desk).drive_kept(waker, &mut self.place, None);
+    }
+}
+
+impl<P: Progression> Drop for Place<P> {
     fn drop(&mut self) {
         if self.place.is_some() {
-            self.communicator.lock().waiters.leave(&mut self.place);
+            lock(&self.desk).waiters.leave(&mut self.place);
         }
     }
 }

@@ -1,9 +1,12 @@
 //! Who waits, and who of them the carrier wakes.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Wake, Waker};
+use std::iter::once;
+use std::sync::Arc;
+use std::task::Waker;
 
 use slab::Slab;
+
+use crate::message::bell::{Bell, Deferred};
 
 #[derive(Debug)]
 struct Waiter {
@@ -12,26 +15,27 @@ struct Waiter {
     probes: bool,
 }
 
-/// Everybody who waits, woken at once.
-#[derive(Debug, Default)]
-struct Bell(Mutex<Vec<Waker>>);
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        let wakers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        wakers.into_iter().for_each(Waker::wake);
-    }
-}
-
-/// The tasks that wait. One leads: its waker is armed in the carrier, or it was woken to see to
+/// The tasks that wait. One leads: the bell that is armed in the carrier wakes it, or it was woken to see to
 /// that. A leader that leaves hands over to another one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Waiters {
     list: Slab<Waiter>,
     leader: Option<usize>,
     bell: Arc<Bell>,
+    /// The bell, as the carrier is given it.
+    armed: Waker,
     /// The count of moves when probes were told last.
     told: u32,
+    pub(super) deferred: Deferred,
+}
+
+impl Default for Waiters {
+    fn default() -> Self {
+        let bell = Arc::new(Bell::default());
+        let armed = Waker::from(Arc::clone(&bell));
+        let (list, deferred) = (Slab::new(), Deferred::default());
+        Self { list, leader: None, bell, armed, told: 0, deferred }
+    }
 }
 
 impl Waiters {
@@ -42,7 +46,8 @@ impl Waiters {
         });
         let waiter = &mut self.list[index];
         if !waiter.waker.will_wake(waker) {
-            waiter.waker = waker.clone();
+            let former = std::mem::replace(&mut waiter.waker, waker.clone());
+            self.deferred.discard([former]);
         }
         index
     }
@@ -51,37 +56,44 @@ impl Waiters {
         self.list[place].probes = true;
     }
 
-    /// This one's waker is armed now.
-    pub(super) const fn lead(&mut self, place: usize) {
+    /// What wakes this one, to be armed now.
+    pub(super) fn lead(&mut self, place: usize) -> &Waker {
         self.leader = Some(place);
+        self.bell.pass_to(once(&self.list[place].waker), &mut self.deferred);
+        &self.armed
     }
 
-    /// A waker to be armed for one that may be kept without being polled: nobody else would learn
-    /// that it did not look, so it wakes everybody who waits now.
-    pub(super) fn bell(&self) -> Waker {
-        let mut wakers = self.bell.0.lock().unwrap_or_else(PoisonError::into_inner);
-        wakers.clear();
-        wakers.extend(self.list.iter().map(|(_, waiter)| waiter.waker.clone()));
-        drop(wakers);
-        Waker::from(Arc::clone(&self.bell))
+    /// The same for one that may be kept without being polled: no other task would learn that it did not
+    /// look, so it wakes all that wait now.
+    pub(super) fn lead_kept(&mut self, place: usize) -> &Waker {
+        self.leader = Some(place);
+        let all = self.list.iter().map(|(_, waiter)| &waiter.waker);
+        self.bell.pass_to(all, &mut self.deferred);
+        &self.armed
+    }
+
+    pub(super) const fn bell(&self) -> &Arc<Bell> {
+        &self.bell
     }
 
     pub(super) fn leave(&mut self, place: &mut Option<usize>) {
         let Some(index) = place.take() else { return };
-        self.list.remove(index);
+        let left = self.list.remove(index);
+        self.deferred.discard([left.waker]);
         if self.leader != Some(index) {
             return;
         }
         self.leader = self.list.iter().next().map(|(next, _)| next);
         if let Some(next) = self.leader {
-            self.list[next].waker.wake_by_ref();
+            self.deferred.wake(self.list[next].waker.clone());
         }
     }
 
     pub(super) fn tell_probes(&mut self, moves: u32) {
         if std::mem::replace(&mut self.told, moves) != moves {
-            let probes = self.list.iter().filter(|(_, waiter)| waiter.probes);
-            probes.for_each(|(_, waiter)| waiter.waker.wake_by_ref());
+            let Self { list, deferred, .. } = self;
+            let probes = list.iter().filter(|(_, waiter)| waiter.probes);
+            probes.for_each(|(_, waiter)| deferred.wake(waiter.waker.clone()));
         }
     }
 }

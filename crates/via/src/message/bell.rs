@@ -1,0 +1,124 @@
+//! Wakers of a program's own, kept so that none of them is woken or dropped while a lock is held: each may
+//! run any code, such as dropping a future that takes the same lock.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Wake, Waker};
+
+/// Something that a request holds until it has ended and its outcome is not wanted any more.
+pub(super) type Guard = Arc<dyn fmt::Debug + Send + Sync>;
+
+#[derive(Debug)]
+enum Task {
+    Wake(Waker),
+    Drop(#[expect(dead_code, reason = "its drop is all")] Waker),
+    Release(#[expect(dead_code, reason = "its drop is all")] Guard),
+}
+
+/// Wakers to be woken, and wakers and guards to be dropped, once no lock is held.
+#[derive(Debug, Default)]
+pub(super) struct Deferred {
+    /// The first of them: most often it is the only one, and takes no allocation.
+    first: Option<Task>,
+    more: Vec<Task>,
+}
+
+impl Deferred {
+    pub(super) fn wake(&mut self, waker: Waker) {
+        self.push(Task::Wake(waker));
+    }
+
+    pub(super) fn discard(&mut self, wakers: impl IntoIterator<Item = Waker>) {
+        wakers.into_iter().for_each(|waker| self.push(Task::Drop(waker)));
+    }
+
+    pub(super) fn release(&mut self, guard: Option<Guard>) {
+        guard.into_iter().for_each(|guard| self.push(Task::Release(guard)));
+    }
+
+    fn push(&mut self, task: Task) {
+        match self.first {
+            None => self.first = Some(task),
+            Some(_) => self.more.push(task),
+        }
+    }
+
+    /// Takes them out, if there are any.
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<Self> {
+        self.first.is_some().then(|| std::mem::take(self))
+    }
+
+    /// Wakes and drops them. The caller holds no lock.
+    pub(super) fn run(self) {
+        for task in self.first.into_iter().chain(self.more) {
+            if let Task::Wake(waker) = task {
+                waker.wake();
+            }
+        }
+    }
+}
+
+const HELD: u8 = 1;
+const RUNG: u8 = 2;
+
+/// A waker that passes each wake on to others. What is polled under a lock is given this one: its clones and
+/// drops run nobody's code, and while it is held it only notes that it was woken.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    state: AtomicU8,
+    wakers: Mutex<Vec<Waker>>,
+}
+
+impl Bell {
+    /// From here on, on whatever thread, it only notes that it was woken. The caller holds the lock that
+    /// [`Bell::release`] is called under, too.
+    #[inline]
+    pub(super) fn hold(&self) {
+        self.state.store(HELD, Ordering::Release);
+    }
+
+    /// Ends that; whether it was woken meanwhile: then it is to be rung once no lock is held.
+    #[inline]
+    pub(super) fn release(&self) -> bool {
+        self.state.swap(0, Ordering::AcqRel) & RUNG != 0
+    }
+
+    /// Replaces those to whom it passes wakes on.
+    pub(super) fn pass_to<'a>(
+        &self,
+        wakers: impl Iterator<Item = &'a Waker> + Clone,
+        deferred: &mut Deferred,
+    ) {
+        let mut kept = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = kept.len() == wakers.clone().count()
+            && kept.iter().zip(wakers.clone()).all(|(old, new)| old.will_wake(new));
+        if !same {
+            deferred.discard(kept.drain(..));
+            kept.extend(wakers.cloned());
+        }
+    }
+
+    /// Wakes them. The caller holds no lock.
+    pub(super) fn ring(&self) {
+        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut deferred = Deferred::default();
+        wakers.drain(..).for_each(|waker| deferred.wake(waker));
+        drop(wakers);
+        deferred.run();
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let note = |state| (state & HELD != 0).then_some(HELD | RUNG);
+        if self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, note).is_err() {
+            self.ring();
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Wakers that run code of their own when they are woken and when they are dropped.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use midplane_via::message::communicator::{Communicator, Pending};
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::Tag;
+use midplane_via::message::group::Rank;
+use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
+use midplane_via::message::process::Process;
+
+type Lower = Engine<MemoryCarrier>;
+type World = Communicator<Lower>;
+
+const TAG: Tag = Tag(1);
+
+fn worlds() -> Vec<World> {
+    let carriers = network(2, MemoryConfig::default()).into_iter();
+    let worlds = carriers.map(|carrier| {
+        let (process, scope) = Process::new(Engine::new(carrier, Config::default()), 2).unwrap();
+        Communicator::world(process, scope)
+    });
+    worlds.collect()
+}
+
+/// Runs `work` on a thread: what deadlocks is given up after a minute.
+#[track_caller]
+fn ends(work: impl FnOnce() + Send + 'static) {
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        work();
+        tell.send(()).expect("it is waited for");
+    });
+    told.recv_timeout(Duration::from_secs(60)).expect("it neither hangs nor panics");
+}
+
+/// A task as some executors have them: the waker owns what the task owns, and drops that with itself, or
+/// as soon as it is woken.
+struct Task {
+    world: World,
+    owned: Mutex<Option<Pending<Lower>>>,
+    woken: Arc<AtomicUsize>,
+}
+
+impl Task {
+    fn waker(world: &World, woken: &Arc<AtomicUsize>) -> Waker {
+        let owned = world.ireceive(Rank(0), Tag(99)).unwrap();
+        let (world, woken) = (world.clone(), Arc::clone(woken));
+        Waker::from(Arc::new(Self { world, owned: Mutex::new(Some(owned)), woken }))
+    }
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let owned = self.owned.lock().unwrap().take();
+        drop(owned);
+        let _ = self.world.iprobe(None, None);
+        self.woken.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let _ = self.world.iprobe(None, None);
+    }
+}
+
+fn poll<F: Future>(future: &mut Pin<Box<F>>, waker: &Waker) -> Poll<F::Output> {
+    future.as_mut().poll(&mut Context::from_waker(waker))
+}
+
+#[test]
+fn a_waker_may_drop_other_requests_of_its_process_when_it_is_woken() {
+    ends(|| {
+        let (worlds, woken) = (worlds(), Arc::new(AtomicUsize::new(0)));
+        for round in 0..10 {
+            let waker = Task::waker(&worlds[1], &woken);
+            let mut receive = Box::pin(worlds[1].receive(Rank(0), TAG));
+            let mut probe = Box::pin(worlds[1].probe(Rank(0), TAG));
+            while poll(&mut probe, &waker).is_ready() {}
+            for _ in 0..3 {
+                assert!(poll(&mut receive, &waker).is_pending());
+            }
+            worlds[1].block_on(async { worlds[0].send(Rank(1), TAG, vec![1]).await.unwrap() });
+            while poll(&mut receive, &Task::waker(&worlds[1], &woken)).is_pending() {}
+            assert!(woken.load(Ordering::Relaxed) > round, "it was woken");
+        }
+    });
+}
+
+#[test]
+fn a_waker_may_use_its_process_when_it_is_dropped() {
+    ends(|| {
+        let (worlds, woken) = (worlds(), Arc::new(AtomicUsize::new(0)));
+        for _ in 0..10 {
+            let mut receive = Box::pin(worlds[1].receive(Rank(0), TAG));
+            let mut other = Box::pin(worlds[1].receive(Rank(0), Tag(2)));
+            let mut probe = Box::pin(worlds[1].probe(Rank(0), TAG));
+            // Each poll replaces the last clone of the waker before.
+            for _ in 0..4 {
+                assert!(poll(&mut receive, &Task::waker(&worlds[1], &woken)).is_pending());
+                assert!(poll(&mut other, &Task::waker(&worlds[1], &woken)).is_pending());
+                assert!(poll(&mut probe, &Task::waker(&worlds[1], &woken)).is_pending());
+            }
+            drop(other);
+            drop(probe);
+            drop(receive);
+        }
+        drop(worlds);
+    });
+}
