@@ -16,22 +16,32 @@ Examples:
 Every row is measured in this run, ours and theirs in turns. Theirs is plain tokio: TCP sockets with
 no delay, or UDP sockets where it says so. The narrow port is the switch's before rank 0: 100 Mb/s and
 32 KiB. UDP frames pass it through the switch in software; TCP passes a relay that forwards as fast as
-that port, holds as little, and loses nothing. A ratio above 1 is ours ahead. A row holds where its
-ratio, the median of the rounds', is at least what stands beside it.
+that port, holds as little, and loses nothing. A ratio above 1 is ours ahead: the median of the rounds,
+their lowest and their highest.
+
+Verdicts, by the same bounds on one host and across several:
+  holds          the ratio is at least what is wanted
+  does not hold  it is less
+  slower         it is less, and theirs is ahead
+  unclear        theirs is more than 1.5 times as fast in one round as in another, and the rounds' ratios
+                 lie on both sides of the bound
+  not judged     fewer than 3 rounds, or a build without optimization
+  no number      it could not be measured in some round
 
   latency   64 bytes there and back in a stream of bytes: shared memory on one host, UDP across hosts
   fan-in    all others send messages of 10 KB to rank 0: with tokens between the senders'
             NICs, and each at the rate that Warp finds
   bulk      4 MiB from disk to link to disk (rates of a small cloud machine), cut by the planner, which
-            finds the stages out by itself, beside pieces of 64 KiB
+            finds the stages out by itself, compared with pieces of 64 KiB
   fresh     all others change state faster than the port carries it: how old what rank 0 has is. Slow
             memory sends what is newest when Warp lets it; TCP sends everything
   together  a barrier, and a sum of all, on the NICs
   job       a job of four processes is preempted by another one, saved to disk with what is on its way
-            between them, moved to other daemons and finished there without having lost a message: beside
-            being begun anew there. On Linux
+            between them, moved to other daemons and finished there without having lost a message: compared
+            with being begun anew there. On Linux
 
-Exit code: 0 all rows held; 1 one did not, or a process was lost; 2 bad input.";
+Exit code: 0 no row was missed; 1 one was, or a process was lost; 2 bad input; 3 rows were missed or are
+unclear, and the machine was too busy to say why: what shows that is on standard error.";
 
 /// What the crates do for services, each beside plain TCP or UDP, on one cluster in one minute.
 #[derive(Clone, Debug, Parser)]

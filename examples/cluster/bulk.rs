@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io::Write as _;
 
-use crate::contest::{Site, median};
+use crate::claims::median;
+use crate::contest::Site;
 use crate::transfer::observe::{Observed, Real, Timings};
 use crate::transfer::pace::{Limit, Limits};
 use crate::transfer::wire::{Hand, end, serve};
@@ -59,9 +60,14 @@ async fn pairs(hand: &Hand, file: &File) -> Result<Vec<f64>, Fault> {
     let planned = plan.map_err(|error| Fault::Lost(error.to_string()))?.whole_bytes();
     let pieces = vec![PIECE; MESSAGE / PIECE as usize];
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for _ in 0..PAIRS {
-        ours.push(real.time(&planned).await?.us / 1e3);
-        theirs.push(real.time(&pieces).await?.us / 1e3);
+    for pair in 0..PAIRS {
+        let mut turns = [(&planned, &mut ours), (&pieces, &mut theirs)];
+        if pair % 2 == 1 {
+            turns.reverse();
+        }
+        for (sizes, times) in turns {
+            times.push(real.time(sizes).await?.us / 1e3);
+        }
     }
     Ok(vec![median(ours), median(theirs)])
 }

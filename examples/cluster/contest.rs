@@ -16,6 +16,8 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::clock::now;
 use crate::control::Cluster;
 use crate::incast::setting::Mode;
+#[cfg(target_os = "linux")]
+use crate::job;
 use crate::{bulk, fan_in, fresh, latency, together};
 
 /// Longest that a contest may take beyond what it measures.
@@ -37,6 +39,9 @@ pub(crate) enum Contest {
     Fresh(Side),
     Barrier(Side),
     Sum(Side),
+    /// Both ways of ending a preempted job in one.
+    #[cfg(target_os = "linux")]
+    Job,
 }
 
 /// Whose way it is.
@@ -72,9 +77,15 @@ impl Contest {
                 Self::Fresh(side) => fresh::measure(site, side, number).await,
                 Self::Barrier(side) => together::measure(site, side, number, false).await,
                 Self::Sum(side) => together::measure(site, side, number, true).await,
+                #[cfg(target_os = "linux")]
+                Self::Job => job::contest(site).await,
             }
         };
-        let limit = LIMIT + 2 * site.time();
+        let limit = match self {
+            #[cfg(target_os = "linux")]
+            Self::Job => job::LIMIT,
+            _ => LIMIT + 2 * site.time(),
+        };
         let ended = tokio::time::timeout(limit, part).await;
         ended.map_err(|_| format!("it did not end within {limit:?}"))?
     }
@@ -173,10 +184,4 @@ impl Site<'_> {
 fn without_delay(stream: TcpStream) -> Result<TcpStream, String> {
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
     Ok(stream)
-}
-
-/// The median of some numbers; not a number where there are none.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

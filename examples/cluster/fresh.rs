@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 
+use crate::claims::median;
 use crate::clock::{now, time_of_day};
-use crate::contest::{Fabric, Side, Site, Work, median};
+use crate::contest::{Fabric, Side, Site, Work};
 use crate::fan_in::LINK_MBPS;
 
 /// Pieces of state that each of the others has.

@@ -7,8 +7,9 @@ use midplane::via::message::group::Rank;
 use midplane::via::service::Streams;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::claims::median;
 use crate::clock::now;
-use crate::contest::{Fabric, Side, Site, Work, median};
+use crate::contest::{Fabric, Side, Site, Work};
 use crate::handler::{Reverse, reversed};
 use crate::messages::{self, World};
 use crate::stream;

@@ -22,6 +22,8 @@ mod picture;
 mod rows;
 mod together;
 
+#[path = "../common/claims.rs"]
+mod claims;
 #[path = "../common/command_line.rs"]
 mod command_line;
 #[cfg(target_os = "linux")]
@@ -80,8 +82,9 @@ fn main() -> ExitCode {
         Ok(place) => place,
         Err(what) => return report::fail(&what, report::BAD_INPUT),
     };
+    let watch = claims::Watch::start();
     match run(&arguments, place) {
-        Ok(Some(rows)) => rows::finish(&arguments, &rows),
+        Ok(Some(rows)) => rows::finish(&arguments, &rows, &watch),
         Ok(None) => ExitCode::SUCCESS,
         Err(what) => report::fail(&what, report::DID_NOT_HOLD),
     }

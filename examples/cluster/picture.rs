@@ -45,7 +45,7 @@ fn render<'a>(text: &'a mut String, rows: &[Row]) -> Result<(), Box<dyn std::err
     for (at, row) in (1..).zip(rows) {
         let y = HEIGHT * at + HEIGHT / 2;
         root.draw(&Text::new(row.what, (WORDS - 12, y), middle(&BLACK, HPos::Right)))?;
-        let Some(ratio) = row.ratio else {
+        let Some(ratio) = row.compared.map(|found| found.ratio) else {
             root.draw(&Text::new("no number", (across(1.0) + 6, y), middle(&BEHIND, HPos::Left)))?;
             continue;
         };

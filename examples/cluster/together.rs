@@ -9,8 +9,9 @@ use midplane::simhw::port::Status;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::claims::median;
 use crate::clock::now;
-use crate::contest::{Fabric, Side, Site, Work, median};
+use crate::contest::{Fabric, Side, Site, Work};
 
 /// Rounds that count, and those before them.
 const ROUNDS: u32 = 500;

@@ -13,6 +13,9 @@ use crate::{processes, report, send};
 
 const NODES: u16 = 6;
 const NUMBER: u8 = 16;
+/// Longest that nodes may take to come up, or to do what they are told; and how often they are asked.
+const PATIENCE: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Serialize)]
 struct Step {
@@ -167,17 +170,9 @@ impl Cluster {
     /// A node is killed, and started again.
     fn lose_a_node(&mut self) -> Result<(), String> {
         self.nodes[4] = None;
-        let five = [Some(3), Some(3), Some(3), Some(3), None, Some(3)];
-        self.step(
-            "node 4 is killed; nothing can be installed at first",
-            0,
-            &install(&self.counter(100)),
-            |a| a.refused_by == Some(4),
-            &five,
-        )?;
         let five = [Some(4), Some(4), Some(4), Some(4), None, Some(4)];
         self.step(
-            "... and then on the other five",
+            "node 4 is killed; the other five go on without it",
             0,
             &install(&self.counter(100)),
             |a| a.nodes == Some(5),
@@ -244,35 +239,45 @@ impl Cluster {
 
     #[expect(clippy::disallowed_methods, reason = "real processes take real time")]
     fn wait_for_all(&self) -> Result<(), String> {
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + PATIENCE;
         for address in &self.addresses {
             while send(*address, &Order::List, &[]).is_err() {
                 if Instant::now() > until {
-                    return Err(format!("node {address} did not come up in 10 s"));
+                    return Err(format!("node {address} did not come up in {PATIENCE:?}"));
                 }
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(LOOK);
             }
         }
-        // Nodes ask each other what runs when they start.
-        std::thread::sleep(Duration::from_millis(300));
         Ok(())
     }
 
+    /// Gives a node an order, and waits until all nodes run what they should. An order that a node refused has changed
+    /// nothing: it is given again, for the nodes may not know yet who is up and who is not.
     #[expect(clippy::disallowed_methods, reason = "it measures time")]
     fn step(
         &mut self,
         what: &str,
         node: usize,
         (order, module): &(Order, String),
-        is_right: impl FnOnce(&Answer) -> bool,
+        is_right: impl Fn(&Answer) -> bool,
         expected: &[Option<u16>],
     ) -> Result<(), String> {
         let begun = Instant::now();
-        let answer = send(self.addresses[node], order, module.as_bytes())?;
+        let answer = loop {
+            let answer = send(self.addresses[node], order, module.as_bytes())?;
+            let may_pass = answer.refused_by.is_some() && begun.elapsed() < PATIENCE;
+            if is_right(&answer) || !may_pass {
+                break answer;
+            }
+            std::thread::sleep(LOOK);
+        };
         let took_ms = begun.elapsed().as_secs_f64() * 1e3;
-        // The last ones hear of it a moment later.
-        std::thread::sleep(Duration::from_millis(50));
-        let versions = self.versions();
+        // The last ones receive the outcome a moment later.
+        let mut versions = self.versions();
+        while versions != expected && begun.elapsed() < PATIENCE {
+            std::thread::sleep(LOOK);
+            versions = self.versions();
+        }
         let holds = is_right(&answer) && versions == expected;
         self.steps.push(Step { what: what.into(), took_ms, versions, holds });
         Ok(())

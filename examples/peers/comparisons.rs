@@ -120,7 +120,7 @@ fn list<'a>(document: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
 fn cluster(comparison: &Comparison, document: &Value) -> Vec<Row> {
     let row = |row: &Value| {
         let what = text(row, "what");
-        let (what, peer) = what.rsplit_once(", beside ").unwrap_or((&what, ""));
+        let (what, peer) = what.rsplit_once(", compared with ").unwrap_or((&what, ""));
         Row {
             comparison: comparison.name,
             what: what.into(),

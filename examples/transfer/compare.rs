@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use midplane::pipeline::timing::Row;
 use serde_json::json;
 
+use crate::claims::{Verdict, median};
 use crate::report::{print_json, say};
 use crate::transfer::Fault;
 use crate::transfer::observe::{Observed, Real, Timings};
@@ -40,11 +41,6 @@ const OBSERVED: u64 = 16;
 /// The message that is drawn.
 const DRAWN: u64 = 1 << 20;
 
-fn median(times: &mut [f64]) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or(0.0)
-}
-
 /// A way of cutting a message, and what it took.
 #[derive(Debug)]
 struct Way {
@@ -55,7 +51,13 @@ struct Way {
 
 impl Way {
     fn median(&self) -> f64 {
-        median(&mut self.times.clone())
+        median(self.times.clone())
+    }
+
+    /// Its longest time over its shortest one.
+    fn spread(&self) -> f64 {
+        let longest = self.times.iter().copied().fold(0.0, f64::max);
+        longest / self.times.iter().copied().fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -88,8 +90,8 @@ impl Ways {
     }
 }
 
-/// Everything, from the first observation to the report; whether all held.
-pub(crate) async fn run(arguments: &Arguments, hand: &Hand, file: &File) -> Result<bool, Fault> {
+/// Everything, from the first observation to the report; what became of its claims.
+pub(crate) async fn run(arguments: &Arguments, hand: &Hand, file: &File) -> Result<Verdict, Fault> {
     let real = Real { hand, file, limits: arguments.limits() };
     let mut all = observe(&real).await?;
     compare(&real, arguments, &mut all).await?;
@@ -173,6 +175,9 @@ struct Compared {
     best_name: String,
     /// Median over the rounds of planned against best fixed in the same round.
     ratio: f64,
+    rounds: usize,
+    /// The anchor: the whole file's longest time over its shortest one.
+    whole_spread: f64,
 }
 
 impl Compared {
@@ -181,7 +186,7 @@ impl Compared {
         let fixed = || ways.all[..ways.fixed].iter();
         let best = fixed().min_by(|a, b| a.median().total_cmp(&b.median())).unwrap_or(whole);
         let at_64 = fixed().find(|way| way.name == "64 KiB").unwrap_or(whole);
-        let mut ratios: Vec<f64> =
+        let ratios: Vec<f64> =
             planned.times.iter().zip(&best.times).map(|(ours, theirs)| ours / theirs).collect();
         Self {
             bytes,
@@ -193,7 +198,9 @@ impl Compared {
             fixed_64: at_64.median(),
             best: best.median(),
             best_name: best.name.clone(),
-            ratio: median(&mut ratios),
+            ratio: median(ratios),
+            rounds: whole.times.len(),
+            whole_spread: whole.spread(),
         }
     }
 
@@ -202,14 +209,16 @@ impl Compared {
     }
 }
 
-fn report(arguments: &Arguments, results: &[Compared]) -> bool {
+fn report(arguments: &Arguments, results: &[Compared]) -> Verdict {
     let mean =
         |f: &dyn Fn(&Compared) -> f64| results.iter().map(f).sum::<f64>() / results.len() as f64;
     let error = mean(&Compared::error);
     let worst = results.iter().map(|result| result.ratio).fold(0.0, f64::max);
     // Where one fragment is the plan, the two are the same and differ by noise alone.
     let beats_whole = results.iter().all(|r| r.fragments == 1 || r.planned < r.whole);
-    let holds = error < 0.059 && worst <= 1.02 && beats_whole;
+    let rounds = results.iter().map(|r| r.rounds).min().unwrap_or(0);
+    let spread = results.iter().map(|r| r.whole_spread).fold(0.0, f64::max);
+    let verdict = Verdict::of(error < 0.059 && worst <= 1.02 && beats_whole, rounds, spread);
     if arguments.json {
         let rows: Vec<_> = results
             .iter()
@@ -220,10 +229,10 @@ fn report(arguments: &Arguments, results: &[Compared]) -> bool {
             })
             .collect();
         print_json(
-            &json!({"rounds": arguments.rounds, "sync": arguments.sync, "limits": limits(arguments), "messages": rows, "mean_prediction_error": error,
-                "worst_planned_over_best_fixed": worst, "beats_whole_file": beats_whole, "holds": holds}),
+            &json!({"rounds": rounds, "sync": arguments.sync, "limits": limits(arguments), "messages": rows, "mean_prediction_error": error,
+                "worst_planned_over_best_fixed": worst, "beats_whole_file": beats_whole, "anchor_spread": spread, "verdict": verdict}),
         );
-        return holds;
+        return verdict;
     }
     let mut text = "   bytes  cuts family planned us  promised   error   whole us  64 KiB us  best fixed us       planned/best\n"
         .to_owned();
@@ -245,11 +254,12 @@ fn report(arguments: &Arguments, results: &[Compared]) -> bool {
     }
     text += &format!(
         "mean prediction error {:.1} % (below 5.9), worst planned/best fixed {worst:.3} (at most 1.02)\n\
-         planned beats the whole file: {beats_whole}; all hold: {holds}\n",
-        100.0 * error
+         planned beats the whole file: {beats_whole}; {}\n",
+        100.0 * error,
+        verdict.text()
     );
     say(&text);
-    holds
+    verdict
 }
 
 /// The rates that the stages were held to.

@@ -2,6 +2,9 @@
 //!
 //! Alone it starts its receiver as a process on this host; with `--rank` and `--peers` the two run on two hosts.
 
+#[path = "../common/claims.rs"]
+#[expect(dead_code, reason = "its claims are not ratios of rounds")]
+mod claims;
 #[path = "../common/command_line.rs"]
 mod command_line;
 mod compare;
@@ -111,7 +114,8 @@ Columns: the median time of each way of cutting; what the plan promised and how 
 the whole file and against the fixed size that proved best afterwards.
 
 Exit code: 0 the plan beat the whole file, its promise was better than 5.9 % on average and it was within 2 % of the
-best fixed size; 1 one of these did not hold, or the peer was lost; 2 bad input.";
+best fixed size, or it had fewer than 3 rounds or was built without optimization, and nothing is judged; 1 one of
+these did not hold, or the peer was lost; 2 bad input; 3 one did not hold, and the machine was too busy to say why.";
 
 fn main() -> ExitCode {
     let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
@@ -126,12 +130,13 @@ fn main() -> ExitCode {
             return fail(&format!("starting a runtime: {problem}"), DID_NOT_HOLD);
         }
     };
+    let watch = claims::Watch::start();
     let outcome = peer::run(&runtime, &arguments);
     // A blocked read of a lost peer must not hold the process.
     runtime.shutdown_background();
     match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(DID_NOT_HOLD),
+        Ok(Some(verdict)) => claims::exit(&[verdict], &watch),
+        Ok(None) => ExitCode::SUCCESS,
         Err(Fault::Input(problem)) => fail(&problem, BAD_INPUT),
         Err(Fault::Lost(problem)) => fail(&problem, DID_NOT_HOLD),
     }

@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::runtime::Runtime;
 
+use crate::claims::Verdict;
 use crate::transfer::wire::{Hand, end, serve};
 use crate::transfer::{self, Fault};
 use crate::{Arguments, compare, ranks};
@@ -25,8 +26,8 @@ fn temporary(arguments: &Arguments) -> Result<File, Fault> {
         .map_err(|problem| Fault::Input(format!("--directory {}: {problem}", directory.display())))
 }
 
-/// Plays the part that the arguments give this process.
-pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<bool, Fault> {
+/// Plays the part that the arguments give this process; the sender has a verdict.
+pub(crate) fn run(runtime: &Runtime, arguments: &Arguments) -> Result<Option<Verdict>, Fault> {
     if arguments.child {
         return receive(runtime, arguments, (Ipv4Addr::LOCALHOST, 0).into());
     }
@@ -86,7 +87,11 @@ async fn end_child(mut child: Child) {
     }
 }
 
-fn receive(runtime: &Runtime, arguments: &Arguments, own: SocketAddr) -> Result<bool, Fault> {
+fn receive(
+    runtime: &Runtime,
+    arguments: &Arguments,
+    own: SocketAddr,
+) -> Result<Option<Verdict>, Fault> {
     let file = temporary(arguments)?;
     let listener = ranks::listen(own).map_err(Fault::Input)?;
     runtime.block_on(async {
@@ -99,10 +104,9 @@ fn receive(runtime: &Runtime, arguments: &Arguments, own: SocketAddr) -> Result<
             serve(stream, &file, arguments.sync, arguments.limits()).await
         };
         tokio::select! {
-            done = work => done.map(|()| true).map_err(Fault::lost("the sender")),
+            done = work => done.map(|()| None).map_err(Fault::lost("the sender")),
             _ = tokio::signal::ctrl_c() => Err(Fault::Lost("stopped".into())),
-            // Nobody is left to be told.
-            () = orphaned(), if arguments.child => Ok(false),
+            () = orphaned(), if arguments.child => Err(Fault::Lost("the sender has ended".into())),
         }
     })
 }
@@ -126,11 +130,11 @@ fn send(
     arguments: &Arguments,
     address: SocketAddr,
     file: &File,
-) -> Result<bool, Fault> {
+) -> Result<Option<Verdict>, Fault> {
     let hand = runtime.block_on(connect(address)).map_err(Fault::lost(address))?;
-    let holds = runtime.block_on(compare::run(arguments, &hand, file))?;
+    let verdict = runtime.block_on(compare::run(arguments, &hand, file))?;
     runtime.block_on(end(&hand)).map_err(Fault::lost("the receiver"))?;
-    Ok(holds)
+    Ok(Some(verdict))
 }
 
 async fn connect(address: SocketAddr) -> io::Result<Hand> {
