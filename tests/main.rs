@@ -5,6 +5,7 @@ mod bounds;
 mod conformance;
 #[cfg(target_os = "linux")]
 mod nicd;
+mod readme;
 mod scenario;
 mod stopping;
 mod swarm;

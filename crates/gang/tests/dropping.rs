@@ -1,14 +1,12 @@
 //! Calls of daemons that are dropped at any poll: nobody else waits for ever.
 
-mod job;
-
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use job::{Progress, TIGHT, chatter, message, world};
+use crate::job::{Progress, TIGHT, chatter, message, world};
 use midplane_gang::agenda::{AgendaConfig, WithItself};
 use midplane_gang::daemon::{Costs, Daemon, DaemonConfig, Mode, Start};
 use midplane_gang::schedule::{Request, RoundRobin};

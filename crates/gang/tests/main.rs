@@ -3,6 +3,7 @@
 mod back_pressure;
 mod checkpoints;
 mod detection;
+mod dropping;
 mod elsewhere;
 mod freezing;
 mod independence;

@@ -1,5 +1,6 @@
 //! All integration tests of the crate in one binary: it is linked once.
 
+mod collective_order;
 mod connecting;
 mod death;
 mod descriptor_allocations;
@@ -27,6 +28,9 @@ mod rdma_shm;
 mod scenarios;
 #[cfg(feature = "service")]
 mod service;
+#[cfg(feature = "service")]
+mod service_bounds;
 mod slots;
 mod transfers;
 mod vi_states;
+mod wakers;

@@ -1,5 +1,4 @@
 //! Peers that try to make a process keep more than its configuration says.
-#![cfg(feature = "service")]
 
 use std::future::Future;
 use std::pin::pin;
