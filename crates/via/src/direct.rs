@@ -8,8 +8,10 @@
 //! goes there, it does not stand still with a process's port, and an interface can't be made to follow its
 //! process to another host.
 //!
-//! Memory that the other end may write (`rdma_write`) is mapped there: the first write to it asks its owner's
-//! process, which looks at rights and tag and then shows it; from then on a write is one copy, and its owner's
+//! Memory that the other end may write and read (`rdma_write` and `rdma_read`) is mapped there. Processors map no
+//! memory to be written and not read: so the other end of a direct interface can't write memory that it may not
+//! read, and such a write ends with [`RdmaProtection`](crate::outcome::DescriptorError::RdmaProtection). The first
+//! write asks the owner's process, which looks at rights and tag and then shows it; from then on a write is one copy, and its owner's
 //! process takes part only where it brings immediate data. Whom it was shown may write it for as long as it is
 //! registered, though the connection may be over: deregister it to take it back. What is registered so is shared
 //! with nobody else, and nothing else lies in it. There are no remote reads, for what can be mapped can be written.
@@ -48,7 +50,7 @@ pub enum Arrival<'a> {
         /// The memory.
         memory: SharedMemory,
     },
-    /// A process is gone: nothing more comes from it, and nothing goes there.
+    /// A process is gone: nothing more comes from it, and nothing goes there, unless another one takes its place.
     Left(NodeId),
 }
 

@@ -14,7 +14,8 @@ use crate::context::MemoryName;
 pub struct MemoryOptions {
     /// Interfaces with this tag may.
     pub tag: ProtectionTag,
-    /// The other ends of those may write it.
+    /// The other ends of those may write it; those of [direct](crate::direct) ones only what they may read, too,
+    /// for they map it, and what is mapped to be written can be read.
     pub rdma_write: bool,
     /// The other ends of those may read it.
     pub rdma_read: bool,

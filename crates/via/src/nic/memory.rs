@@ -13,14 +13,14 @@ impl Nic {
         tag
     }
 
-    /// Registers `bytes` of zeroed memory. What others may write, of a NIC with a lane, is a file of its own, and takes a
-    /// descriptor; where none is to be had, or the NIC is in another process, the other ends of direct interfaces can't
+    /// Registers `bytes` of zeroed memory. What others may write and read, of a NIC with a lane, is a file of its own, and
+    /// takes a descriptor; where none is to be had, or the NIC is in another process, the other ends of direct interfaces can't
     /// write it.
     ///
     /// # Errors
     /// [`NicError::Register`] says which limit was hit.
     pub fn register(&mut self, bytes: usize, options: MemoryOptions) -> Result<Memory, NicError> {
-        if options.rdma_write
+        if (options.rdma_write && options.rdma_read)
             && let Some(direct) = &mut self.direct
             && let region = RegionOptions::default().tag(options.tag).rights(options.rights())
             && let Ok(shared) = self.port.register_shared(bytes, region)

@@ -85,7 +85,7 @@ proptest! {
         };
         let server = move |mut end: End| async move {
             let told = todo_told(&expected);
-            let options = MemoryOptions { rdma_write: true, ..MemoryOptions::default() };
+            let options = MemoryOptions { rdma_write: true, rdma_read: true, ..MemoryOptions::default() };
             let memory = end.nic.register(BYTES, options).unwrap();
             for slot in 0..=told.len() {
                 end.nic.post_receive(end.vi, descriptor(&end, slot * BYTES, BYTES, most)).unwrap();
@@ -176,7 +176,7 @@ fn refused(
 }
 
 fn options() -> MemoryOptions {
-    MemoryOptions { rdma_write: true, ..MemoryOptions::default() }
+    MemoryOptions { rdma_write: true, rdma_read: true, ..MemoryOptions::default() }
 }
 
 #[test]
@@ -184,6 +184,11 @@ fn what_may_not_be_written_is_not_and_the_connection_ends() {
     type Expose = fn(&mut End) -> (RemoteMemory, Option<Memory>);
     let other_tag: Expose = |end| {
         let options = MemoryOptions { tag: ProtectionTag(9), ..options() };
+        let memory = end.nic.register(100, options).unwrap();
+        (memory.remote(), Some(memory))
+    };
+    let may_not_be_read: Expose = |end| {
+        let options = MemoryOptions { rdma_write: true, ..MemoryOptions::default() };
         let memory = end.nic.register(100, options).unwrap();
         (memory.remote(), Some(memory))
     };
@@ -206,7 +211,7 @@ fn what_may_not_be_written_is_not_and_the_connection_ends() {
         assert_eq!(outcomes, wrong);
         assert_eq!([&client[..], &server[..]], [&[AsyncError::ConnectionLost]; 2]);
     };
-    for expose in [other_tag, not_exposed, too_short, gone] {
+    for expose in [other_tag, not_exposed, may_not_be_read, too_short, gone] {
         is_refused(attributes(), expose, false);
     }
     // The interface lets nobody write.

@@ -1,4 +1,4 @@
-//! Memory that the other ends of direct interfaces may write.
+//! Memory that the other ends of direct interfaces may map: to write it, and so to read it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -21,12 +21,13 @@ impl Exposed {
         self.regions.insert(name, Arc::downgrade(memory.region()));
     }
 
-    /// The region that goes by this name, if the other end of an interface like that may write it.
+    /// The region that goes by this name, if the other end of an interface like that may map it. Who may write
+    /// it without reading it may not: a mapping has no such right.
     pub(super) fn find(&self, name: u64, attributes: &ViAttributes) -> Option<Arc<Region>> {
         let region = self.regions.get(&name)?.upgrade()?;
         let may_write = attributes.rdma_write
             && region.tag() == attributes.tag
-            && region.rights().contains(Rights::REMOTE_WRITE);
+            && region.rights().contains(Rights::REMOTE_WRITE | Rights::REMOTE_READ);
         may_write.then_some(region)
     }
 }
