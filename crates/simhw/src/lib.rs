@@ -18,6 +18,8 @@
 //! - [`time`], [`rng`], [`id`]: what everything is measured, drawn and named by
 #![deny(unsafe_code)]
 
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+mod acceptor;
 pub mod drops;
 pub mod fault;
 pub mod frame;
@@ -54,4 +56,6 @@ pub mod time;
 pub mod topology;
 pub mod trace;
 pub mod udp;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+mod wakes;
 pub mod wire;

@@ -46,3 +46,6 @@ pub(crate) trait Source: Send + Sync {
     /// There is no more time: the NIC is to be woken by its peers.
     fn rest(&self) {}
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -89,6 +89,9 @@ pub enum RegisterError {
     /// The process of the NIC lends no more memory, or the system has none.
     #[error("the NIC lends no region of {0} bytes; drop regions, or let it lend more")]
     NoMemory(usize),
+    /// The NIC, in another process, has not taken note of earlier changes of registration: 768 at least.
+    #[error("the NIC has not taken note of earlier registrations; try again in a moment")]
+    Busy,
     /// The NIC is gone.
     #[error("the NIC behind the port has stopped")]
     Closed,
@@ -161,7 +164,7 @@ pub(crate) struct Loan {
     /// The segment of the port's rings.
     pub(crate) file: std::os::fd::OwnedFd,
     /// Wakes the NIC's process.
-    pub(crate) event: std::os::fd::OwnedFd,
+    pub(crate) channel: Arc<crate::passing::Socket>,
     pub(crate) spin_nanos: u32,
     pub(crate) lender: Box<dyn Lender>,
 }
@@ -173,9 +176,9 @@ pub(crate) fn borrowed_port(
     loan: Loan,
     admits: impl Fn(u32) -> bool,
 ) -> Result<(Port, Arc<Registrar>), crate::segment::SegmentError> {
-    let Loan { name, depth, file, event, spin_nanos, lender } = loan;
+    let Loan { name, depth, file, channel, spin_nanos, lender } = loan;
     let (commands, completions, registrations, words) = far::open(&file, depth, admits)?;
-    let bell = ground::FarBell { words: words.clone(), event, spin_nanos };
+    let bell = ground::FarBell { words: words.clone(), channel, spin_nanos };
     let ground = ground::Ground::new(words, registrations, lender);
     let registrar = Arc::new(Registrar::far(name, Box::new(bell), ground));
     let id = name.id;
@@ -214,6 +217,9 @@ impl Port {
     }
 
     /// Registers `bytes` of zeroed memory with rights and a protection tag.
+    ///
+    /// Where the NIC is in another process, that is asked for memory when what it has lent is taken: this blocks the
+    /// thread until the answer comes, for 2 s at most.
     ///
     /// # Errors
     /// [`RegisterError`] says which limit was hit.

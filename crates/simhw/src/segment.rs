@@ -10,9 +10,10 @@
 //! bytes give a mixture of old and new ones, which is all that a copy promises. On x86-64 the copy
 //! is inline assembly that does exactly what relaxed atomic bytes would: each byte is read once and
 //! written once, in whatever groups the processor likes, and the compiler sees neither the loads nor
-//! the stores and so derives nothing from them. Elsewhere the bytes are atomic bytes. Words that
-//! [`Segment::line`] hands out are accessed atomically by all; a copy touches those of a ring's slot
-//! only while the ring's protocol gives the slot to the copying side.
+//! the stores and so derives nothing from them. Elsewhere, and under Miri, a copy accesses the aligned words
+//! that the bytes lie in, each atomically and whole: see [`words`]. So there is one size of access to any byte of a
+//! segment, which the model asks for as well. Words that [`Segment::line`] hands out are accessed atomically by all; a
+//! copy touches those of a ring's slot only while the ring's protocol gives the slot to the copying side.
 #![allow(unsafe_code, reason = "the one module that touches raw memory")]
 
 #[cfg(not(all(test, midplane_loom)))]
@@ -38,6 +39,9 @@ pub(crate) use gather::send_gathered;
 mod model;
 #[cfg(all(test, midplane_loom))]
 pub(crate) use model::Segment;
+
+#[cfg(any(not(target_arch = "x86_64"), miri, test))]
+mod words;
 
 /// Bytes of a cache line.
 pub(crate) const LINE: usize = 64;
@@ -152,7 +156,13 @@ impl Segment {
         }
         // SAFETY: at most the end of the allocation.
         let start = unsafe { self.base.add(offset) };
-        Some(View { start: start.as_ptr(), length, owner: PhantomData })
+        Some(View {
+            start: start.as_ptr(),
+            length,
+            #[cfg(any(not(target_arch = "x86_64"), miri))]
+            is_shared: true,
+            owner: PhantomData,
+        })
     }
 
     /// Copies `from` to `offset`; `None`, and nothing is written, where it would pass the end.
@@ -162,7 +172,7 @@ impl Segment {
         // SAFETY: both ranges are live and checked; the destination is this segment's, whose memory
         // may be written by whoever holds it. They may overlap: then bytes of the range are mixed,
         // as with any two copies at once.
-        unsafe { copy(from.start, to.start.cast_mut(), from.length) };
+        unsafe { from.copy_into(to.start.cast_mut()) };
         Some(())
     }
 }
@@ -188,6 +198,9 @@ impl Drop for Segment {
 pub(crate) struct View<'a> {
     start: *const u8,
     length: usize,
+    /// It lies in a segment.
+    #[cfg(any(not(target_arch = "x86_64"), miri))]
+    is_shared: bool,
     owner: PhantomData<&'a [u8]>,
 }
 
@@ -199,7 +212,13 @@ unsafe impl Sync for View<'_> {}
 
 impl<'a> From<&'a [u8]> for View<'a> {
     fn from(bytes: &'a [u8]) -> Self {
-        Self { start: bytes.as_ptr(), length: bytes.len(), owner: PhantomData }
+        Self {
+            start: bytes.as_ptr(),
+            length: bytes.len(),
+            #[cfg(any(not(target_arch = "x86_64"), miri))]
+            is_shared: false,
+            owner: PhantomData,
+        }
     }
 }
 
@@ -221,17 +240,75 @@ impl View<'_> {
         }
         // SAFETY: within the range that this covers.
         let start = unsafe { self.start.add(range.start) };
-        Some(Self { start, length: range.len(), owner: PhantomData })
+        Some(Self { start, length: range.len(), ..*self })
     }
 
     /// Copies the bytes out, as many as both have; returns how many.
     #[inline]
     pub(crate) fn copy_to(&self, out: &mut [u8]) -> usize {
         let length = self.length.min(out.len());
-        // SAFETY: the source is live for the lifetime of this and at least `length` long; the
-        // destination is borrowed exclusively.
-        unsafe { copy(self.start, out.as_mut_ptr(), length) };
+        // SAFETY: the source is live for the lifetime of this and at least `length` long.
+        unsafe { self.copy_out(&mut out[..length]) };
         length
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+impl View<'_> {
+    /// Copies all of it.
+    ///
+    /// # Safety
+    /// `to` is in a live segment, with as much behind it.
+    #[inline]
+    unsafe fn copy_into(&self, to: *mut u8) {
+        // SAFETY: the source is live for the lifetime of this; the caller vouches for the destination.
+        unsafe { copy(self.start, to, self.length) };
+    }
+
+    /// Copies the beginning of it.
+    ///
+    /// # Safety
+    /// It is as long as `out`.
+    #[inline]
+    unsafe fn copy_out(&self, out: &mut [u8]) {
+        // SAFETY: the source is live for the lifetime of this, and as long as the caller says; the destination is
+        // borrowed exclusively.
+        unsafe { copy(self.start, out.as_mut_ptr(), out.len()) };
+    }
+}
+
+#[cfg(any(not(target_arch = "x86_64"), miri))]
+impl View<'_> {
+    /// Copies all of it.
+    ///
+    /// # Safety
+    /// `to` is in a live segment, with as much behind it.
+    unsafe fn copy_into(&self, to: *mut u8) {
+        // SAFETY: the source is live for the lifetime of this, and in a segment or borrowed as a slice; the caller
+        // vouches for the destination.
+        unsafe {
+            if self.is_shared {
+                words::carry(self.start, to, self.length);
+            } else {
+                words::store(std::slice::from_raw_parts(self.start, self.length), to);
+            }
+        }
+    }
+
+    /// Copies the beginning of it.
+    ///
+    /// # Safety
+    /// It is as long as `out`.
+    unsafe fn copy_out(&self, out: &mut [u8]) {
+        // SAFETY: the source is live for the lifetime of this, as long as the caller says, and in a segment or
+        // borrowed as a slice.
+        unsafe {
+            if self.is_shared {
+                words::load(self.start, out);
+            } else {
+                out.copy_from_slice(std::slice::from_raw_parts(self.start, out.len()));
+            }
+        }
     }
 }
 
@@ -328,29 +405,6 @@ unsafe fn copy_word(from: *const u8, to: *mut u8) {
             to = in(reg) to,
             options(nostack, preserves_flags),
         );
-    }
-}
-
-/// Copies `length` bytes that others may touch at the same time.
-///
-/// # Safety
-/// As above.
-#[cfg(any(not(target_arch = "x86_64"), miri))]
-unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-
-    if length == 8 && from.addr().is_multiple_of(8) && to.addr().is_multiple_of(8) {
-        // A word is moved whole: whoever is stopped has written all of it, or none.
-        // SAFETY: the caller vouches for both ranges; they are aligned.
-        let (from, to) = unsafe { (&*from.cast::<AtomicU64>(), &*to.cast::<AtomicU64>()) };
-        return to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-    for at in 0..length {
-        // SAFETY: the caller vouches for both ranges; bytes are always aligned. The source is only
-        // loaded from, so that it may be memory that must not be written.
-        let (from, to) =
-            unsafe { (&*from.add(at).cast::<AtomicU8>(), &*to.add(at).cast::<AtomicU8>()) };
-        to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 

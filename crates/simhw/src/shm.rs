@@ -30,7 +30,6 @@ mod retry;
 
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, eventfd};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
@@ -41,6 +40,7 @@ use crate::live::Tasks;
 use crate::live::clock::Clock;
 use crate::nicd::{PortServer, ServeError, ServerConfig};
 use crate::time::nanos;
+use crate::wakes::Wakes;
 
 pub use config::{
     DEFAULT_AREA_BYTES, DEFAULT_AREA_BYTES_OF_ALL, DEFAULT_JOIN_WITHIN, DEFAULT_MTU, DEFAULT_RATE,
@@ -97,16 +97,13 @@ impl ShmNic {
         config.check()?;
         let runtime = Handle::try_current().map_err(|_| StartError::NoRuntime)?;
         let failed = |error: std::io::Error| StartError::System(error.kind());
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = eventfd(0, flags).map_err(|error| failed(error.into()))?;
-        let copy = || event.try_clone().map_err(failed);
-        let (for_driver, for_peers) = (copy()?, copy()?);
+        let wakes = Wakes::new().map_err(failed)?;
         let incarnation = config.incarnation.unwrap_or_else(Clock::incarnation);
         let engine = Engine::new(firmware, Nic::new(&config, incarnation), config.port_depth);
         let spin = u32::try_from(nanos(config.spin)).unwrap_or(u32::MAX);
-        let core = Arc::new(Core::new(config.node, engine, event, spin));
-        let driver = Driver::new(for_driver).map_err(failed)?;
-        let rendezvous = Rendezvous::open(&config, incarnation, for_peers, Arc::clone(&core) as _)?;
+        let core = Arc::new(Core::new(config.node, engine, Arc::clone(&wakes), spin));
+        let driver = Driver::new(wakes).map_err(failed)?;
+        let rendezvous = Rendezvous::open(&config, incarnation, Arc::clone(&core) as _)?;
         let (end, ended) = oneshot::channel();
         let driven = Arc::clone(&core);
         runtime.spawn(async move {

@@ -2,12 +2,12 @@
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rustix::net::{RecvFlags, Shutdown, connect, recv, shutdown};
+use rustix::net::{RecvFlags, recv};
 use rustix::process::geteuid;
 use thiserror::Error;
 use tokio::io::Interest;
@@ -19,7 +19,7 @@ use crate::host::{Host, OpenError};
 use crate::id::NodeId;
 use crate::live::Tasks;
 use crate::live::clock::Clock;
-use crate::passing::{seqpacket, user_of};
+use crate::passing::{Passed, Socket};
 use crate::port::{Lender, Loan, Port, PortName, PortOptions, Registrar, borrowed_port};
 use crate::rng::Rng;
 use crate::segment::{Kind, Segment};
@@ -168,21 +168,23 @@ impl ClientHost {
             Answer::Refused(error) => return Err(error),
             _ => return Err(invalid()),
         };
-        let [file, event, wakes]: [OwnedFd; 3] = descriptors.try_into().map_err(|_| invalid())?;
-        let watched = socket.try_clone().map_err(system)?;
-        let lender = Connection { socket, config: Arc::clone(&self.config) };
+        let [file, channel]: [Passed; 2] = descriptors.try_into().map_err(|_| invalid())?;
+        let file = file.memory().ok_or_else(invalid)?;
+        let channel = Arc::new(channel.channel(&socket).ok_or_else(invalid)?);
+        let (wakes, socket) = (Arc::clone(&channel), Arc::new(socket));
+        let lender = Connection { socket: Arc::clone(&socket), config: Arc::clone(&self.config) };
         let loan = Loan {
             name: PortName { id: port, epoch },
             depth,
             file,
-            event,
+            channel,
             spin_nanos,
             lender: Box::new(lender),
         };
         let admits = |user| self.config.admits(user);
         let (port, registrar) = borrowed_port(loan, admits).map_err(|_| invalid())?;
         let _inside = self.tasks.runtime().enter();
-        let watch = Watch::new(wakes, watched, registrar).map_err(system)?;
+        let watch = Watch::new(wakes, socket, registrar).map_err(system)?;
         self.tasks.spawn(watch.run());
         Ok(port)
     }
@@ -217,54 +219,59 @@ impl Host for ClientHost {
 }
 
 /// A connection to the daemon, which must run as who it may.
-fn dial(config: &ClientConfig) -> Result<OwnedFd, ConnectError> {
+fn dial(config: &ClientConfig) -> Result<Socket, ConnectError> {
     let nobody = || ConnectError::Nobody { name: config.name.clone(), node: config.node };
-    let socket = seqpacket()?;
-    connect(&socket, &address(&config.name, config.node)?).map_err(|error| match error.kind() {
+    let socket = Socket::connect(&address(&config.name, config.node)?);
+    let socket = socket.map_err(|error| match error.kind() {
         io::ErrorKind::ConnectionRefused => nobody(),
         kind => ConnectError::System(kind),
     })?;
-    let user = user_of(&socket)?;
+    let user = socket.user()?;
     if config.admits(user) { Ok(socket) } else { Err(ConnectError::Stranger(user)) }
 }
 
 /// The connection of one port.
 struct Connection {
-    socket: OwnedFd,
+    socket: Arc<Socket>,
     config: Arc<ClientConfig>,
 }
 
 impl Lender for Connection {
     fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
-        let (Answer::Lent { arena }, descriptors) =
-            ask(&self.socket, Request::Lend { bytes }).ok()?
-        else {
+        let Ok((answer, descriptors)) = ask(&self.socket, Request::Lend { bytes }) else {
+            // An answer that comes too late would be taken for the next one.
+            self.socket.hang_up();
             return None;
         };
+        let Answer::Lent { arena } = answer else { return None };
         let admits = |user| self.config.admits(user);
-        let segment = Segment::open(descriptors.first()?, Kind::Arena, bytes, admits).ok()?;
+        let file = descriptors.into_iter().next()?.memory()?;
+        let segment = Segment::open(&file, Kind::Arena, bytes, admits).ok()?;
         Some((arena, Arc::new(segment)))
     }
 
     fn hang_up(&self) {
-        // An error means that the daemon has.
-        let _ = shutdown(&self.socket, Shutdown::Both);
+        self.socket.hang_up();
     }
 }
 
 /// Wakes a port's application when the NIC has something for it, and when the daemon is gone.
 struct Watch {
-    event: AsyncFd<OwnedFd>,
-    socket: AsyncFd<OwnedFd>,
+    channel: AsyncFd<Arc<Socket>>,
+    socket: AsyncFd<Arc<Socket>>,
     registrar: Arc<Registrar>,
 }
 
 impl Watch {
-    fn new(event: OwnedFd, socket: OwnedFd, registrar: Arc<Registrar>) -> io::Result<Self> {
+    fn new(
+        channel: Arc<Socket>,
+        socket: Arc<Socket>,
+        registrar: Arc<Registrar>,
+    ) -> io::Result<Self> {
         // Not all versions of tokio that will do deprecate it.
-        #[allow(deprecated, reason = "an OwnedFd stays open; the replacement is unsafe")]
+        #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
         let watch = |fd| AsyncFd::with_interest(fd, Interest::READABLE);
-        Ok(Self { event: watch(event)?, socket: watch(socket)?, registrar })
+        Ok(Self { channel: watch(channel)?, socket: watch(socket)?, registrar })
     }
 
     /// Until the port is dropped, or the daemon is gone.
@@ -274,10 +281,11 @@ impl Watch {
     }
 
     fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
-        // The event's count is never read: each further event is told.
-        while let Poll::Ready(ready) = self.event.poll_read_ready(context) {
+        while let Poll::Ready(ready) = self.channel.poll_read_ready(context) {
             let Ok(mut ready) = ready else { return Poll::Ready(()) };
+            // In this order: what comes after the last was taken is told anew.
             ready.clear_ready();
+            self.channel.get_ref().take_wakes();
             self.registrar.wake();
         }
         while let Poll::Ready(ready) = self.socket.poll_read_ready(context) {

@@ -1,10 +1,10 @@
 //! Whose the ports are, and which of them may not close yet.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::id::PortId;
+use crate::wakes::Wakes;
 
 #[derive(Debug)]
 struct Holder {
@@ -18,7 +18,7 @@ struct Holder {
 struct Shared {
     ports: Mutex<BTreeMap<PortId, Holder>>,
     /// Wakes the server.
-    event: OwnedFd,
+    wakes: Arc<Wakes>,
 }
 
 /// The processes that the ports of a [`PortServer`](super::PortServer) were opened by, as the system knows
@@ -28,8 +28,8 @@ struct Shared {
 pub struct PortHolders(Arc<Shared>);
 
 impl PortHolders {
-    pub(super) fn new(event: OwnedFd) -> Self {
-        Self(Arc::new(Shared { ports: Mutex::default(), event }))
+    pub(super) fn new(wakes: Arc<Wakes>) -> Self {
+        Self(Arc::new(Shared { ports: Mutex::default(), wakes }))
     }
 
     /// Each port whose process is there, and the number of that. A port is here before its process can use
@@ -61,8 +61,7 @@ impl PortHolders {
             holder.is_gone
         });
         if is_gone {
-            // It can fail only if the counter is full: the server is woken already.
-            let _ = rustix::io::write(&self.0.event, &1_u64.to_ne_bytes());
+            self.0.wakes.signal();
         }
     }
 

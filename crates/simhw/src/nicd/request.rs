@@ -1,7 +1,7 @@
 //! What a client and a daemon say to each other: one connection a port.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,11 +9,11 @@ use rustix::net::SocketAddrUnix;
 
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
-use crate::passing::{self, MAGIC};
+use crate::passing::{MAGIC, Passed, Socket};
 use crate::port::PortOptions;
 
 /// Version of what is said, and of the layout of ports.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// How long an answer may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// Words of a request, and of an answer.
@@ -39,7 +39,7 @@ pub(super) enum Request {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Answer {
     Here,
-    /// With the segment, what wakes the NIC's process, and what wakes the client.
+    /// With the segment, and the client's end of a channel for wake-ups.
     Opened {
         port: PortId,
         epoch: u32,
@@ -132,32 +132,32 @@ impl Answer {
 }
 
 /// The client's: asks, and waits for the answer.
-pub(super) fn ask(socket: &OwnedFd, request: Request) -> io::Result<(Answer, Vec<OwnedFd>)> {
-    passing::send(socket, &request.emit(), &[])?;
+pub(super) fn ask(socket: &Socket, request: Request) -> io::Result<(Answer, Vec<Passed>)> {
+    socket.send(&request.emit(), &[])?;
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
     let patience = Timespec::try_from(PATIENCE).expect("seconds");
     if poll(&mut polled, Some(&patience))? == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    let (words, descriptors) = passing::receive(socket)?
-        .ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted))?;
+    let (words, descriptors) =
+        socket.receive()?.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted))?;
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let answer = Answer::parse(words).ok_or_else(invalid)?;
     Ok((answer, descriptors))
 }
 
 /// The daemon's: the next request; `None` if the client is gone, or says what makes no sense.
-pub(super) fn next(socket: &OwnedFd) -> Option<Request> {
-    Request::parse(passing::receive(socket).ok()??.0)
+pub(super) fn next(socket: &Socket) -> Option<Request> {
+    Request::parse(socket.receive().ok()??.0)
 }
 
 /// The daemon's: answers with descriptors.
 pub(super) fn answer(
-    socket: &OwnedFd,
+    socket: &Socket,
     answer: Answer,
-    descriptors: &[std::os::fd::BorrowedFd<'_>],
+    descriptors: &[BorrowedFd<'_>],
 ) -> rustix::io::Result<()> {
-    passing::send(socket, &answer.emit(), descriptors)
+    socket.send(&answer.emit(), descriptors)
 }
 
 #[cfg(test)]

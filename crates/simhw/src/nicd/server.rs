@@ -8,32 +8,28 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with, bind, listen};
-use rustix::process::geteuid;
 use thiserror::Error;
 
 use super::Source;
 use super::holders::PortHolders;
 use super::request::{Answer, PATIENCE, Request, address, answer, next};
+use crate::acceptor::Acceptor;
+use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::live::clock::Clock;
-use crate::passing::{process_of, seqpacket, user_of};
+use crate::passing::Socket;
 use crate::port::{Arenas, Grant, PortOptions, Words};
 use crate::segment::{Kind, Segment};
 use crate::sync::{Ordering, fence};
 use crate::time::{Instant, nanos};
+use crate::wakes::Wakes;
 
-/// Memory that one port's regions may take in all: 1 GiB; what is not touched takes none.
+/// Memory that one client may have lent in all its ports: 1 GiB; what is not touched takes none.
 pub const DEFAULT_LOAN: usize = 1 << 30;
 /// As long as waking a parked process takes.
 const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 /// Most bytes of a daemon's name.
 const MAX_NAME: usize = 64;
-/// Connections that may wait to be taken.
-const BACKLOG: i32 = 1_024;
-/// How long nobody is taken in where the system has no descriptor for who knocks: less than a
-/// client waits, and long enough to cost nothing.
-const DEAF: Duration = Duration::from_millis(50);
 /// Turns of looking between two looks at the sockets.
 const LOOKS_PER_POLL: u32 = 4_096;
 
@@ -69,7 +65,9 @@ impl ServerConfig {
         self
     }
 
-    /// Memory that one port's regions may take in all, in bytes. Default: [`DEFAULT_LOAN`].
+    /// Bounds the memory that one client, a process, is lent in all, in bytes: the rings of its ports and their
+    /// regions. A port beyond it is refused as [`OpenError::System`](crate::host::OpenError::System), a region as
+    /// [`RegisterError::NoMemory`](crate::port::RegisterError::NoMemory). Default: [`DEFAULT_LOAN`].
     #[must_use]
     pub const fn loan(mut self, bytes: usize) -> Self {
         self.loan = bytes;
@@ -101,7 +99,7 @@ pub enum ServeError {
 #[derive(Debug)]
 pub struct PortServer {
     stop: OwnedFd,
-    event: OwnedFd,
+    wakes: Arc<Wakes>,
     holders: PortHolders,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -114,43 +112,37 @@ impl PortServer {
         }
         let system = |error: Errno| ServeError::System(error.kind());
         let node = nic.node();
-        let listener = seqpacket().map_err(system)?;
-        bind(&listener, &address(&name, node).map_err(system)?).map_err(|error| {
-            match error.kind() {
-                io::ErrorKind::AddrInUse => ServeError::Occupied { node, name: name.clone() },
-                kind => ServeError::System(kind),
-            }
+        let acceptor = Acceptor::open(&address(&name, node).map_err(system)?, admitted);
+        let acceptor = acceptor.map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => ServeError::Occupied { node, name: name.clone() },
+            kind => ServeError::System(kind),
         })?;
-        listen(&listener, BACKLOG).map_err(system)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?;
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
-        let copy = |fd: &OwnedFd| fd.try_clone().map_err(|e| ServeError::System(e.kind()));
+        let failed = |error: io::Error| ServeError::System(error.kind());
+        let wakes = Wakes::new().map_err(failed)?;
         let spin_nanos = u32::try_from(nanos(spin)).unwrap_or(u32::MAX);
-        let holders = PortHolders::new(copy(&event)?);
+        let holders = PortHolders::new(Arc::clone(&wakes));
         let mut room = Room {
             nic,
             holders: holders.clone(),
-            admitted,
             spin_nanos,
             loan,
-            listener,
-            stopped: copy(&stop)?,
-            event: copy(&event)?,
+            acceptor,
+            stopped: stop.try_clone().map_err(failed)?,
+            wakes: Arc::clone(&wakes),
             clients: Vec::new(),
             lingering: Vec::new(),
-            deaf_until: None,
         };
         let thread = std::thread::Builder::new().name(format!("ports {node}"));
         let thread = thread.spawn(move || room.run());
-        let thread = thread.map_err(|error| ServeError::System(error.kind()))?;
-        Ok(Self { stop, event, holders, thread: Some(thread) })
+        let thread = thread.map_err(failed)?;
+        Ok(Self { stop, wakes, holders, thread: Some(thread) })
     }
 
     /// Has the daemon look at all ports: whoever stops a process between its posting and its
     /// ringing wakes the daemon in its place.
     pub fn look(&self) {
-        // It can fail only if the counter is full: the thread is woken already.
-        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        self.wakes.signal();
     }
 
     /// Whose the ports are: says so as they open and close.
@@ -172,7 +164,7 @@ impl Drop for PortServer {
 
 /// A connection, and the port that it is of.
 struct Client {
-    socket: OwnedFd,
+    socket: Socket,
     stage: Stage,
 }
 
@@ -185,6 +177,9 @@ enum Stage {
 /// A port of another process.
 struct Served {
     port: PortId,
+    process: u32,
+    /// Bytes of its rings.
+    rings: usize,
     words: Words,
     arenas: Arc<Arenas>,
     is_gone: Arc<AtomicBool>,
@@ -194,25 +189,22 @@ struct Served {
 struct Room {
     nic: Arc<dyn Source>,
     holders: PortHolders,
-    admitted: Vec<u32>,
     spin_nanos: u32,
     loan: usize,
-    listener: OwnedFd,
+    acceptor: Acceptor,
     stopped: OwnedFd,
-    /// What clients wake the thread with.
-    event: OwnedFd,
+    /// What wakes the thread: this process, and each client through its port's channel.
+    wakes: Arc<Wakes>,
     clients: Vec<Client>,
     /// Ports that are held, and whose clients are gone.
     lingering: Vec<Served>,
-    /// Who knocks could not be taken in, and would be heard all the time.
-    deaf_until: Option<Instant>,
 }
 
 /// What there is at the sockets.
 struct Ready {
     stop: bool,
     listener: bool,
-    event: bool,
+    wakes: bool,
     /// Of each client.
     clients: Vec<bool>,
 }
@@ -229,10 +221,8 @@ impl Room {
                 return;
             }
             self.serve(&ready);
-            if ready.event {
-                let mut count = [0; 8];
-                // Nothing to read means that it was read.
-                let _ = rustix::io::read(&self.event, &mut count);
+            // Whoever else woke it has rung its own bell, and is looked after.
+            if ready.wakes && self.wakes.take() {
                 // A stopped process may have posted without ringing.
                 self.ring_all();
                 for served in std::mem::take(&mut self.lingering) {
@@ -298,17 +288,16 @@ impl Room {
             Stage::Expected(until) => Some(until.since(now)),
             Stage::Open(_) => None,
         });
-        let left = left.chain(self.deaf_until.map(|until| until.since(now)));
+        let left = left.chain(self.acceptor.deaf_until().map(|until| until.since(now)));
         left.min().map_or(Duration::MAX, |left| left.max(Duration::from_millis(1)))
     }
 
     fn wait(&self, patience: Duration) -> Ready {
-        let knocks = if self.deaf_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
         let sockets = self.clients.iter().map(|client| PollFd::new(&client.socket, PollFlags::IN));
         let first = [
             PollFd::new(&self.stopped, PollFlags::IN),
-            PollFd::new(&self.listener, knocks),
-            PollFd::new(&self.event, PollFlags::IN),
+            self.acceptor.polled(),
+            PollFd::new(&*self.wakes, PollFlags::IN),
         ];
         let mut polled: Vec<_> = first.into_iter().chain(sockets).collect();
         let timeout = Timespec::try_from(patience).ok().filter(|_| patience != Duration::MAX);
@@ -316,8 +305,8 @@ impl Room {
         let is_any = poll(&mut polled, timeout.as_ref()).is_ok_and(|count| count > 0);
         let mut ready = polled.iter().map(|one| is_any && !one.revents().is_empty());
         let mut one = || ready.next().unwrap_or(false);
-        let (stop, listener, event) = (one(), one(), one());
-        Ready { stop, listener, event, clients: ready.collect() }
+        let (stop, listener, wakes) = (one(), one(), one());
+        Ready { stop, listener, wakes, clients: ready.collect() }
     }
 
     fn serve(&mut self, ready: &Ready) {
@@ -326,38 +315,21 @@ impl Room {
         for index in (0..self.clients.len()).rev() {
             let is_overdue =
                 matches!(self.clients[index].stage, Stage::Expected(until) if until <= now);
-            let keeps = if ready.clients[index] { self.hear(index) } else { !is_overdue };
+            let keeps = !is_overdue && (!ready.clients[index] || self.hear(index));
             if !keeps {
                 self.end(index);
             }
         }
-        let was_deaf = self.deaf_until.is_some_and(|until| until <= now);
-        if ready.listener || was_deaf {
-            self.accept_all();
+        for socket in self.acceptor.accept(ready.listener, now) {
+            self.clients.push(Client { socket, stage: Stage::Expected(now + PATIENCE) });
         }
     }
 
-    fn accept_all(&mut self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let own = geteuid().as_raw();
-        self.deaf_until = None;
-        loop {
-            let socket = match accept_with(&self.listener, flags) {
-                Ok(socket) => socket,
-                Err(Errno::AGAIN) => return,
-                // Whoever it was has gone.
-                Err(Errno::CONNABORTED | Errno::INTR) => continue,
-                Err(_) => {
-                    self.deaf_until = Some(Clock::now() + DEAF);
-                    return;
-                }
-            };
-            let admits = |user| user == own || self.admitted.contains(&user);
-            if user_of(&socket).is_ok_and(admits) {
-                let stage = Stage::Expected(Clock::now() + PATIENCE);
-                self.clients.push(Client { socket, stage });
-            }
-        }
+    /// Memory that a client may still be lent.
+    fn left_of_loan(&self, process: u32) -> usize {
+        let its = self.served().chain(&self.lingering).filter(|served| served.process == process);
+        let taken: usize = its.map(|served| served.rings + served.arenas.bytes()).sum();
+        self.loan.saturating_sub(taken)
     }
 
     /// A client has said something, or is gone; whether it stays.
@@ -375,25 +347,33 @@ impl Room {
 
     fn open(&mut self, index: usize, options: PortOptions) -> bool {
         let socket = &self.clients[index].socket;
-        match self.nic.grant(options) {
-            Ok(Grant { name, depth, file, event, words, arenas, is_gone }) => {
-                let port = name.id;
-                // Before it can do anything with it.
-                self.holders.add(port, process_of(socket).unwrap_or_default());
-                let (epoch, spin_nanos) = (name.epoch, self.spin_nanos);
-                let opened = Answer::Opened { port, epoch, depth, spin_nanos };
-                let descriptors = [file.as_fd(), self.event.as_fd(), event.as_fd()];
-                let is_told = answer(socket, opened, &descriptors).is_ok();
-                let served = Served { port, words, arenas, is_gone };
-                self.clients[index].stage = Stage::Open(served);
-                is_told
-            }
-            Err(error) => answer(socket, Answer::Refused(error), &[]).is_ok(),
+        let Ok(process) = socket.process() else { return false };
+        let left = self.left_of_loan(process);
+        let Grant { name, depth, bytes, file, channel, theirs, words, arenas, is_gone } =
+            match self.nic.grant(options) {
+                Ok(grant) => grant,
+                Err(error) => return answer(socket, Answer::Refused(error), &[]).is_ok(),
+            };
+        let port = name.id;
+        if bytes > left {
+            is_gone.store(true, Ordering::Release);
+            self.nic.ring(port);
+            let refused = OpenError::System(io::ErrorKind::OutOfMemory);
+            return answer(socket, Answer::Refused(refused), &[]).is_ok();
         }
+        // Before it can do anything with it.
+        self.holders.add(port, process);
+        let (epoch, spin_nanos) = (name.epoch, self.spin_nanos);
+        let opened = Answer::Opened { port, epoch, depth, spin_nanos };
+        let is_heard = self.wakes.add(port.0.into(), channel).is_ok();
+        let is_told = answer(socket, opened, &[file.as_fd(), theirs.as_fd()]).is_ok();
+        let served = Served { port, process, rings: bytes, words, arenas, is_gone };
+        self.clients[index].stage = Stage::Open(served);
+        is_heard && is_told
     }
 
-    fn lend(&self, socket: &OwnedFd, served: &Served, bytes: usize) -> bool {
-        let left = self.loan.saturating_sub(served.arenas.bytes());
+    fn lend(&self, socket: &Socket, served: &Served, bytes: usize) -> bool {
+        let left = self.left_of_loan(served.process);
         let lent = (1..=left).contains(&bytes).then(|| Segment::shared(Kind::Arena, bytes));
         let Some(Ok((segment, file))) = lent else {
             return answer(socket, Answer::NothingLent, &[]).is_ok();
@@ -406,6 +386,7 @@ impl Room {
     /// A client is gone: its port closes once what it has posted is taken.
     fn end(&mut self, index: usize) {
         if let Stage::Open(served) = self.clients.swap_remove(index).stage {
+            self.wakes.remove(served.port.0.into());
             self.leave(served);
         }
     }

@@ -8,20 +8,19 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use rustix::event::{EventfdFlags, eventfd};
-
 use super::nic::NicPort;
 use super::registrar::Registration;
 use super::words::Words;
 use super::{MAX_DEPTH, PortName};
 use crate::host::OpenError;
+use crate::passing::Socket;
 use crate::region::{Memory, ProtectionTag, RegionOptions, Rights};
 use crate::ring::{Consumer, Entry, Producer, ring, ring_bytes};
 use crate::segment::{Kind, Segment, SegmentError};
 use crate::sync::{Ordering, fence};
 
 /// Changes of registration that may be under way.
-const REGISTRATIONS: usize = 256;
+pub(super) const REGISTRATIONS: usize = 1_024;
 
 /// Where the parts of a port's segment lie.
 #[derive(Clone, Copy, Debug)]
@@ -168,10 +167,14 @@ pub(crate) struct Grant {
     pub(crate) name: PortName,
     /// Commands that may be under way at once.
     pub(crate) depth: usize,
-    /// The segment's, to be passed on.
+    /// Bytes of the segment of its rings.
+    pub(crate) bytes: usize,
+    /// That segment's, to be passed on.
     pub(crate) file: OwnedFd,
-    /// What wakes the application, to be passed on.
-    pub(crate) event: OwnedFd,
+    /// Where the application and the process of the NIC wake each other: the NIC's end.
+    pub(crate) channel: Arc<Socket>,
+    /// The application's end, to be passed on.
+    pub(crate) theirs: OwnedFd,
     pub(crate) words: Words,
     pub(crate) arenas: Arc<Arenas>,
     /// To be set when the application is gone; the NIC has to be rung then.
@@ -184,7 +187,7 @@ pub(crate) struct FarEnd {
     words: Words,
     registrations: Consumer,
     arenas: Arc<Arenas>,
-    event: OwnedFd,
+    channel: Arc<Socket>,
     is_gone: Arc<AtomicBool>,
     /// The application's end was told of.
     is_over: bool,
@@ -193,10 +196,8 @@ pub(crate) struct FarEnd {
 
 /// A port for another process.
 pub(crate) fn far_port(name: PortName, depth: usize) -> Result<(NicPort, Grant), OpenError> {
-    let system = |error: std::io::Error| OpenError::System(error.kind());
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let event = eventfd(0, flags).map_err(|error| system(error.into()))?;
-    let for_application = event.try_clone().map_err(system)?;
+    let (channel, theirs) = Socket::pair().map_err(|error| OpenError::System(error.kind()))?;
+    let channel = Arc::new(channel);
     let layout = Layout::of(depth);
     let shared = Segment::shared(Kind::Port, layout.bytes());
     let (segment, file) = shared.map_err(|_| OpenError::System(std::io::ErrorKind::OutOfMemory))?;
@@ -210,13 +211,13 @@ pub(crate) fn far_port(name: PortName, depth: usize) -> Result<(NicPort, Grant),
         words: words.clone(),
         registrations,
         arenas: Arc::clone(&arenas),
-        event,
+        channel: Arc::clone(&channel),
         is_gone: Arc::clone(&is_gone),
         is_over: false,
         taken: 0,
     };
-    let event = for_application;
-    let grant = Grant { name, depth: layout.depth, file, event, words, arenas, is_gone };
+    let (depth, bytes) = (layout.depth, layout.bytes());
+    let grant = Grant { name, depth, bytes, file, channel, theirs, words, arenas, is_gone };
     Ok((NicPort::far(commands, completions, end), grant))
 }
 
@@ -289,18 +290,13 @@ impl FarEnd {
 
     pub(super) fn wake_waiting(&self) {
         if self.words.takes_wake() {
-            self.signal();
+            self.channel.wake();
         }
     }
 
     pub(super) fn close(&self) {
         self.words.close();
-        self.signal();
-    }
-
-    fn signal(&self) {
-        // It can fail only if the counter is full: the application is woken already.
-        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        self.channel.wake();
     }
 }
 

@@ -2,17 +2,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use range_alloc::RangeAllocator;
 
 use super::RegisterError;
-use super::far::{Change, Place};
+use super::far::{Change, Place, REGISTRATIONS};
 use super::registrar::Bell;
 use super::words::Words;
 use crate::id::PortId;
+use crate::passing::Socket;
 use crate::region::{Memory, RegionOptions};
 use crate::ring::Producer;
 use crate::segment::{LINE, Segment};
@@ -21,13 +20,10 @@ use crate::segment::{LINE, Segment};
 const SMALL: usize = 64 << 10;
 /// Bytes of a shared arena: 1 MiB.
 const ARENA: usize = 1 << 20;
-/// Looks for room among the changes that the NIC has not taken, 100 us apart: two seconds.
-const LOOKS: u32 = 20_000;
-const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
 /// Where memory comes from: the NIC's process.
 pub(crate) trait Lender: Send {
-    /// A new arena of `bytes`, and its number; `None` if there is none to be had.
+    /// A new arena of `bytes`, and its number; `None` if there is none to be had. May wait for the NIC's process.
     fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)>;
 
     /// The port is dropped.
@@ -38,11 +34,12 @@ pub(crate) trait Lender: Send {
 pub(crate) struct Ground {
     words: Words,
     inner: Mutex<Inner>,
+    /// Asked while nobody holds `inner`: whoever gives memory up waits for no answer.
+    lender: Mutex<Box<dyn Lender>>,
 }
 
 struct Inner {
     registrations: Producer,
-    lender: Box<dyn Lender>,
     /// Changes that were published.
     published: u64,
     /// Those for which the ring had no room.
@@ -57,14 +54,13 @@ impl Ground {
     pub(super) fn new(words: Words, registrations: Producer, lender: Box<dyn Lender>) -> Self {
         let inner = Inner {
             registrations,
-            lender,
             published: 0,
             unsent: VecDeque::new(),
             arenas: BTreeMap::new(),
             regions: BTreeMap::new(),
             lingering: VecDeque::new(),
         };
-        Self { words, inner: Mutex::new(inner) }
+        Self { words, inner: Mutex::new(inner), lender: Mutex::new(lender) }
     }
 
     pub(super) const fn words(&self) -> &Words {
@@ -84,55 +80,90 @@ impl Ground {
         options: RegionOptions,
         bell: &dyn Fn(),
     ) -> Result<Memory, RegisterError> {
+        let (memory, at) = self.allocate(bytes).ok_or(RegisterError::NoMemory(bytes))?;
         let mut inner = self.inner();
-        inner.reclaim(self.words.taken());
-        let (memory, at) = inner.allocate(bytes).ok_or(RegisterError::NoMemory(bytes))?;
-        inner.unsent.push_back(Change::Register { slot, generation, options, at, bytes });
         inner.regions.insert(slot, (at, bytes));
-        for _ in 0..LOOKS {
-            if inner.send() {
-                return Ok(memory);
-            }
-            bell();
-            pause();
-            if self.words.is_closed() {
-                break;
-            }
+        let change = Change::Register { slot, generation, options, at, bytes };
+        // Nothing waits before it, or it would not be there before the commands that follow.
+        let is_known = inner.send() && inner.publish(&change);
+        if !is_known {
+            inner.give_up(slot, generation);
         }
-        Err(RegisterError::Closed)
+        let waiting = inner.published.wrapping_sub(self.words.taken());
+        drop(inner);
+        // Before there is no room left.
+        if waiting >= REGISTRATIONS as u64 / 2 {
+            bell();
+        }
+        if is_known {
+            return Ok(memory);
+        }
+        Err(if self.words.is_closed() { RegisterError::Closed } else { RegisterError::Busy })
     }
 
     pub(super) fn deregister(&self, slot: u16, generation: u32) {
-        let mut inner = self.inner();
-        let Some((at, bytes)) = inner.regions.remove(&slot) else { return };
-        inner.unsent.push_back(Change::Deregister { slot, generation, at });
-        inner.send();
-        // All that is not sent yet is counted: the NIC takes this one last.
-        let last = inner.published + inner.unsent.len() as u64;
-        if at.is_alone {
-            inner.arenas.remove(&at.arena);
-        } else {
-            let range = at.offset..at.offset + bytes.next_multiple_of(LINE);
-            inner.lingering.push_back((last, at.arena, range));
+        self.inner().give_up(slot, generation);
+    }
+
+    /// Memory of an arena that there is, or of a new one.
+    fn allocate(&self, bytes: usize) -> Option<(Memory, Place)> {
+        if bytes <= SMALL {
+            let mut inner = self.inner();
+            inner.reclaim(self.words.taken());
+            if let Some((segment, at)) = inner.find(bytes) {
+                return clean(segment, at, bytes);
+            }
         }
+        let whole = if bytes > SMALL { bytes } else { ARENA };
+        let (arena, segment) = self.lender().lend(whole)?;
+        let is_alone = bytes > SMALL;
+        let mut ranges = RangeAllocator::new(0..whole.next_multiple_of(LINE));
+        let offset = ranges.allocate_range(bytes.next_multiple_of(LINE)).ok()?.start;
+        self.inner().arenas.insert(arena, (Arc::clone(&segment), ranges));
+        clean(segment, Place { arena, offset, is_alone }, bytes)
+    }
+
+    fn lender(&self) -> MutexGuard<'_, Box<dyn Lender>> {
+        self.lender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn hang_up(&self) {
-        self.inner().lender.hang_up();
+        self.lender().hang_up();
     }
 }
 
 impl Inner {
     /// Publishes what waits; whether all of it was.
     fn send(&mut self) -> bool {
-        while let Some(change) = self.unsent.front() {
-            if self.registrations.push(&change.emit()).is_err() {
+        while let Some(change) = self.unsent.front().copied() {
+            if !self.publish(&change) {
                 return false;
             }
-            self.published += 1;
             self.unsent.pop_front();
         }
         true
+    }
+
+    /// Publishes a change; `false` if there is no room for it.
+    fn publish(&mut self, change: &Change) -> bool {
+        let has_room = self.registrations.push(&change.emit()).is_ok();
+        self.published += u64::from(has_room);
+        has_room
+    }
+
+    /// A region's memory is given up; the NIC learns so as soon as there is room to tell it.
+    fn give_up(&mut self, slot: u16, generation: u32) {
+        let Some((at, bytes)) = self.regions.remove(&slot) else { return };
+        self.unsent.push_back(Change::Deregister { slot, generation, at });
+        self.send();
+        // All that is not sent yet is counted: the NIC takes this one last.
+        let last = self.published + self.unsent.len() as u64;
+        if at.is_alone {
+            self.arenas.remove(&at.arena);
+        } else {
+            let range = at.offset..at.offset + bytes.next_multiple_of(LINE);
+            self.lingering.push_back((last, at.arena, range));
+        }
     }
 
     /// Memory that the NIC has let go of is free.
@@ -148,44 +179,31 @@ impl Inner {
         }
     }
 
-    fn allocate(&mut self, bytes: usize) -> Option<(Memory, Place)> {
-        if bytes > SMALL {
-            let (arena, segment) = self.lender.lend(bytes)?;
-            let memory = Memory::within(Arc::clone(&segment), 0, bytes)?;
-            self.arenas.insert(arena, (segment, RangeAllocator::new(0..0)));
-            return Some((memory, Place { arena, offset: 0, is_alone: true }));
-        }
+    /// Room in an arena that small regions share.
+    fn find(&mut self, bytes: usize) -> Option<(Arc<Segment>, Place)> {
         let wanted = bytes.next_multiple_of(LINE);
-        let found = self.arenas.iter_mut().find_map(|(arena, (segment, ranges))| {
-            let range = ranges.allocate_range(wanted).ok()?;
-            Some((*arena, Arc::clone(segment), range.start))
-        });
-        let (arena, segment, offset) = match found {
-            Some(found) => found,
-            None => {
-                let (arena, segment) = self.lender.lend(ARENA)?;
-                let mut ranges = RangeAllocator::new(0..ARENA);
-                let range = ranges.allocate_range(wanted).ok()?;
-                self.arenas.insert(arena, (Arc::clone(&segment), ranges));
-                (arena, segment, range.start)
-            }
-        };
-        let memory = Memory::within(segment, offset, bytes)?;
-        memory.clear();
-        Some((memory, Place { arena, offset, is_alone: false }))
+        self.arenas.iter_mut().find_map(|(arena, (segment, ranges))| {
+            let offset = ranges.allocate_range(wanted).ok()?.start;
+            let at = Place { arena: *arena, offset, is_alone: false };
+            Some((Arc::clone(segment), at))
+        })
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "rare, and it is another process's turn")]
-fn pause() {
-    std::thread::sleep(BETWEEN_LOOKS);
+/// A place of an arena as zeroed memory.
+fn clean(segment: Arc<Segment>, at: Place, bytes: usize) -> Option<(Memory, Place)> {
+    let memory = Memory::within(segment, at.offset, bytes)?;
+    if !at.is_alone {
+        memory.clear();
+    }
+    Some((memory, at))
 }
 
 /// The doorbell of a port whose NIC is in another process.
 pub(super) struct FarBell {
     pub(super) words: Words,
     /// Wakes the NIC's process.
-    pub(super) event: OwnedFd,
+    pub(super) channel: Arc<Socket>,
     pub(super) spin_nanos: u32,
 }
 
@@ -193,8 +211,7 @@ impl Bell for FarBell {
     #[inline]
     fn ring(&self, _: PortId) {
         if self.words.ring() {
-            // It can fail only if the counter is full: the process is woken already.
-            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            self.channel.wake();
         }
     }
 
@@ -275,6 +292,61 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn whoever_registers_waits_for_no_room() {
+        let (ground, mut nic, _) = pair();
+        let (mut slot, rung) = (0, std::cell::Cell::new(0));
+        let mut register = || {
+            slot += 1;
+            let bell = || rung.set(rung.get() + 1);
+            ground.register(slot, 1, 8, RegionOptions::default(), &bell)
+        };
+        for _ in 0..3 {
+            let registered = (0..=REGISTRATIONS).map_while(|_| register().ok()).count();
+            assert!((REGISTRATIONS / 2..=REGISTRATIONS).contains(&registered), "{registered}");
+            assert_eq!(register().unwrap_err(), RegisterError::Busy);
+            assert!(rung.take() > 0, "the NIC is told that there is something to take");
+            // What could not be told is told first.
+            nic.sync();
+            register().unwrap();
+            nic.sync();
+        }
+    }
+
+    /// Lends nothing before it may.
+    struct Slow(std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>);
+
+    impl Lender for Slow {
+        fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)> {
+            self.1.send(()).unwrap();
+            self.0.recv().unwrap();
+            Some((0, Arc::new(Segment::private(bytes))))
+        }
+
+        fn hang_up(&self) {}
+    }
+
+    #[test]
+    fn memory_is_given_up_while_more_is_asked_for() {
+        let (_nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();
+        let (_, _, registrations, words) = open(&grant.file, 4, |_| true).unwrap();
+        let (may, waits) = std::sync::mpsc::channel();
+        let (asks, asked) = std::sync::mpsc::channel();
+        let ground = Ground::new(words, registrations, Box::new(Slow(waits, asks)));
+        let register =
+            |slot, bytes| ground.register(slot, 1, bytes, RegionOptions::default(), &|| {});
+        may.send(()).unwrap();
+        register(0, 8).unwrap();
+        asked.recv().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| register(1, SMALL + 1).unwrap());
+            asked.recv().unwrap();
+            ground.deregister(0, 1);
+            register(2, 8).unwrap();
+            may.send(()).unwrap();
+        });
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{
-    MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
-    memfd_create,
+    FsWord, MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs,
+    ftruncate, memfd_create,
 };
 use thiserror::Error;
 
@@ -25,6 +25,9 @@ const HEADER: usize = 4_096;
 const REVOKED: usize = 4;
 /// Nobody may change the length.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// The file system of a file of `memfd_create` without huge pages.
+const TMPFS: FsWord = 0x0102_1994;
 
 /// What lies in a segment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -106,6 +109,15 @@ impl Segment {
         admits: impl Fn(u32) -> bool,
     ) -> Result<Self, SegmentError> {
         let length = file_length(bytes);
+        // A file that knows no seals says so with an error, and at once: of any other file the following might wait for
+        // who serves it.
+        if !fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS)) {
+            return Err(SegmentError::Unsealed);
+        }
+        // Huge pages can run out when they are touched, which ends the process.
+        if fstatfs(file)?.f_type != TMPFS {
+            return Err(SegmentError::Magic);
+        }
         let found = fstat(file)?;
         if !admits(found.st_uid) {
             return Err(SegmentError::Owner { owner: found.st_uid });
@@ -113,10 +125,6 @@ impl Segment {
         let size = u64::try_from(found.st_size).unwrap_or(0);
         if size != length as u64 {
             return Err(SegmentError::Size { found: size, expected: length as u64 });
-        }
-        // A file that knows no seals says so with an error.
-        if !fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS)) {
-            return Err(SegmentError::Unsealed);
         }
         let header = Self::map(file.as_fd(), length, 0)?;
         let word = |at: usize| header.line(0)[at].load(Ordering::Acquire);

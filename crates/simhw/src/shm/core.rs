@@ -1,6 +1,5 @@
 //! What the NIC's applications, its driver and its meeting place share.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
@@ -15,6 +14,7 @@ use crate::id::{NodeId, PortId};
 use crate::nicd::Source;
 use crate::port::{Bell, Grant, Port, PortOptions};
 use crate::time::Instant;
+use crate::wakes::Wakes;
 
 /// News of peers.
 #[derive(Debug)]
@@ -29,8 +29,8 @@ pub(super) struct Core<F> {
     engine: Mutex<Option<Engine<F>>>,
     news: Mutex<Vec<News>>,
     has_news: AtomicBool,
-    /// Wakes the driver.
-    event: OwnedFd,
+    /// What wakes the driver.
+    wakes: Arc<Wakes>,
     /// The driver looks, every tick, whether applications still give the NIC its turns.
     is_watched: AtomicBool,
     /// When the driver wakes by itself, in nanoseconds.
@@ -61,13 +61,13 @@ pub(super) enum Next {
 }
 
 impl<F: Firmware> Core<F> {
-    pub(super) fn new(node: NodeId, engine: Engine<F>, event: OwnedFd, spin_nanos: u32) -> Self {
+    pub(super) fn new(node: NodeId, engine: Engine<F>, wakes: Arc<Wakes>, spin_nanos: u32) -> Self {
         Self {
             node,
             engine: Mutex::new(Some(engine)),
             news: Mutex::default(),
             has_news: AtomicBool::new(false),
-            event,
+            wakes,
             is_watched: AtomicBool::new(false),
             driver_wakes: AtomicU64::new(0),
             is_ending: AtomicBool::new(false),
@@ -84,8 +84,7 @@ impl<F: Firmware> Core<F> {
 
     /// Wakes the driver.
     fn signal(&self) {
-        // It can fail only if the counter is full: the driver is woken already.
-        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        self.wakes.signal();
     }
 
     fn add_news(&self, news: News) {
@@ -104,6 +103,11 @@ impl<F: Firmware> Core<F> {
             match news {
                 News::Joined(link) => {
                     let node = link.node;
+                    if self.wakes.add(node.0.into(), Arc::clone(&link.channel)).is_err() {
+                        // The system has no room for it: it is tried again.
+                        link.refuse();
+                        continue;
+                    }
                     engine.join(link);
                     self.peers.send_modify(|peers| {
                         peers.retain(|peer| *peer != node);
@@ -112,6 +116,7 @@ impl<F: Firmware> Core<F> {
                     });
                 }
                 News::Left(node) => {
+                    self.wakes.remove(node.0.into());
                     engine.leave(node);
                     self.peers.send_modify(|peers| peers.retain(|peer| *peer != node));
                 }

@@ -2,7 +2,6 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -14,13 +13,14 @@ use crate::hardware::Firmware;
 use crate::live::alarm::Alarm;
 use crate::live::clock::Clock;
 use crate::time::Instant;
+use crate::wakes::Wakes;
 
 /// How often it looks whether an application that looked after the NIC still does.
 const TICK_NANOS: u64 = 5_000_000;
 
 /// What the driver waits on.
 pub(super) struct Driver {
-    event: AsyncFd<OwnedFd>,
+    wakes: AsyncFd<Arc<Wakes>>,
     alarm: Alarm,
 }
 
@@ -29,11 +29,11 @@ impl Driver {
     ///
     /// # Panics
     /// Outside of a runtime, or if its I/O is not enabled.
-    pub(super) fn new(event: OwnedFd) -> io::Result<Self> {
+    pub(super) fn new(wakes: Arc<Wakes>) -> io::Result<Self> {
         // Not all versions of tokio that will do deprecate it.
-        #[allow(deprecated, reason = "an OwnedFd stays open; the replacement is unsafe")]
-        let event = AsyncFd::with_interest(event, Interest::READABLE)?;
-        Ok(Self { event, alarm: Alarm::new()? })
+        #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
+        let wakes = AsyncFd::with_interest(wakes, Interest::READABLE)?;
+        Ok(Self { wakes, alarm: Alarm::new()? })
     }
 
     /// Runs until the core says to end.
@@ -48,11 +48,13 @@ impl Driver {
         }
     }
 
-    /// Ready at an event, or `until`. The event's count is never read: each further event is told.
+    /// Ready at a wake-up, or `until`.
     fn poll(&mut self, context: &mut Context<'_>, until: Instant) -> Poll<()> {
-        match self.event.poll_read_ready(context) {
+        match self.wakes.poll_read_ready(context) {
             Poll::Ready(Ok(mut ready)) => {
+                // In this order: what comes after the last was taken is told anew.
                 ready.clear_ready();
+                self.wakes.get_ref().take();
                 return Poll::Ready(());
             }
             // The runtime shuts down; nothing wakes this task any more.

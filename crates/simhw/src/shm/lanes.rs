@@ -11,11 +11,10 @@ mod door;
 mod tests;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -28,8 +27,9 @@ use crate::live::looks::Looks;
 use crate::region::{Payload, Region, SharedMemory};
 use crate::sync::{Ordering, fence};
 use crate::time::nanos;
+use crate::wakes::Wakes;
 use awaited::Awaited;
-use door::{Door, Inbox, Tidings, ring};
+use door::{Door, Inbox, Tidings};
 
 /// Words that go before a payload, the sender's own.
 pub const WORDS: usize = 5;
@@ -128,7 +128,7 @@ pub struct Lanes {
     /// Memory of ours found no room since this was last armed: nobody tells when there is some.
     has_refused_memory: bool,
     inbox: Arc<Inbox>,
-    event: AsyncFd<OwnedFd>,
+    wakes: AsyncFd<Arc<Wakes>>,
     _rendezvous: Rendezvous,
 }
 
@@ -144,16 +144,13 @@ impl Lanes {
         config.check()?;
         Handle::try_current().map_err(|_| StartError::NoRuntime)?;
         let failed = |error: std::io::Error| StartError::System(error.kind());
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = eventfd(0, flags).map_err(|error| failed(error.into()))?;
-        let (for_door, for_peers) =
-            (event.try_clone().map_err(failed)?, event.try_clone().map_err(failed)?);
+        let wakes = Wakes::new().map_err(failed)?;
         let inbox = Arc::new(Inbox::default());
-        let door = Door { inbox: Arc::clone(&inbox), event: for_door };
-        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, for_peers, Arc::new(door))?;
+        let door = Door { inbox: Arc::clone(&inbox), wakes: Arc::clone(&wakes) };
+        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, Arc::new(door))?;
         // Not all versions of tokio that will do deprecate it.
-        #[allow(deprecated, reason = "an OwnedFd stays open; the replacement is unsafe")]
-        let event = AsyncFd::with_interest(event, Interest::READABLE).map_err(failed)?;
+        #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
+        let wakes = AsyncFd::with_interest(wakes, Interest::READABLE).map_err(failed)?;
         Ok(Self {
             node: config.node,
             mtu: config.mtu,
@@ -168,7 +165,7 @@ impl Lanes {
             has_just_shown: false,
             has_refused_memory: false,
             inbox,
-            event,
+            wakes,
             _rendezvous: rendezvous,
         })
     }
@@ -233,7 +230,7 @@ impl Lanes {
         // The sleeper has one between going to sleep and its last look.
         fence(Ordering::SeqCst);
         if sender.takes_wake() {
-            ring(&here.link.event);
+            here.link.channel.wake();
         }
         Ok(())
     }
@@ -318,6 +315,7 @@ impl Lanes {
     fn give_up(&mut self, at: usize) -> Peer {
         let node = NodeId(u16::try_from(at).expect("a node of the fabric"));
         self.inbox.gone.lock().unwrap_or_else(PoisonError::into_inner).push(node);
+        self.wakes.get_ref().remove(node.0.into());
         std::mem::replace(&mut self.peers[at], Peer::Gone)
     }
 
@@ -369,7 +367,7 @@ impl Lanes {
         if here.link.receiver.give_back(length) {
             fence(Ordering::SeqCst);
             if here.link.receiver.takes_wake() {
-                ring(&here.link.event);
+                here.link.channel.wake();
             }
         }
     }
@@ -391,6 +389,12 @@ impl Lanes {
             let peer = &mut self.peers[node.index()];
             match (tidings, &mut *peer) {
                 (Tidings::Joined(link), Peer::Expected) => {
+                    let channel = Arc::clone(&link.channel);
+                    if self.wakes.get_ref().add(node.0.into(), channel).is_err() {
+                        // The system has no room for it: it is tried again.
+                        link.refuse();
+                        continue;
+                    }
                     self.awaited.end(node);
                     let here = Here { link: *link, is_leaving: false, was_full: None };
                     *peer = Peer::Here(Box::new(here));
@@ -457,9 +461,10 @@ impl Lanes {
         if self.awaited.is_over(&mut context) {
             return false;
         }
-        // The event's count is never read: each further event is told.
-        if let Poll::Ready(Ok(mut ready)) = self.event.poll_read_ready(&mut context) {
+        if let Poll::Ready(Ok(mut ready)) = self.wakes.poll_read_ready(&mut context) {
+            // In this order: what comes after the last was taken is told anew.
             ready.clear_ready();
+            self.wakes.get_ref().take();
             return false;
         }
         !self.has_any()

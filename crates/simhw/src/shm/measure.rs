@@ -4,8 +4,6 @@ use std::sync::mpsc::{self, Receiver as Inbox, Sender as Outbox};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
-
 use super::config::{ShmConfig, StartError};
 use super::rendezvous::{Link, Lobby, Rendezvous};
 use crate::frame::Header;
@@ -41,11 +39,9 @@ impl Bare {
     /// [`StartError`] if this side can't open its place, or nobody comes.
     pub fn meet(config: &ShmConfig) -> Result<Self, StartError> {
         config.check()?;
-        let system = |error: rustix::io::Errno| StartError::System(error.kind());
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system)?;
         let (outbox, inbox): (Outbox<Link>, Inbox<Link>) = mpsc::channel();
         let door = Arc::new(Door(Mutex::new(outbox)));
-        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, event, door)?;
+        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, door)?;
         let late = |_| StartError::System(std::io::ErrorKind::TimedOut);
         let link = inbox.recv_timeout(PATIENCE).map_err(late)?;
         Ok(Self { link, _rendezvous: rendezvous })

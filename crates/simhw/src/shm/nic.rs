@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::ShmCounters;
@@ -19,6 +18,7 @@ use crate::frame::{HEADER_BYTES, Header};
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
 use crate::id::{DmaId, Incarnation, NodeId, PortId, TimerId};
 use crate::live::clock::Clock;
+use crate::passing::Socket;
 use crate::port::{Command, Completion, NicPort, Ports};
 use crate::region::{Access, Payload, RegionError, RegionRef};
 use crate::segment::{Segment, View};
@@ -34,8 +34,8 @@ struct Peer {
     sender: Sender,
     /// Where the payloads of its frames lie.
     segment: Arc<Segment>,
-    /// What wakes it.
-    event: OwnedFd,
+    /// Where it is woken.
+    channel: Arc<Socket>,
     /// Something is staged for it, or published and it was not woken for that.
     is_touched: bool,
     /// Its slots were full.
@@ -127,8 +127,8 @@ impl Nic {
     /// Takes in the sending end of a link. Returns the receiving end.
     pub(super) fn join(&mut self, link: Link) -> super::lane::Receiver {
         let segment = Arc::clone(link.receiver.segment());
-        let (sender, event) = (link.sender, link.event);
-        let peer = Peer { sender, segment, event, is_touched: false, retry: Retry::default() };
+        let (sender, channel) = (link.sender, link.channel);
+        let peer = Peer { sender, segment, channel, is_touched: false, retry: Retry::default() };
         self.peers[link.node.index()] = Some(peer);
         self.touched.retain(|node| *node != link.node);
         link.receiver
@@ -216,8 +216,7 @@ impl Nic {
             let Some(peer) = &mut self.peers[node.index()] else { continue };
             peer.is_touched = false;
             if peer.sender.takes_wake() {
-                // It can fail only if the counter is full: the peer is woken already.
-                let _ = rustix::io::write(&peer.event, &1_u64.to_ne_bytes());
+                peer.channel.wake();
             }
         }
         for id in self.completed.drain(..) {

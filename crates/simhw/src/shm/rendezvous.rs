@@ -1,8 +1,8 @@
 //! How NICs find each other: a socket in the abstract namespace, descriptors passed over it.
 //!
 //! Each node listens under a name made of the fabric's and its own; each connects to those
-//! with lower numbers until it has them all, makes the segment of the two and passes it on, with an
-//! event that wakes it. Who is at the other end, the system says (peer credentials). The connection
+//! with lower numbers until it has them all, makes the segment of the two and passes it on, with one end
+//! of a channel on which the two wake each other. Who is at the other end, the system says (peer credentials). The connection
 //! stays open: its end is the end of the peer, however that came, and memory that peers show each other beside the
 //! segment is passed over it. Nothing
 //! here has a name in the file system, and nothing is left when a process is killed.
@@ -15,16 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::{
-    Shutdown, SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen, shutdown,
-};
-use rustix::process::geteuid;
+use rustix::net::SocketAddrUnix;
 
 use super::config::{ShmConfig, StartError};
 use super::lane::{Receiver, Sender, Shape};
+use crate::acceptor::Acceptor;
 use crate::id::{Incarnation, NodeId};
 use crate::live::clock::Clock;
-use crate::passing::{seqpacket, user_of};
+use crate::passing::Socket;
 use crate::region::SharedMemory;
 use crate::segment::{Kind, Segment};
 use crate::time::Instant;
@@ -36,8 +34,6 @@ use greeting::{Greeting, Kind as Message, receive, send, take};
 const RETRY: Duration = Duration::from_millis(20);
 /// How long a connection may take to say what it is.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Connections that may wait to be taken.
-const BACKLOG: i32 = 1_024;
 
 /// Both directions to a peer.
 #[derive(Debug)]
@@ -45,17 +41,16 @@ pub(super) struct Link {
     pub(super) node: NodeId,
     pub(super) sender: Sender,
     pub(super) receiver: Receiver,
-    /// What wakes the peer.
-    pub(super) event: OwnedFd,
+    /// Where the two wake each other.
+    pub(super) channel: Arc<Socket>,
     /// Where memory is passed on.
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Arc<Socket>,
 }
 
 impl Link {
     /// Nobody uses it: both ends learn so from the end of its connection.
     pub(super) fn refuse(&self) {
-        // It can fail only if the connection has ended already.
-        let _ = shutdown(&self.socket, Shutdown::Both);
+        self.socket.hang_up();
     }
 }
 
@@ -82,14 +77,9 @@ struct Terms {
     nodes: u16,
     incarnation: Incarnation,
     shape: Shape,
-    admitted: Vec<u32>,
 }
 
 impl Terms {
-    fn admits(&self, user: u32) -> bool {
-        user == geteuid().as_raw() || self.admitted.contains(&user)
-    }
-
     const fn greeting(&self, kind: Message) -> Greeting {
         Greeting { kind, node: self.node, incarnation: self.incarnation, shape: self.shape }
     }
@@ -98,7 +88,7 @@ impl Terms {
 /// A connection, and how far it is.
 #[derive(Debug)]
 struct Connection {
-    socket: OwnedFd,
+    socket: Arc<Socket>,
     stage: Stage,
     /// When it must have said what it is.
     until: Instant,
@@ -108,8 +98,8 @@ struct Connection {
 enum Stage {
     /// It connected, and has not said who it is.
     Expected,
-    /// It was sent this segment, and has not answered.
-    Offered { node: NodeId, segment: Arc<Segment> },
+    /// It was sent this segment and the other end of this channel, and has not answered.
+    Offered { node: NodeId, segment: Arc<Segment>, channel: Arc<Socket> },
     /// It is a peer.
     Joined(NodeId),
 }
@@ -128,38 +118,30 @@ pub(super) struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Opens the meeting place of the node that `config` says; `event` wakes its NIC.
+    /// Opens the meeting place of the node that `config` says.
     pub(super) fn open(
         config: &ShmConfig,
         incarnation: Incarnation,
-        event: OwnedFd,
         lobby: Arc<dyn Lobby>,
     ) -> Result<Self, StartError> {
-        let terms = Terms {
-            node: config.node,
-            nodes: config.nodes,
-            incarnation,
-            shape: config.shape(),
-            admitted: config.admitted.clone(),
-        };
+        let terms =
+            Terms { node: config.node, nodes: config.nodes, incarnation, shape: config.shape() };
         let system = |error: rustix::io::Errno| StartError::System(error.kind());
-        let listener = seqpacket().map_err(system)?;
         let address = address(&config.name, config.node).map_err(system)?;
-        bind(&listener, &address).map_err(|error| match error.kind() {
+        let acceptor = Acceptor::open(&address, config.admitted.clone());
+        let acceptor = acceptor.map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => {
                 StartError::Occupied { node: config.node, name: config.name.clone() }
             }
             kind => StartError::System(kind),
         })?;
-        listen(&listener, BACKLOG).map_err(system)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?;
         let stopped = stop.try_clone().map_err(|error| StartError::System(error.kind()))?;
         let mut room = Room {
             terms,
             name: config.name.clone(),
-            listener,
+            acceptor,
             stopped,
-            event,
             lobby,
             connections: Vec::new(),
             next_attempt: Instant::ZERO,
@@ -190,9 +172,8 @@ fn address(name: &str, node: NodeId) -> rustix::io::Result<SocketAddrUnix> {
 struct Room {
     terms: Terms,
     name: String,
-    listener: OwnedFd,
+    acceptor: Acceptor,
     stopped: OwnedFd,
-    event: OwnedFd,
     lobby: Arc<dyn Lobby>,
     connections: Vec<Connection>,
     next_attempt: Instant,
@@ -216,21 +197,20 @@ impl Room {
                     self.close(index);
                 }
             }
-            if ready[1] {
-                self.accept_all();
-            }
+            self.accept_all(ready[1]);
         }
     }
 
     /// Waits until something can be read, or tried again; says of the stop, the listener and every
     /// connection whether it can be read.
     fn wait(&self, now: Instant) -> Vec<bool> {
-        let sockets = self.connections.iter().map(|connection| connection.socket.as_fd());
-        let all = [self.stopped.as_fd(), self.listener.as_fd()].into_iter().chain(sockets);
-        let mut polled: Vec<_> =
-            all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let first = [PollFd::new(&self.stopped, PollFlags::IN), self.acceptor.polled()];
+        let sockets = self.connections.iter();
+        let sockets = sockets.map(|connection| PollFd::new(&*connection.socket, PollFlags::IN));
+        let mut polled: Vec<_> = first.into_iter().chain(sockets).collect();
         let deadlines = self.connections.iter().filter(|c| !matches!(c.stage, Stage::Joined(_)));
-        let next = deadlines.map(|c| c.until).fold(self.next_attempt, Instant::min);
+        let deadlines = deadlines.map(|c| c.until).chain(self.acceptor.deaf_until());
+        let next = deadlines.fold(self.next_attempt, Instant::min);
         let left = next.since(now).max(Duration::from_millis(1));
         let timeout = Timespec::try_from(left).ok().filter(|_| next != Instant::FAR_FUTURE);
         if poll(&mut polled, timeout.as_ref()).is_err() {
@@ -259,26 +239,25 @@ impl Room {
 
     /// Connects to `node` and sends it a segment.
     fn offer(&self, node: NodeId, now: Instant) -> Result<Connection, Refusal> {
-        let socket = seqpacket()?;
-        connect(&socket, &address(&self.name, node)?)?;
-        if !self.terms.admits(user_of(&socket)?) {
+        let socket = Socket::connect(&address(&self.name, node)?)?;
+        if !self.acceptor.admits(socket.user()?) {
             return Err(Refusal);
         }
         let bytes = 2 * self.terms.shape.lane_bytes();
         let (segment, file) = Segment::shared(Kind::Link, bytes).map_err(|_| Refusal)?;
+        let (channel, theirs) = Socket::pair()?;
         let hello = self.terms.greeting(Message::Hello);
-        send(&socket, &hello, &[file.as_fd(), self.event.as_fd()])?;
-        let stage = Stage::Offered { node, segment: Arc::new(segment) };
-        Ok(Connection { socket, stage, until: now + PATIENCE })
+        send(&socket, &hello, &[file.as_fd(), theirs.as_fd()])?;
+        let (segment, channel) = (Arc::new(segment), Arc::new(channel));
+        let stage = Stage::Offered { node, segment, channel };
+        Ok(Connection { socket: Arc::new(socket), stage, until: now + PATIENCE })
     }
 
-    fn accept_all(&mut self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(socket) = accept_with(&self.listener, flags) {
-            if user_of(&socket).is_ok_and(|user| self.terms.admits(user)) {
-                let until = Clock::now() + PATIENCE;
-                self.connections.push(Connection { socket, stage: Stage::Expected, until });
-            }
+    fn accept_all(&mut self, is_ready: bool) {
+        let now = Clock::now();
+        for socket in self.acceptor.accept(is_ready, now) {
+            let (socket, stage) = (Arc::new(socket), Stage::Expected);
+            self.connections.push(Connection { socket, stage, until: now + PATIENCE });
         }
     }
 
@@ -287,7 +266,9 @@ impl Room {
         let step = match &connection.stage {
             Stage::Joined(node) => return self.take_memory(&connection.socket, *node),
             Stage::Expected => self.welcome(&connection.socket),
-            Stage::Offered { node, segment } => self.conclude(&connection.socket, *node, segment),
+            Stage::Offered { node, segment, channel } => {
+                self.conclude(&connection.socket, *node, segment, channel)
+            }
         };
         let Ok(link) = step else { return Step::Close };
         let node = link.node;
@@ -304,8 +285,8 @@ impl Room {
     }
 
     /// Takes memory that a peer shows; else it has ended, or is not one of ours.
-    fn take_memory(&self, socket: &OwnedFd, node: NodeId) -> Step {
-        let admits = |user| self.terms.admits(user);
+    fn take_memory(&self, socket: &Socket, node: NodeId) -> Step {
+        let admits = |user| self.acceptor.admits(user);
         let memory = take(socket).and_then(|(name, bytes, file)| {
             Ok((name, SharedMemory::open(&file, bytes, admits).map_err(|_| Refusal)?))
         });
@@ -316,8 +297,8 @@ impl Room {
     }
 
     /// Takes the segment of a peer with a higher number.
-    fn welcome(&self, socket: &OwnedFd) -> Result<Link, Refusal> {
-        let (hello, [file, event]) = receive::<2>(socket)?;
+    fn welcome(&self, socket: &Arc<Socket>) -> Result<Link, Refusal> {
+        let (hello, [file, channel]) = receive::<2>(socket)?;
         let is_peer = hello.node > self.terms.node && hello.node.0 < self.terms.nodes;
         if hello.kind != Message::Hello || !is_peer || hello.shape != self.terms.shape {
             return Err(Refusal);
@@ -326,25 +307,28 @@ impl Room {
             return Err(Refusal);
         }
         let bytes = self.terms.shape.lane_bytes();
-        let admits = |user| self.terms.admits(user);
+        let admits = |user| self.acceptor.admits(user);
+        let file = file.memory().ok_or(Refusal)?;
         let segment = Segment::open(&file, Kind::Link, 2 * bytes, admits).map_err(|_| Refusal)?;
-        send(socket, &self.terms.greeting(Message::Welcome), &[self.event.as_fd()])?;
-        self.link(hello.node, Arc::new(segment), (bytes, 0), event, socket)
+        let channel = Arc::new(channel.channel(socket).ok_or(Refusal)?);
+        send(socket, &self.terms.greeting(Message::Welcome), &[])?;
+        Ok(self.link(hello.node, Arc::new(segment), (bytes, 0), channel, socket))
     }
 
     /// Takes the answer of a peer with a lower number.
     fn conclude(
         &self,
-        socket: &OwnedFd,
+        socket: &Arc<Socket>,
         node: NodeId,
         segment: &Arc<Segment>,
+        channel: &Arc<Socket>,
     ) -> Result<Link, Refusal> {
-        let (welcome, [event]) = receive::<1>(socket)?;
+        let (welcome, []) = receive::<0>(socket)?;
         if welcome.kind != Message::Welcome || welcome.node != node {
             return Err(Refusal);
         }
         let bytes = self.terms.shape.lane_bytes();
-        self.link(node, Arc::clone(segment), (0, bytes), event, socket)
+        Ok(self.link(node, Arc::clone(segment), (0, bytes), Arc::clone(channel), socket))
     }
 
     fn link(
@@ -352,14 +336,13 @@ impl Room {
         node: NodeId,
         segment: Arc<Segment>,
         (sends_at, receives_at): (usize, usize),
-        event: OwnedFd,
-        socket: &OwnedFd,
-    ) -> Result<Link, Refusal> {
+        channel: Arc<Socket>,
+        socket: &Arc<Socket>,
+    ) -> Link {
         let shape = self.terms.shape;
         let sender = Sender::new(Arc::clone(&segment), sends_at, shape);
         let receiver = Receiver::new(segment, receives_at, shape);
-        let socket = socket.try_clone().map_err(|_| Refusal)?;
-        Ok(Link { node, sender, receiver, event, socket })
+        Link { node, sender, receiver, channel, socket: Arc::clone(socket) }
     }
 
     fn close_overdue(&mut self, now: Instant) {
@@ -401,3 +384,6 @@ impl From<rustix::io::Errno> for Refusal {
         Self
     }
 }
+
+#[cfg(test)]
+mod tests;

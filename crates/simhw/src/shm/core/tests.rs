@@ -1,12 +1,11 @@
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
-
 use super::*;
 use crate::frame::{Frame, Header};
 use crate::hardware::{Hardware, STOP_PATIENCE};
 use crate::id::{DmaId, TimerId};
 use crate::live::clock::Clock;
+use crate::passing::Socket;
 use crate::segment::{Segment, View};
 use crate::shm::config::ShmConfig;
 use crate::shm::lane::{Receiver, Sender};
@@ -33,8 +32,8 @@ impl Firmware for Owed {
     }
 }
 
-fn event() -> OwnedFd {
-    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
+fn socket() -> Arc<Socket> {
+    Arc::new(Socket::pair().unwrap().0)
 }
 
 /// A NIC with one peer, and what the peer sends with.
@@ -42,14 +41,14 @@ fn joined() -> (Core<Owed>, Sender) {
     let config = ShmConfig::new("core", HERE, 2);
     let shape = config.shape();
     let nic = Nic::new(&config, Clock::incarnation());
-    let core = Core::new(HERE, Engine::new(Owed(false), nic, 8), event(), 0);
+    let core = Core::new(HERE, Engine::new(Owed(false), nic, 8), Wakes::new().unwrap(), 0);
     let segment = Arc::new(Segment::private(2 * shape.lane_bytes()));
     let link = Link {
         node: THERE,
         sender: Sender::new(Arc::clone(&segment), 0, shape),
         receiver: Receiver::new(Arc::clone(&segment), shape.lane_bytes(), shape),
-        event: event(),
-        socket: event(),
+        channel: socket(),
+        socket: socket(),
     };
     core.joined(link);
     (core, Sender::new(segment, shape.lane_bytes(), shape))

@@ -1,6 +1,5 @@
 //! What the meeting place has to say to the lanes of its process.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,6 +7,7 @@ use crate::id::NodeId;
 use crate::region::SharedMemory;
 use crate::shm::rendezvous::{Link, Lobby};
 use crate::sync::Ordering;
+use crate::wakes::Wakes;
 
 /// Memory of others that may wait to be asked for, of all together: who shows more is not listened to.
 const MAX_SHOWN: usize = 1024;
@@ -32,7 +32,7 @@ pub(super) enum Tidings {
 /// What the meeting place tells it to.
 pub(super) struct Door {
     pub(super) inbox: Arc<Inbox>,
-    pub(super) event: OwnedFd,
+    pub(super) wakes: Arc<Wakes>,
 }
 
 impl Door {
@@ -43,7 +43,7 @@ impl Door {
         }
         news.push((node, tidings));
         self.inbox.has_news.store(true, Ordering::Release);
-        ring(&self.event);
+        self.wakes.signal();
         true
     }
 }
@@ -64,9 +64,4 @@ impl Lobby for Door {
     fn shown(&self, node: NodeId, name: [u64; 2], memory: SharedMemory) -> bool {
         self.tell(node, Tidings::Shown(name, memory))
     }
-}
-
-pub(super) fn ring(event: &OwnedFd) {
-    // It can fail only if the counter is full: whoever waits is woken already.
-    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }

@@ -4,11 +4,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::Refusal;
 use crate::id::{Incarnation, NodeId};
-use crate::passing::{self, MAGIC};
+use crate::passing::{MAGIC, Passed, Socket};
 use crate::shm::lane::Shape;
 
 /// Version of what is said, and of the directions' layout.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Words of a greeting.
 const WORDS: usize = 8;
 
@@ -16,9 +16,9 @@ const WORDS: usize = 8;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u64)]
 pub(super) enum Kind {
-    /// With the segment and an event: from who connects.
+    /// With the segment and the end of a channel for wake-ups: from who connects.
     Hello = 1,
-    /// With an event: from who was connected to.
+    /// From who was connected to.
     Welcome = 2,
 }
 
@@ -66,37 +66,36 @@ const MEMORY: u64 = 3;
 
 /// Passes memory of so many bytes on, with what its user calls it.
 pub(in crate::shm) fn pass(
-    socket: &OwnedFd,
+    socket: &Socket,
     [first, second]: [u64; 2],
     bytes: usize,
     file: BorrowedFd<'_>,
 ) -> rustix::io::Result<()> {
     let words: [u64; WORDS] = [MAGIC, VERSION, MEMORY, first, second, bytes as u64, 0, 0];
-    passing::send(socket, &words, &[file])
+    socket.send(&words, &[file])
 }
 
 /// Memory that was passed on: its name, its bytes and its file.
-pub(super) fn take(socket: &OwnedFd) -> Result<([u64; 2], usize, OwnedFd), Refusal> {
-    let (words, descriptors) = passing::receive::<WORDS>(socket)?.ok_or(Refusal)?;
+pub(super) fn take(socket: &Socket) -> Result<([u64; 2], usize, OwnedFd), Refusal> {
+    let (words, descriptors) = socket.receive::<WORDS>()?.ok_or(Refusal)?;
     let [MAGIC, VERSION, MEMORY, first, second, bytes, 0, 0] = words else { return Err(Refusal) };
-    let [file] = descriptors.try_into().map_err(|_| Refusal)?;
+    let [file]: [Passed; 1] = descriptors.try_into().map_err(|_| Refusal)?;
+    let file = file.memory().ok_or(Refusal)?;
     Ok(([first, second], usize::try_from(bytes).map_err(|_| Refusal)?, file))
 }
 
 /// Sends a greeting and descriptors with it.
 pub(super) fn send(
-    socket: &OwnedFd,
+    socket: &Socket,
     greeting: &Greeting,
     descriptors: &[BorrowedFd<'_>],
 ) -> Result<(), Refusal> {
-    Ok(passing::send(socket, &greeting.emit(), descriptors)?)
+    Ok(socket.send(&greeting.emit(), descriptors)?)
 }
 
 /// Receives a greeting with exactly `N` descriptors.
-pub(super) fn receive<const N: usize>(
-    socket: &OwnedFd,
-) -> Result<(Greeting, [OwnedFd; N]), Refusal> {
-    let (words, descriptors) = passing::receive(socket)?.ok_or(Refusal)?;
+pub(super) fn receive<const N: usize>(socket: &Socket) -> Result<(Greeting, [Passed; N]), Refusal> {
+    let (words, descriptors) = socket.receive()?.ok_or(Refusal)?;
     let greeting = Greeting::parse(words).ok_or(Refusal)?;
     let descriptors = descriptors.try_into().map_err(|_| Refusal)?;
     Ok((greeting, descriptors))

@@ -1,0 +1,173 @@
+//! A client that turns what it was given against the daemon and its other clients.
+
+use std::os::fd::AsFd;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use rustix::fs::{OFlags, fcntl_setfl};
+
+use super::request::{Answer, Request, address, ask};
+use super::{Client, ClientConfig, ServerConfig};
+use crate::frame::Frame;
+use crate::hardware::{Firmware, Hardware};
+use crate::host::Host;
+use crate::id::{DmaId, NodeId, PortId, TimerId};
+use crate::live::clock::Clock;
+use crate::passing::{Passed, Socket};
+use crate::port::{
+    Command, Completion, Lender, Loan, Port, PortName, PortOptions, Status, borrowed_port,
+};
+use crate::segment::Segment;
+use crate::shm::{ShmConfig, ShmNic};
+
+/// Only what hangs takes so long.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Rounds without the hostile client, and with it: ten seconds of that.
+const ROUNDS: usize = 10;
+const CALM: Duration = Duration::from_millis(300);
+const HELD: Duration = Duration::from_secs(1);
+
+/// Does what a command asks for: nothing.
+struct Done;
+
+impl Firmware for Done {
+    fn on_start(&mut self, _: &mut impl Hardware) {}
+
+    fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {
+        while let Some(command) = hw.next_command(port) {
+            hw.complete(port, &Completion::of(&command, Status::Done));
+            hw.commit();
+        }
+    }
+
+    fn on_frame(&mut self, _: &mut impl Hardware, _: Frame<'_>) {}
+    fn on_dma_done(&mut self, _: &mut impl Hardware, _: DmaId) {}
+    fn on_timer(&mut self, _: &mut impl Hardware, _: TimerId) {}
+}
+
+struct Nothing(#[expect(dead_code, reason = "keeps the connection")] Arc<Socket>);
+
+impl Lender for Nothing {
+    fn lend(&self, _: usize) -> Option<(u32, Arc<Segment>)> {
+        None
+    }
+
+    fn hang_up(&self) {}
+}
+
+/// A port, and the channel that came with it.
+fn hostile_port(name: &str) -> (Port, Arc<Socket>) {
+    let socket = Arc::new(Socket::connect(&address(name, NodeId(0)).unwrap()).unwrap());
+    let (answer, given) = ask(&socket, Request::Open(PortOptions::default())).unwrap();
+    let Answer::Opened { port, epoch, depth, spin_nanos } = answer else { panic!("{answer:?}") };
+    let [file, channel]: [Passed; 2] = given.try_into().unwrap();
+    let channel = Arc::new(channel.channel(&socket).unwrap());
+    let given = Arc::clone(&channel);
+    let file = file.memory().unwrap();
+    let (name, lender) = (PortName { id: port, epoch }, Box::new(Nothing(socket)));
+    let loan = Loan { name, depth, file, channel, spin_nanos, lender };
+    let (port, _) = borrowed_port(loan, |_| true).unwrap();
+    (port, given)
+}
+
+/// Does to a channel what its holder can: fills it, drains it, sends what nobody asked for.
+pub(crate) fn abuse(file: &Socket, step: usize) {
+    // Not to be held up itself.
+    fcntl_setfl(file, OFlags::NONBLOCK).unwrap();
+    let mut bytes = [0; 4_096];
+    match step % 4 {
+        0 => while rustix::io::write(file, &(u64::MAX - 1).to_ne_bytes()).is_ok() {},
+        1 => while rustix::io::read(file, &mut bytes).is_ok_and(|count| count > 0) {},
+        // One that has ended takes none.
+        2 if step > 100 => _ = file.send(&[0], &[file.as_fd(), file.as_fd()]),
+        _ => {}
+    }
+    // Whoever shares the file's flags waits from now on.
+    fcntl_setfl(file, OFlags::empty()).unwrap();
+}
+
+fn attack(name: &str, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let (mut port, given) = hostile_port(name);
+        for step in 0..200 {
+            abuse(&given, step);
+            // The NIC completes it, and finds this side waiting.
+            let _ = pin!(port.completion()).poll(&mut Context::from_waker(Waker::noop()));
+            while port.submit(&Command::default()).is_err() {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                while port.take().is_some() {}
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+/// Requests one after the other for a round; how long each took.
+async fn ask_for_a_round(port: &mut Port, round: Duration) -> Vec<Duration> {
+    let (mut took, begin) = (Vec::new(), Clock::now());
+    while Clock::now().since(begin) < round {
+        let sent = Clock::now();
+        port.submit(&Command { cookie: 7, ..Command::default() }).unwrap();
+        let done = tokio::time::timeout(PATIENCE, port.completion()).await;
+        let done = done.expect("the daemon is held up").unwrap();
+        assert_eq!((done.status, done.cookie), (Status::Done, 7));
+        took.push(Clock::now().since(sent));
+    }
+    took.sort_unstable();
+    took
+}
+
+/// Whether the second of alternating rounds took twice as long as the first, as far as the machine lets anybody tell.
+pub(crate) fn assert_no_slower(calm: &mut [Duration], held: &mut [Duration]) {
+    calm.sort_unstable();
+    held.sort_unstable();
+    let (before, after) = (calm[calm.len() / 2], held[held.len() / 2]);
+    println!("median of medians {before:?} alone, {after:?} beside a hostile process");
+    if calm[calm.len() - 1] > calm[0] * 3 / 2 {
+        println!(
+            "the machine is too busy to compare: alone {:?} to {:?}",
+            calm[0],
+            calm[calm.len() - 1]
+        );
+        return;
+    }
+    assert!(after <= before * 2, "{after:?} beside a hostile process, {before:?} alone");
+}
+
+#[test]
+fn a_hostile_client_harms_itself_alone() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let name = format!("hostile client {}", std::process::id());
+        let config = ShmConfig::new(name.clone(), NodeId(0), 1).spin(Duration::ZERO);
+        let nic = ShmNic::start(config, Done).unwrap();
+        // Each request finds the daemon parked, and parks: all wake-ups are needed.
+        let server = nic.serve_ports(ServerConfig::new(&name).spin(Duration::ZERO)).unwrap();
+        let client = Client::connect(ClientConfig::new(&name, NodeId(0))).unwrap();
+        let mut port = client.host().open_port().unwrap();
+        let (mut calm, mut held) = (Vec::new(), Vec::new());
+        for round in 0..2 * ROUNDS {
+            if round % 2 == 0 {
+                let took = ask_for_a_round(&mut port, CALM).await;
+                calm.push(took[took.len() / 2]);
+                continue;
+            }
+            let stop = Arc::new(AtomicBool::new(false));
+            let (of, name) = (Arc::clone(&stop), name.clone());
+            let hostile = std::thread::spawn(move || attack(&name, &of));
+            let took = ask_for_a_round(&mut port, HELD).await;
+            stop.store(true, Ordering::Relaxed);
+            hostile.join().unwrap();
+            held.push(took[took.len() / 2]);
+        }
+        assert_no_slower(&mut calm, &mut held);
+        drop(server);
+        nic.shutdown().await;
+    });
+}

@@ -1,0 +1,164 @@
+//! What wakes a process that waits: itself, and each of its peers through a channel of its own.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+
+use crate::passing::Socket;
+
+/// Channels that are emptied before the next are asked for.
+const BATCH: usize = 64;
+/// The process itself; channels have the numbers below.
+const OWN: u64 = u64::MAX;
+
+/// The wake-ups of one process: a descriptor that can be read when there are any.
+///
+/// No peer has a share in it, nor in another peer's channel: what one does to its own keeps no wake-up of another's
+/// from coming.
+#[derive(Debug)]
+pub(crate) struct Wakes {
+    ready: OwnedFd,
+    /// Never read: each writing tells `ready` anew.
+    own: OwnedFd,
+    channels: Mutex<BTreeMap<u64, Arc<Socket>>>,
+}
+
+impl Wakes {
+    pub(crate) fn new() -> io::Result<Arc<Self>> {
+        let ready = epoll::create(CreateFlags::CLOEXEC)?;
+        let own = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&ready, &own, EventData::new_u64(OWN), EventFlags::IN | EventFlags::ET)?;
+        Ok(Arc::new(Self { ready, own, channels: Mutex::default() }))
+    }
+
+    /// Wakes this process.
+    pub(crate) fn signal(&self) {
+        // It can fail only if the counter is full, and nothing was told of it.
+        let _ = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
+    }
+
+    fn channels(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Socket>>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Is woken through `channel` from now on, instead of the former one of that number.
+    pub(crate) fn add(&self, number: u64, channel: Arc<Socket>) -> io::Result<()> {
+        self.remove(number);
+        let (data, flags) = (EventData::new_u64(number), EventFlags::IN | EventFlags::ET);
+        epoll::add(&self.ready, &*channel, data, flags)?;
+        self.channels().insert(number, channel);
+        Ok(())
+    }
+
+    /// Is woken through that channel no more.
+    pub(crate) fn remove(&self, number: u64) {
+        if let Some(channel) = self.channels().remove(&number) {
+            // Its other end may have a copy of this one: it would stay.
+            let _ = epoll::delete(&self.ready, &*channel);
+        }
+    }
+
+    /// Takes all wake-ups that have come; whether one was this process's own.
+    pub(crate) fn take(&self) -> bool {
+        let mut was_own = false;
+        loop {
+            let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let Ok((events, _)) = epoll::wait(&self.ready, &mut events, Some(&now)) else {
+                return was_own;
+            };
+            for event in &*events {
+                match event.data.u64() {
+                    OWN => was_own = true,
+                    number => self.empty(number),
+                }
+            }
+            if events.len() < BATCH {
+                return was_own;
+            }
+        }
+    }
+
+    fn empty(&self, number: u64) {
+        let channel = self.channels().get(&number).cloned();
+        if channel.is_some_and(|channel| !channel.take_wakes()) {
+            self.remove(number);
+        }
+    }
+}
+
+impl AsFd for Wakes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
+
+impl AsRawFd for Wakes {
+    fn as_raw_fd(&self) -> RawFd {
+        self.ready.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    fn is_ready(wakes: &Wakes) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(wakes, PollFlags::IN)], Some(&now)).unwrap() > 0
+    }
+
+    #[test]
+    fn each_wake_up_is_told_and_none_is_left_when_all_are_taken() {
+        let wakes = Wakes::new().unwrap();
+        let ends: Vec<_> = (0..200)
+            .map(|number| {
+                let (ours, theirs) = Socket::pair().unwrap();
+                wakes.add(number, Arc::new(ours)).unwrap();
+                Socket::new(theirs)
+            })
+            .collect();
+        for _ in 0..3 {
+            assert!(!is_ready(&wakes));
+            ends[7].wake();
+            assert!(is_ready(&wakes));
+            assert!(!wakes.take(), "it was a peer");
+            wakes.signal();
+            assert!(is_ready(&wakes));
+            assert!(wakes.take());
+            ends.iter().for_each(Socket::wake);
+            assert!(!wakes.take());
+        }
+        wakes.remove(7);
+        ends[7].wake();
+        assert!(!is_ready(&wakes), "it is heard no more");
+    }
+
+    #[test]
+    fn a_peer_that_fills_its_channel_keeps_no_other_from_waking() {
+        let wakes = Wakes::new().unwrap();
+        let [(one, hostile), (other, honest)] = [(); 2].map(|()| Socket::pair().unwrap());
+        wakes.add(0, Arc::new(one)).unwrap();
+        wakes.add(1, Arc::new(other)).unwrap();
+        let (hostile, honest) = (Socket::new(hostile), Socket::new(honest));
+        for _ in 0..10_000 {
+            hostile.wake();
+        }
+        wakes.take();
+        honest.wake();
+        assert!(is_ready(&wakes));
+        // Nor does one that ends it, or sends what nobody asked for.
+        hostile.send(&[0], &[hostile.as_fd()]).unwrap();
+        wakes.take();
+        drop(hostile);
+        wakes.take();
+        honest.wake();
+        assert!(is_ready(&wakes));
+    }
+}
