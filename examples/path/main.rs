@@ -38,6 +38,8 @@ use prober::{Mirror, Prober, Way};
 const SEARCH: Duration = Duration::from_millis(200);
 /// Bytes of probes: above what Ethernet pads, below what IP cuts.
 const SIZES: (f64, f64) = (64.0, 1_400.0);
+/// Bytes of a datagram over IPv4 in an Ethernet packet.
+const ETHERNET: usize = 1_472;
 /// What a stage may be off by: the machine's other work shows in every probe.
 const TOLERANCE: f64 = 0.25;
 
@@ -178,7 +180,9 @@ fn start(
     line: LinkProfile,
     firmware: impl midplane::simhw::hardware::Firmware + Send + 'static,
 ) -> Result<UdpNic, Failure> {
-    let mut config = UdpConfig::new(NodeId(node), peers.to_vec()).line(line);
+    // Each probe is one datagram, whatever the path makes of it.
+    let config = UdpConfig::new(NodeId(node), peers.to_vec()).datagram_bytes(ETHERNET);
+    let mut config = config.line(line);
     if let Some(switch) = switch {
         config = config.via(switch);
     }

@@ -28,8 +28,6 @@ use crate::measure::{self, Figures, Side};
 use crate::processes::{self, Peer};
 use crate::writes::Writes;
 
-/// How long it may take to find out what a path lets through.
-const FIND_MTU: Duration = Duration::from_millis(200);
 /// Longest packet of a lane, and longest message that leaves whole there.
 const LANE_MTU: usize = 16 << 10;
 
@@ -171,10 +169,7 @@ async fn ours<G: Game>(
             // Faster than any loopback: nothing is paced.
             let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
             // As over shared memory, who rings and who looks runs the NIC.
-            let between_hosts = !addresses[0].ip().is_loopback();
             let config = UdpConfig::new(NodeId(node), addresses).line(line);
-            // Where packets of the system are shorter than a frame, losing one would lose the frame.
-            let config = if between_hosts { config.find_mtu(FIND_MTU) } else { config };
             let config = config.coprocessor(Coprocessor::Task);
             let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
             play(&nic.host(), NodeId(1 - node), (fabric, layer, wait, how), most, game).await

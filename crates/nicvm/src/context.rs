@@ -141,6 +141,13 @@ impl Context<'_> {
         (self.hw.mtu() + midplane_simhw::frame::HEADER_BYTES) as u64
     }
 
+    /// Most bytes of one frame to `to`, with its header, that crosses the path there as one packet; at
+    /// most [`Context::mtu_bytes`]. It changes as paths do.
+    #[must_use]
+    pub fn mtu_bytes_to(&self, to: NodeId) -> u64 {
+        (self.hw.mtu_to(to) + midplane_simhw::frame::HEADER_BYTES) as u64
+    }
+
     /// What the NIC costs, where it is simulated; `None` where nobody has told.
     #[must_use]
     pub fn costs(&self) -> Option<Costs> {
@@ -370,7 +377,7 @@ impl Context<'_> {
     /// What waits for the gate to `destination`, up to `limit`; `None` if nothing does.
     #[must_use]
     pub fn backlog(&self, destination: NodeId, limit: BacklogLimit) -> Option<Backlog> {
-        self.lent.transmit.backlog(destination, self.hw.mtu(), limit)
+        self.lent.transmit.backlog(destination, self.hw.mtu_to(destination), limit)
     }
 
     /// Ends all that this extension has waiting to leave to `destination` with `status`, unsent;

@@ -288,7 +288,7 @@ impl Control {
             Kind::Control => known && self.reports.events.len() < EVENT_ROOM,
             Kind::Acknowledge | Kind::Welcome => known && body.is_empty(),
             Kind::Hello => body.is_empty(),
-            Kind::Data | Kind::Returned => false,
+            Kind::Data | Kind::Returned | Kind::Piece | Kind::Probe | Kind::Probed => false,
         };
         let ours = header.destination == setting.node && header.source != setting.node;
         let named = header.incarnation != Incarnation::UNKNOWN && words.number != 0;

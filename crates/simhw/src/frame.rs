@@ -58,11 +58,27 @@ pub enum Kind {
     /// A frame's header, come back from the switch at which its hop limit ended: see
     /// [`Header::returned`].
     Returned = 5,
+    /// A part of a frame that was longer than one datagram to its destination may be; only between
+    /// NICs over UDP, which join the parts before their firmware is handed the frame.
+    Piece = 6,
+    /// Asks whether a datagram of this length arrives; only between NICs over UDP.
+    Probe = 7,
+    /// The answer to [`Kind::Probe`].
+    Probed = 8,
 }
 
 impl Kind {
-    const ALL: [Self; 6] =
-        [Self::Data, Self::Control, Self::Acknowledge, Self::Hello, Self::Welcome, Self::Returned];
+    const ALL: [Self; 9] = [
+        Self::Data,
+        Self::Control,
+        Self::Acknowledge,
+        Self::Hello,
+        Self::Welcome,
+        Self::Returned,
+        Self::Piece,
+        Self::Probe,
+        Self::Probed,
+    ];
 }
 
 /// A frame's header: only valid ones exist. All of the default's fields are zero but the hop limit,
@@ -258,7 +274,7 @@ impl Header {
     /// Whether it may pass others on its NIC's line: a message of the firmware to itself.
     #[must_use]
     pub const fn is_urgent(&self) -> bool {
-        !matches!(self.kind, Kind::Data)
+        !matches!(self.kind, Kind::Data | Kind::Piece | Kind::Probe)
     }
 
     /// Bytes of the whole frame.
@@ -284,7 +300,7 @@ mod tests {
 
     prop_compose! {
         fn any_header()(
-            kind in 0_usize..6, extension: u8, source: u16, destination: u16, incarnation: u32,
+            kind in 0_usize..9, extension: u8, source: u16, destination: u16, incarnation: u32,
             destination_incarnation: u32, length in 0_u16..200, port: u16, sequence: u32,
             acknowledgement: u32, flags: u8, hop_limit: u8, words: [u64; 2],
         ) -> Header {

@@ -108,6 +108,12 @@ pub trait Hardware {
     /// Most bytes that one frame may carry after its header.
     fn mtu(&self) -> usize;
 
+    /// Most bytes that one frame to `to` may carry now and still cross its path as one packet; what
+    /// carries more, up to [`Hardware::mtu`], is lost whole with each of its packets. It changes as paths do.
+    fn mtu_to(&self, _to: NodeId) -> usize {
+        self.mtu()
+    }
+
     /// The rate of the NIC's own line.
     fn line_rate(&self) -> LineRate;
 

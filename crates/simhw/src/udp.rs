@@ -1,9 +1,31 @@
 //! NICs over UDP sockets: the firmware runs in this process, the frames cross a real network.
 //!
 //! A [`UdpNic`] drives firmware with the datagrams of one socket, IPv4 or IPv6, straight between
-//! hosts or through a [`SoftSwitch`]. One datagram is one frame. Frames leave at the pace of the
+//! hosts or through a [`SoftSwitch`]. Frames leave at the pace of the
 //! NIC's own line ([`UdpConfig::line`]): each is handed to the system at the instant at which its
 //! first bit would start on that line; a switch adds the time that it takes on the wire itself.
+//!
+//! # How long datagrams are
+//!
+//! No datagram is ever cut by IP: don't-fragment is set on every socket, the switch's too. Datagrams to
+//! a peer begin at 1,200 bytes and grow to what its path carries, as probes find out (packetisation-layer
+//! path MTU discovery, RFC 8899); on a host's own interface that takes two round trips. A probe is sent
+//! when there is a full datagram to send, and so idle paths carry none. While full datagrams are sent, one
+//! probe a second confirms that they still pass; if three are lost and shorter ones are not, datagrams
+//! shrink. [`UdpConfig::datagram_bytes`] says a length instead, for networks that somebody vouches for.
+//!
+//! [`Hardware::mtu_to`](crate::hardware::Hardware::mtu_to) tells the firmware what one datagram to a peer
+//! carries now. Firmware that cuts its messages there loses one datagram's worth where a datagram is lost.
+//! A frame can be longer nevertheless: it was cut before the path grew shorter, or has a length that it
+//! keeps for its life, as a channel's packets have. It leaves in pieces, which the receiving NIC joins. That
+//! NIC keeps at most four incomplete frames a peer, 256 KiB; a new one replaces the oldest, which is
+//! counted as [`Incomplete`](crate::drops::DropCause::Incomplete).
+//!
+//! Both are there because neither alone is sound: firmware can't cut again what a peer has half of, and
+//! pieces alone would lose 64 KiB with each lost datagram. IP's fragments have the second fault and one of
+//! their own: the receiving system keeps halves for 30 s in little memory, and refuses all others meanwhile.
+//!
+//! # Who is heard
 //!
 //! A frame whose source address is not that of the peer it claims to be from (or of the switch),
 //! or which is malformed, of another version, or for another node, is dropped and counted, never
@@ -16,6 +38,7 @@
 mod batch;
 mod config;
 mod desk;
+mod discovery;
 mod driver;
 mod engine;
 mod host;
@@ -24,6 +47,8 @@ mod line;
 mod nic;
 mod observe;
 mod path;
+mod paths;
+mod pieces;
 mod soft_switch;
 mod watched;
 
@@ -59,7 +84,8 @@ use nic::Nic;
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct UdpCounters {
-    /// Frames that the system took; frames to the own node are none of them, handshakes about keys are.
+    /// Datagrams that the system took: frames, pieces of longer ones, probes of paths and handshakes
+    /// about keys; not frames to the own node.
     pub frames_sent: u64,
     /// Their bytes, with headers, without the wire's framing.
     pub bytes_sent: u64,
@@ -100,7 +126,6 @@ impl UdpNic {
         F: Firmware + Send + 'static,
     {
         let bind = config.check()?;
-        let config = config.fitted();
         let runtime = Handle::try_current().map_err(|_| StartError::NoRuntime)?;
         let failed = |error: std::io::Error| StartError::from_io(bind, &error);
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;

@@ -233,7 +233,7 @@ impl Coordination {
             }
             return;
         };
-        let bytes = backlog.bytes.min(cap.max(nic.mtu_bytes()));
+        let bytes = backlog.bytes.min(cap.max(nic.mtu_bytes_to(destination)));
         if let Some(link) = buffers {
             link.consume(backlog.messages);
         }

@@ -67,7 +67,7 @@ impl Outgoing {
     pub(super) fn next_header(&self, hw: &dyn Hardware) -> Header {
         match &self.0 {
             Form::Message { message, number, sent } => {
-                let length = self.next_length(hw.mtu() as u32);
+                let length = self.next_length(hw.mtu_to(message.node) as u32);
                 let fragment = Fragment {
                     message: *number,
                     offset: *sent,

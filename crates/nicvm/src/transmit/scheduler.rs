@@ -141,7 +141,7 @@ impl Transmit {
     /// Sends a message of one frame past the lanes, if it may go there and the line takes it now.
     pub(crate) fn send_at_once(&mut self, hw: &mut dyn Hardware, message: &Message) -> bool {
         let outgoing = Outgoing::message(*message, self.next_number);
-        let is_one = outgoing.next_length(hw.mtu() as u32) == message.source.length;
+        let is_one = outgoing.next_length(hw.mtu_to(message.node) as u32) == message.source.length;
         if !is_one || !self.is_free(&key_of(message)) || self.is_parked(&outgoing) {
             return false;
         }
@@ -434,7 +434,7 @@ impl Transmit {
 
     /// News for whoever steers the gate: nothing more to `destination` passes it as it is.
     fn tell_if_drained(&mut self, hw: &dyn Hardware, destination: NodeId) {
-        let mtu = hw.mtu() as u32;
+        let mtu = hw.mtu_to(destination) as u32;
         let allowance = self.gate.allowance(destination);
         let passes = |outgoing: &Outgoing| {
             !self.is_parked(outgoing)

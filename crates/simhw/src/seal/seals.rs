@@ -22,7 +22,7 @@ pub const GIVE_UP: u64 = 3_000_000_000;
 /// a handshake: its peer, or itself, has lost the session.
 pub const SILENCE: u64 = 500_000_000;
 /// Frames to one node that may wait for keys.
-pub const HELD_FRAMES: usize = 64;
+pub const HELD_FRAMES: usize = 1_024;
 /// Their bytes.
 pub const HELD_BYTES: usize = 1 << 20;
 

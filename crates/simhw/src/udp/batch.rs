@@ -75,6 +75,8 @@ pub(super) enum Sent {
     Blocked,
     /// It refused the first.
     Refused,
+    /// It refused the first as longer than its interface allows.
+    TooLong,
 }
 
 impl Socket {
@@ -83,8 +85,8 @@ impl Socket {
     /// # Panics
     /// Outside of a runtime, or if its I/O is not enabled.
     pub(super) fn new(socket: std::net::UdpSocket) -> io::Result<Self> {
+        // It sets don't-fragment, and has the system believe no router about lengths.
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        allow_fragments(&socket);
         Ok(Self { io: Arc::new(Watched::new(socket)?), state, joined: Vec::new() })
     }
 
@@ -103,7 +105,7 @@ impl Socket {
     }
 
     /// Sends one or more from the front of `frames`, which is not empty: as many as go to one
-    /// address and are of one size.
+    /// address and are of one size, and a shorter one after them.
     pub(super) fn send<'a>(&mut self, frames: impl Iterator<Item = Leaving<'a>> + Clone) -> Sent {
         let mut all = frames.clone();
         let Some(first) = all.next() else {
@@ -121,6 +123,7 @@ impl Socket {
         match self.send_one(&first) {
             Ok(()) => Sent::Taken(1),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,
+            Err(error) if is_too_long(&error) => Sent::TooLong,
             Err(_) => Sent::Refused,
         }
     }
@@ -133,20 +136,24 @@ impl Socket {
     ) -> usize {
         let bytes = first.bytes.len();
         let most = self.state.max_gso_segments().min(SEND_BYTES / bytes.max(1));
-        let like = |next: &Leaving<'a>| {
-            next.to == first.to && next.bytes.len() == bytes && next.rest.is_empty()
-        };
-        let alike = rest.take_while(like).take(most.saturating_sub(1));
-        let is_long = bytes > most_segment_bytes(first.to) || !first.rest.is_empty();
-        if is_long || alike.clone().next().is_none() {
+        if bytes > most_segment_bytes(first.to) || !first.rest.is_empty() {
             return 1;
         }
         self.joined.clear();
-        self.joined.extend_from_slice(first.bytes);
         let mut count = 1;
-        for frame in alike {
+        for frame in rest.take(most.saturating_sub(1)) {
+            let length = frame.bytes.len();
+            if frame.to != first.to || length > bytes || length == 0 || !frame.rest.is_empty() {
+                break;
+            }
+            if count == 1 {
+                self.joined.extend_from_slice(first.bytes);
+            }
             self.joined.extend_from_slice(frame.bytes);
             count += 1;
+            if length < bytes {
+                break;
+            }
         }
         count
     }
@@ -189,22 +196,16 @@ impl Socket {
     }
 }
 
-/// Lets the system cut datagrams to the path's MTU, as the link profiles say that IP does; quinn-udp
-/// has forbidden it.
+/// Whether the system has refused a datagram as longer than its interface allows.
 #[cfg(target_os = "linux")]
-fn allow_fragments(socket: &std::net::UdpSocket) {
-    use nix::sys::socket::{setsockopt, sockopt};
-    use rustix::net::sockopt::{
-        Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ipv6_mtu_discover,
-    };
-    // Without it, frames above the path's MTU are refused and counted.
-    let _ = set_ip_mtu_discover(socket, Ipv4PathMtuDiscovery::DONT);
-    let _ = set_ipv6_mtu_discover(socket, Ipv6PathMtuDiscovery::DONT);
-    let _ = setsockopt(socket, sockopt::Ipv6DontFrag, &false);
+fn is_too_long(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(nix::errno::Errno::EMSGSIZE as i32)
 }
 
 #[cfg(not(target_os = "linux"))]
-const fn allow_fragments(_: &std::net::UdpSocket) {}
+const fn is_too_long(_: &io::Error) -> bool {
+    false
+}
 
 /// Memory for one batch of datagrams.
 #[derive(Debug)]
@@ -333,5 +334,36 @@ mod tests {
         let (v4, v6) = ("127.0.0.1:9", "[::1]:9");
         assert_eq!((together(1_472, v4), together(1_473, v4)), (4, 1));
         assert_eq!((together(1_452, v6), together(1_453, v6)), (4, 1));
+    }
+
+    #[test]
+    fn a_shorter_datagram_ends_those_that_leave_together() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let _entered = runtime.enter();
+        let mut socket =
+            Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        let to = "127.0.0.1:9".parse().unwrap();
+        for (lengths, together) in
+            [(&[9, 9, 4, 9][..], 3), (&[9, 10, 9], 1), (&[9, 4, 4], 2), (&[9, 0, 9], 1)]
+        {
+            let bytes: Vec<Vec<u8>> = lengths.iter().map(|bytes| vec![0; *bytes]).collect();
+            let mut frames = bytes.iter().map(|bytes| Leaving::whole(to, bytes));
+            let first = frames.next().unwrap();
+            assert_eq!(socket.join(&first, frames), together, "{lengths:?}");
+        }
+    }
+
+    #[test]
+    fn no_socket_lets_ip_cut_its_datagrams() {
+        use rustix::net::sockopt::{
+            Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, ip_mtu_discover, ipv6_mtu_discover,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        let _entered = runtime.enter();
+        let v4 = Socket::new(bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        assert_eq!(ip_mtu_discover(v4.io.socket()), Ok(Ipv4PathMtuDiscovery::PROBE));
+        let v6 = Socket::new(bind("[::1]:0".parse().unwrap(), 1 << 20).unwrap()).unwrap();
+        assert_eq!(ipv6_mtu_discover(v6.io.socket()), Ok(Ipv6PathMtuDiscovery::PROBE));
+        assert!(!v4.state.may_fragment() && !v6.state.may_fragment());
     }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::batch::plain;
-use super::path::path_mtus;
-use crate::frame::{HEADER_BYTES, MAX_PAYLOAD};
+use super::discovery::LEAST_BYTES;
+use crate::frame::MAX_PAYLOAD;
 use crate::id::{Incarnation, NodeId};
 use crate::link::LinkProfile;
 use crate::port;
-use crate::seal::{Key, SEAL_BYTES, SealConfigError, check_keys};
+use crate::seal::{Key, SealConfigError, check_keys};
 use crate::time::LineRate;
 
 /// The setters of whatever has a socket.
@@ -54,6 +54,9 @@ pub const DEFAULT_SPIN: Duration = Duration::from_micros(200);
 /// 4 MiB: a third of a second at 100 Mb/s. Systems commonly grant less unless told otherwise.
 pub const DEFAULT_SOCKET_BUFFER: usize = 4 << 20;
 
+/// Bytes of the longest datagram over IPv4.
+const MOST_DATAGRAM: usize = 65_507;
+
 /// What a NIC over UDP is like.
 #[derive(Clone, Debug)]
 pub struct UdpConfig {
@@ -72,7 +75,7 @@ pub struct UdpConfig {
     pub(super) spin: Duration,
     pub(super) socket_buffer: usize,
     pub(super) keys: Vec<Key>,
-    pub(super) find_mtu: Option<Duration>,
+    pub(super) datagram_bytes: Option<usize>,
 }
 
 impl UdpConfig {
@@ -95,7 +98,7 @@ impl UdpConfig {
             spin: DEFAULT_SPIN,
             socket_buffer: DEFAULT_SOCKET_BUFFER,
             keys: Vec::new(),
-            find_mtu: None,
+            datagram_bytes: None,
         }
     }
 
@@ -151,24 +154,23 @@ impl UdpConfig {
         self
     }
 
-    /// Most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`], which is the default: the
-    /// system fragments what exceeds the path's MTU. Where it does not, what exceeds it is refused, and
-    /// counted as [`System`](crate::drops::DropCause::System).
+    /// Most payload bytes of one frame, from 1 to [`MAX_PAYLOAD`], which is the default. A frame that
+    /// is longer than a datagram on its path leaves in pieces, which the receiving NIC joins.
     #[must_use]
     pub const fn mtu(mut self, bytes: usize) -> Self {
         self.mtu = bytes;
         self
     }
 
-    /// Keeps frames to what reaches every peer (or the switch) without being cut, headers counted, as
-    /// far as [`path_mtus`] finds out within `wait` at the start, which takes as long: where IP cuts
-    /// packets, one that is lost loses all pieces of its frame. [`UdpConfig::mtu`] is the most still.
-    /// Default: not asked; 100 ms reach around the world but for its slowest parts.
-    ///
-    /// [`path_mtus`]: super::path_mtus
+    /// Vouches for every path: each carries datagrams of `bytes`, from 548 to 65,507, UDP's and IP's
+    /// headers not counted, and nothing is probed. For networks whose owner knows: jumbo frames of 9,000
+    /// bytes carry 8,972 over IPv4 and 8,952 over IPv6. Don't-fragment is set all the same: what a router
+    /// can't pass on is lost, what the own interface can't is counted as
+    /// [`System`](crate::drops::DropCause::System). Default: 1,200 to begin with, and more once
+    /// [probes](super#how-long-datagrams-are) have shown that it passes.
     #[must_use]
-    pub const fn find_mtu(mut self, wait: Duration) -> Self {
-        self.find_mtu = Some(wait);
+    pub const fn datagram_bytes(mut self, bytes: usize) -> Self {
+        self.datagram_bytes = Some(bytes);
         self
     }
 
@@ -217,21 +219,6 @@ impl UdpConfig {
         self
     }
 
-    /// The same, frames no longer than paths let through whole, if that is asked for.
-    pub(super) fn fitted(mut self) -> Self {
-        let Some(wait) = self.find_mtu else { return self };
-        let others = self.peers.iter().enumerate().filter(|(node, _)| *node != self.node.index());
-        let targets: Vec<SocketAddr> = match self.via {
-            Some(switch) => vec![switch],
-            None => others.map(|(_, peer)| *peer).collect(),
-        };
-        let around = HEADER_BYTES + if self.keys.is_empty() { 0 } else { SEAL_BYTES };
-        let found = path_mtus(&targets, wait).into_iter().flatten().min();
-        let fits = found.map_or(self.mtu, |bytes| bytes.saturating_sub(around).max(1));
-        self.mtu = self.mtu.min(fits);
-        self
-    }
-
     /// The address to bind, once everything is found to be in order.
     pub(super) fn check(&self) -> Result<SocketAddr, StartError> {
         let Some(own) = self.peers.get(self.node.index()) else {
@@ -240,6 +227,11 @@ impl UdpConfig {
         check_peers(&self.peers)?;
         if self.mtu == 0 || self.mtu > MAX_PAYLOAD {
             return Err(StartError::Mtu(self.mtu));
+        }
+        if let Some(bytes) = self.datagram_bytes
+            && !(LEAST_BYTES..=MOST_DATAGRAM).contains(&bytes)
+        {
+            return Err(StartError::Datagram(bytes));
         }
         if !self.keys.is_empty() {
             check_keys(&self.keys)?;
@@ -302,6 +294,9 @@ pub enum StartError {
     /// No frame may be that long, or none would fit.
     #[error("a payload of {0} bytes is outside 1 to {MAX_PAYLOAD}")]
     Mtu(usize),
+    /// No datagram may be that long, or every path carries longer ones.
+    #[error("datagrams of {0} bytes are outside {LEAST_BYTES} to {MOST_DATAGRAM}")]
+    Datagram(usize),
     /// The keys cannot be used together.
     #[error(transparent)]
     Keys(#[from] SealConfigError),
@@ -447,6 +442,10 @@ mod tests {
         let twice = StartError::Keys(SealConfigError::DuplicateKey(7));
         assert_eq!(config(0).key(key()).key(key()).check(), Err(twice));
         assert_eq!(config(0).mtu(0).check(), Err(StartError::Mtu(0)));
+        for bytes in [547, 65_508] {
+            let vouched = config(0).datagram_bytes(bytes);
+            assert_eq!(vouched.check(), Err(StartError::Datagram(bytes)));
+        }
         let six: SocketAddr = "[::1]:1".parse().unwrap();
         assert_eq!(
             config(0).via(six).check(),

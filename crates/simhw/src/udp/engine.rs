@@ -7,9 +7,9 @@ use super::clock::Clock;
 use super::desk::{Desk, Ending};
 use super::nic::Nic;
 use crate::drops::DropCause;
-use crate::frame::{Frame, Header};
+use crate::frame::{Frame, Header, Kind};
 use crate::hardware::{Firmware, Hardware, STOP_PATIENCE, TIMERS};
-use crate::id::PortId;
+use crate::id::{NodeId, PortId};
 use crate::region::Payload;
 use crate::seal::{Envelope, EnvelopeError, Opened};
 use crate::time::Instant;
@@ -177,6 +177,7 @@ impl<F: Firmware> Engine<F> {
         }
         self.nic.begin_turn();
         self.nic.run_keys();
+        self.nic.run_paths();
         for _ in 0..TIMERS {
             let Some(timer) = self.nic.expired_timer() else { break };
             self.call(|firmware, nic| firmware.on_timer(nic, timer));
@@ -209,16 +210,63 @@ fn deliver(
     checked: Result<Frame<'_>, DropCause>,
     datagram: Datagram<'_>,
 ) {
-    match checked {
-        Ok(frame) => {
-            nic.counters.frames_received += 1;
-            nic.counters.bytes_received += datagram.bytes.len() as u64;
-            nic.begin_frame(memory);
-            firmware.on_frame(nic, frame);
-            nic.end_turn();
-        }
+    let frame = match checked {
+        Ok(frame) => frame,
+        Err(cause) => return nic.counters.drops.add(cause),
+    };
+    match frame.header.kind {
+        Kind::Piece => deliver_joined(nic, firmware, &frame),
+        Kind::Probe | Kind::Probed => nic.on_probe(&frame.header),
+        _ => hand(nic, firmware, memory, frame, datagram.bytes.len()),
+    }
+}
+
+/// Hands a frame, which lies in `memory` and took `bytes`, to the firmware.
+fn hand(
+    nic: &mut Nic,
+    firmware: &mut impl Firmware,
+    memory: &Arc<Vec<u8>>,
+    frame: Frame<'_>,
+    bytes: usize,
+) {
+    nic.counters.frames_received += 1;
+    nic.counters.bytes_received += bytes as u64;
+    nic.begin_frame(memory);
+    firmware.on_frame(nic, frame);
+    nic.end_turn();
+}
+
+/// Joins a piece with those before it, and hands the frame to the firmware if it is whole.
+fn deliver_joined(nic: &mut Nic, firmware: &mut impl Firmware, piece: &Frame<'_>) {
+    let joined = match nic.join(piece) {
+        Ok(None) => return,
+        Ok(Some(bytes)) => Arc::new(bytes),
+        Err(cause) => return nic.counters.drops.add(cause),
+    };
+    match joined_frame(nic, &piece.header, &joined) {
+        Ok(frame) => hand(nic, firmware, &joined, frame, joined.len()),
         Err(cause) => nic.counters.drops.add(cause),
     }
+    if let Some(bytes) = Arc::into_inner(joined) {
+        nic.recycle_joined(bytes);
+    }
+}
+
+/// The frame that pieces like `piece` make: from whom they are, and for this node or all.
+fn joined_frame<'a>(nic: &Nic, piece: &Header, bytes: &'a [u8]) -> Result<Frame<'a>, DropCause> {
+    let (header, payload) = Header::parse(bytes).map_err(|_| DropCause::Malformed)?;
+    if !matches!(header.destination, NodeId::EVERYBODY) && header.destination != nic.node() {
+        return Err(DropCause::Misrouted);
+    }
+    if (header.source, header.incarnation) != (piece.source, piece.incarnation) {
+        return Err(DropCause::Stranger);
+    }
+    if matches!(header.kind, Kind::Piece | Kind::Probe | Kind::Probed) {
+        return Err(DropCause::Malformed);
+    }
+    // What switches have made of it stands on its pieces.
+    let header = Header { destination: nic.node(), hop_limit: piece.hop_limit, ..header };
+    Ok(Frame { header, payload: Payload::from(payload) })
 }
 
 /// Opens a sealed datagram into `plain`, and hands its frame to the firmware.

@@ -234,6 +234,13 @@ impl Line {
         total
     }
 
+    /// The first frame is not sent; for whom it was, and how long.
+    pub(super) fn drop_first(&mut self, now: Instant) -> (Option<SocketAddr>, usize) {
+        let queue = if self.is_urgent_next(0, 0) { &self.urgent } else { &self.frames };
+        let first = queue.front().map(|frame| frame.to);
+        (first, self.left(now, 1) as usize)
+    }
+
     /// By how many nanoseconds what was put on the line leaves later than was said.
     pub(super) fn lag(&self, now: Instant) -> u64 {
         let overdue = self.frames.front().map_or(0, |frame| now.nanos_since(frame.begins));

@@ -1,6 +1,7 @@
 //! What firmware may ask of a NIC over UDP: staged in a turn, applied at its commit.
 
 mod leaving;
+mod probing;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -13,6 +14,8 @@ use super::batch::{Socket, plain};
 use super::clock::Clock;
 use super::config::UdpConfig;
 use super::line::Line;
+use super::paths::Paths;
+use super::pieces::Joiner;
 use crate::drops::DropCause;
 use crate::frame::{HEADER_BYTES, Header};
 use crate::hardware::{Dma, DmaRefused, Hardware, Source, TIMERS, TransmitRefused};
@@ -48,6 +51,10 @@ pub(super) struct Nic {
     pub(super) line: Line,
     /// With a key.
     seals: Option<Seals>,
+    paths: Paths,
+    joiner: Joiner,
+    /// Of the next frame that is cut.
+    next_cut: u32,
     pub(super) counters: UdpCounters,
     ports: Ports,
     /// Ports that are open, and those that are closing.
@@ -111,6 +118,7 @@ pub(super) fn seals(config: &UdpConfig) -> Result<Option<Seals>, SealConfigError
 impl Nic {
     /// A NIC of a checked configuration, with what [`seals`] makes of it.
     pub(super) fn new(config: &UdpConfig, seals: Option<Seals>, socket: Socket) -> Self {
+        let around = if seals.is_some() { SEAL_BYTES } else { 0 };
         Self {
             node: config.node,
             incarnation: config.incarnation.unwrap_or_else(Clock::incarnation),
@@ -128,6 +136,9 @@ impl Nic {
                 config.catch_up,
                 if config.via.is_some() { AHEAD_OF_SWITCH } else { Duration::ZERO },
             ),
+            paths: Paths::new(config.datagram_bytes, around),
+            joiner: Joiner::default(),
+            next_cut: 0,
             counters: UdpCounters::default(),
             ports: Ports::default(),
             open: BTreeSet::new(),
@@ -206,7 +217,8 @@ impl Nic {
     /// When the NIC has to do something by itself.
     pub(super) fn next_alarm(&self) -> Instant {
         let keys = self.seals.as_ref().map_or(Instant::FAR_FUTURE, Seals::poll_timeout);
-        self.timers.iter().copied().fold(keys, Instant::min)
+        let own = keys.min(self.paths.poll_timeout());
+        self.timers.iter().copied().fold(own, Instant::min)
     }
 
     /// Whether frames are sealed.
@@ -305,6 +317,14 @@ impl Hardware for Nic {
 
     fn mtu(&self) -> usize {
         self.mtu
+    }
+
+    fn mtu_to(&self, to: NodeId) -> usize {
+        if to == self.node {
+            self.mtu
+        } else {
+            self.whole_frame(to).saturating_sub(HEADER_BYTES).min(self.mtu)
+        }
     }
 
     fn line_rate(&self) -> LineRate {

@@ -23,11 +23,21 @@ pub fn path_mtus(peers: &[SocketAddr], wait: Duration) -> Vec<Option<usize>> {
         probes.iter_mut().flatten().for_each(system::Probe::send);
         std::thread::park_timeout(wait / ROUNDS);
     }
-    let ip_header = |peer: &SocketAddr| if peer.ip().to_canonical().is_ipv4() { 20 } else { 40 };
     let datagram = |(probe, peer): (&Option<system::Probe>, &SocketAddr)| {
-        probe.as_ref()?.mtu()?.checked_sub(ip_header(peer) + UDP_HEADER)
+        probe.as_ref()?.mtu()?.checked_sub(headers(*peer))
     };
     probes.iter().zip(peers).map(datagram).collect()
+}
+
+/// Bytes of the headers of IP and UDP before a datagram to `address`.
+pub(super) fn headers(address: SocketAddr) -> usize {
+    UDP_HEADER + if address.ip().to_canonical().is_ipv4() { 20 } else { 40 }
+}
+
+/// The MTU of the interface that datagrams to `address` leave by, IP's header counted; `None` where the
+/// system does not tell, which is everywhere but on Linux.
+pub(super) fn interface_mtu(address: SocketAddr) -> Option<usize> {
+    system::Probe::new(address)?.mtu()
 }
 
 /// Lengths tried one after another: each router on the way may shorten it once more.

@@ -374,7 +374,7 @@ impl Forwarder {
             match socket.send(frames) {
                 Sent::Taken(0) => break self.blocked = false,
                 Sent::Taken(count) => drop(model.outbound.drain(..count)),
-                Sent::Refused => {
+                Sent::Refused | Sent::TooLong => {
                     model.outbound.pop_front();
                     self.unsent.add(DropCause::System);
                 }

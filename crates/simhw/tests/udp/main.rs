@@ -4,6 +4,7 @@ mod bad_input;
 mod delivery;
 mod firmware;
 mod pacing;
+mod paths;
 mod ports;
 mod sealed;
 mod switched;

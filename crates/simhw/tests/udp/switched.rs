@@ -34,8 +34,10 @@ fn three_senders_overload_one_output_and_every_loss_has_its_cause() {
     const SENDERS: usize = 3;
     const FRAMES: usize = 100;
     run(async {
-        let (switch, cluster) =
-            start("127.0.0.1", SENDERS + 1, SwitchProfile::new(Buffer::Bytes(32 << 10)), |c| c);
+        // Frames are counted: each is one datagram.
+        let whole = |config: UdpConfig| config.datagram_bytes(65_507);
+        let profile = SwitchProfile::new(Buffer::Bytes(32 << 10));
+        let (switch, cluster) = start("127.0.0.1", SENDERS + 1, profile, whole);
         let mut ports = Vec::new();
         for nic in &cluster.nics[1..] {
             let mut port = nic.host().open_port().unwrap();

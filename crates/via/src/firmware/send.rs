@@ -29,7 +29,6 @@ impl Endpoint {
         if self.link.is_none() || self.is_stopped {
             return Ok(());
         }
-        let mtu = (nic.mtu_bytes() as usize - HEADER_BYTES) as u32;
         while let Some(link) = &mut self.link {
             if let Some((sequence, flight)) = link.sending.next_resend() {
                 transmit(nic, (self.number.0, self.owner), link, sequence, &flight, None)?;
@@ -38,6 +37,7 @@ impl Endpoint {
             if !link.sending.has_room() {
                 return Ok(());
             }
+            let mtu = (nic.mtu_bytes_to(link.node) as usize - HEADER_BYTES) as u32;
             let Some(flight) = self.next_flight(cutter, mtu) else { return Ok(()) };
             nic.charge(CUT_INSTRUCTIONS.into());
             self.send_new(nic, flight)?;

@@ -185,7 +185,8 @@ impl Path {
 
     /// Feedback for the node that the next frame goes to, where that has room for it.
     fn rider(&self, nic: &Context<'_>, length: u32, sources: &mut Sources) -> Option<Rider> {
-        let has_room = length as usize + FEEDBACK_BYTES <= RIDDEN.min(payload_bytes(nic) as usize);
+        let has_room =
+            length as usize + FEEDBACK_BYTES <= RIDDEN.min(payload_bytes(nic, self.node) as usize);
         has_room.then(|| sources.ride(self.node, nic.now())).flatten()
     }
 
@@ -329,7 +330,7 @@ impl Path {
     }
 
     fn frame_length(&self, nic: &Context<'_>, waiting: &Outgoing) -> u32 {
-        let most = payload_bytes(nic).min(frame_payload(&self.config));
+        let most = payload_bytes(nic, self.node).min(frame_payload(&self.config));
         (waiting.command.region.length - waiting.offset).min(most)
     }
 
@@ -417,9 +418,9 @@ fn load<'a>(
     Some(Source::Bytes(Payload::from(&into[..length + rider.len()])))
 }
 
-/// Most bytes behind a frame's header.
-fn payload_bytes(nic: &Context<'_>) -> u32 {
-    nic.mtu_bytes() as u32 - midplane_simhw::frame::HEADER_BYTES as u32
+/// Most bytes behind the header of a frame to `to` that its path carries as one packet.
+fn payload_bytes(nic: &Context<'_>, to: NodeId) -> u32 {
+    nic.mtu_bytes_to(to) as u32 - midplane_simhw::frame::HEADER_BYTES as u32
 }
 
 /// Bytes that a frame with `payload` takes on the line.

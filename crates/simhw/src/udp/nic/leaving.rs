@@ -7,11 +7,11 @@ use crate::frame::{HEADER_BYTES, Header};
 use crate::hardware::{Hardware, Source, TransmitRefused};
 use crate::id::NodeId;
 use crate::region::{Payload, RegionRef};
-use crate::seal::Verdict;
+use crate::seal::{SEAL_BYTES, Verdict};
 use crate::time::Instant;
 use crate::udp::batch::{RETRY_NANOS, Sent};
 use crate::udp::clock::Clock;
-use crate::udp::line;
+use crate::udp::{line, pieces};
 
 impl Nic {
     /// When frames are handed to the system next.
@@ -21,7 +21,7 @@ impl Nic {
 
     /// Hands what is due to the system. Nothing may be staged.
     pub(in crate::udp) fn hand_over(&mut self) {
-        let Self { socket, line, ports, counters, blocked, .. } = self;
+        let Self { socket, line, ports, counters, blocked, paths, peers, via, .. } = self;
         if line.is_empty() {
             return *blocked = false;
         }
@@ -37,6 +37,12 @@ impl Nic {
                 }
                 Sent::Refused => {
                     line.left(now, 1);
+                    counters.drops.add(DropCause::System);
+                }
+                Sent::TooLong => {
+                    let (to, bytes) = line.drop_first(now);
+                    let is_its = |node: NodeId| via.or(peers.get(node.index()).copied()) == to;
+                    paths.handle_refused(now, bytes, is_its);
                     counters.drops.add(DropCause::System);
                 }
                 Sent::Blocked => break *blocked = true,
@@ -91,7 +97,8 @@ impl Nic {
         let Source::Region(at) = source else { return None };
         let plain = self.seals.is_none() && header.destination != NodeId::EVERYBODY;
         let long = at.length as usize >= line::LEAST_LENT;
-        (plain && long && !header.is_urgent()).then_some(at)
+        let whole = header.frame_bytes() <= self.whole_frame(header.destination);
+        (plain && long && whole && !header.is_urgent()).then_some(at)
     }
 
     /// Puts a frame of which only the header is copied on the line; when it leaves.
@@ -110,7 +117,9 @@ impl Nic {
         let mut head = self.line.buffer();
         head.clear();
         head.extend_from_slice(&header.emit());
-        Ok(self.line.put(self.now, wire_bytes, self.via.unwrap_or(peer), (head, Some(at))))
+        let to = self.via.unwrap_or(peer);
+        self.paths.on_sent(self.now, header.destination, to, header.frame_bytes());
+        Ok(self.line.put(self.now, wire_bytes, to, (head, Some(at))))
     }
 
     /// The frame as it leaves; `None` if it has to wait for keys, and is staged for that.
@@ -131,8 +140,42 @@ impl Nic {
         None
     }
 
-    /// Puts a frame that is not for this node itself on the line; when it leaves.
+    /// Puts a frame that is not for this node itself on the line, in pieces if it is longer than a datagram
+    /// may be; when it leaves.
     pub(super) fn send(&mut self, header: &Header, frame: Vec<u8>) -> Instant {
+        let most = self.whole_frame(header.destination);
+        if frame.len() <= most {
+            return self.put(header, header.is_urgent(), frame);
+        }
+        let number = self.next_cut;
+        self.next_cut = number.wrapping_add(1);
+        let mut leaves = self.now;
+        for (piece, part) in pieces::cut(header, number, frame.len(), most) {
+            let mut bytes = self.line.buffer();
+            bytes.clear();
+            bytes.extend_from_slice(&piece.emit());
+            bytes.extend_from_slice(&frame[part]);
+            leaves = self.put(&piece, header.is_urgent(), bytes);
+        }
+        self.line.recycle(frame);
+        leaves
+    }
+
+    /// Bytes of the longest frame that one datagram to `to` carries.
+    pub(super) fn whole_frame(&self, to: NodeId) -> usize {
+        let around = if self.is_sealed() { SEAL_BYTES } else { 0 };
+        let usable = match to {
+            NodeId::EVERYBODY => {
+                let all = (0..self.peers.len() as u16).map(NodeId);
+                all.filter(|node| *node != self.node).map(|node| self.paths.usable(node)).min()
+            }
+            _ => Some(self.paths.usable(to)),
+        };
+        usable.map_or(usize::MAX, |bytes| bytes - around)
+    }
+
+    /// Puts a frame that one datagram carries on the line; when it leaves.
+    fn put(&mut self, header: &Header, urgent: bool, frame: Vec<u8>) -> Instant {
         let is_to_all = header.destination == NodeId::EVERYBODY;
         let peer = self.peers.get(header.destination.index()).copied();
         let Some(to) = self.via.filter(|_| is_to_all || peer.is_some()).or(peer) else {
@@ -140,11 +183,13 @@ impl Nic {
             return self.now;
         };
         let wire_bytes = self.wire_bytes(usize::from(header.length));
-        let urgent = header.is_urgent();
         let Some(frame) = self.seal(header, frame) else {
             // It leaves when there are keys; nobody knows when that is.
             return self.now.plus_nanos(self.line.rate().nanos_for(u64::from(wire_bytes)));
         };
+        if !is_to_all {
+            self.paths.on_sent(self.now, header.destination, to, frame.len());
+        }
         if urgent {
             self.line.put_urgent(self.now, wire_bytes, to, frame)
         } else {

@@ -1,0 +1,94 @@
+//! What a NIC does for the paths of its datagrams: probes, their answers, pieces that have arrived.
+
+use super::Nic;
+use crate::drops::DropCause;
+use crate::frame::{Frame, HEADER_BYTES, Header, Kind};
+use crate::hardware::Hardware;
+use crate::seal::{SEAL_BYTES, Verdict};
+
+impl Nic {
+    /// Takes in a piece of a frame; the bytes of the frame if nothing is missing any more.
+    pub(in crate::udp) fn join(&mut self, piece: &Frame<'_>) -> Result<Option<Vec<u8>>, DropCause> {
+        self.begin_turn();
+        let mut given_up = 0;
+        let joined = self.joiner.take(self.now, piece, &mut given_up);
+        self.counters.drops.add_many(DropCause::Incomplete, given_up);
+        joined
+    }
+
+    /// Takes back the memory of a frame that was joined.
+    pub(in crate::udp) fn recycle_joined(&mut self, bytes: Vec<u8>) {
+        self.joiner.recycle(bytes);
+    }
+
+    /// Handles a probe, or the answer to one. Nothing may be staged.
+    pub(in crate::udp) fn on_probe(&mut self, header: &Header) {
+        self.begin_turn();
+        if header.kind == Kind::Probed {
+            self.paths.handle_probed(self.now, header.source, header.sequence);
+            return self.send_probes();
+        }
+        let answer = Header {
+            kind: Kind::Probed,
+            source: self.node,
+            destination: header.source,
+            incarnation: self.incarnation,
+            sequence: header.sequence,
+            ..Header::default()
+        };
+        self.put_bare(&answer);
+        self.line.commit();
+    }
+
+    /// What is due about paths. Nothing may be staged.
+    pub(in crate::udp) fn run_paths(&mut self) {
+        if self.paths.poll_timeout() <= self.now {
+            self.paths.handle_timeout(self.now);
+        }
+        self.send_probes();
+    }
+
+    /// Puts the probes that are due on the line. Nothing may be staged.
+    fn send_probes(&mut self) {
+        let around = HEADER_BYTES + if self.is_sealed() { SEAL_BYTES } else { 0 };
+        while let Some((to, number, bytes)) = self.paths.poll_transmit(self.now) {
+            let probe = Header {
+                kind: Kind::Probe,
+                source: self.node,
+                destination: to,
+                incarnation: self.incarnation,
+                sequence: number,
+                length: bytes.saturating_sub(around) as u16,
+                ..Header::default()
+            };
+            self.put_bare(&probe);
+        }
+        self.line.commit();
+    }
+
+    /// Puts a frame of zeroes on the line. One for which there are no keys is not sent: it is made good by the next.
+    fn put_bare(&mut self, header: &Header) {
+        let peer = self.peers.get(header.destination.index()).copied();
+        let Some(to) = self.via.filter(|_| peer.is_some()).or(peer) else { return };
+        let mut frame = self.line.buffer();
+        frame.clear();
+        frame.extend_from_slice(&header.emit());
+        frame.resize(header.frame_bytes(), 0);
+        if let Some(seals) = &mut self.seals {
+            let mut sealed = self.line.buffer();
+            sealed.clear();
+            let way = (header.hop_limit, header.is_urgent());
+            let verdict = seals.seal(header.destination, way, &frame, &mut sealed);
+            self.line.recycle(std::mem::replace(&mut frame, sealed));
+            if verdict == Verdict::Hold {
+                return self.line.recycle(frame);
+            }
+        }
+        let wire_bytes = self.wire_bytes(usize::from(header.length));
+        if header.is_urgent() {
+            self.line.put_urgent(self.now, wire_bytes, to, frame);
+        } else {
+            self.line.put(self.now, wire_bytes, to, (frame, None));
+        }
+    }
+}
