@@ -24,7 +24,7 @@ use midplane_simhw::region::Payload;
 use thiserror::Error;
 
 use crate::names::Rank;
-use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
+use crate::wait::{WAIT_STATE, WaitState};
 use command::{ATTACH, GANG, LOOK, WAIT, WANTS_ROOM};
 use geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
 #[cfg(target_os = "linux")]
@@ -388,6 +388,22 @@ impl Channel {
         self.news(true).await
     }
 
+    /// Waits as [`Channel::room`] does, or as [`Channel::receive`] but for the message, and says meanwhile what for: to a
+    /// [cut](crate::detect) of the job, this process does nothing before that. So it may wait for nothing else at the
+    /// same time, such as a clock, and takes messages first that are there. A process that waits otherwise counts as one
+    /// that computes.
+    ///
+    /// # Errors
+    /// [`Closed`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing; this process computes then.
+    pub async fn wait_as(&mut self, state: WaitState) -> Result<(), Closed> {
+        let said = Said(self.descriptor.memory.clone());
+        said.say(state);
+        self.news(matches!(state, WaitState::Send { .. })).await
+    }
+
     /// Waits until something has come, or with `room` also until something in the send FIFO is taken.
     async fn news(&mut self, room: bool) -> Result<(), Closed> {
         if self.arm(room)? {
@@ -448,11 +464,20 @@ impl Channel {
         self.poll();
         self.sent == self.freed
     }
+}
 
-    /// Says what this process waits for, to whoever looks at it while it stands still.
-    pub fn publish(&self, state: WaitState) {
-        let bytes: [u8; WAIT_BYTES] = state.emit();
-        self.store(WAIT_STATE, &bytes);
+/// What a process waits for, in the channel's memory, until it waits no longer.
+struct Said(memory::Memory);
+
+impl Said {
+    fn say(&self, state: WaitState) {
+        self.0.write(WAIT_STATE, &state.emit()).expect("the geometry fits the memory");
+    }
+}
+
+impl Drop for Said {
+    fn drop(&mut self) {
+        self.say(WaitState::Running);
     }
 }
 

@@ -1,7 +1,8 @@
 //! What a consistent cut says of a job: that it has terminated, or that it is deadlocked, and why.
 //!
 //! Both are stable: what is true of the cut stays true. Processes say what they wait for
-//! ([`WaitState`]); the cut has all messages; there is no third place for anything to hide (SCore-D
+//! ([`Channel::wait_as`](crate::channel::Channel::wait_as)); one that says nothing counts as one that computes, and those
+//! that wait for it may go on, so its job is found neither terminated nor deadlocked. The cut has all messages; there is no third place for anything to hide (SCore-D
 //! paper, section 4).
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::frame::MAX_PAYLOAD;
 
-pub use host::{HostProfile, Loopback, Notice, PAGE_BYTES, Ringing};
+pub use host::{HostProfile, Loopback, Notice, Ringing};
 pub use machine::{Attachment, Machine};
 
 /// What one use of a DMA engine costs.

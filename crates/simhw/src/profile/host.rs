@@ -2,9 +2,6 @@
 
 use crate::profile::DmaCost;
 
-/// Bytes of a page, on every host.
-pub const PAGE_BYTES: usize = 4096;
-
 /// How a host rings a doorbell.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
@@ -65,7 +62,7 @@ impl Loopback {
 }
 
 /// What a host's one processor spends on what. Only the simulated fabric charges it, and nothing
-/// unless [`World::set_hosts`](crate::sim::World::set_hosts) says so.
+/// unless [`World::set_hosts`](crate::sim::World::set_hosts) says so. Registering memory costs nothing.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct HostProfile {
     /// Nanoseconds into the kernel and back.
@@ -78,8 +75,6 @@ pub struct HostProfile {
     pub signal_ns: u32,
     /// Nanoseconds until another task than the last one runs.
     pub context_switch_ns: u32,
-    /// Nanoseconds to pin and to map one page for a NIC.
-    pub pin_page_ns: u32,
     /// Picoseconds to read a byte of the NIC's memory over the bus.
     pub io_read_ps: u32,
     /// Picoseconds to write one.
@@ -104,7 +99,6 @@ impl HostProfile {
         interrupt_ns: 0,
         signal_ns: 0,
         context_switch_ns: 0,
-        pin_page_ns: 0,
         io_read_ps: 0,
         io_write_ps: 0,
         ringing: Ringing::Mapped,
@@ -112,12 +106,6 @@ impl HostProfile {
         runs_firmware: false,
         loopback: None,
     };
-
-    /// Nanoseconds to pin a buffer that begins at a page.
-    #[must_use]
-    pub const fn pin_ns(&self, bytes: usize) -> u64 {
-        bytes.div_ceil(PAGE_BYTES) as u64 * self.pin_page_ns as u64
-    }
 
     /// Nanoseconds to read `bytes` of the NIC's memory.
     #[must_use]

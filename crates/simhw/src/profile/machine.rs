@@ -68,7 +68,7 @@ impl Machine {
     /// processors make them in the pipelines paper, Table 1. Fitted to 18 us from coprocessor to
     /// coprocessor: the switch's latency; to 60 us from application to application: doorbell and
     /// completion, with the library's work at both ends. Estimated, with no figure to fit to: system
-    /// call, context switch and pinning of Solaris.
+    /// call and context switch of Solaris.
     pub const DVCM_ATM: Self = Self {
         name: "dvcm-atm",
         nic: NicProfile {
@@ -82,7 +82,6 @@ impl Machine {
             interrupt_ns: 9_000,
             signal_ns: 50_000,
             context_switch_ns: 20_000,
-            pin_page_ns: 20_000,
             ..HostProfile::FREE
         },
         attachment: Attachment::Switched(
@@ -123,7 +122,6 @@ impl Machine {
             interrupt_ns: 8_000,
             signal_ns: 20_000,
             context_switch_ns: 10_000,
-            pin_page_ns: 5_000,
             io_read_ps: 23_000,
             io_write_ps: 22_600,
             ..HostProfile::FREE
@@ -157,7 +155,6 @@ impl Machine {
             interrupt_ns: 9_000,
             signal_ns: 50_000,
             context_switch_ns: 20_000,
-            pin_page_ns: 20_000,
             ..HostProfile::FREE
         },
         attachment: Attachment::Switched(MYRINET_LINK, MYRINET_SWITCH),
@@ -171,7 +168,7 @@ impl Machine {
     /// of 132 MB/s; copies of 150 MB/s over 100 MHz memory. Fitted to 61 us: the interrupt, the
     /// instructions of an event, the DMA's setup, the switch's latency. Fitted to the table's local column:
     /// the loopback, whose near copies are those of which all three fit the 16 KiB of the first cache; with 64 bytes for what LAM puts before a message. The step
-    /// above 128 bytes is in the table, which gives no reason for it. Estimated: context switch and pinning of
+    /// above 128 bytes is in the table, which gives no reason for it. Estimated: context switch of
     /// Linux 2.2.
     pub const MVIA_FAST_ETHERNET: Self = Self {
         name: "mvia-fast-ethernet",
@@ -215,7 +212,6 @@ impl Machine {
             interrupt_ns: 100_000,
             signal_ns: 300_000,
             context_switch_ns: 150_000,
-            pin_page_ns: 50_000,
             ringing: Ringing::SystemCall,
             notice: Notice::Interrupt,
             runs_firmware: true,
@@ -249,7 +245,6 @@ impl Machine {
             interrupt_ns: 1_500,
             signal_ns: 3_000,
             context_switch_ns: 1_200,
-            pin_page_ns: 250,
             io_read_ps: 100_000,
             io_write_ps: 1_000,
             ..HostProfile::FREE
@@ -288,7 +283,6 @@ const PENTIUM_II: HostProfile = HostProfile {
     interrupt_ns: 18_000,
     signal_ns: 25_000,
     context_switch_ns: 5_000,
-    pin_page_ns: 1_500,
     ringing: Ringing::SystemCall,
     runs_firmware: true,
     ..HostProfile::FREE
