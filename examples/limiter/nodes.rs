@@ -62,17 +62,15 @@ impl Part for Plan {
         let mut mail = Mail::open(&host)?;
         for on_nic in [true, false] {
             let mut words = [0; 7];
+            let is_server = host.node() == SERVER;
+            let door = if is_server && on_nic { Some(open(&host, &self).await?) } else { None };
             meeting.barrier().await?;
             let begun = host.now();
-            if host.node() == SERVER {
-                words[6] = if on_nic {
-                    serve(&host, &self, &mut meeting).await?
-                } else {
-                    serve_by_mail(&host, &self, &mut mail, &mut meeting).await?
-                };
+            if let Some(port) = door {
+                words[6] = serve(port, &mut meeting).await?;
+            } else if is_server {
+                words[6] = serve_by_mail(&host, &self, &mut mail, &mut meeting).await?;
             } else {
-                // The server sets its limit first.
-                host.sleep_until(begun + Duration::from_millis(1)).await;
                 let tenant = Tenant::new(&host, &self);
                 let end = begun + self.time;
                 let tenant = if on_nic {
@@ -102,16 +100,22 @@ fn command(opcode: u8, node: NodeId, cookie: u64, args: [u64; 3]) -> Command {
     Command { extension: LIMITER, opcode, node, cookie, args, ..Command::default() }
 }
 
-/// Answers what the NIC admits, until all tenants are done; how many requests came.
-async fn serve(host: &impl Host, plan: &Plan, meeting: &mut Meeting) -> Result<u64, String> {
+/// Has the NIC keep to the limit from now on, and posts room for what it admits.
+async fn open(host: &impl Host, plan: &Plan) -> Result<Port, String> {
     let options = PortOptions::default().depth(4 * SLOTS as usize);
     let mut port = host.open_port_with(options).map_err(text)?;
     let limit = [plan.per_second, plan.at_once, 0];
-    port.post(&command(LIMIT, SERVER, 0, limit)).map_err(text)?;
+    port.submit(&command(LIMIT, SERVER, 0, limit)).map_err(text)?;
+    port.completion().await.map_err(text)?;
     for slot in 0..SLOTS {
         port.post(&command(SERVE, SERVER, slot, [0; 3])).map_err(text)?;
     }
     port.ring();
+    Ok(port)
+}
+
+/// Answers what the NIC admits, until all tenants are done; how many requests came.
+async fn serve(mut port: Port, meeting: &mut Meeting) -> Result<u64, String> {
     let mut requests = 0;
     let mut met = std::pin::pin!(meeting.barrier());
     loop {
