@@ -44,7 +44,8 @@ impl Writes {
     ) -> Result<Self, String> {
         let (mut nic, vi) = interface(host, Some(lane), true).await?;
         let room = stride(most);
-        let options = MemoryOptions { rdma_write: true, rdma_read: true, ..MemoryOptions::default() };
+        let options =
+            MemoryOptions { rdma_write: true, rdma_read: true, ..MemoryOptions::default() };
         let inbox = nic.register(RECEIVES * room, options).map_err(failed)?;
         let names = nic.register(2 * NAME_BYTES, MemoryOptions::default()).map_err(failed)?;
         let (name, theirs) = (names.segment(0, NAME_BYTES), names.segment(NAME_BYTES, NAME_BYTES));

@@ -1,12 +1,10 @@
 //! Cuts of jobs that run: what they say of processes that say what they wait for.
 
-mod job;
-
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use job::{open, places, world};
+use crate::job::{open, places, world};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::channel::{Channel, Descriptor, SendError};
 use midplane_gang::context::NetworkContext;

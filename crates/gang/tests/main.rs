@@ -2,6 +2,7 @@
 
 mod back_pressure;
 mod checkpoints;
+mod deadlocks;
 mod detection;
 mod dropping;
 mod elsewhere;
