@@ -4,15 +4,23 @@
 //! receiver's window for unexpected messages has no room, is announced; when its receive is there,
 //! the receiver clears it and its bytes follow in parts, straight into the receive's memory. A
 //! synchronous message that left whole is acknowledged when it meets its receive.
+//!
+//! If the window has no room for an announcement either, the message waits with its sender. The
+//! receiver is hinted at it, and keeps nothing; a receive that finds no message asks the senders that
+//! have hinted at one. So a message that no receive asks for never stops one that is asked for,
+//! however small the window.
 
 mod arrivals;
 mod config;
 mod departures;
 mod endings;
+mod hinted;
 mod peer;
 mod pool;
+mod seeking;
+mod seeks;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -69,6 +77,8 @@ struct Arrived {
     charge: u32,
     /// Its bytes, unless it was only announced.
     bytes: Option<Vec<u8>>,
+    /// It waits with its sender, which would give it to another receive if this process returns it.
+    hinted: bool,
 }
 
 /// Everything but the carrier.
@@ -80,6 +90,8 @@ struct Desk {
     matching: Matching<Request, Arrived>,
     claimed: BTreeMap<Request, Held<Arrived>>,
     links: Vec<Link>,
+    /// Processes with which messages wait that this one was told of.
+    hinting: BTreeSet<Peer>,
     /// Processes that have something to leave.
     busy: Vec<Peer>,
     /// Messages of this process to itself.
@@ -117,6 +129,7 @@ impl<C: Carrier> Engine<C> {
             matching: Matching::new(config.hash_seed),
             claimed: BTreeMap::new(),
             links: Vec::new(),
+            hinting: BTreeSet::new(),
             busy: Vec::new(),
             to_self: VecDeque::new(),
             pool: Pool::default(),
@@ -284,7 +297,7 @@ impl<C: Carrier> Progression for Engine<C> {
         if !self.desk.claimed.is_empty()
             && let Some(held) = self.desk.claimed.remove(&request)
         {
-            self.desk.put_back(held);
+            self.desk.unclaim(held);
         }
         match self.desk.requests.state(request) {
             Some(State::Done) if undo => self.desk.abandon(request, undo),
@@ -351,7 +364,9 @@ impl<C: Carrier> Progression for Engine<C> {
     }
 
     fn iprobe(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
-        let (id, key, arrived) = self.desk.matching.peek(pattern)?;
+        let Some((id, key, arrived)) = self.desk.matching.peek(pattern) else {
+            return self.desk.probe_hinted(pattern, claim);
+        };
         let length = arrived.length as usize;
         let claimed = (claim == Claim::Take).then(|| {
             let held = self.desk.matching.remove(id).expect("it was there");

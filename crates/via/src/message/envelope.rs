@@ -58,10 +58,22 @@ pub enum Kind {
     Withdraw = 7,
     /// The answer: marked [`Marks::GRANTED`] where the message was taken back.
     Withdrawn = 8,
+    /// A message waits with its sender. The receiver has no room for its announcement, and keeps
+    /// nothing of it unless a receive waits for it.
+    Hint = 9,
+    /// The receive `from`, or a probe if that is 0, asks for the first message that waits with its
+    /// sender, of this context and tag; of any tag if `length` is 1.
+    Seek = 10,
+    /// The answer: marked [`Marks::GRANTED`], the message `from` and its key. Bit 0 of `sequence`
+    /// says that more such messages wait, bit 1 that any do.
+    Sought = 11,
+    /// What becomes of a message that was sought: marked [`Marks::GRANTED`], the receiver holds its
+    /// announcement; else it waits with its sender as before.
+    Settle = 12,
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 12] = [
         Self::Eager,
         Self::Announce,
         Self::Clear,
@@ -70,6 +82,10 @@ impl Kind {
         Self::Credit,
         Self::Withdraw,
         Self::Withdrawn,
+        Self::Hint,
+        Self::Seek,
+        Self::Sought,
+        Self::Settle,
     ];
 
     fn of(number: u32) -> Option<Self> {
@@ -288,18 +304,18 @@ mod tests {
     proptest! {
         #[test]
         fn any_words_are_refused_or_give_themselves_back(
-            mut words: [u64; 5], kind in 0_u64..12, marks in 0_u64..20,
+            mut words: [u64; 5], kind in 0_u64..16, marks in 0_u64..20,
         ) {
             words[1] = kind | marks << 8;
             match Envelope::of_words(Peer(3), words) {
                 Ok(envelope) => prop_assert_eq!((envelope.words(), envelope.source), (words, Peer(3))),
-                Err(Malformed) => prop_assert!(!(1..=8).contains(&kind) || marks > 15),
+                Err(Malformed) => prop_assert!(!(1..=12).contains(&kind) || marks > 15),
             }
         }
 
         #[test]
         fn any_bytes_are_refused_or_give_themselves_back(
-            mut bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 0_u8..12, marks in 0_u8..20,
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..64), kind in 0_u8..16, marks in 0_u8..20,
         ) {
             if let Some(flags) = bytes.get_mut(8..12) {
                 flags.copy_from_slice(&[kind, marks, 0, 0]);
@@ -309,7 +325,7 @@ mod tests {
                 let size = envelope.emit(&mut out);
                 prop_assert_eq!(&out[..size], &bytes[..size]);
             } else {
-                prop_assert!(bytes.len() < LONGEST || !(1..=8).contains(&kind) || marks > 15);
+                prop_assert!(bytes.len() < LONGEST || !(1..=12).contains(&kind) || marks > 15);
             }
         }
     }

@@ -45,9 +45,21 @@ impl<R: Copy, M> Matching<R, M> {
     #[must_use]
     #[inline]
     pub fn arrive(&mut self, key: Key) -> (Arrival, Option<R>) {
+        (self.next_arrival(), self.posted.take(key))
+    }
+
+    /// The receive that a message with this key would meet; it stays posted.
+    #[must_use]
+    pub fn first_posted(&self, key: Key) -> Option<(PostedId, R)> {
+        self.posted.first(key)
+    }
+
+    /// A place in the order of arrival for a message that meets no posted receive.
+    #[must_use]
+    pub const fn next_arrival(&mut self) -> Arrival {
         let arrival = Arrival(self.arrivals);
         self.arrivals += 1;
-        (arrival, self.posted.take(key))
+        arrival
     }
 
     /// Keeps the message that came last, as no posted receive asks for it.

@@ -9,7 +9,7 @@ use crate::message::matching::{Arrival, Held, Key, Pattern};
 use crate::message::request::{Failure, Operation, Request, State, Status, Transfer};
 
 /// A packet contradicts what its sender may send.
-struct Breach;
+pub(super) struct Breach;
 
 impl Desk {
     /// A packet has come from `from`. One that breaks the rules makes its sender count as lost: it
@@ -33,7 +33,11 @@ impl Desk {
             Kind::Credit => self.on_credit(from, envelope),
             Kind::Withdraw => self.on_withdraw(from, envelope),
             Kind::Withdrawn => self.on_withdrawn(from, envelope),
-            Kind::Eager | Kind::Announce => Err(Breach),
+            Kind::Hint if envelope.source == from => self.on_hint(from, envelope, payload.len()),
+            Kind::Seek => self.on_seek(from, envelope),
+            Kind::Sought => self.on_sought(from, envelope),
+            Kind::Settle => self.on_settle(from, envelope),
+            Kind::Eager | Kind::Announce | Kind::Hint => Err(Breach),
         };
         if done.is_err() {
             self.counters.malformed += 1;
@@ -46,6 +50,7 @@ impl Desk {
     #[inline]
     pub(super) fn may_receive_alone(&self, pattern: &Pattern) -> bool {
         self.matching.is_empty()
+            && self.hinting.is_empty()
             && self.to_self.is_empty()
             && !self.requests.has_marked()
             && pattern.source.is_none_or(|peer| {
@@ -121,8 +126,8 @@ impl Desk {
             }
             Some(receive) => {
                 self.counters.expected += 1;
-                let arrived =
-                    Arrived { sender: envelope.from, length: envelope.length, charge, bytes: None };
+                let (sender, length) = (envelope.from, envelope.length);
+                let arrived = Arrived { sender, length, charge, bytes: None, hinted: false };
                 self.meet(receive, Held { key, arrival, message: arrived });
             }
             None => self.keep(key, arrival, envelope, charge, payload),
@@ -145,7 +150,8 @@ impl Desk {
             payload.copy_to(&mut bytes);
             bytes
         });
-        let arrived = Arrived { sender: envelope.from, length: envelope.length, charge, bytes };
+        let (sender, length) = (envelope.from, envelope.length);
+        let arrived = Arrived { sender, length, charge, bytes, hinted: false };
         self.matching.hold(key, arrival, arrived);
         self.requests.note_move();
     }
@@ -166,6 +172,11 @@ impl Desk {
         if let Some(held) = self.matching.take(pattern) {
             return self.meet(request, held);
         }
+        if !self.hinting.is_empty()
+            && let Some(held) = self.take_found(pattern)
+        {
+            return self.meet(request, held);
+        }
         if let Some(peer) = pattern.source
             && self.link(peer).is_some_and(|link| link.lost)
         {
@@ -176,6 +187,9 @@ impl Desk {
         if let Some(record) = self.requests.get_mut(request) {
             record.posted = Some(posted);
             record.state = State::Active;
+        }
+        if !self.hinting.is_empty() {
+            self.seek(request, pattern, posted);
         }
     }
 
@@ -275,7 +289,7 @@ impl Desk {
     }
 
     /// A send that waits for an answer of `from`.
-    fn answered(&mut self, from: Peer, handle: u64) -> Result<Request, Breach> {
+    pub(super) fn answered(&mut self, from: Peer, handle: u64) -> Result<Request, Breach> {
         let send = Request::from_handle(handle);
         let record = self.requests.get_mut(send).ok_or(Breach)?;
         match record.operation {
@@ -291,9 +305,11 @@ impl Desk {
         if wanted > record.bytes.len() {
             return Err(Breach);
         }
-        if self.link(from).is_some_and(|link| link.streams.iter().any(|s| s.send == send)) {
+        let link = self.link_mut(from).ok_or(Breach)?;
+        if link.streams.iter().any(|stream| stream.send == send) {
             return Err(Breach);
         }
+        link.hinted.remove(send);
         if wanted == 0 {
             self.complete(send, status, Ok(()));
             return Ok(());
@@ -313,6 +329,7 @@ impl Desk {
 
     fn on_credit(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
         let link = self.link_mut(from).ok_or(Breach)?;
+        link.open = true;
         link.limit = link.limit.max(envelope.to);
         if !link.sends.is_empty() {
             self.list(from);
@@ -323,6 +340,10 @@ impl Desk {
     /// Only what no receive has met can be taken back. Looks at every held message.
     fn on_withdraw(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
         let key = Key { context: envelope.context, source: from, tag: envelope.tag };
+        if self.drop_found(from, envelope.from) {
+            self.answer(from, Kind::Withdrawn, Marks::GRANTED, (envelope.from, 0), 0);
+            return Ok(());
+        }
         let found = self
             .matching
             .held()
@@ -340,10 +361,12 @@ impl Desk {
 
     fn on_withdrawn(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
         if !envelope.marks.contains(Marks::GRANTED) {
-            // It met its receive first: that answer came before this one.
+            // It met its receive first, and that answer came before this one; or it waits here.
+            self.cancel_hinted(from, Request::from_handle(envelope.to));
             return Ok(());
         }
         let send = self.answered(from, envelope.to)?;
+        self.link_mut(from).ok_or(Breach)?.hinted.remove(send);
         let status = self.requests.get(send).ok_or(Breach)?.status;
         self.complete(send, Status { length: 0, ..status }, Err(Failure::Cancelled));
         Ok(())

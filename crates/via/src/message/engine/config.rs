@@ -4,10 +4,12 @@
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum WhenFull {
-    /// It is announced; its bytes stay with the sender until the receive is there.
+    /// It is announced; its bytes stay with the sender until the receive is there. If there is no
+    /// room for the announcement either, the message waits as with [`WhenFull::Wait`].
     #[default]
     Announce,
-    /// It waits with the sender, and all messages to that process behind it.
+    /// It waits with the sender until a receive asks for it, and so do later messages of its context
+    /// to that process.
     Wait,
     /// Its send fails with [`Failure::Refused`](crate::message::request::Failure::Refused).
     Refuse,
@@ -60,9 +62,6 @@ impl Config {
     /// Bytes of unexpected messages that each process may have here, [`ENTRY`] for each and the
     /// bytes of eager ones; at least 4 [`ENTRY`]. What other processes send beyond it waits with
     /// them. Default: [`DEFAULT_WINDOW`].
-    ///
-    /// A program that first wants a message which comes behind more unexpected ones than this holds
-    /// waits for ever, as it does in every implementation with bounded memory.
     #[must_use]
     pub const fn window(mut self, bytes: usize) -> Self {
         self.window = if bytes < 4 * ENTRY { 4 * ENTRY } else { bytes };

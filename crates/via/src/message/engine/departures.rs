@@ -57,7 +57,7 @@ impl Desk {
         route: Route,
         bytes: &[u8],
     ) -> bool {
-        if !self.leaves_whole(route.to, bytes.len()) {
+        if !self.leaves_whole(route, bytes.len()) {
             return false;
         }
         let attempt = self.attempt(carrier, request.to_handle(), route, bytes);
@@ -73,7 +73,7 @@ impl Desk {
         bytes: &[u8],
     ) -> Option<(Status, Result<(), Failure>)> {
         let alone = matches!(route.mode, Mode::Standard | Mode::Ready);
-        if !alone || !self.leaves_whole(route.to, bytes.len()) {
+        if !alone || !self.leaves_whole(route, bytes.len()) {
             return None;
         }
         match self.attempt(carrier, 0, route, bytes) {
@@ -85,13 +85,14 @@ impl Desk {
 
     /// Whether a message may leave whole, with nothing before it.
     #[inline]
-    fn leaves_whole(&self, to: Peer, length: usize) -> bool {
-        self.link(to).is_some_and(|link| {
+    fn leaves_whole(&self, route: Route, length: usize) -> bool {
+        self.link(route.to).is_some_and(|link| {
             length <= self.eager
                 && link.known
                 && link.has_window(ENTRY + length)
                 && link.sends.is_empty()
-                && to != self.own
+                && !link.hinted.holds(route.context)
+                && route.to != self.own
         })
     }
 
@@ -136,11 +137,11 @@ impl Desk {
         bytes: &[u8],
     ) -> Attempt {
         let Some(link) = self.links.get(route.to.0 as usize) else { return Attempt::NotNow };
-        let fits = match self.may_leave(link, route.to, bytes.len()) {
-            Ok(fits) => fits,
+        let kind = match self.form(link, route, bytes.len()) {
+            Ok(kind) => kind,
             Err(attempt) => return attempt,
         };
-        let kind = if fits { Kind::Eager } else { Kind::Announce };
+        let fits = kind == Kind::Eager;
         let answered = !fits || route.mode == Mode::Synchronous;
         let envelope = Envelope {
             length: u32::try_from(bytes.len()).expect("at most MAX_LENGTH"),
@@ -149,7 +150,7 @@ impl Desk {
             marks: route.marks(),
             source: self.own,
             context: route.context,
-            sequence: link.next_out,
+            sequence: if kind.is_matched() { link.next_out } else { 0 },
             to: 0,
             from: if answered { handle } else { 0 },
         };
@@ -160,33 +161,42 @@ impl Desk {
             Err(Refusal::Lost) => return Attempt::Failed(Failure::PeerLost(route.to)),
         }
         self.count_departure(fits, bytes.len() <= self.eager);
-        let charge = if fits { ENTRY + bytes.len() } else { ENTRY };
         let link = self.link_mut(route.to).expect("it was there");
-        link.next_out = link.next_out.wrapping_add(1);
-        link.charged += charge as u64;
+        if kind == Kind::Hint {
+            link.hinted.insert(Request::from_handle(handle), route.context, route.tag);
+        } else {
+            link.next_out = link.next_out.wrapping_add(1);
+            link.charged += u64::from(Arrived::charge(kind, envelope.length));
+        }
         Attempt::Left { answered }
     }
 
-    /// Whether a message leaves whole, or is announced.
+    /// How a message leaves: whole, announced, or only hinted at. What waits here is overtaken by no
+    /// other message of its context.
     #[inline]
-    fn may_leave(&self, link: &Link, to: Peer, length: usize) -> Result<bool, Attempt> {
+    fn form(&self, link: &Link, route: Route, length: usize) -> Result<Kind, Attempt> {
         if link.lost {
-            return Err(Attempt::Failed(Failure::PeerLost(to)));
+            return Err(Attempt::Failed(Failure::PeerLost(route.to)));
+        }
+        if !link.open {
+            return Err(Attempt::NotNow);
         }
         let short = length <= self.eager;
-        if short && link.has_window(ENTRY + length) {
-            return Ok(true);
+        let full = !link.has_window(ENTRY + length);
+        if short && full && self.config.when_full == WhenFull::Refuse {
+            return Err(Attempt::Failed(Failure::Refused(route.to)));
         }
-        match self.config.when_full {
-            _ if !short => {}
-            WhenFull::Announce => {}
-            // Before the first grant the other side is not full, only unknown.
-            WhenFull::Refuse if link.limit > 0 => {
-                return Err(Attempt::Failed(Failure::Refused(to)));
+        if !link.hinted.holds(route.context) {
+            if short && !full {
+                return Ok(Kind::Eager);
             }
-            WhenFull::Wait | WhenFull::Refuse => return Err(Attempt::NotNow),
+            let announce = !short || self.config.when_full == WhenFull::Announce;
+            if announce && link.has_window(ENTRY) {
+                return Ok(Kind::Announce);
+            }
         }
-        if link.has_window(ENTRY) { Ok(false) } else { Err(Attempt::NotNow) }
+        // The receiver takes what comes behind an answer as sent after it.
+        if link.answers.is_empty() { Ok(Kind::Hint) } else { Err(Attempt::NotNow) }
     }
 
     #[inline]
@@ -234,6 +244,11 @@ impl Desk {
             to: handles.0,
             from: handles.1,
         };
+        self.push_answer(to, envelope);
+    }
+
+    /// Lets a packet leave before any message to the same process.
+    pub(super) fn push_answer(&mut self, to: Peer, envelope: Envelope) {
         if let Some(link) = self.link_mut(to).filter(|link| !link.lost) {
             link.answers.push_back(envelope);
             self.list(to);
@@ -256,18 +271,28 @@ impl Desk {
             from: send.to_handle(),
         };
         if let Some(link) = self.link_mut(to) {
-            link.answers.push_back(envelope);
-            self.list(to);
+            link.hinted.set_cancelling(send, true);
         }
+        self.push_answer(to, envelope);
     }
 
     /// Room that a message held is free again.
     #[inline]
     pub(super) fn free(&mut self, peer: Peer, charge: u32) {
-        let half = self.config.window as u64 / 2;
+        let window = self.config.window as u64;
         let Some(link) = self.link_mut(peer) else { return };
         link.freed += u64::from(charge);
-        if link.granted - link.freed <= half {
+        // What is held may stay for ever: what is left of the window goes round without it.
+        let (unused, free) = (link.granted - link.arrived, link.freed + window - link.granted);
+        if free >= unused.max(1) {
+            self.grant(peer);
+        }
+    }
+
+    /// A process has no room left of its window: it is told of what is free, however little.
+    pub(super) fn regrant(&mut self, peer: Peer) {
+        let window = self.config.window as u64;
+        if self.link(peer).is_some_and(|link| link.freed + window > link.granted) {
             self.grant(peer);
         }
     }
@@ -280,7 +305,7 @@ impl Desk {
         link.granted = link.freed + window;
         let granted = link.granted;
         if own {
-            link.limit = granted;
+            (link.open, link.limit) = (true, granted);
             return self.list(peer);
         }
         self.answer(peer, Kind::Credit, Marks::NONE, (granted, 0), 0);

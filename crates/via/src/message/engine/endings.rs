@@ -1,5 +1,6 @@
 //! How requests end early: cancelled, abandoned, or their process lost.
 
+use super::seeks::Seeks;
 use super::{Arrived, Desk};
 use crate::message::envelope::{Context, Peer};
 use crate::message::explain::{Explanation, Missing, Unmatched};
@@ -82,7 +83,7 @@ impl Desk {
         self.requests.remove(receive);
         let length = u32::try_from(bytes.len()).expect("at most MAX_LENGTH");
         // Its room in the window was given back when it was received.
-        let message = Arrived { sender: 0, length, charge: 0, bytes: Some(bytes) };
+        let message = Arrived { sender: 0, length, charge: 0, bytes: Some(bytes), hinted: false };
         self.put_back(Held { key, arrival, message });
     }
 
@@ -103,6 +104,9 @@ impl Desk {
         link.answers.clear();
         link.sends.clear();
         link.streams.clear();
+        link.hinted.clear();
+        link.seeks = Seeks::default();
+        self.hinting.remove(&peer);
         let held = self.matching.held();
         let gone: Vec<_> = held
             .filter(|(_, key, arrived)| key.source == peer && arrived.bytes.is_none())

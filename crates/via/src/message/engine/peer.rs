@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use super::hinted::Hinted;
+use super::seeks::Seeks;
 use crate::message::envelope::Envelope;
 use crate::message::request::Request;
 
@@ -25,6 +27,8 @@ pub(super) struct Link {
     /// Number of the next matched packet to it, and from it.
     pub(super) next_out: u32,
     pub(super) next_in: u32,
+    /// It has said what our messages may take of its window.
+    pub(super) open: bool,
     /// What our messages took of its window altogether, and may take.
     pub(super) charged: u64,
     pub(super) limit: u64,
@@ -37,6 +41,9 @@ pub(super) struct Link {
     pub(super) answers: VecDeque<Envelope>,
     pub(super) sends: VecDeque<Request>,
     pub(super) streams: VecDeque<Stream>,
+    /// Messages to it that wait here, and what is asked of those that wait there.
+    pub(super) hinted: Hinted,
+    pub(super) seeks: Seeks,
 }
 
 impl Link {

@@ -16,6 +16,13 @@ pub struct PostedId {
     stamp: u64,
 }
 
+impl PostedId {
+    /// Receives that were posted later have higher stamps.
+    pub(in crate::message) const fn stamp(self) -> u64 {
+        self.stamp
+    }
+}
+
 #[derive(Debug)]
 struct Entry<R> {
     pattern: Pattern,
@@ -88,6 +95,17 @@ impl<R: Copy> Posted<R> {
         let at = self.list.iter().position(|(pattern, _)| pattern.accepts(key))?;
         let (_, slot) = self.list.remove(at);
         Some(self.entries.remove(slot as usize).receive)
+    }
+
+    /// The same; it stays posted.
+    pub(super) fn first(&self, key: Key) -> Option<(PostedId, R)> {
+        let queued = if self.queued > 0 { self.first_queued(key) } else { None };
+        let slot = queued.map(|(slot, ..)| slot).or_else(|| {
+            let listed = self.list.iter().find(|(pattern, _)| pattern.accepts(key));
+            listed.map(|(_, slot)| *slot)
+        })?;
+        let entry = &self.entries[slot as usize];
+        Some((PostedId { slot, stamp: entry.stamp }, entry.receive))
     }
 
     fn first_queued(&self, key: Key) -> Option<(u32, Shape, Common)> {

@@ -1,0 +1,358 @@
+//! Messages that wait with their sender: hints at them, questions after them, and the answers.
+
+use super::arrivals::Breach;
+use super::hinted::Place;
+use super::peer::Link;
+use super::seeks::{Offer, Seeker};
+use super::{Arrived, Desk, MAX_LENGTH};
+use crate::message::envelope::{Envelope, Kind, Marks, Peer, Tag};
+use crate::message::matching::{Held, Key, Pattern, PostedId};
+use crate::message::progression::{Claim, Probe};
+use crate::message::request::{Failure, Operation, Request, Status};
+
+/// What [`Kind::Sought`] says in `sequence`: more such messages wait, and any do.
+const MORE_SUCH: u32 = 1;
+const MORE: u32 = 2;
+
+/// Stale receives that a queue of questions may have beside those that are posted.
+const STALE: usize = 64;
+
+impl Desk {
+    /// A message waits with its sender: it meets a receive that waits for it, or is forgotten.
+    pub(super) fn on_hint(
+        &mut self,
+        from: Peer,
+        envelope: &Envelope,
+        bytes: usize,
+    ) -> Result<(), Breach> {
+        if bytes != 0 || envelope.from == 0 || envelope.length as usize > MAX_LENGTH {
+            return Err(Breach);
+        }
+        self.regrant(from);
+        let key = Key::of(envelope);
+        let first = self.matching.first_posted(key);
+        let link = self.link_mut(from).ok_or(Breach)?;
+        // The answer to an open question takes this message into account as well.
+        if first.is_some() && link.seeks.asking.is_none() {
+            self.counters.expected += 1;
+            let (sender, length) = (envelope.from, envelope.length);
+            self.accept(&Offer { key, sender, length, any_tag: false });
+            return Ok(());
+        }
+        link.seeks.forgotten.add(key);
+        link.seeks.missed |= first.is_some();
+        self.hinting.insert(from);
+        self.counters.unexpected += 1;
+        self.counters.ready_too_early += u64::from(envelope.marks.contains(Marks::READY));
+        self.requests.note_move();
+        Ok(())
+    }
+
+    /// A message that waits with its sender meets the first receive that asks for it.
+    fn accept(&mut self, offer: &Offer) {
+        let (arrival, receive) = self.matching.arrive(offer.key);
+        if let Some(receive) = receive {
+            let message = offer.arrived();
+            self.meet(receive, Held { key: offer.key, arrival, message });
+        }
+    }
+
+    /// A receive was posted: it asks the senders that have hinted at what it asks for.
+    pub(super) fn seek(&mut self, receive: Request, pattern: &Pattern, posted: PostedId) {
+        let asked = |peer: &Peer| pattern.source.is_none_or(|source| source == *peer);
+        let peers: Vec<_> = self.hinting.iter().copied().filter(asked).collect();
+        for peer in peers {
+            if self.link(peer).is_some_and(|link| link.seeks.forgotten.accepts(pattern)) {
+                self.enqueue(peer, posted.stamp(), receive);
+                self.ask(peer);
+            }
+        }
+    }
+
+    fn enqueue(&mut self, peer: Peer, stamp: u64, receive: Request) {
+        let most = 2 * self.matching.posted_len() + STALE;
+        let Self { links, requests, .. } = self;
+        let Some(link) = links.get_mut(peer.0 as usize) else { return };
+        let queue = &mut link.seeks.queue;
+        queue.insert(stamp, receive);
+        if queue.len() > most {
+            let posted = |stamp, receive| {
+                let record = requests.get(receive);
+                record.and_then(|record| record.posted).is_some_and(|p| p.stamp() == stamp)
+            };
+            queue.retain(|stamp, receive| posted(*stamp, *receive));
+        }
+    }
+
+    fn is_posted(&self, (stamp, receive): (u64, Request)) -> bool {
+        let posted = self.requests.get(receive).and_then(|record| record.posted);
+        posted.is_some_and(|posted| posted.stamp() == stamp)
+    }
+
+    /// Asks a sender on behalf of the receive that was posted first; one question at a time.
+    fn ask(&mut self, peer: Peer) {
+        loop {
+            let Some(link) = self.link_mut(peer).filter(|link| !link.lost) else { return };
+            if link.seeks.asking.is_some() {
+                return;
+            }
+            let Some((stamp, receive)) = link.seeks.queue.pop_first() else { break };
+            let pattern = match self.requests.get(receive).map(|record| record.operation) {
+                Some(Operation::Receive(pattern)) if self.is_posted((stamp, receive)) => pattern,
+                _ => continue,
+            };
+            return self.question(peer, Seeker { pattern, receive: Some((stamp, receive)) });
+        }
+        let quiet = self.link(peer).is_none_or(|link| link.seeks.is_quiet());
+        if quiet {
+            self.hinting.remove(&peer);
+        }
+    }
+
+    fn question(&mut self, peer: Peer, seeker: Seeker) {
+        let envelope = Envelope {
+            length: u32::from(seeker.pattern.tag.is_none()),
+            tag: seeker.pattern.tag.unwrap_or(Tag(0)),
+            kind: Kind::Seek,
+            marks: Marks::NONE,
+            source: self.own,
+            context: seeker.pattern.context,
+            sequence: 0,
+            to: 0,
+            from: seeker.receive.map_or(0, |(_, receive)| receive.to_handle()),
+        };
+        if let Some(link) = self.link_mut(peer) {
+            link.seeks.asking = Some(seeker);
+        }
+        self.push_answer(peer, envelope);
+    }
+
+    /// The receiver asks for the first message that waits here.
+    pub(super) fn on_seek(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        let (context, own) = (envelope.context, self.own);
+        let tag = (envelope.length == 0).then_some(envelope.tag);
+        let link = self.link_mut(from).ok_or(Breach)?;
+        let found = link.hinted.first(context, tag);
+        if let Some(send) = found {
+            link.hinted.put(send, Place::Offered);
+        }
+        let more_such = link.hinted.first(context, tag).is_some();
+        let more = more_such || link.hinted.has_free();
+        let record = found.and_then(|send| Some((send, self.requests.get(send)?)));
+        let sent = record.and_then(|(send, record)| match record.operation {
+            Operation::Send { tag, .. } => Some((send.to_handle(), tag, record.bytes.len() as u32)),
+            _ => None,
+        });
+        let (handle, tag, length) = sent.unwrap_or((0, envelope.tag, 0));
+        let answer = Envelope {
+            length,
+            tag,
+            kind: Kind::Sought,
+            marks: if sent.is_some() { Marks::GRANTED } else { Marks::NONE },
+            source: own,
+            context,
+            sequence: u32::from(more_such) * MORE_SUCH + u32::from(more) * MORE,
+            to: envelope.from,
+            from: handle,
+        };
+        self.push_answer(from, answer);
+        Ok(())
+    }
+
+    /// The sender answers our question.
+    pub(super) fn on_sought(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        let link = self.link_mut(from).ok_or(Breach)?;
+        let Seeker { pattern, receive } = link.seeks.asking.take().ok_or(Breach)?;
+        let handle = receive.map_or(0, |(_, receive)| receive.to_handle());
+        let key = Key { source: from, ..Key::of(envelope) };
+        let granted = envelope.marks.contains(Marks::GRANTED);
+        let sound =
+            envelope.from != 0 && pattern.accepts(key) && envelope.length as usize <= MAX_LENGTH;
+        if envelope.to != handle || granted && !sound {
+            return Err(Breach);
+        }
+        let forgotten = &mut link.seeks.forgotten;
+        if envelope.sequence & MORE == 0 {
+            forgotten.clear();
+        } else if envelope.sequence & MORE_SUCH == 0 {
+            forgotten.remove(&pattern);
+        }
+        if std::mem::take(&mut link.seeks.missed) {
+            self.seek_missed(from, receive);
+        }
+        if granted {
+            let (sender, length) = (envelope.from, envelope.length);
+            let any_tag = pattern.tag.is_none();
+            self.on_offer(from, &Offer { key, sender, length, any_tag }, receive);
+        }
+        self.requests.note_move();
+        self.ask(from);
+        Ok(())
+    }
+
+    /// Hints were passed over while a receive asked: others may have to ask as well.
+    fn seek_missed(&mut self, from: Peer, asked: Option<(u64, Request)>) {
+        let Some(link) = self.link(from) else { return };
+        let concerned: Vec<_> = self
+            .matching
+            .posted()
+            .filter(|(_, pattern, _)| pattern.source.is_none_or(|source| source == from))
+            .filter(|(_, pattern, _)| link.seeks.forgotten.accepts(pattern))
+            .map(|(posted, _, receive)| (posted.stamp(), receive))
+            .filter(|posted| Some(*posted) != asked)
+            .collect();
+        for (stamp, receive) in concerned {
+            self.enqueue(from, stamp, receive);
+        }
+    }
+
+    /// A message is offered to the receive that asked, or to a probe.
+    fn on_offer(&mut self, from: Peer, offer: &Offer, asked: Option<(u64, Request)>) {
+        let first = self.matching.first_posted(offer.key);
+        let Some(link) = self.link_mut(from) else { return };
+        match first {
+            Some((posted, _)) if !link.seeks.is_unsettled(posted) => return self.accept(offer),
+            None if asked.is_none() => {
+                link.seeks.found = Some(*offer);
+                return;
+            }
+            // A receive that was posted before may be entitled to an earlier message: it asks first.
+            Some(_) | None => {}
+        }
+        self.settle(from, offer.key, offer.sender, false);
+        if let Some((stamp, receive)) = asked.filter(|asked| self.is_posted(*asked)) {
+            self.enqueue(from, stamp, receive);
+        }
+    }
+
+    /// Tells a sender what becomes of a message that it has offered.
+    fn settle(&mut self, peer: Peer, key: Key, sender: u64, taken: bool) {
+        let marks = if taken { Marks::GRANTED } else { Marks::NONE };
+        if let Some(link) = self.link_mut(peer).filter(|link| !taken && !link.lost) {
+            link.seeks.forgotten.add(key);
+            self.hinting.insert(peer);
+        }
+        self.answer(peer, Kind::Settle, marks, (sender, 0), 0);
+    }
+
+    /// What a probe has found there waits with its sender again.
+    fn return_found(&mut self, peer: Peer) {
+        let found = self.link_mut(peer).and_then(|link| link.seeks.found.take());
+        if let Some(offer) = found {
+            self.settle(peer, offer.key, offer.sender, false);
+        }
+    }
+
+    /// The receiver holds a message that it was offered, or returns it.
+    pub(super) fn on_settle(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        let send = self.answered(from, envelope.to)?;
+        let taken = envelope.marks.contains(Marks::GRANTED);
+        let link = self.link_mut(from).ok_or(Breach)?;
+        match link.hinted.place(send) {
+            Some(Place::Offered) => {}
+            Some(Place::Taken) if !taken => {}
+            _ => return Err(Breach),
+        }
+        let place = if taken { Place::Taken } else { Place::Free };
+        if link.hinted.put(send, place) && !taken {
+            self.cancel_hinted(from, send);
+        }
+        Ok(())
+    }
+
+    /// The receiver has not met a message that its sender wants back.
+    pub(super) fn cancel_hinted(&mut self, to: Peer, send: Request) {
+        let Some(link) = self.link_mut(to) else { return };
+        match link.hinted.place(send) {
+            Some(Place::Free) => {
+                link.hinted.remove(send);
+                let status = self.requests.get(send).map_or_else(Status::default, |r| r.status);
+                self.complete(send, Status { length: 0, ..status }, Err(Failure::Cancelled));
+            }
+            Some(_) => link.hinted.set_cancelling(send, false),
+            None => {}
+        }
+    }
+
+    /// A sender wants a message back that a probe has found; whether it did.
+    pub(super) fn drop_found(&mut self, from: Peer, sender: u64) -> bool {
+        let Some(link) = self.link_mut(from) else { return false };
+        let found = link.seeks.found.take_if(|offer| offer.sender == sender);
+        found.is_some()
+    }
+
+    /// The first message that probes have found and a pattern asks for. What may not be the first of
+    /// its sender is returned.
+    pub(super) fn take_found(&mut self, pattern: &Pattern) -> Option<Held<Arrived>> {
+        let offer = self.found(pattern, true)?;
+        let link = self.link_mut(offer.key.source)?;
+        link.seeks.found = None;
+        let arrival = self.matching.next_arrival();
+        Some(Held { key: offer.key, arrival, message: offer.arrived() })
+    }
+
+    fn found(&mut self, pattern: &Pattern, returns: bool) -> Option<Offer> {
+        let peers: Vec<_> = self.hinting.iter().copied().collect();
+        for peer in peers {
+            let found = self.link(peer).and_then(|link| link.seeks.found);
+            let Some(offer) = found.filter(|offer| pattern.accepts(offer.key)) else { continue };
+            if offer.is_first_of(pattern) {
+                return Some(offer);
+            }
+            if returns {
+                self.return_found(peer);
+            }
+        }
+        None
+    }
+
+    /// Looks among what waits with its sender; asks for it if that is not known yet.
+    pub(super) fn probe_hinted(&mut self, pattern: &Pattern, claim: Claim) -> Option<Probe> {
+        if self.hinting.is_empty() {
+            return None;
+        }
+        if let Some(Offer { key, length, .. }) = self.found(pattern, false) {
+            let length = length as usize;
+            let claimed = (claim == Claim::Take).then(|| {
+                let held = self.take_found(pattern).expect("it was found");
+                self.settle(key.source, key, held.message.sender, true);
+                let request = self.requests.insert(Operation::Claimed(key));
+                self.claimed.insert(request, held);
+                request
+            });
+            return Some(Probe { key, length, claimed });
+        }
+        let asked = |peer: &Peer| pattern.source.is_none_or(|source| source == *peer);
+        let peers: Vec<_> = self.hinting.iter().copied().filter(asked).collect();
+        for peer in peers {
+            let Some(Link { seeks, .. }) = self.link(peer) else { continue };
+            let known = seeks.found.is_some_and(|offer| pattern.accepts(offer.key));
+            // While another question is open, the caller probes again once it is answered.
+            let free = seeks.asking.is_none() && seeks.queue.is_empty();
+            if free && (known || seeks.forgotten.accepts(pattern)) {
+                self.return_found(peer);
+                self.question(peer, Seeker { pattern: *pattern, receive: None });
+            }
+        }
+        None
+    }
+
+    /// A claimed message is not received after all.
+    pub(super) fn unclaim(&mut self, held: Held<Arrived>) {
+        if !held.message.hinted {
+            return self.put_back(held);
+        }
+        let peer = held.key.source;
+        self.settle(peer, held.key, held.message.sender, false);
+        self.seek_missed(peer, None);
+        self.ask(peer);
+        self.requests.note_move();
+    }
+}
+
+impl Offer {
+    fn arrived(&self) -> Arrived {
+        let Self { sender, length, .. } = *self;
+        Arrived { sender, length, charge: 0, bytes: None, hinted: true }
+    }
+}
