@@ -15,9 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::{
-    Shutdown, SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen, shutdown,
-};
+use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen};
 use rustix::process::geteuid;
 
 use super::config::{ShmConfig, StartError};
@@ -51,22 +49,10 @@ pub(super) struct Link {
     pub(super) socket: OwnedFd,
 }
 
-impl Link {
-    /// Nobody uses it: both ends learn so from the end of its connection.
-    pub(super) fn refuse(&self) {
-        // It can fail only if the connection has ended already.
-        let _ = shutdown(&self.socket, Shutdown::Both);
-    }
-}
-
 /// What the rendezvous tells the NIC.
 pub(super) trait Lobby: Send + Sync {
     /// A peer is there; a former one of the number is not.
     fn joined(&self, link: Link);
-    /// Whether that peer may join; else it is neither asked nor let in.
-    fn wants(&self, _: NodeId) -> bool {
-        true
-    }
     /// A peer is gone: its connection has ended.
     fn left(&self, node: NodeId);
     /// A peer shows memory of its own; `false` if that is not wanted, and ends the connection.
@@ -246,7 +232,7 @@ impl Room {
             return;
         }
         self.next_attempt = Instant::FAR_FUTURE;
-        for node in (0..self.terms.node.0).map(NodeId).filter(|node| self.lobby.wants(*node)) {
+        for node in (0..self.terms.node.0).map(NodeId) {
             if !self.connections.iter().any(|connection| connection.node() == Some(node)) {
                 self.next_attempt = now + RETRY;
                 // It is not there yet, or refuses: the next attempt will tell.
@@ -320,9 +306,6 @@ impl Room {
         let (hello, [file, event]) = receive::<2>(socket)?;
         let is_peer = hello.node > self.terms.node && hello.node.0 < self.terms.nodes;
         if hello.kind != Message::Hello || !is_peer || hello.shape != self.terms.shape {
-            return Err(Refusal);
-        }
-        if !self.lobby.wants(hello.node) {
             return Err(Refusal);
         }
         let bytes = self.terms.shape.lane_bytes();
