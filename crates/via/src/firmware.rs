@@ -119,11 +119,23 @@ impl Via {
         fault: Fault,
         own: DescriptorError,
     ) {
+        self.break_link_as(nic, vi, fault, own, AsyncError::ConnectionLost);
+    }
+
+    /// The same, and its own end is told why.
+    fn break_link_as(
+        &mut self,
+        nic: &mut Context<'_>,
+        vi: PortId,
+        fault: Fault,
+        own: DescriptorError,
+        why: AsyncError,
+    ) {
         let Some(endpoint) = self.vis.get_mut(vi.index()).and_then(Option::as_mut) else { return };
         say_end(nic, endpoint, DescriptorError::to_bits(Err(fault.remote)));
         endpoint.errors.extend(fault.local);
         endpoint.flush(nic, own, ViState::Error);
-        endpoint.errors.push_back(AsyncError::ConnectionLost);
+        endpoint.errors.push_back(why);
         self.tell_errors(nic, vi);
     }
 
@@ -229,7 +241,7 @@ impl Via {
         }
     }
 
-    fn on_link_lost(&mut self, nic: &mut Context<'_>, node: NodeId) {
+    fn on_link_lost(&mut self, nic: &mut Context<'_>, node: NodeId, why: AsyncError) {
         self.forget_node(nic, node);
         for at in 0..self.vis.len() {
             let linked =
@@ -241,7 +253,8 @@ impl Via {
                 endpoint.news.get_or_insert(News::Lost);
             } else {
                 let fault = Fault { remote: DescriptorError::Transport, local: None };
-                self.break_link(nic, PortId(at as u16), fault, DescriptorError::Transport);
+                let own = DescriptorError::Transport;
+                self.break_link_as(nic, PortId(at as u16), fault, own, why);
             }
         }
     }
@@ -329,8 +342,9 @@ impl Extension for Via {
             self.on_stood_still(now, late);
         }
         self.expire(nic, now);
+        self.ask_again(nic, |pending| pending.ask_at <= now);
         self.cutter.catch_up();
-        let deadlines = self.pending.iter().map(|pending| pending.deadline);
+        let deadlines = self.pending.iter().map(|pending| pending.deadline.min(pending.ask_at));
         let mut next = deadlines.min().unwrap_or(Instant::FAR_FUTURE);
         for at in 0..self.vis.len() {
             let vi = PortId(at as u16);
@@ -386,12 +400,12 @@ impl Extension for Via {
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
         match event {
-            PeerEvent::Up(..) => {}
+            PeerEvent::Up(node, _) => self.ask_again(nic, |pending| pending.node == node),
             PeerEvent::Restarted(node, _) => {
-                self.on_link_lost(nic, node);
-                self.ask_again(nic, node);
+                self.on_link_lost(nic, node, AsyncError::PeerRestarted);
+                self.ask_again(nic, |pending| pending.node == node);
             }
-            PeerEvent::Down(node) => self.on_link_lost(nic, node),
+            PeerEvent::Down(node) => self.on_link_lost(nic, node, AsyncError::ConnectionLost),
         }
     }
 

@@ -23,6 +23,8 @@ pub struct LaneCarrier {
     own: Peer,
     nodes: u16,
     room: usize,
+    /// A process that has been told of as gone, and is there again.
+    returned: Option<Peer>,
 }
 
 impl LaneCarrier {
@@ -36,7 +38,8 @@ impl LaneCarrier {
     pub fn open(config: &ShmConfig) -> Result<Self, StartError> {
         let lanes = Lanes::open(config)?;
         let own = Peer(lanes.node().0.into());
-        Ok(Self { own, nodes: lanes.nodes(), room: lanes.mtu(), lanes: Some(lanes) })
+        let (nodes, room) = (lanes.nodes(), lanes.mtu());
+        Ok(Self { own, nodes, room, returned: None, lanes: Some(lanes) })
     }
 }
 
@@ -74,8 +77,17 @@ impl Carrier for LaneCarrier {
 
     #[inline]
     fn poll(&mut self) -> Option<Event<'_>> {
+        if let Some(peer) = self.returned.take() {
+            return Some(Event::Returned(peer));
+        }
         match self.lanes.as_mut()?.poll()? {
             News::Left(node) => Some(Event::Lost(Peer(node.0.into()))),
+            News::Restarted(node) => {
+                let peer = Peer(node.0.into());
+                self.returned = Some(peer);
+                Some(Event::Restarted(peer))
+            }
+            News::Returned(node) => Some(Event::Returned(Peer(node.0.into()))),
             // No packet asks for it, so it is mapped no longer.
             News::Shown { .. } => None,
             News::Frame { from, words, payload } => {
@@ -90,7 +102,7 @@ impl Carrier for LaneCarrier {
     }
 
     fn arm(&mut self, waker: &Waker) -> bool {
-        self.lanes.as_mut().is_none_or(|lanes| lanes.arm(waker))
+        self.returned.is_none() && self.lanes.as_mut().is_none_or(|lanes| lanes.arm(waker))
     }
 
     fn close(&mut self) {
@@ -130,7 +142,9 @@ impl Lane for Lanes {
     #[inline]
     fn poll(&mut self) -> Option<Arrival<'_>> {
         Some(match Self::poll(self)? {
-            News::Left(node) => Arrival::Left(node),
+            News::Left(node) | News::Restarted(node) => Arrival::Left(node),
+            // Its interfaces are connected anew by the NIC.
+            News::Returned(_) => return None,
             News::Shown { from, name, memory } => Arrival::Shown { from, name, memory },
             News::Frame { from, words, payload } => Arrival::Frame { from, words, payload },
         })

@@ -362,7 +362,7 @@ impl Nic {
         let vi = self.queues.id(completion.port);
         if let (Some(vi), Some(error)) = (vi, AsyncError::of(completion.args[0])) {
             let is_news = !self.is_direct(vi) || self.unlink_direct(vi.number);
-            if is_news && error == AsyncError::ConnectionLost {
+            if is_news && error.ends_connection() {
                 self.queues.set_state(vi, ViState::Error);
             }
             if is_news {

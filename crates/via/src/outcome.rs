@@ -96,15 +96,25 @@ pub enum AsyncError {
     RdmaWriteProtection = 3,
     /// A part of a remote write was lost.
     RdmaWriteData = 4,
+    /// The node of the other end was started again, and the connection is lost with its former life; the
+    /// interface is in the error state.
+    PeerRestarted = 5,
 }
 
 impl AsyncError {
+    /// Whether the connection is over with it.
+    #[must_use]
+    pub const fn ends_connection(self) -> bool {
+        matches!(self, Self::ConnectionLost | Self::PeerRestarted)
+    }
+
     pub(crate) const fn of(bits: u64) -> Option<Self> {
         match bits {
             1 => Some(Self::ConnectionLost),
             2 => Some(Self::ReceiveQueueEmpty),
             3 => Some(Self::RdmaWriteProtection),
             4 => Some(Self::RdmaWriteData),
+            5 => Some(Self::PeerRestarted),
             _ => None,
         }
     }

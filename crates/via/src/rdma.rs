@@ -31,7 +31,7 @@ use crate::message::envelope::{Envelope, LONGEST, Peer};
 use crate::message::progression::InitError;
 use crate::nic::{CqId, Nic, NicError, ViId, WorkQueue};
 use crate::outcome::AsyncError;
-use link::{Arrival, Link};
+use link::{Arrival, Link, PATIENCE};
 use places::LONGEST_PLACED;
 
 pub use places::Registration;
@@ -123,7 +123,12 @@ pub struct RdmaCarrier {
     by_vi: Vec<(ViId, Peer)>,
     /// Processes whose connection is under way.
     connecting: Vec<Peer>,
-    lost: VecDeque<Peer>,
+    /// Processes that were lost and told of: as soon as the NIC has given all back, they are waited for anew.
+    returning: Vec<Peer>,
+    /// Processes that are lost, and whether they are known to have been started again.
+    lost: VecDeque<(Peer, bool)>,
+    /// Processes that were lost and are connected again.
+    returned: VecDeque<Peer>,
     /// The packet that was handed out last: its room is free once another is asked for.
     lent: Option<(Peer, Arrival)>,
     /// Completions of the NIC that the last poll in vain has seen the effects of.
@@ -161,7 +166,9 @@ impl RdmaCarrier {
             links: Vec::new(),
             by_vi: Vec::new(),
             connecting: Vec::new(),
+            returning: Vec::new(),
             lost: VecDeque::new(),
+            returned: VecDeque::new(),
             lent: None,
             seen: 0,
         };
@@ -194,11 +201,11 @@ impl RdmaCarrier {
         self.by_vi.iter().find(|(other, _)| *other == vi).map(|(_, peer)| *peer)
     }
 
-    fn lose(&mut self, peer: Peer) {
+    fn lose(&mut self, peer: Peer, restarted: bool) {
         if let Some(Some(link)) = self.links.get_mut(peer.0 as usize)
             && link.lose()
         {
-            self.lost.push_back(peer);
+            self.lost.push_back((peer, restarted));
         }
     }
 
@@ -212,26 +219,59 @@ impl RdmaCarrier {
     }
 
     /// Connections that are being made go on.
-    fn progress(&mut self) {
+    fn connect_all(&mut self) {
         let mut at = 0;
         while let Some(&peer) = self.connecting.get(at) {
             let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else { return };
             match link.connect(&mut self.nic) {
                 Ok(true) => {
+                    if link.has_returned() {
+                        self.returned.push_back(peer);
+                    }
                     self.connecting.swap_remove(at);
                 }
                 Ok(false) => at += 1,
                 Err(_) => {
                     self.connecting.swap_remove(at);
-                    self.lose(peer);
+                    self.lose(peer, false);
                 }
             }
         }
-        while let Some((vi, error)) = self.nic.taken_error() {
-            if let Some(peer) = self.peer_of(vi).filter(|_| error == AsyncError::ConnectionLost) {
-                self.lose(peer);
+    }
+
+    /// Connections that are over are prepared for the next process there.
+    fn renew_all(&mut self) {
+        let mut at = 0;
+        while let Some(&peer) = self.returning.get(at) {
+            let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else { return };
+            match link.renew(&mut self.nic, (self.config.job, self.own, peer)) {
+                Ok(false) => at += 1,
+                Ok(true) => {
+                    self.returning.swap_remove(at);
+                    self.connecting.push(peer);
+                }
+                // A NIC that has stopped has no connections any more.
+                Err(_) => {
+                    self.returning.swap_remove(at);
+                }
             }
         }
+    }
+
+    /// Takes news of connections that are over.
+    fn take_errors(&mut self) {
+        while let Some((vi, error)) = self.nic.taken_error() {
+            if let Some(peer) = self.peer_of(vi).filter(|_| error.ends_connection()) {
+                self.lose(peer, error == AsyncError::PeerRestarted);
+            }
+        }
+    }
+
+    /// A process that was lost is told of, and waited for anew.
+    fn next_lost(&mut self) -> Option<Event<'static>> {
+        let (peer, restarted) = self.lost.pop_front()?;
+        self.returning.push(peer);
+        Some(if restarted { Event::Restarted(peer) } else { Event::Lost(peer) })
     }
 
     /// The next packet that has come, and where it lies.
@@ -242,7 +282,7 @@ impl RdmaCarrier {
             match link.on_descriptor(&mut self.nic) {
                 Ok(Some(arrival)) => return Some((peer, arrival)),
                 Ok(None) => {}
-                Err(_) => self.lose(peer),
+                Err(_) => self.lose(peer, false),
             }
         }
         None
@@ -259,7 +299,8 @@ impl Carrier for RdmaCarrier {
             let link = self.links.get_mut(peer.0 as usize).ok_or(InitError::Unknown(*peer))?;
             let Some(link) = link.as_mut().filter(|link| link.is_new()) else { continue };
             let names = (self.config.job, self.own, *peer);
-            link.begin(&mut self.nic, names).map_err(|_| InitError::Unknown(*peer))?;
+            link.begin(&mut self.nic, names, Some(PATIENCE))
+                .map_err(|_| InitError::Unknown(*peer))?;
             self.connecting.push(*peer);
         }
         Ok(())
@@ -287,17 +328,23 @@ impl Carrier for RdmaCarrier {
         self.take_back();
         let (peer, arrival) = loop {
             let before = self.nic.handled();
+            // Before what comes over a connection that was made again.
+            self.connect_all();
+            if let Some(peer) = self.returned.pop_front() {
+                return Some(Event::Returned(peer));
+            }
             if let Some(found) = self.arrival() {
                 break found;
             }
-            self.progress();
+            self.take_errors();
             if !self.lost.is_empty() {
                 // What it sent before it went was taken from the NIC with the news of that.
                 if let Some(found) = self.arrival() {
                     break found;
                 }
-                return self.lost.pop_front().map(Event::Lost);
+                return self.next_lost();
             }
+            self.renew_all();
             // Whatever asked the NIC meanwhile may have taken what nobody has looked at.
             if self.nic.handled() == before {
                 self.seen = before;
@@ -322,7 +369,8 @@ impl Carrier for RdmaCarrier {
         if !matches!(self.nic.poll_progress(&mut context), Poll::Pending) {
             return false;
         }
-        !self.links.iter_mut().flatten().any(Link::has_room_again) && self.lost.is_empty()
+        let has_news = !self.lost.is_empty() || !self.returned.is_empty();
+        !self.links.iter_mut().flatten().any(Link::has_room_again) && !has_news
     }
 
     fn is_flushed(&mut self) -> bool {
@@ -333,6 +381,8 @@ impl Carrier for RdmaCarrier {
 
     fn close(&mut self) {
         self.take_back();
+        self.returning.clear();
+        self.connecting.clear();
         for link in self.links.iter_mut().flatten() {
             link.close(&mut self.nic);
         }

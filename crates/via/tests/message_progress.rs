@@ -4,14 +4,9 @@
 //! receive is waited for once its message was sent, a send once its receive is posted. It then runs
 //! over engines whose windows hold a packet or a few, in another order.
 
-#[path = "engines/mod.rs"]
-mod engines;
-#[path = "programs/mod.rs"]
-mod programs;
-
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use engines::{Process, cluster, message, receive, send, settle, take};
+use crate::engines::{Process, cluster, message, receive, send, settle, take};
 use midplane_via::message::engine::Config;
 use midplane_via::message::envelope::Context;
 use midplane_via::message::matching::Pattern;

@@ -55,9 +55,13 @@ pub enum News<'a> {
         /// The memory.
         memory: SharedMemory,
     },
-    /// A process is gone, for good, or did not come in the time that [`ShmConfig::join_within`] gives it: nothing
-    /// more comes from it, and nothing goes there.
+    /// A process is gone, or did not come in the time that [`ShmConfig::join_within`] gives it: nothing more comes
+    /// from it, and nothing goes there, until [`News::Returned`].
     Left(NodeId),
+    /// A process is gone, and another one is there in its place: what comes from here on is the other one's.
+    Restarted(NodeId),
+    /// A process is there in the place of one that was gone.
+    Returned(NodeId),
 }
 
 /// Why a frame was not sent.
@@ -100,6 +104,14 @@ struct Here {
     is_leaving: bool,
     /// A frame was refused since it last had room.
     was_full: Option<usize>,
+    /// The process that is there in its place, once it has left.
+    successor: Option<Box<Link>>,
+}
+
+impl Here {
+    fn new(link: Link) -> Box<Self> {
+        Box::new(Self { link, is_leaving: false, was_full: None, successor: None })
+    }
 }
 
 /// Whose memory, what it calls it, and the memory.
@@ -119,8 +131,10 @@ pub struct Lanes {
     /// The frame that was handed out last: whose, and its length.
     lent: Option<(usize, usize)>,
     looks: Looks,
-    /// Some may be leaving, or have shown memory.
+    /// Some may be leaving, have returned, or have shown memory.
     has_tidings: bool,
+    /// Processes that have returned and nobody has polled for.
+    returned: VecDeque<NodeId>,
     /// Memory that others show and nobody has polled for.
     shown: VecDeque<Shown>,
     /// The last poll gave some of it out.
@@ -161,6 +175,7 @@ impl Lanes {
             lent: None,
             looks: Looks::default(),
             has_tidings: false,
+            returned: VecDeque::new(),
             shown: VecDeque::new(),
             has_just_shown: false,
             has_refused_memory: false,
@@ -292,9 +307,12 @@ impl Lanes {
             return Some(News::Shown { from, name, memory });
         }
         if self.has_tidings
-            && let Some(node) = self.leaver()
+            && let Some((node, returns)) = self.leaver()
         {
-            return Some(News::Left(node));
+            return Some(if returns { News::Restarted(node) } else { News::Left(node) });
+        }
+        if let Some(node) = self.returned.pop_front() {
+            return Some(News::Returned(node));
         }
         if let Some(node) = self.missed() {
             return Some(News::Left(node));
@@ -307,15 +325,25 @@ impl Lanes {
     #[inline]
     fn missed(&mut self) -> Option<NodeId> {
         let node = self.awaited.overdue()?;
-        self.give_up(node.index());
+        self.peers[node.index()] = Peer::Gone;
         Some(node)
     }
 
-    /// That process is gone; whoever is it from here on is not let in.
-    fn give_up(&mut self, at: usize) -> Peer {
-        let node = NodeId(u16::try_from(at).expect("a node of the fabric"));
-        self.inbox.gone.lock().unwrap_or_else(PoisonError::into_inner).push(node);
-        self.wakes.get_ref().remove(node.0.into());
+    /// Lets a process in; `false` if the system has no room for its channel: the process learns so from the end of
+    /// its connection, and tries again.
+    fn admit(wakes: &Wakes, peer: &mut Peer, link: Link) -> bool {
+        let is_in = wakes.add(link.node.0.into(), Arc::clone(&link.channel)).is_ok();
+        if is_in {
+            *peer = Peer::Here(Here::new(link));
+        } else {
+            link.refuse();
+        }
+        is_in
+    }
+
+    /// Ends what is there of a process.
+    fn part(&mut self, at: usize) -> Peer {
+        self.wakes.get_ref().remove(at as u64);
         std::mem::replace(&mut self.peers[at], Peer::Gone)
     }
 
@@ -350,7 +378,7 @@ impl Lanes {
         let Some(extent) = receiver.extent(length) else {
             // Nobody of ours writes that: from here on nothing can be believed.
             let node = here.link.node;
-            self.give_up(at);
+            self.part(at);
             return Some(News::Left(node));
         };
         self.lent = Some((at, length));
@@ -389,43 +417,50 @@ impl Lanes {
             let peer = &mut self.peers[node.index()];
             match (tidings, &mut *peer) {
                 (Tidings::Joined(link), Peer::Expected) => {
-                    let channel = Arc::clone(&link.channel);
-                    if self.wakes.get_ref().add(node.0.into(), channel).is_err() {
-                        // The system has no room for it: it is tried again.
-                        link.refuse();
-                        continue;
+                    if Self::admit(self.wakes.get_ref(), peer, *link) {
+                        self.awaited.end(node);
                     }
-                    self.awaited.end(node);
-                    let here = Here { link: *link, is_leaving: false, was_full: None };
-                    *peer = Peer::Here(Box::new(here));
+                }
+                (Tidings::Joined(link), Peer::Gone) => {
+                    if Self::admit(self.wakes.get_ref(), peer, *link) {
+                        self.returned.push_back(node);
+                        self.has_tidings = true;
+                    }
+                }
+                (Tidings::Joined(link), Peer::Here(here)) => {
+                    here.is_leaving = true;
+                    here.successor = Some(link);
+                    self.has_tidings = true;
                 }
                 (Tidings::Shown(name, memory), Peer::Here(_)) => {
                     self.shown.push_back((node, name, memory));
                     self.has_tidings = true;
                 }
                 (Tidings::Shown(..), _) => {}
-                // Another life of it, or its end: either way this one is over.
-                (_, Peer::Here(here)) => {
+                // Its own end, or that of the one that was to take its place.
+                (Tidings::Left, Peer::Here(here)) => {
+                    here.successor = None;
                     here.is_leaving = true;
                     self.has_tidings = true;
                 }
-                // It came as it was given up: it learns that from the connection's end.
-                (Tidings::Joined(link), Peer::Gone) => link.refuse(),
                 (Tidings::Left, Peer::Expected | Peer::Gone) => {}
             }
         }
     }
 
-    /// A process that has left and of which nothing is left.
-    fn leaver(&mut self) -> Option<NodeId> {
+    /// A process that has left and of which nothing is left; whether another one is there in its place.
+    fn leaver(&mut self) -> Option<(NodeId, bool)> {
         let leaving = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving);
-        self.has_tidings = self.peers.iter().any(leaving) || !self.shown.is_empty();
+        let others = !self.shown.is_empty() || !self.returned.is_empty();
+        self.has_tidings = others || self.peers.iter().any(leaving);
         let empty = |peer: &Peer| matches!(peer, Peer::Here(here) if here.is_leaving && !here.link.receiver.has_frame());
         let at = self.peers.iter().position(empty)?;
-        match self.give_up(at) {
-            Peer::Here(here) => Some(here.link.node),
-            Peer::Expected | Peer::Gone => None,
-        }
+        let Peer::Here(here) = self.part(at) else { return None };
+        let node = here.link.node;
+        let returns = here
+            .successor
+            .is_some_and(|link| Self::admit(self.wakes.get_ref(), &mut self.peers[at], *link));
+        Some((node, returns))
     }
 
     /// Whether there is anything to see: frames, news, room where there was none.
@@ -433,6 +468,7 @@ impl Lanes {
         std::mem::take(&mut self.has_refused_memory)
             || self.inbox.has_news.load(Ordering::Relaxed)
             || !self.shown.is_empty()
+            || !self.returned.is_empty()
             || self.peers.iter_mut().any(|peer| match peer {
                 Peer::Here(here) => {
                     let has_room = |bytes| here.link.sender.has_room_for(bytes);

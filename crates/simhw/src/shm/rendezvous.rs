@@ -58,10 +58,6 @@ impl Link {
 pub(super) trait Lobby: Send + Sync {
     /// A peer is there; a former one of the number is not.
     fn joined(&self, link: Link);
-    /// Whether that peer may join; else it is neither asked nor let in.
-    fn wants(&self, _: NodeId) -> bool {
-        true
-    }
     /// A peer is gone: its connection has ended.
     fn left(&self, node: NodeId);
     /// A peer shows memory of its own; `false` if that is not wanted, and ends the connection.
@@ -226,7 +222,7 @@ impl Room {
             return;
         }
         self.next_attempt = Instant::FAR_FUTURE;
-        for node in (0..self.terms.node.0).map(NodeId).filter(|node| self.lobby.wants(*node)) {
+        for node in (0..self.terms.node.0).map(NodeId) {
             if !self.connections.iter().any(|connection| connection.node() == Some(node)) {
                 self.next_attempt = now + RETRY;
                 // It is not there yet, or refuses: the next attempt will tell.
@@ -301,9 +297,6 @@ impl Room {
         let (hello, [file, channel]) = receive::<2>(socket)?;
         let is_peer = hello.node > self.terms.node && hello.node.0 < self.terms.nodes;
         if hello.kind != Message::Hello || !is_peer || hello.shape != self.terms.shape {
-            return Err(Refusal);
-        }
-        if !self.lobby.wants(hello.node) {
             return Err(Refusal);
         }
         let bytes = self.terms.shape.lane_bytes();

@@ -16,6 +16,9 @@ use crate::outcome::ConnectError;
 
 /// Most requests that wait to be accepted or rejected, and most early peers.
 const MAX_INCOMING: usize = 256;
+/// How long after a node was found dead a peer that is waited for there is asked for again. One that has just
+/// begun asks by itself.
+const ASK_AGAIN_NS: u64 = 1_000_000_000;
 
 /// What units say to each other about connections.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
@@ -80,10 +83,12 @@ pub(super) struct Pending {
     /// The interface; none where a server waits.
     vi: Option<PortId>,
     request: u32,
-    node: NodeId,
+    pub(super) node: NodeId,
     local: Discriminator,
     remote: Discriminator,
     pub(super) deadline: Instant,
+    /// When the peer is to be asked again; never while it was asked and its node is not known to be dead.
+    pub(super) ask_at: Instant,
 }
 
 impl Pending {
@@ -189,6 +194,7 @@ impl Via {
             local: parameters.local,
             remote: parameters.remote,
             deadline,
+            ask_at: Instant::FAR_FUTURE,
         };
         if let Err(error) = self.begin(nic, pending) {
             Self::answer(nic, who, Err(error), 0);
@@ -464,26 +470,32 @@ impl Via {
         Self::answer(nic, (owner, command.opcode, command.cookie), Ok(None), 0);
     }
 
-    /// Nobody waits any more for what concerns a node that is gone.
+    /// Nobody waits any more for what concerns a node that is gone, but for peers: they may come yet.
     pub(super) fn forget_node(&mut self, nic: &mut Context<'_>, node: NodeId) {
         self.incoming.retain(|other| other.node != node);
-        let lives = life_of(nic, node).is_some();
         self.fail(nic, ConnectError::Unreachable, |pending| {
-            let may_come = lives && pending.opcode == CONNECT_PEER;
-            pending.node == node && pending.vi.is_some() && !may_come
+            pending.node == node && pending.vi.is_some() && pending.opcode != CONNECT_PEER
         });
+        let at = nic.now().plus_nanos(ASK_AGAIN_NS);
+        let of_node = |it: &&mut Pending| it.node == node && it.opcode == CONNECT_PEER;
+        self.pending.iter_mut().filter(of_node).for_each(|pending| pending.ask_at = at);
+        self.arm(nic, at);
     }
 
-    /// A node lives anew. Who asked its former life for a connection between peers asks this one: the
-    /// peer that is waited for may well be a process that has only now begun.
-    pub(super) fn ask_again(&mut self, nic: &mut Context<'_>, node: NodeId) {
+    /// Peers that are waited for at nodes that were found dead, or live anew, are asked again: each may well be
+    /// a process that has only now begun.
+    pub(super) fn ask_again(&mut self, nic: &mut Context<'_>, which: impl Fn(&Pending) -> bool) {
         let Self { pending, vis, .. } = self;
-        for pending in pending.iter().filter(|it| it.node == node && it.opcode == CONNECT_PEER) {
+        let unasked = |it: &&mut Pending| it.ask_at != Instant::FAR_FUTURE && which(it);
+        for pending in pending.iter_mut().filter(unasked) {
             let endpoint = pending.vi.and_then(|vi| vis.get(vi.index())?.as_ref());
             let Some(endpoint) = endpoint else { continue };
             let from = End::of(endpoint);
-            // One that can't be said is found out by the patience of who waits.
-            say(nic, node, &Message::Peer { from, local: pending.local, remote: pending.remote });
+            let (local, remote) = (pending.local, pending.remote);
+            pending.ask_at = match say(nic, pending.node, &Message::Peer { from, local, remote }) {
+                true => Instant::FAR_FUTURE,
+                false => nic.now().plus_nanos(ASK_AGAIN_NS),
+            };
         }
     }
 

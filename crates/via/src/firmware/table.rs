@@ -107,6 +107,12 @@ impl Via {
         if let Some(endpoint) = self.own(owner, vi) {
             say_end(nic, endpoint, 0);
             endpoint.flush(nic, DescriptorError::Flushed, ViState::Idle);
+            // What is told later is of the next connection.
+            endpoint.errors.clear();
+            let name = endpoint.name;
+            if let Some(errors) = self.errors.get_mut(&owner) {
+                errors.retain(|(vi, _)| *vi != name);
+            }
         }
         Self::answer(nic, who, Ok(None), 0);
     }

@@ -19,8 +19,12 @@ pub enum Event<'a> {
         /// Its payload; another process may be writing it.
         payload: Payload<'a>,
     },
-    /// A process is gone; nothing more comes from it.
+    /// A process is gone; nothing more comes from it, until [`Event::Returned`].
     Lost(Peer),
+    /// The same, and the carrier knows that it was started again.
+    Restarted(Peer),
+    /// A process is there in the place of one that was lost: packets go to it and come from it.
+    Returned(Peer),
 }
 
 /// Why a packet was not taken.
@@ -33,7 +37,8 @@ pub enum Refusal {
 }
 
 /// Carries packets between processes: exactly once, and in order from each process to each other,
-/// or says that a process is lost. Packets of different processes have no order.
+/// or says that a process is lost. One that is lost may return, as another process with its number: nothing
+/// that was posted for the former one reaches it. Packets of different processes have no order.
 ///
 /// An engine posts no packet to its own process.
 pub trait Carrier: Send {

@@ -28,7 +28,7 @@ use super::explain::Explanation;
 use super::group::{Rank, Scope};
 use super::process::{MessageError, Parker, Process};
 use super::progression::{Progression, Wait};
-use super::request::{Load, Mode, Outcome, Request};
+use super::request::{Failure, Load, Mode, Outcome, Request};
 use waiters::Waiters;
 
 pub use pending::{Pending, wait_all, wait_any, wait_some};
@@ -152,6 +152,9 @@ pub struct Communicator<P> {
     /// Number of the next collective operation.
     pub(super) turn: Arc<AtomicU32>,
     pub(super) abandoned: Arc<AtomicBool>,
+    /// How often a process had been lost when this was made: what its members' collective operations need of one
+    /// that was lost later will never come.
+    losses: u32,
     /// What its collective operations are carried out by, where it is not hosts alone.
     pub(super) nics: Option<Arc<Nics>>,
 }
@@ -163,6 +166,7 @@ impl<P> Clone for Communicator<P> {
             scope: self.scope.clone(),
             turn: Arc::clone(&self.turn),
             abandoned: Arc::clone(&self.abandoned),
+            losses: self.losses,
             nics: self.nics.clone(),
         }
     }
@@ -180,16 +184,16 @@ impl<P: Progression> Communicator<P> {
     pub fn world(process: Process<P>, scope: Scope) -> Self {
         let (waiters, nics) = (Waiters::default(), Weak::new());
         let desk = Desk { process, waiters, turns: 0, nics };
-        Self::of(Arc::new(Mutex::new(desk)), scope)
+        Self::of(Arc::new(Mutex::new(desk)), scope, 0)
     }
 
-    fn of(desk: Arc<Mutex<Desk<P>>>, scope: Scope) -> Self {
-        Self { desk, scope, turn: Arc::default(), abandoned: Arc::default(), nics: None }
+    fn of(desk: Arc<Mutex<Desk<P>>>, scope: Scope, losses: u32) -> Self {
+        Self { desk, scope, turn: Arc::default(), abandoned: Arc::default(), losses, nics: None }
     }
 
-    /// Another communicator of the same process.
+    /// Another communicator of the same process, whose members have been there since this one was made.
     pub(super) fn sibling(&self, scope: Scope) -> Self {
-        Self::of(Arc::clone(&self.desk), scope)
+        Self::of(Arc::clone(&self.desk), scope, self.losses)
     }
 
     /// This one, with a way to the NICs.
@@ -429,7 +433,9 @@ impl<P: Progression> Communicator<P> {
         bytes: Bytes,
     ) -> Result<Pending<P>, MessageError> {
         let request = self.with(|process| {
+            self.check_members(process)?;
             let request = process.build_send(&self.scope, context, Mode::Standard, to, tag)?;
+            self.join_members(process, request);
             process.start_or_free(request, Load::Bytes(bytes))
         })?;
         Ok(self.adopt(request, false))
@@ -442,10 +448,27 @@ impl<P: Progression> Communicator<P> {
         tag: Tag,
     ) -> Result<Pending<P>, MessageError> {
         let request = self.with(|process| {
+            self.check_members(process)?;
             let request = process.build_receive(&self.scope, context, Some(source), Some(tag))?;
+            self.join_members(process, request);
             process.start_or_free(request, Load::anything())
         })?;
         Ok(self.adopt(request, true))
+    }
+
+    /// A collective operation waits for all: once one of them is lost it would never end.
+    fn check_members(&self, process: &Process<P>) -> Result<(), MessageError> {
+        match process.lower().lost_since(self.scope.group(), self.losses) {
+            None => Ok(()),
+            Some(peer) => Err(Failure::PeerLost(peer).into()),
+        }
+    }
+
+    /// Has a request end once any member is lost.
+    fn join_members(&self, process: &mut Process<P>, request: Request) {
+        if let Some(record) = process.lower_mut().requests().get_mut(request) {
+            record.group = Some(Arc::clone(self.scope.group()));
+        }
     }
 
     fn received(&self, outcome: Outcome) -> Received {

@@ -29,6 +29,7 @@ use midplane_simhw::region::Payload;
 use super::carrier::{Carrier, Event};
 use super::envelope::{Context, Envelope, Peer, Tag};
 use super::explain::Explanation;
+use super::group::Group;
 use super::matching::{Held, Key, Matching, Pattern};
 use super::progression::{
     Abilities, BuildError, Claim, InitError, Probe, Progression, Receipt, StartError, Wait,
@@ -92,6 +93,8 @@ struct Desk {
     links: Vec<Link>,
     /// Processes with which messages wait that this one was told of.
     hinting: BTreeSet<Peer>,
+    /// How often a process was lost.
+    losses: u32,
     /// Processes that have something to leave.
     busy: Vec<Peer>,
     /// Messages of this process to itself.
@@ -130,6 +133,7 @@ impl<C: Carrier> Engine<C> {
             claimed: BTreeMap::new(),
             links: Vec::new(),
             hinting: BTreeSet::new(),
+            losses: 0,
             busy: Vec::new(),
             to_self: VecDeque::new(),
             pool: Pool::default(),
@@ -180,11 +184,26 @@ impl<C: Carrier> Engine<C> {
                 Some(Event::Packet { from, envelope, payload }) => {
                     self.desk.on_packet(from, &envelope, payload);
                 }
-                Some(Event::Lost(peer)) => self.desk.lose(peer),
+                Some(Event::Lost(peer)) => self.desk.lose(Failure::PeerLost(peer)),
+                Some(Event::Restarted(peer)) => self.desk.lose(Failure::PeerRestarted(peer)),
+                Some(Event::Returned(peer)) => self.desk.regain(peer),
                 None => return false,
             }
         }
         true
+    }
+
+    /// What is for a process that is lost fails at once, and moves nothing forward: it may have returned.
+    #[inline]
+    fn look_for(&mut self, operation: Operation) {
+        let peer = match operation {
+            Operation::Send { to, .. } => Some(to),
+            Operation::Receive(pattern) => pattern.source,
+            Operation::Claimed(_) | Operation::Nothing => None,
+        };
+        if peer.and_then(|peer| self.desk.link(peer)).is_some_and(|link| link.lost) {
+            self.take_in(false);
+        }
     }
 
     /// Lets leave what can; whether more could at once.
@@ -256,6 +275,9 @@ impl<C: Carrier> Progression for Engine<C> {
         if self.life != Life::Running {
             return Err(StartError::NotRunning);
         }
+        if let Some(operation) = self.desk.requests.operation(request) {
+            self.look_for(operation);
+        }
         let desk = &mut self.desk;
         let record = desk.requests.get_mut(request).ok_or(StartError::NotBuilt)?;
         if record.state != State::Built {
@@ -315,6 +337,7 @@ impl<C: Carrier> Progression for Engine<C> {
             return None;
         }
         let route = Route::of(operation)?;
+        self.look_for(operation);
         let (status, result) = self.desk.send_alone(&mut self.carrier, route, bytes)?;
         Some(Outcome { status, result, bytes: Vec::new() })
     }
@@ -331,7 +354,15 @@ impl<C: Carrier> Progression for Engine<C> {
                 self.desk.on_packet_for(pattern, target, from, &envelope, payload)
             }
             Some(Event::Lost(peer)) => {
-                self.desk.lose(peer);
+                self.desk.lose(Failure::PeerLost(peer));
+                None
+            }
+            Some(Event::Restarted(peer)) => {
+                self.desk.lose(Failure::PeerRestarted(peer));
+                None
+            }
+            Some(Event::Returned(peer)) => {
+                self.desk.regain(peer);
                 None
             }
             None => None,
@@ -399,6 +430,18 @@ impl<C: Carrier> Progression for Engine<C> {
 
     fn requests(&mut self) -> &mut Requests {
         &mut self.desk.requests
+    }
+
+    fn losses(&self) -> u32 {
+        self.desk.losses
+    }
+
+    fn lost_since(&self, group: &Group, losses: u32) -> Option<Peer> {
+        if self.desk.losses == losses {
+            return None;
+        }
+        let is_lost = |peer: &&Peer| self.desk.link(**peer).is_some_and(|l| l.lost_at > losses);
+        group.members().iter().find(is_lost).copied()
     }
 
     fn explain(&self) -> Explanation {

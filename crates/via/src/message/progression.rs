@@ -9,6 +9,7 @@ use std::task::{Poll, Waker};
 use thiserror::Error;
 
 use super::envelope::{Context, Peer, Tag};
+use super::group::Group;
 use super::matching::{Key, Pattern};
 use super::request::{Load, Operation, Outcome, Request, Requests};
 
@@ -183,6 +184,16 @@ pub trait Progression {
 
     /// The requests.
     fn requests(&mut self) -> &mut Requests;
+
+    /// How often a process was lost so far.
+    fn losses(&self) -> u32 {
+        0
+    }
+
+    /// A member of `group` that was lost since there had been so many losses, whether it has returned or not.
+    fn lost_since(&self, _group: &Group, _losses: u32) -> Option<Peer> {
+        None
+    }
 
     /// What waits for what.
     fn explain(&self) -> super::explain::Explanation;

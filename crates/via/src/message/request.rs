@@ -7,6 +7,7 @@
 //! The table is what both layers share: the lower layer moves requests forward, the upper one reads
 //! their states, takes outcomes and marks what is to be cancelled.
 
+use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use thiserror::Error;
 
 use super::bell::{Deferred, Guard};
 use super::envelope::{Context, Peer, Tag};
+use super::group::Group;
 use super::matching::{Arrival, Key, Pattern, PostedId};
 
 /// The source of what was received from nobody.
@@ -145,6 +147,10 @@ pub enum Failure {
     /// The other process is gone; of a send, nobody knows whether it was received.
     #[error("process {0} is gone")]
     PeerLost(Peer),
+    /// The other process was killed or has ended, and was started again: this was for the former one. Messages
+    /// may be sent to the new one.
+    #[error("process {0} was started again; the one that this was for is gone")]
+    PeerRestarted(Peer),
     /// The receiver's memory for messages that it does not expect is full, and the configuration
     /// says to refuse then: nothing was sent.
     #[error(
@@ -198,6 +204,8 @@ pub(super) struct Record {
     /// Bytes of the attached buffer that it holds until it is done.
     pub(super) attached: usize,
     waker: Option<Waker>,
+    /// Of a part of a collective operation: all processes that take part.
+    pub(super) group: Option<Arc<Group>>,
     /// Released once it has ended and nobody will take its outcome.
     guard: Option<Guard>,
 }
@@ -260,6 +268,7 @@ impl Requests {
             undo: false,
             attached: 0,
             waker: None,
+            group: None,
             guard: None,
         };
         self.slots.push(Slot { generation: 1, live: false, record });
@@ -286,6 +295,7 @@ impl Requests {
         }
         record.posted = None;
         record.transfer = None;
+        record.group = None;
         self.free.push(request.slot);
         true
     }
@@ -353,6 +363,7 @@ impl Requests {
     }
 
     /// Has a request hold something until it is forgotten.
+    #[cfg(feature = "service")]
     pub(super) fn guard(&mut self, request: Request, guard: Guard) {
         match self.get_mut(request) {
             Some(record) => record.guard = Some(guard),

@@ -69,7 +69,8 @@ impl Nic {
     }
 
     /// Asks for a connection with a peer that asks for one with us: `local` is what it calls us.
-    /// Does not wait: [`Nic::connected`] polls, [`Nic::finish`] waits.
+    /// Does not wait: [`Nic::connected`] polls, [`Nic::finish`] waits. The peer may come at any time, its node
+    /// may be dead or start again meanwhile; `timeout` `None` waits for ever.
     ///
     /// # Errors
     /// [`NicError`] if nothing was asked.
@@ -280,6 +281,18 @@ impl Nic {
         self.queues.of(vi)?;
         self.end_connection(vi);
         self.start_unwatched(about(vi.number, DISCONNECT, 0))
+    }
+
+    /// The same; [`Nic::has_ended`] tells when all that was posted has come back, and all news of the connection.
+    pub(crate) fn begin_disconnect(&mut self, vi: ViId) -> Result<u64, NicError> {
+        self.queues.of(vi)?;
+        self.end_connection(vi);
+        self.start(about(vi.number, DISCONNECT, 0), None)
+    }
+
+    /// Whether a command has ended; it is forgotten then.
+    pub(crate) fn has_ended(&mut self, cookie: u64) -> bool {
+        self.finished(cookie).is_some()
     }
 
     fn end_connection(&mut self, vi: ViId) {

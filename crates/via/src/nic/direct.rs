@@ -129,7 +129,9 @@ impl Direct {
     /// A process is gone, and with it all connections to it.
     fn on_left(&mut self, books: &mut Books<'_>, node: NodeId) {
         for at in 0..self.ways.len() {
-            let ends = self.ways[at].as_ref().and_then(|way| way.ends);
+            let Some(way) = &mut self.ways[at] else { continue };
+            way.greetings.remove(&node);
+            let ends = way.ends;
             if ends.is_some_and(|ends| ends.node == node) {
                 self.break_way(books, PortId(at as u16), None);
             }

@@ -3,6 +3,7 @@
 mod arrivals;
 mod departures;
 mod notices;
+mod renewal;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,8 +22,8 @@ use crate::memory::{Memory, MemoryOptions, RemoteMemory};
 use crate::message::envelope::{Envelope, Peer};
 use crate::nic::{Nic, NicError, Ticket, ViId, WorkQueue};
 
-/// How long the other process may take to come up.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the other process may take to come up for the first time.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Words that one side publishes and the other reads: bytes freed, descriptors posted, the last
 /// question answered, the last question asked.
@@ -70,6 +71,12 @@ pub(super) struct Link {
     /// The other side knows our memory, or soon will.
     greeted: bool,
     lost: bool,
+    /// The end of a connection that is over, as the NIC carries it out.
+    ending: Option<u64>,
+    /// It was lost before.
+    returns: bool,
+    /// Receives that the NIC has.
+    posted: usize,
     /// The other side writes here.
     area: Memory,
     control: Memory,
@@ -113,19 +120,16 @@ impl Link {
             false => Registration::Copied,
         };
         let places = Places::new(nic, options, registration);
-        // The first message comes into memory, all others are written past their descriptor.
-        let hello = control.segment(CONTROL_BYTES, HELLO_BYTES).expect("its second half");
-        post(nic.post_receive(vi, Descriptor::of(hello)))?;
-        for _ in 0..config.descriptors {
-            post(nic.post_receive(vi, Descriptor::default()))?;
-        }
-        Ok(Self {
+        let mut link = Self {
             vi,
             node,
             config,
             ticket: None,
             greeted: false,
             lost: false,
+            ending: None,
+            returns: false,
+            posted: 0,
             area,
             control,
             staging,
@@ -142,7 +146,21 @@ impl Link {
             spare: Vec::new(),
             sending: VecDeque::new(),
             places,
-        })
+        };
+        link.post_receives(nic)?;
+        Ok(link)
+    }
+
+    fn post_receives(&mut self, nic: &mut Nic) -> Result<(), NicError> {
+        // The first message comes into memory, all others are written past their descriptor.
+        let hello = self.control.segment(CONTROL_BYTES, HELLO_BYTES).expect("its second half");
+        post(nic.post_receive(self.vi, Descriptor::of(hello)))?;
+        self.posted += 1;
+        for _ in 0..self.config.descriptors {
+            post(nic.post_receive(self.vi, Descriptor::default()))?;
+            self.posted += 1;
+        }
+        Ok(())
     }
 
     /// Whether the other side has named memory for a message to this receive of its.
@@ -159,6 +177,7 @@ impl Link {
         &mut self,
         nic: &mut Nic,
         (job, own, peer): (u32, Peer, Peer),
+        patience: Option<Duration>,
     ) -> Result<(), NicError> {
         let name = |from: Peer, to: Peer| {
             let mut bytes = [0; 12];
@@ -168,7 +187,7 @@ impl Link {
             Discriminator::new(&bytes).expect("12 bytes")
         };
         let to = Address { node: self.node, discriminator: name(peer, own) };
-        let ticket = nic.connect_peer(self.vi, to, name(own, peer), Some(PATIENCE))?;
+        let ticket = nic.connect_peer(self.vi, to, name(own, peer), patience)?;
         self.ticket = Some(ticket);
         Ok(())
     }

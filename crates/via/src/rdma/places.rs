@@ -105,6 +105,14 @@ impl Places {
         }
     }
 
+    /// Forgets what both sides have named.
+    pub(super) fn clear(&mut self) {
+        self.named.clear();
+        while let Some((_, memory)) = self.open.pop_first() {
+            self.into.give_back(memory);
+        }
+    }
+
     /// Opens memory for a message that a receive has been found for; its name.
     pub(super) fn open(
         &mut self,

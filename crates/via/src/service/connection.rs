@@ -10,6 +10,7 @@ use crate::message::envelope::Tag;
 use crate::message::group::Rank;
 use crate::message::process::MessageError;
 use crate::message::progression::Progression;
+use crate::message::request::Failure;
 
 /// Where connections are asked for.
 const KNOCK: Tag = Tag(0);
@@ -73,7 +74,7 @@ impl<P: Progression> Streams<P> {
             let knock = match self.communicator.receive(None, KNOCK).await {
                 Ok(knock) => knock,
                 // Whoever it was, the others may still come.
-                Err(MessageError::Failed(crate::message::request::Failure::PeerLost(_))) => {
+                Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {
                     continue;
                 }
                 Err(error) => return Err(error),

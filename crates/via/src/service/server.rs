@@ -177,7 +177,7 @@ impl<P: Progression> Desk<'_, P> {
         loop {
             match ready!(self.poll_receive(context)) {
                 // Whoever it was, the others go on asking.
-                Err(MessageError::Failed(Failure::PeerLost(_))) => {}
+                Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {}
                 received => return Poll::Ready(Some(received)),
             }
         }

@@ -97,9 +97,9 @@ impl<P: Progression> Drop for ByteStream<P> {
 /// As the kernel would say it.
 fn failed(error: LaneError) -> io::Error {
     let kind = match error {
-        LaneError::Message(MessageError::Failed(Failure::PeerLost(_))) => {
-            io::ErrorKind::ConnectionReset
-        }
+        LaneError::Message(MessageError::Failed(
+            Failure::PeerLost(_) | Failure::PeerRestarted(_),
+        )) => io::ErrorKind::ConnectionReset,
         LaneError::Closed => io::ErrorKind::BrokenPipe,
         LaneError::Malformed => io::ErrorKind::InvalidData,
         LaneError::Message(_) => io::ErrorKind::Other,

@@ -1,6 +1,7 @@
 //! Requests and their answers.
 
 use super::*;
+use crate::pair;
 
 #[test]
 fn requests_are_answered_each_with_its_own() {

@@ -17,8 +17,6 @@ const MAX_SHOWN: usize = 1024;
 pub(super) struct Inbox {
     pub(super) news: Mutex<Vec<(NodeId, Tidings)>>,
     pub(super) has_news: AtomicBool,
-    /// Who is gone for good.
-    pub(super) gone: Mutex<Vec<NodeId>>,
 }
 
 /// What is told of a process.
@@ -51,10 +49,6 @@ impl Door {
 impl Lobby for Door {
     fn joined(&self, link: Link) {
         self.tell(link.node, Tidings::Joined(Box::new(link)));
-    }
-
-    fn wants(&self, node: NodeId) -> bool {
-        !self.inbox.gone.lock().unwrap_or_else(PoisonError::into_inner).contains(&node)
     }
 
     fn left(&self, node: NodeId) {

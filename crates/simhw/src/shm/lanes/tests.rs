@@ -83,19 +83,3 @@ fn a_frame_longer_than_any_ends_its_sender() {
     assert!(honest.poll().is_none(), "nothing more is believed");
     assert_eq!(honest.send(NodeId(1), [0; WORDS], &[]), Err(SendRefused::Gone(NodeId(1))));
 }
-
-#[test]
-fn who_comes_as_it_is_given_up_learns_of_it() {
-    let runtime = runtime();
-    let _entered = runtime.enter();
-    let (mut honest, mut other) = pair("given-up");
-    honest.give_up(1);
-    assert!(honest.poll().is_none());
-    loop {
-        match other.poll() {
-            Some(News::Left(node)) => break assert_eq!(node, NodeId(0)),
-            Some(_) => panic!("nobody sends"),
-            None => std::thread::yield_now(),
-        }
-    }
-}

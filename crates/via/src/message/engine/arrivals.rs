@@ -41,7 +41,7 @@ impl Desk {
         };
         if done.is_err() {
             self.counters.malformed += 1;
-            self.lose(from);
+            self.lose(Failure::PeerLost(from));
         }
     }
 
@@ -77,7 +77,7 @@ impl Desk {
         }
         let Ok(charge) = self.admit(from, envelope, payload.len()) else {
             self.counters.malformed += 1;
-            self.lose(from);
+            self.lose(Failure::PeerLost(from));
             return None;
         };
         self.counters.expected += 1;

@@ -1,11 +1,14 @@
 //! How requests end early: cancelled, abandoned, or their process lost.
 
+use std::sync::Arc;
+
 use super::seeks::Seeks;
-use super::{Arrived, Desk};
+use super::{Arrived, Desk, Link};
 use crate::message::envelope::{Context, Peer};
 use crate::message::explain::{Explanation, Missing, Unmatched};
+use crate::message::group::Group;
 use crate::message::matching::{Held, Key};
-use crate::message::request::{Failure, Operation, Request, State, Status};
+use crate::message::request::{Failure, Operation, Record, Request, State, Status};
 
 impl Desk {
     pub(super) fn cancel_marked(&mut self) {
@@ -96,17 +99,24 @@ impl Desk {
 
     /// A process is gone: everything that waits for it ends. So does, once, every receive from
     /// any source that is posted at this moment: its message may have been that process's.
-    pub(super) fn lose(&mut self, peer: Peer) {
+    ///
+    /// Collective operations that it takes part in end as well: those that do not wait for it wait for others
+    /// that do.
+    pub(super) fn lose(&mut self, failure: Failure) {
+        let (Failure::PeerLost(peer) | Failure::PeerRestarted(peer)) = failure else { return };
+        let losses = self.losses.saturating_add(1);
         let Some(link) = self.link_mut(peer) else { return };
         if std::mem::replace(&mut link.lost, true) {
             return;
         }
+        link.lost_at = losses;
         link.answers.clear();
         link.sends.clear();
         link.streams.clear();
         link.hinted.clear();
         link.seeks = Seeks::default();
         self.hinting.remove(&peer);
+        self.losses = losses;
         let held = self.matching.held();
         let gone: Vec<_> = held
             .filter(|(_, key, arrived)| key.source == peer && arrived.bytes.is_none())
@@ -116,29 +126,50 @@ impl Desk {
             let _ = self.matching.remove(id);
         }
         self.claimed.retain(|_, held| held.key.source != peer || held.message.bytes.is_some());
-        self.fail(Failure::PeerLost(peer), |operation, from| match operation {
-            Operation::Send { to, .. } => to == peer,
-            Operation::Receive(pattern) => match from {
-                Some(from) => from == peer,
-                None => pattern.source.is_none_or(|source| source == peer),
-            },
-            Operation::Claimed(_) => from == Some(peer),
-            Operation::Nothing => false,
+        self.fail(failure, |record| {
+            let from = record.transfer.map(|transfer| transfer.peer);
+            let with = |group: &Arc<Group>| group.rank(peer).is_some();
+            let awaits = match record.operation {
+                Operation::Send { to, .. } => to == peer,
+                Operation::Receive(pattern) => match from {
+                    Some(from) => from == peer,
+                    None => pattern.source.is_none_or(|source| source == peer),
+                },
+                Operation::Claimed(_) => from == Some(peer),
+                Operation::Nothing => false,
+            };
+            awaits || record.group.as_ref().is_some_and(with)
         });
     }
 
-    pub(super) fn fail_all(&mut self, failure: Failure) {
-        self.fail(failure, |_, _| true);
+    /// Another process is there in the place of one that was lost: nothing of that one's is left.
+    pub(super) fn regain(&mut self, peer: Peer) {
+        self.lose(Failure::PeerRestarted(peer));
+        let Some(link) = self.link_mut(peer).filter(|link| link.known) else { return };
+        let (listed, lost_at) = (link.listed, link.lost_at);
+        *link = Link { known: true, listed, lost_at, ..Link::default() };
+        let held = self.matching.held().filter(|(_, key, _)| key.source == peer);
+        for id in held.map(|(id, ..)| id).collect::<Vec<_>>() {
+            if let Some(held) = self.matching.remove(id) {
+                self.pool.put(held.message.bytes.unwrap_or_default());
+            }
+        }
+        self.claimed.retain(|_, held| held.key.source != peer);
+        self.requests.note_move();
+        self.grant(peer);
     }
 
-    /// Ends every request under way for which `concerns` holds, given its operation and the process
-    /// whose message it is receiving.
-    fn fail(&mut self, failure: Failure, concerns: impl Fn(Operation, Option<Peer>) -> bool) {
+    pub(super) fn fail_all(&mut self, failure: Failure) {
+        self.fail(failure, |_| true);
+    }
+
+    /// Ends every request under way for which `concerns` holds.
+    fn fail(&mut self, failure: Failure, concerns: impl Fn(&Record) -> bool) {
         let concerned: Vec<_> = self
             .requests
             .iter()
             .filter(|(_, record)| matches!(record.state, State::Waiting | State::Active))
-            .filter(|(_, r)| concerns(r.operation, r.transfer.map(|transfer| transfer.peer)))
+            .filter(|(_, record)| concerns(record))
             .map(|(request, record)| (request, record.posted))
             .collect();
         for (request, posted) in concerned {
@@ -146,7 +177,7 @@ impl Desk {
                 self.matching.withdraw(posted);
             }
             let source = match failure {
-                Failure::PeerLost(peer) => peer,
+                Failure::PeerLost(peer) | Failure::PeerRestarted(peer) => peer,
                 _ => Peer::default(),
             };
             self.complete(request, Status { source, ..Status::default() }, Err(failure));
@@ -182,7 +213,7 @@ impl Desk {
             unmatched.announced += usize::from(announced);
             unmatched.bytes += u64::from(arrived.length);
         }
-        let lost = |(index, link): (usize, &super::Link)| link.lost.then_some(Peer(index as u32));
+        let lost = |(index, link): (usize, &Link)| link.lost.then_some(Peer(index as u32));
         explanation.lost = self.links.iter().enumerate().filter_map(lost).collect();
         explanation
     }

@@ -22,6 +22,8 @@ pub(super) struct Stream {
 pub(super) struct Link {
     pub(super) known: bool,
     pub(super) lost: bool,
+    /// How often a process had been lost when this one was, last; 0 if it never was.
+    pub(super) lost_at: u32,
     /// It is in the list of those that have something to leave.
     pub(super) listed: bool,
     /// Number of the next matched packet to it, and from it.

@@ -16,13 +16,20 @@ impl Link {
         nic: &mut Nic,
     ) -> Result<Option<Arrival>, Broken> {
         let Some(done) = nic.receive_done(self.vi)? else { return Ok(None) };
-        done.outcome.map_err(|_| Broken)?;
+        self.posted -= 1;
+        if done.outcome.is_err() {
+            // The connection is over: the NIC tells that by itself.
+            return Ok(None);
+        }
         let Completed { descriptor, operation, immediate, length, .. } = done;
         if operation == Operation::Receive {
             return self.on_hello(length).map(|()| None);
         }
         // It is told of before the other side is: with the frame that says so.
-        post(nic.post_receive_quietly(self.vi, descriptor))?;
+        if !self.lost {
+            post(nic.post_receive_quietly(self.vi, descriptor))?;
+            self.posted += 1;
+        }
         self.reader.posted += 1;
         let immediate = immediate.unwrap_or(0).cast_signed();
         if immediate == 0 {

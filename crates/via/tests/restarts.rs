@@ -1,0 +1,260 @@
+//! Processes that are killed and started again on the same addresses: children of this test, over each
+//! live fabric with its default configuration.
+#![cfg(target_os = "linux")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::shm::{ShmConfig, ShmNic};
+use midplane_simhw::udp::{UdpConfig, UdpNic};
+use midplane_via::VIA;
+use midplane_via::firmware::{Via, ViaConfig};
+use midplane_via::lanes::LaneCarrier;
+use midplane_via::message::carrier::Carrier;
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::{Peer, Tag};
+use midplane_via::message::group::Rank;
+use midplane_via::message::process::Process;
+use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
+
+/// What a child is told to do: the fabric, its rank, and where the fabric is.
+const ORDER: &str = "MIDPLANE_RESTARTS_ORDER";
+
+/// On the machine's clock: only what hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A child process; it is killed when this is dropped.
+struct Program {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Program {
+    fn start(fabric: &str, rank: u32, place: &str) -> Self {
+        let module =
+            module_path!().split_once("::").map_or(String::new(), |(_, m)| format!("{m}::"));
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("{module}child"), "--nocapture", "--test-threads=1"])
+            .env(ORDER, format!("{fabric} {rank} {place}"))
+            .stdout(Stdio::piped())
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("this very program starts");
+        let output = BufReader::new(child.stdout.take().expect("it is piped"));
+        let (tell, lines) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if let Some((_, said)) = line.split_once("SAID ") {
+                    let _ = tell.send(said.to_owned());
+                }
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// Waits until the child says something that begins like that, and returns it.
+    #[track_caller]
+    fn hears(&self, beginning: &str) -> String {
+        let mut before = Vec::new();
+        loop {
+            match self.lines.recv_timeout(LIMIT) {
+                Ok(line) if line.starts_with(beginning) => return line,
+                Ok(line) => before.push(line),
+                Err(RecvTimeoutError::Timeout) => panic!("not {beginning:?}, only {before:?}"),
+                Err(RecvTimeoutError::Disconnected) => panic!("it ended after {before:?}"),
+            }
+        }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("it is ours");
+        self.child.wait().expect("it was killed");
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It can fail only if the child has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn say(what: &str) {
+    let mut out = std::io::stdout().lock();
+    // The parent may be gone: then nothing listens.
+    let _ = writeln!(out, "SAID {what}");
+    let _ = out.flush();
+}
+
+/// What a child does; as a test without an order, nothing.
+#[test]
+fn child() {
+    let Ok(order) = std::env::var(ORDER) else { return };
+    let parts: Vec<&str> = order.split(' ').collect();
+    let [fabric, rank, place] = parts[..] else { panic!("a broken order: {order}") };
+    let rank: u16 = rank.parse().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        match fabric {
+            "lanes" => {
+                let carrier = LaneCarrier::open(&ShmConfig::new(place, NodeId(rank), 2)).unwrap();
+                talk(carrier).await;
+            }
+            "shm" => {
+                let nic = ShmNic::start(ShmConfig::new(place, NodeId(rank), 2), unit()).unwrap();
+                over(&nic.host()).await;
+            }
+            "udp" => {
+                let peers: Vec<SocketAddr> =
+                    place.split(',').map(|address| address.parse().unwrap()).collect();
+                let nic = UdpNic::start(UdpConfig::new(NodeId(rank), peers), unit()).unwrap();
+                over(&nic.host()).await;
+            }
+            other => panic!("no fabric {other}"),
+        }
+    });
+}
+
+fn unit() -> Unit {
+    let mut unit = Unit::default();
+    unit.install(VIA, Via::new(ViaConfig::default())).unwrap();
+    unit
+}
+
+async fn over(host: &impl Host) {
+    let own = Peer(host.node().0.into());
+    let nodes = [NodeId(0), NodeId(1)];
+    talk(RdmaCarrier::open(host, own, &nodes, RdmaConfig::default()).await.unwrap()).await;
+}
+
+/// Rank 0 asks, rank 1 answers, for ever; each says when that begins and why it ends.
+async fn talk<C: Carrier + 'static>(carrier: C) {
+    say("started");
+    let (process, scope) = Process::new(Engine::new(carrier, Config::default()), 2).unwrap();
+    let world = Communicator::world(process, scope);
+    let other = Rank(1 - world.rank().0);
+    let mut talks = false;
+    loop {
+        let turn = async {
+            if world.rank() == Rank(0) {
+                world.send(other, Tag(1), vec![7; 100]).await?;
+                world.receive(other, Tag(2)).await.map(drop)
+            } else {
+                let received = world.receive(other, Tag(1)).await?;
+                world.send(other, Tag(2), received.bytes).await
+            }
+        };
+        match turn.await {
+            Ok(()) if !talks => {
+                talks = true;
+                say("talks");
+            }
+            Ok(()) => {}
+            Err(error) => {
+                if talks {
+                    say(&format!("lost: {error}"));
+                }
+                talks = false;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
+
+/// Where the two processes of a fabric find each other; no other test has it.
+fn place(fabric: &str) -> String {
+    if fabric != "udp" {
+        return format!(
+            "midplane-restarts-{fabric}-{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        );
+    }
+    let sockets = [0, 1].map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    let [first, second] = sockets.map(|socket| socket.local_addr().unwrap().to_string());
+    format!("{first},{second}")
+}
+
+/// A pair is killed; another one starts where it was, the second process `apart` after the first.
+fn a_pair_after_a_killed_one(fabric: &str, apart: Duration) {
+    let place = place(fabric);
+    for _ in 0..2 {
+        let first = Program::start(fabric, 0, &place);
+        first.hears("started");
+        std::thread::sleep(apart);
+        let second = Program::start(fabric, 1, &place);
+        second.hears("talks");
+        first.hears("talks");
+        first.kill();
+        second.kill();
+    }
+}
+
+#[test]
+fn a_pair_starts_over_udp_after_a_killed_one() {
+    a_pair_after_a_killed_one("udp", Duration::ZERO);
+    a_pair_after_a_killed_one("udp", Duration::from_millis(1_500));
+}
+
+#[test]
+fn a_pair_starts_over_shared_memory_after_a_killed_one() {
+    a_pair_after_a_killed_one("shm", Duration::ZERO);
+    a_pair_after_a_killed_one("shm", Duration::from_millis(1_500));
+}
+
+#[test]
+fn a_pair_starts_over_lanes_after_a_killed_one() {
+    a_pair_after_a_killed_one("lanes", Duration::ZERO);
+    a_pair_after_a_killed_one("lanes", Duration::from_millis(1_500));
+}
+
+/// One of two is killed and started again after `pause`, thrice: the other one's connection ends, and it
+/// talks with the new process.
+fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
+    let place = place(fabric);
+    let stays = Program::start(fabric, 1 - returns, &place);
+    let mut goes = Program::start(fabric, returns, &place);
+    stays.hears("talks");
+    goes.hears("talks");
+    for _ in 0..3 {
+        goes.kill();
+        std::thread::sleep(pause);
+        goes = Program::start(fabric, returns, &place);
+        goes.hears("talks");
+        let lost = stays.hears("lost");
+        assert!(lost.contains("gone"), "{lost}");
+        stays.hears("talks");
+    }
+}
+
+#[test]
+fn a_process_that_returns_is_talked_to_over_udp() {
+    for returns in [0, 1] {
+        one_of_two_returns("udp", returns, Duration::from_millis(200));
+    }
+    one_of_two_returns("udp", 1, Duration::from_secs(2));
+}
+
+#[test]
+fn a_process_that_returns_is_talked_to_over_shared_memory() {
+    for returns in [0, 1] {
+        one_of_two_returns("shm", returns, Duration::from_millis(200));
+    }
+    one_of_two_returns("shm", 1, Duration::from_secs(2));
+}
+
+#[test]
+fn a_process_that_returns_is_talked_to_over_lanes() {
+    for returns in [0, 1] {
+        one_of_two_returns("lanes", returns, Duration::from_millis(200));
+    }
+    one_of_two_returns("lanes", 1, Duration::from_secs(2));
+}

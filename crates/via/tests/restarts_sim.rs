@@ -1,0 +1,213 @@
+//! Nodes that crash and are started again at random instants, in virtual time: from then on they are talked
+//! to, and what waits for a former life ends.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::link::LinkProfile;
+use midplane_simhw::profile::NicProfile;
+use midplane_simhw::rng::Rng;
+use midplane_simhw::sim::{SimHost, World as SimWorld};
+use midplane_simhw::switch::{Buffer, SwitchProfile};
+use midplane_simhw::time::{Instant, LineRate};
+use midplane_simhw::topology::Topology;
+use midplane_via::VIA;
+use midplane_via::firmware::{Via, ViaConfig};
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::{Peer, Tag};
+use midplane_via::message::group::Rank;
+use midplane_via::message::process::{MessageError, Process};
+use midplane_via::message::request::Failure;
+use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
+
+type World = Communicator<Engine<RdmaCarrier>>;
+
+/// How soon a process that returns is talked to.
+const SOON: Duration = Duration::from_secs(1);
+
+fn cluster(nodes: u16, seed: u64) -> SimWorld<Unit> {
+    let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
+    let switch = SwitchProfile::new(Buffer::Bytes(4 << 20));
+    let topology = Topology::star(nodes, link, switch);
+    SimWorld::new(&topology, NicProfile::MODERN, seed, |_, _| {
+        let mut unit = Unit::default();
+        unit.install(VIA, Via::new(ViaConfig::default())).unwrap();
+        unit
+    })
+}
+
+async fn join(host: &SimHost, nodes: u16) -> World {
+    let all: Vec<_> = (0..nodes).map(NodeId).collect();
+    let own = Peer(host.node().0.into());
+    let carrier = RdmaCarrier::open(host, own, &all, RdmaConfig::default()).await.unwrap();
+    let engine = Engine::new(carrier, Config::default());
+    let (process, scope) = Process::new(engine, nodes.into()).unwrap();
+    Communicator::world(process, scope)
+}
+
+/// Who has talked with whom, and when.
+type Log = Arc<Mutex<Vec<(u32, u32, Instant)>>>;
+
+/// The lower rank asks, the higher one answers, again and again.
+async fn talk(world: World, host: SimHost, other: u32, log: Log) {
+    let own = world.rank().0;
+    let peer = Rank(other);
+    loop {
+        let turn = async {
+            if own < other {
+                world.send(peer, Tag(1), vec![1; 2_000]).await?;
+                world.receive(peer, Tag(2)).await.map(drop)
+            } else {
+                let received = world.receive(peer, Tag(1)).await?;
+                world.send(peer, Tag(2), received.bytes).await
+            }
+        };
+        match turn.await {
+            Ok(()) => log.lock().unwrap().push((own, other, host.now())),
+            Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {}
+            Err(error) => panic!("{own} and {other}: {error}"),
+        }
+        host.sleep_until(host.now() + Duration::from_millis(2)).await;
+    }
+}
+
+fn live(host: &SimHost, nodes: u16, log: &Log) -> impl Future<Output = ()> + Send + use<> {
+    let (host, log) = (host.clone(), Arc::clone(log));
+    async move {
+        let world = join(&host, nodes).await;
+        for other in (0..u32::from(nodes)).filter(|other| *other != world.rank().0) {
+            host.spawn(talk(world.clone(), host.clone(), other, Arc::clone(&log)));
+        }
+    }
+}
+
+/// Two pairs of lives have talked within the time after one of them has begun.
+#[track_caller]
+fn check(log: &Log, seed: u64, began: &[(u32, Instant, Instant)]) {
+    let log = log.lock().unwrap();
+    for (own, from, end) in began {
+        for (other, since, until) in began.iter().filter(|(other, ..)| other != own) {
+            let both = *from.max(since);
+            if *end.min(until) < both + SOON {
+                continue;
+            }
+            let talked = |(a, b, at): &(u32, u32, Instant)| {
+                (a, b) == (own, other) && *at > both && *at <= both + SOON
+            };
+            assert!(log.iter().any(talked), "seed {seed}: {own} not with {other} after {both}");
+        }
+    }
+}
+
+fn restarts(seed: u64) {
+    const NODES: u16 = 3;
+    let mut rng = Rng::new(seed, "restarts");
+    let mut world = cluster(NODES, seed);
+    let log = Log::default();
+    let mut began = vec![Instant::ZERO; NODES.into()];
+    let begin = |world: &mut SimWorld<Unit>, node: u32| {
+        let node = NodeId(node as u16);
+        let host = world.host(node);
+        world.spawn(node, live(&host, NODES, &log));
+    };
+    (0..NODES.into()).for_each(|node| begin(&mut world, node));
+    let mut lives = Vec::new();
+    for _ in 0..4 {
+        world.run_until(world.now() + Duration::from_micros(rng.below(3_000_000)));
+        // One of them, or several at once.
+        let gone: BTreeSet<_> =
+            (0..=rng.below(2)).map(|_| rng.below(NODES.into()) as u32).collect();
+        for node in &gone {
+            lives.push((*node, began[*node as usize], world.now()));
+            world.crash(NodeId(*node as u16));
+        }
+        for node in &gone {
+            let pause = [1, 20_000, 200_000, 700_000, 20_000_000][rng.below(5) as usize];
+            world.run_until(world.now() + Duration::from_micros(pause));
+            began[*node as usize] = world.now();
+            world.restart(NodeId(*node as u16));
+            begin(&mut world, *node);
+        }
+    }
+    world.run_until(world.now() + Duration::from_secs(2));
+    lives.extend((0..).zip(began).map(|(node, since)| (node, since, world.now())));
+    check(&log, seed, &lives);
+    for node in 0..NODES {
+        assert_eq!(world.firmware(NodeId(node)).counters().traps, 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn processes_that_return_are_talked_to_within_a_second() {
+    (0..6).for_each(restarts);
+    for _ in 0..3 {
+        restarts(RandomState::new().hash_one(0));
+    }
+}
+
+/// One of all operations that processes carry out together.
+async fn together(world: &World, which: u64) -> Result<(), MessageError> {
+    match which {
+        0 => world.duplicate().await.map(drop),
+        1 => world.split(Some(0), 0).await.map(drop),
+        2 => world.create(&[Rank(0), Rank(2), Rank(3)]).await.map(drop),
+        3 => world.barrier().await,
+        4 => world.all_gather(vec![1; 30_000]).await.map(drop),
+        5 => world.all_reduce(vec![1], |_, _| {}).await.map(drop),
+        6 => world.broadcast(Rank(2), vec![1; 30_000]).await.map(drop),
+        _ => world.scan(vec![1], |_, _| {}).await.map(drop),
+    }
+}
+
+/// A node crashes while all carry out one operation after the other: at all others the operation ends.
+fn bereaved(seed: u64, which: u64) {
+    const NODES: u16 = 5;
+    let mut rng = Rng::new(seed, "bereaved");
+    let mut world = cluster(NODES, seed);
+    let ended = Arc::new(Mutex::new(BTreeSet::new()));
+    let victim = rng.below(NODES.into()) as u16;
+    for node in 0..NODES {
+        let (host, ended) = (world.host(NodeId(node)), Arc::clone(&ended));
+        world.spawn(NodeId(node), async move {
+            let world = join(&host, NODES).await;
+            let error = loop {
+                if let Err(error) = together(&world, which).await {
+                    break error;
+                }
+            };
+            let lost = MessageError::Failed(Failure::PeerLost(Peer(victim.into())));
+            assert_eq!(error, lost, "seed {seed}");
+            assert!(world.barrier().await.is_err(), "nor does it begin again");
+            // Messages to the others still arrive.
+            let others: Vec<_> = (0..u32::from(NODES)).filter(|it| *it != victim.into()).collect();
+            let at = others.iter().position(|it| *it == world.rank().0).expect("it lives");
+            let next = Rank(others[(at + 1) % others.len()]);
+            world.send(next, Tag(5), vec![1]).await.unwrap();
+            world.receive(None, Tag(5)).await.unwrap();
+            ended.lock().unwrap().insert(node);
+            let _ = world.probe(next, Tag(6)).await;
+        });
+    }
+    world.run_until(Instant::ZERO + Duration::from_micros(20_000 + rng.below(20_000)));
+    assert!(ended.lock().unwrap().is_empty());
+    world.crash(NodeId(victim));
+    // Silence for two seconds is death.
+    world.run_until(world.now() + Duration::from_secs(3));
+    let ended = ended.lock().unwrap();
+    assert_eq!(ended.len(), usize::from(NODES) - 1, "seed {seed}, operation {which}: {ended:?}");
+}
+
+#[test]
+fn what_all_do_together_ends_at_all_others_once_one_is_lost() {
+    for which in 0..8 {
+        (0..3).for_each(|seed| bereaved(seed, which));
+        bereaved(RandomState::new().hash_one(which), which);
+    }
+}
