@@ -44,7 +44,8 @@ pub enum Coprocessor {
 
 /// 1 Gb/s Ethernet: what most hosts have at least.
 pub const DEFAULT_LINE: LinkProfile = LinkProfile::ethernet(LineRate::mbps(1_000), Duration::ZERO);
-/// Eight frames: at 100 Mb/s and 1 KB each they bridge 0.7 ms of lateness of the firmware.
+/// Eight frames, or 32 of one Ethernet packet each: at 100 Mb/s those bridge 3.9 ms of lateness of the
+/// firmware, which a busy host has.
 pub const DEFAULT_TRANSMIT_DEPTH: usize = 8;
 /// Half a millisecond: what a wake-up is commonly late by where processes share cores.
 pub const DEFAULT_CATCH_UP: Duration = Duration::from_micros(500);
@@ -183,8 +184,8 @@ impl UdpConfig {
         self
     }
 
-    /// Frames that may wait for the line before the NIC is busy; at least 1. More of them bridge
-    /// more lateness, and let the firmware decide earlier than it would have to. Default:
+    /// Frames that may wait for the line before the NIC is busy; at least 1. Of frames that fit an
+    /// Ethernet packet four wait in the place of one. More of them bridge more lateness, and let the firmware decide earlier than it would have to. Default:
     /// [`DEFAULT_TRANSMIT_DEPTH`].
     #[must_use]
     pub const fn transmit_depth(mut self, frames: usize) -> Self {
