@@ -67,6 +67,10 @@ pub(super) struct Line {
 /// part of a datagram, and frames alike go together. None are where the system can't be told of both.
 pub(super) const LEAST_LENT: usize =
     if cfg!(all(target_os = "linux", not(all(test, midplane_loom)))) { 4_096 } else { usize::MAX };
+/// Wire bytes of a short frame: one packet of an Ethernet ...
+const SHORT: usize = 1_600;
+/// ... and how many of them may wait in the place of a longer frame: a message of 8 KiB has about twice as many.
+const SHORT_PER_DEPTH: usize = 4;
 /// Buffers that a line keeps for its next frames.
 const SPARES: usize = 16;
 /// Frames that may have begun and not yet be with the system, for each that may wait: the bound
@@ -100,13 +104,24 @@ impl Line {
         if self.frames.len() < self.depth {
             return None;
         }
+        let depth = self.depth_for_these();
+        if self.frames.len() < depth {
+            return None;
+        }
         // What has begun is about to leave: it waits no more.
-        let until = self.handed_over(&self.frames[self.frames.len() - self.depth]);
+        let until = self.handed_over(&self.frames[self.frames.len() - depth]);
         if until > now {
             return Some(until);
         }
         let begun = self.frames.iter().take_while(|f| self.handed_over(f) <= now).count();
-        (begun > BEGUN_PER_DEPTH * self.depth).then(|| now.plus_nanos(RETRY_NANOS))
+        (begun > BEGUN_PER_DEPTH * depth).then(|| now.plus_nanos(RETRY_NANOS))
+    }
+
+    /// Frames that may wait, as long as those that do: what the queue is for is the time that it bridges.
+    fn depth_for_these(&self) -> usize {
+        let bytes: usize = self.frames.iter().map(|frame| frame.wire_bytes as usize).sum();
+        let are_short = bytes <= SHORT * self.frames.len();
+        self.depth.saturating_mul(if are_short { SHORT_PER_DEPTH } else { 1 })
     }
 
     /// When a frame is handed over.
@@ -298,11 +313,22 @@ mod tests {
         let now = Instant::from_nanos(1_000_000);
         for _ in 0..3 {
             assert_eq!(line.busy_until(now), None);
-            line.put(now, 1_000, TO, (Vec::new(), None));
+            line.put(now, 10_000, TO, (Vec::new(), None));
         }
         // One has begun, two wait.
+        assert_eq!(line.busy_until(now), Some(now.plus_nanos(800_000)));
+        assert_eq!(line.busy_until(now.plus_nanos(800_000)), None);
+    }
+
+    #[test]
+    fn four_short_frames_wait_in_the_place_of_a_longer_one() {
+        let mut line = line(2, 0);
+        let now = Instant::from_nanos(1_000_000);
+        for _ in 0..9 {
+            assert_eq!(line.busy_until(now), None);
+            line.put(now, 1_000, TO, (Vec::new(), None));
+        }
         assert_eq!(line.busy_until(now), Some(now.plus_nanos(80_000)));
-        assert_eq!(line.busy_until(now.plus_nanos(80_000)), None);
     }
 
     #[test]
