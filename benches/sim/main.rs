@@ -57,23 +57,26 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// What a second of real time brought, in the best of the runs.
-#[derive(Clone, Copy, Debug, Default)]
-struct Speed {
-    packets: f64,
-    events: f64,
+/// What a second of real time brought, in each of the runs.
+#[derive(Debug, Default)]
+struct Speeds {
+    packets: Vec<f64>,
+    events: Vec<f64>,
+    /// The most of all runs.
     allocations_per_packet: f64,
 }
+
+/// What a row's runs have given, and its unit.
+type Measured = (Vec<f64>, &'static str);
 
 const RUNS: usize = 7;
 /// Virtual time after which rings, pools and tables have their size.
 const WARM_UP: u64 = 5_000_000;
 
-/// The fastest of several runs over `nanos` of virtual time after a warm-up: the machine may be
-/// busy with other things, and those only ever slow a run down.
-fn fastest<F: Firmware>(mut world: World<F>, nanos: u64) -> Speed {
+/// Runs a world several times over `nanos` of virtual time, after a warm-up.
+fn speeds<F: Firmware>(mut world: World<F>, nanos: u64) -> Speeds {
     world.run_until(Instant::from_nanos(WARM_UP));
-    let mut best = Speed::default();
+    let mut speeds = Speeds::default();
     for _ in 0..RUNS {
         let until = world.now().plus_nanos(nanos);
         let (sent, events) = (world.traffic().sent, world.events());
@@ -81,14 +84,12 @@ fn fastest<F: Firmware>(mut world: World<F>, nanos: u64) -> Speed {
         let seconds = seconds(|| world.run_until(until));
         let packets = (world.traffic().sent - sent) as f64;
         let allocations = (ALLOCATIONS.load(Ordering::Relaxed) - allocations) as f64;
-        if packets / seconds > best.packets || best.events == 0.0 {
-            best.packets = packets / seconds;
-            best.events = (world.events() - events) as f64 / seconds;
-        }
-        best.allocations_per_packet =
-            best.allocations_per_packet.max(allocations / packets.max(1.0));
+        speeds.packets.push(packets / seconds);
+        speeds.events.push((world.events() - events) as f64 / seconds);
+        speeds.allocations_per_packet =
+            speeds.allocations_per_packet.max(allocations / packets.max(1.0));
     }
-    best
+    speeds
 }
 
 /// Seconds of the processor that `work` takes, which others on the machine lengthen less than they
@@ -155,64 +156,67 @@ fn sleepers(count: u64) -> World<Nothing> {
 struct Row {
     name: &'static str,
     asked: &'static str,
-    measure: fn() -> (f64, &'static str),
+    measure: fn() -> Measured,
 }
 
-const fn row(name: &'static str, asked: &'static str, measure: fn() -> (f64, &'static str)) -> Row {
+const fn row(name: &'static str, asked: &'static str, measure: fn() -> Measured) -> Row {
     Row { name, asked, measure }
 }
 
-fn packets(speed: Speed) -> (f64, &'static str) {
-    assert!(speed.allocations_per_packet < 0.001, "no allocation per packet");
-    (speed.packets / 1e6, "M packet/s")
+fn millions(speeds: Vec<f64>) -> Vec<f64> {
+    speeds.into_iter().map(|speed| speed / 1e6).collect()
 }
 
-fn events(speed: Speed) -> (f64, &'static str) {
-    (speed.events / 1e6, "M event/s")
+fn packets(speeds: Speeds) -> Measured {
+    assert!(speeds.allocations_per_packet < 0.001, "no allocation per packet");
+    (millions(speeds.packets), "M packet/s")
 }
 
-fn sleeps(speed: Speed) -> (f64, &'static str) {
-    (speed.events / 1e6, "M sleep/s")
+fn events(speeds: Speeds) -> Measured {
+    (millions(speeds.events), "M event/s")
+}
+
+fn sleeps(speeds: Speeds) -> Measured {
+    (millions(speeds.events), "M sleep/s")
 }
 
 /// What is asked of the fabric, and how it is measured.
 const ROWS: [Row; 14] = [
     row("packets, plain links, 95 % of the output", ">= 3", || {
-        packets(fastest(load::plain(95), 200_000_000))
+        packets(speeds(load::plain(95), 200_000_000))
     }),
-    row("packets, plain links, 150 %", "", || packets(fastest(load::plain(150), 150_000_000))),
+    row("packets, plain links, 150 %", "", || packets(speeds(load::plain(150), 150_000_000))),
     row("packets, full NIC model and async tasks, 95 %", ">= 2", || {
-        packets(fastest(load::full(95, 1), 150_000_000))
+        packets(speeds(load::full(95, 1), 150_000_000))
     }),
     row("packets, full, 8 frames a doorbell, 95 %", "", || {
-        packets(fastest(load::full(95, 8), 150_000_000))
+        packets(speeds(load::full(95, 8), 150_000_000))
     }),
     row("packets, full, 8 frames a doorbell, 150 %", "", || {
-        packets(fastest(load::full(150, 8), 100_000_000))
+        packets(speeds(load::full(150, 8), 100_000_000))
     }),
     row("engine, 1,000 events pending", ">= 15", || {
-        events(fastest(load::engine(1_000), 10_000_000))
+        events(speeds(load::engine(1_000), 10_000_000))
     }),
     row("engine, 100,000 events pending", ">= 6", || {
-        events(fastest(load::engine(100_000), 10_000_000))
+        events(speeds(load::engine(100_000), 10_000_000))
     }),
     row("digest on against off, time", "<= 5", digest_cost),
-    row("async sleeps, 1,000 tasks", ">= 10", || sleeps(fastest(sleepers(1_000), 10_000_000))),
+    row("async sleeps, 1,000 tasks", ">= 10", || sleeps(speeds(sleepers(1_000), 10_000_000))),
     row("async sleeps, 1,000 tasks, bach 0.2", "", bach),
-    row("async sleeps, 100,000 tasks", "", || sleeps(fastest(sleepers(100_000), 300_000))),
+    row("async sleeps, 100,000 tasks", "", || sleeps(speeds(sleepers(100_000), 300_000))),
     row("500 hosts, 100 messages/s each, 10 s", "< 15", || {
         let mut world = scale::light(500);
         let seconds = seconds(|| world.run_until(Instant::from_nanos(10_000_000_000)));
         assert!(world.traffic().delivered > 490_000, "{:?}", world.traffic());
-        (seconds, "s")
+        (vec![seconds], "s")
     }),
     row("10,000 idle nodes, memory", "<= 100", || megabytes(None)),
     row("... with a task and a port of 16 commands each", "", || megabytes(Some(16))),
 ];
 
-/// How much longer the same events take with the digest than without it; the least of several pairs,
-/// for whatever disturbs one of the two only adds.
-fn digest_cost() -> (f64, &'static str) {
+/// How much longer the same events take with the digest than without it, in each of several pairs.
+fn digest_cost() -> Measured {
     let time = |digesting: bool| {
         let mut world = load::engine(1_000);
         world.set_digesting(digesting);
@@ -220,41 +224,44 @@ fn digest_cost() -> (f64, &'static str) {
         let until = world.now().plus_nanos(10_000_000);
         seconds(|| world.run_until(until))
     };
-    let least = |digesting| (0..RUNS).map(|_| time(digesting)).fold(f64::INFINITY, f64::min);
-    ((least(true) / least(false) - 1.0) * 100.0, "%")
+    let cost = |_| (time(true) / time(false) - 1.0) * 100.0;
+    ((0..RUNS).map(cost).collect(), "%")
 }
 
-fn bach() -> (f64, &'static str) {
-    let run = || {
+fn bach() -> Measured {
+    let run = |_| {
         let mut count = 0;
         let seconds = seconds(|| count = scale::bach_sleeps(1_000, 3_000_000));
         count as f64 / seconds / 1e6
     };
-    ((0..RUNS).map(|_| run()).fold(0.0, f64::max), "M sleep/s")
+    ((0..RUNS).map(run).collect(), "M sleep/s")
 }
 
-fn megabytes(depth: Option<usize>) -> (f64, &'static str) {
+fn megabytes(depth: Option<usize>) -> Measured {
     let before = LIVE.load(Ordering::Relaxed);
     let mut world = scale::idle(10_000, depth);
     world.run_until(Instant::from_nanos(1_000));
     let bytes = LIVE.load(Ordering::Relaxed) - before;
-    (bytes as f64 / 1e6, "MB")
+    (vec![bytes as f64 / 1e6], "MB")
 }
 
 /// Prints the rows whose name contains `only`.
 fn report(only: &str) {
     println!(
-        "the best of {RUNS} runs each, in seconds of the processor; packets: 16 senders to 1, 1000 bytes, two hops,"
+        "median, lowest and highest of {RUNS} runs each, in seconds of the processor; packets: 16 senders to 1, 1000 bytes,"
     );
     println!(
-        "counted when they are sent: at 150 % a third of them is dropped at the switch. Whatever else the machine does"
+        "two hops, counted when they are sent: at 150 % a third of them is dropped at the switch. Memory and 500 hosts are"
     );
-    println!("slows runs down: take the best as a lower bound.");
+    println!("measured once.");
     println!();
-    println!("{:<52} {:>8} {:>10}", "", "asked", "measured");
+    println!("{:<52} {:>8} {:>8} {:>17}", "", "asked", "median", "lowest - highest");
     for Row { name, asked, measure } in ROWS.iter().filter(|row| row.name.contains(only)) {
-        let (value, unit) = measure();
-        println!("{name:<52} {asked:>8} {value:>10.2} {unit}");
+        let (mut values, unit) = measure();
+        values.sort_by(f64::total_cmp);
+        let (lowest, median) = (values[0], values[values.len() / 2]);
+        let spread = format!("{lowest:.2} - {:.2}", values[values.len() - 1]);
+        println!("{name:<52} {asked:>8} {median:>8.2} {spread:>17} {unit}");
     }
 }
 

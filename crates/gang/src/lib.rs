@@ -28,6 +28,9 @@ pub mod context;
 pub mod controller;
 pub mod daemon;
 pub mod detect;
+#[cfg(test)]
+#[path = "../../../docs/wireshark/tables.rs"]
+mod dissector;
 pub mod firmware;
 pub mod interfaces;
 #[cfg(all(feature = "live", target_os = "linux"))]

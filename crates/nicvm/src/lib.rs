@@ -27,6 +27,9 @@ pub mod collective;
 pub mod context;
 pub mod control;
 pub mod coordination;
+#[cfg(test)]
+#[path = "../../../docs/wireshark/tables.rs"]
+mod dissector;
 pub mod extension;
 pub mod heap;
 pub mod install;

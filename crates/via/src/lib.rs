@@ -22,6 +22,9 @@ mod command;
 pub mod context;
 pub mod descriptor;
 pub mod direct;
+#[cfg(test)]
+#[path = "../../../docs/wireshark/tables.rs"]
+mod dissector;
 pub mod firmware;
 pub mod keeper;
 #[cfg(target_os = "linux")]

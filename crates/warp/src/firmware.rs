@@ -290,3 +290,21 @@ impl Extension for Warp {
         self.receiver.deactivate(nic);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dissector;
+
+    #[test]
+    fn the_dissector_knows_all_flags() {
+        let flags = [
+            (FEEDBACK, "feedback"),
+            (PROBE, "probe"),
+            (BROADCAST, "broadcast"),
+            (RIDER, "rider"),
+            (ANEW, "anew"),
+        ];
+        assert_eq!(dissector::table("warp_flags"), dissector::names(flags));
+    }
+}

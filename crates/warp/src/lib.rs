@@ -15,6 +15,9 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+#[cfg(test)]
+#[path = "../../../docs/wireshark/tables.rs"]
+mod dissector;
 pub mod estimate;
 pub mod feedback;
 pub mod firmware;

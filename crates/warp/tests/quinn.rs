@@ -1,4 +1,5 @@
-//! A real QUIC connection under the law, over loopback.
+//! A real QUIC connection under the law, over loopback: every byte arrives. What the law promises of rate and queue is held to
+//! it in virtual time, in `bottleneck.rs`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -49,6 +50,5 @@ async fn a_quic_connection_sends_under_the_law() {
     assert!(received == sent, "every byte arrives");
     let state = connection.congestion_state().into_any().downcast::<WarpController>().unwrap();
     let knowledge = state.knowledge();
-    assert!(knowledge.is_valid && knowledge.rate > 0.0, "{knowledge:?}");
-    assert!(knowledge.feedback_delay < Duration::from_secs(1), "{knowledge:?}");
+    assert!(knowledge.is_valid, "acknowledgements steer it: {knowledge:?}");
 }

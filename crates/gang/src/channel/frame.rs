@@ -113,6 +113,7 @@ impl PmFrame {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dissector;
     use midplane_simhw::id::PortId;
     use proptest::prelude::*;
 
@@ -154,6 +155,23 @@ mod tests {
             if let Some(frame) = PmFrame::parse(&header) {
                 prop_assert_eq!(frame.fields().words, words);
             }
+        }
+    }
+
+    #[test]
+    fn the_dissector_knows_all_flags() {
+        let flags = [
+            (ANSWER, "answer"),
+            (FENCE, "fence"),
+            (REFUSED, "refused"),
+            (ABSENT, "absent"),
+            (CARRIES, "carries an answer"),
+        ];
+        assert_eq!(dissector::table("gang_flags"), dissector::names(flags));
+        let known = flags.iter().fold(0, |all, (flag, _)| all | flag);
+        for flags in 0..=u8::MAX {
+            let is_frame = PmFrame::parse(&Header { flags, ..Header::default() }).is_some();
+            assert!(!is_frame || flags & !known == 0, "{flags:#x}");
         }
     }
 }

@@ -101,6 +101,7 @@ impl LinkMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dissector;
 
     #[test]
     fn the_longest_messages_fit_a_control_message() {
@@ -123,5 +124,21 @@ mod tests {
             let length = message.emit(&mut buffer);
             assert_eq!(LinkMessage::parse(&buffer[..length]), Ok(message));
         }
+    }
+
+    #[test]
+    fn the_dissector_knows_all_messages() {
+        // The paper's spelling: UNI_REQ_LINK is UniReqLink here.
+        let shout = |name: &String| {
+            let word = |(at, letter): (usize, char)| match letter.is_ascii_uppercase() && at > 0 {
+                true => format!("_{letter}"),
+                false => letter.to_ascii_uppercase().to_string(),
+            };
+            name.char_indices().map(word).collect::<String>()
+        };
+        let variants = dissector::variants::<Body>();
+        let shouted: dissector::Names =
+            variants.iter().map(|(number, name)| (*number, shout(name))).collect();
+        assert_eq!(dissector::table("bodies"), shouted);
     }
 }

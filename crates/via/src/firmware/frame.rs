@@ -122,6 +122,7 @@ impl Fields {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dissector;
     use proptest::prelude::*;
 
     proptest! {
@@ -134,5 +135,22 @@ mod tests {
                 prop_assert!(flags & 7 > 4);
             }
         }
+    }
+
+    #[test]
+    fn the_dissector_knows_all_frames_and_messages() {
+        let of = |flags: u8| Fields::of(&Header { flags, ..Header::default() });
+        let kinds = (0..8).filter_map(of).map(|fields| fields.kind);
+        let kinds: dissector::Names =
+            kinds.map(|kind| (kind as u64, dissector::variant(&kind))).collect();
+        assert_eq!(dissector::table("via_kinds"), kinds);
+        let flags =
+            [(FIRST, "first"), (LAST, "last"), (IMMEDIATE, "immediate"), (URGENT, "urgent")];
+        assert_eq!(dissector::table("via_flags"), dissector::names(flags));
+        // All bits that there are: no field is lost if all are set.
+        let all = flags.iter().fold(FrameKind::Acknowledge as u8, |all, (flag, _)| all | flag);
+        assert_eq!(of(u8::MAX & !3).map(|fields| fields.flags()), Some(all));
+        let messages = dissector::variants::<crate::firmware::connect::Message>();
+        assert_eq!(dissector::table("via_messages"), messages);
     }
 }

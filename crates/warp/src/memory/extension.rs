@@ -465,3 +465,17 @@ pub(super) const fn level_of(word: u64) -> Option<Level> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dissector;
+    use crate::memory::coherent::Coherence;
+
+    #[test]
+    fn the_dissector_knows_all_updates() {
+        assert_eq!(dissector::table("updates"), dissector::variants::<Update<Vec<u8>>>());
+        assert_eq!(dissector::table("coherence"), dissector::variants::<Coherence<Vec<u8>>>());
+        assert_eq!(dissector::table("parts"), dissector::names([(MORE, "more"), (LAST, "last")]));
+    }
+}
