@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::cluster::{Cluster, Load};
 use midplane_nicvm::coordination::Coordination;
 use midplane_simhw::fault::Faults;
+use proptest::prelude::*;
 
 #[test]
 fn a_slow_receiver_is_never_overrun() {
@@ -32,20 +33,30 @@ fn a_receiver_that_keeps_up_costs_little() {
     assert!(outcome.goodput_mbps() > 0.9 * plain, "of {plain} Mb/s: {outcome:?}");
 }
 
+fn check_loss(seed: u64) {
+    let mut cluster = Cluster::ethernet(3);
+    cluster.config.buffers(true);
+    cluster.seed = seed;
+    cluster.faults = Faults { loss: 0.02, ..Faults::NONE };
+    let load = Load { buffers: 4, burst: 8, drain: Duration::from_secs(20), ..Load::default() };
+    let outcome = cluster.run(load);
+    let what = format!("seed {seed}: {outcome:?}");
+    println!("seed {seed}: {:.2} Mb/s, lost {}", outcome.goodput_mbps(), outcome.lost());
+    assert!(outcome.finished == 3, "everything was sent in the end: {what}");
+    assert!(outcome.in_time.iter().all(|messages| *messages > 10), "{what}");
+    assert!(outcome.loss() < 0.05, "{what}");
+}
+
 #[test]
 fn lost_messages_give_their_buffers_back() {
-    for seed in 0..4 {
-        let mut cluster = Cluster::ethernet(3);
-        cluster.config.buffers(true);
-        cluster.seed = seed;
-        cluster.faults = Faults { loss: 0.02, ..Faults::NONE };
-        let load = Load { buffers: 4, burst: 8, drain: Duration::from_secs(20), ..Load::default() };
-        let outcome = cluster.run(load);
-        let what = format!("seed {seed}: {outcome:?}");
-        println!("seed {seed}: {:.2} Mb/s, lost {}", outcome.goodput_mbps(), outcome.lost());
-        assert!(outcome.finished == 3, "everything was sent in the end: {what}");
-        assert!(outcome.in_time.iter().all(|messages| *messages > 10), "{what}");
-        assert!(outcome.loss() < 0.05, "{what}");
+    (0..2).for_each(check_loss);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2))]
+    #[test]
+    fn lost_messages_give_their_buffers_back_from_new_seeds(seed: u64) {
+        check_loss(seed);
     }
 }
 

@@ -19,6 +19,7 @@ use midplane_simhw::sim::World;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
+use proptest::prelude::*;
 
 const NODES: u16 = 4;
 const MESSAGES: u32 = 200;
@@ -97,33 +98,37 @@ fn seconds(seconds: u64) -> Instant {
     Instant::ZERO + Duration::from_secs(seconds)
 }
 
+fn check_order(seed: u64) {
+    let heard = Arc::default();
+    let mut world = world(seed, &heard);
+    let delay = Duration::from_micros(200);
+    let faults =
+        Faults { loss: 0.1, duplicate: 0.1, corrupt: 0.05, reorder: 0.2, delay, ..Faults::NONE };
+    world.set_faults(faults);
+    world.run_until(seconds(5));
+    for node in (0..NODES).map(NodeId) {
+        let refused = world.firmware(node).counters().control_refused;
+        assert_eq!(refused, 0, "seed {seed}: node {node}");
+    }
+    let heard = heard.lock().unwrap();
+    assert_eq!(heard.numbers.len(), 2 * 4 * 3, "seed {seed}");
+    for (who, numbers) in &heard.numbers {
+        assert!(numbers.iter().copied().eq(0..203), "seed {seed}: {who:?}: {numbers:?}");
+    }
+    let down = |(_, event): &(u16, PeerEvent)| !matches!(event, PeerEvent::Up(..));
+    assert!(!heard.events.iter().any(down), "seed {seed}: {:?}", heard.events);
+}
+
 #[test]
 fn control_messages_arrive_once_and_in_order_under_all_faults() {
-    for seed in 0..8 {
-        let heard = Arc::default();
-        let mut world = world(seed, &heard);
-        let delay = Duration::from_micros(200);
-        let faults = Faults {
-            loss: 0.1,
-            duplicate: 0.1,
-            corrupt: 0.05,
-            reorder: 0.2,
-            delay,
-            ..Faults::NONE
-        };
-        world.set_faults(faults);
-        world.run_until(seconds(5));
-        for node in (0..NODES).map(NodeId) {
-            let refused = world.firmware(node).counters().control_refused;
-            assert_eq!(refused, 0, "seed {seed}: node {node}");
-        }
-        let heard = heard.lock().unwrap();
-        assert_eq!(heard.numbers.len(), 2 * 4 * 3, "seed {seed}");
-        for (who, numbers) in &heard.numbers {
-            assert!(numbers.iter().copied().eq(0..203), "seed {seed}: {who:?}: {numbers:?}");
-        }
-        let down = |(_, event): &(u16, PeerEvent)| !matches!(event, PeerEvent::Up(..));
-        assert!(!heard.events.iter().any(down), "seed {seed}: {:?}", heard.events);
+    (0..4).for_each(check_order);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4))]
+    #[test]
+    fn control_messages_arrive_once_and_in_order_from_new_seeds(seed: u64) {
+        check_order(seed);
     }
 }
 

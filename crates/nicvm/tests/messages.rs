@@ -17,6 +17,7 @@ use midplane_simhw::sim::World;
 use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
+use proptest::prelude::*;
 
 fn world(hosts: u16, mtu: usize, seed: u64) -> World<Unit> {
     let link = LinkProfile::plain(LineRate::mbps(1000), Duration::from_nanos(500));
@@ -187,31 +188,45 @@ fn interleaved_senders_and_ports_get_all_messages_without_faults() {
     assert_eq!(arrived.messages.len(), (u32::from(SENDERS * PORTS) * NUMBERS) as usize);
 }
 
+fn check_faults(seed: u64) {
+    let delay = Duration::from_micros(10 << (seed % 4));
+    let faults =
+        Faults { loss: 0.02, duplicate: 0.2, corrupt: 0.01, reorder: 0.2, delay, ..Faults::NONE };
+    let arrived = storm(faults, seed);
+    assert_eq!(arrived.wrong, Vec::<String>::new(), "seed {seed}");
+    let share = arrived.messages.len() as f64 / f64::from(u32::from(SENDERS * PORTS) * NUMBERS);
+    assert!(share > 0.4, "seed {seed}: {share}");
+}
+
 #[test]
 fn faults_never_mix_messages_or_deliver_one_twice() {
-    for seed in 0..12 {
-        let delay = Duration::from_micros(10 << (seed % 4));
-        let faults = Faults {
-            loss: 0.02,
-            duplicate: 0.2,
-            corrupt: 0.01,
-            reorder: 0.2,
-            delay,
-            ..Faults::NONE
-        };
-        let arrived = storm(faults, seed);
-        assert_eq!(arrived.wrong, Vec::<String>::new(), "seed {seed}");
-        let share = arrived.messages.len() as f64 / f64::from(u32::from(SENDERS * PORTS) * NUMBERS);
-        assert!(share > 0.4, "seed {seed}: {share}");
+    (0..6).for_each(check_faults);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+    #[test]
+    fn faults_never_mix_messages_from_new_seeds(seed: u64) {
+        check_faults(seed);
     }
+}
+
+fn check_duplicates(seed: u64) {
+    let faults = Faults { duplicate: 0.5, ..Faults::NONE };
+    let arrived = storm(faults, seed);
+    assert_eq!(arrived.wrong, Vec::<String>::new(), "seed {seed}");
+    assert_eq!(arrived.messages.len(), (u32::from(SENDERS * PORTS) * NUMBERS) as usize);
 }
 
 #[test]
 fn duplicates_alone_lose_nothing() {
-    for seed in 0..4 {
-        let faults = Faults { duplicate: 0.5, ..Faults::NONE };
-        let arrived = storm(faults, seed);
-        assert_eq!(arrived.wrong, Vec::<String>::new(), "seed {seed}");
-        assert_eq!(arrived.messages.len(), (u32::from(SENDERS * PORTS) * NUMBERS) as usize);
+    (0..2).for_each(check_duplicates);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2))]
+    #[test]
+    fn duplicates_alone_lose_nothing_from_new_seeds(seed: u64) {
+        check_duplicates(seed);
     }
 }

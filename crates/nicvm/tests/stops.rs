@@ -18,6 +18,7 @@ use midplane_simhw::port::{Command, Completion, Status};
 use midplane_simhw::rng::Rng;
 use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::time::Instant;
+use proptest::prelude::*;
 
 const POLICE: ExtensionId = ExtensionId(FIRST_USER_EXTENSION.0 + 9);
 const STOP: u8 = 1;
@@ -242,59 +243,86 @@ impl Scene {
     }
 }
 
+fn check_receiver(seed: u64) {
+    let traffic = Traffic { coordinated: true, senders: 3, messages: 300, burst: 6, buffers: 5 };
+    let mut cluster = Cluster::ethernet(traffic.senders);
+    cluster.config.buffers(true);
+    let mut scene = Scene::new(&cluster, traffic, seed);
+    let mut stops = 0;
+    while !scene.is_done() && stops < 2_000 {
+        scene.stop(RECEIVER, 40_000_000, 3_000_000);
+        stops += 1;
+    }
+    scene.finish();
+    assert!(stops > 20, "{stops} stops");
+    assert_eq!(scene.free_buffers(), traffic.buffers as u32, "seed {seed}: all came back");
+    assert_eq!(scene.given_up(), (0, 0), "seed {seed}: dead peers, lost tokens");
+}
+
 #[test]
 fn a_receiver_that_stands_still_gets_every_message_when_it_goes_on() {
-    for seed in 0..8 {
-        let traffic =
-            Traffic { coordinated: true, senders: 3, messages: 300, burst: 6, buffers: 5 };
-        let mut cluster = Cluster::ethernet(traffic.senders);
-        cluster.config.buffers(true);
-        let mut scene = Scene::new(&cluster, traffic, seed);
-        let mut stops = 0;
-        while !scene.is_done() && stops < 2_000 {
-            scene.stop(RECEIVER, 40_000_000, 3_000_000);
-            stops += 1;
-        }
-        scene.finish();
-        assert!(stops > 20, "{stops} stops");
-        assert_eq!(scene.free_buffers(), traffic.buffers as u32, "seed {seed}: all came back");
-        assert_eq!(scene.given_up(), (0, 0), "seed {seed}: dead peers, lost tokens");
+    (0..4).for_each(check_receiver);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4))]
+    #[test]
+    fn a_receiver_that_stands_still_gets_every_message_from_new_seeds(seed: u64) {
+        check_receiver(seed);
     }
+}
+
+fn check_uncontrolled(seed: u64) {
+    let traffic = Traffic { coordinated: false, senders: 1, messages: 150, burst: 1, buffers: 200 };
+    let mut scene = Scene::new(&Cluster::ethernet(traffic.senders), traffic, seed);
+    let mut stops = 0;
+    while !scene.is_done() && stops < 2_000 {
+        scene.stop(RECEIVER, 2_000_000, 500_000);
+        stops += 1;
+    }
+    scene.finish();
+    assert!(stops > 5, "{stops} stops");
+    assert_eq!(scene.free_buffers(), traffic.buffers as u32, "seed {seed}: all came back");
 }
 
 #[test]
 fn messages_without_flow_control_that_find_a_buffer_wait_in_it_as_well() {
-    for seed in 0..4 {
-        let traffic =
-            Traffic { coordinated: false, senders: 1, messages: 150, burst: 1, buffers: 200 };
-        let mut scene = Scene::new(&Cluster::ethernet(traffic.senders), traffic, seed);
-        let mut stops = 0;
-        while !scene.is_done() && stops < 2_000 {
-            scene.stop(RECEIVER, 2_000_000, 500_000);
-            stops += 1;
-        }
-        scene.finish();
-        assert!(stops > 5, "{stops} stops");
-        assert_eq!(scene.free_buffers(), traffic.buffers as u32, "seed {seed}: all came back");
+    (0..2).for_each(check_uncontrolled);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2))]
+    #[test]
+    fn messages_without_flow_control_wait_as_well_from_new_seeds(seed: u64) {
+        check_uncontrolled(seed);
     }
 }
 
 /// Stops are as long as several leases, and as the time after which silence is death.
+fn check_senders(seed: u64) {
+    let traffic = Traffic { coordinated: true, senders: 4, messages: 3_000, burst: 8, buffers: 64 };
+    let mut scene = Scene::new(&Cluster::ethernet(traffic.senders), traffic, seed);
+    let mut stops = 0;
+    while !scene.is_done() && stops < 2_000 {
+        let node = NodeId(1 + scene.dice.below(traffic.senders.into()) as u16);
+        let longest = if stops % 5 == 0 { 3_000_000_000 } else { 5_000_000 };
+        scene.stop(node, longest, 6_000_000);
+        stops += 1;
+    }
+    scene.finish();
+    assert!(stops > 10 && scene.stopped > Duration::from_secs(2), "{stops} stops");
+    assert_eq!(scene.given_up(), (0, 0), "seed {seed}: dead peers, lost tokens");
+}
+
 #[test]
 fn senders_that_stand_still_hand_their_tokens_back_and_nobody_takes_them_for_dead() {
-    for seed in 0..6 {
-        let traffic =
-            Traffic { coordinated: true, senders: 4, messages: 3_000, burst: 8, buffers: 64 };
-        let mut scene = Scene::new(&Cluster::ethernet(traffic.senders), traffic, seed);
-        let mut stops = 0;
-        while !scene.is_done() && stops < 2_000 {
-            let node = NodeId(1 + scene.dice.below(traffic.senders.into()) as u16);
-            let longest = if stops % 5 == 0 { 3_000_000_000 } else { 5_000_000 };
-            scene.stop(node, longest, 6_000_000);
-            stops += 1;
-        }
-        scene.finish();
-        assert!(stops > 10 && scene.stopped > Duration::from_secs(2), "{stops} stops");
-        assert_eq!(scene.given_up(), (0, 0), "seed {seed}: dead peers, lost tokens");
+    (0..3).for_each(check_senders);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3))]
+    #[test]
+    fn senders_that_stand_still_hand_their_tokens_back_from_new_seeds(seed: u64) {
+        check_senders(seed);
     }
 }

@@ -6,19 +6,27 @@ use std::time::Duration;
 use midplane_nicvm::control::{ControlConfig, DEFAULT_DEAD_AFTER, Event};
 use midplane_simhw::id::NodeId;
 use midplane_simhw::rng::Rng;
+use proptest::prelude::*;
 
 use super::network::{Faults, Network};
 
-const SCENARIOS: u64 = 1_000;
 const STEPS: usize = 60;
 
 #[test]
 fn whatever_happens_delivery_is_exactly_once_and_all_is_well_after_healing() {
-    for seed in 0..SCENARIOS {
+    for seed in 0..500 {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scenario(seed))) {
             eprintln!("scenario of seed {seed}");
             resume_unwind(panic);
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+    #[test]
+    fn delivery_is_exactly_once_and_all_is_well_after_healing_from_new_seeds(seed: u64) {
+        scenario(seed);
     }
 }
 

@@ -36,10 +36,10 @@ fn incast(policy: DiscardPolicy, cells: u32, seed: u64) -> (Traffic, u32) {
     (*world.traffic(), world.output(topology.downlink(A)).unwrap().peak())
 }
 
-#[test]
-fn early_discard_carries_more_than_partial_and_that_more_than_tail_drop() {
+/// Compares what each policy carries over some runs.
+fn check_order(seeds: impl IntoIterator<Item = u64>) {
     let mut delivered = [0; 3];
-    for seed in 0..5 {
+    for seed in seeds {
         let policies = [DiscardPolicy::EARLY, DiscardPolicy::Partial, DiscardPolicy::Tail];
         for (sum, policy) in delivered.iter_mut().zip(policies) {
             *sum += incast(policy, 400, seed).0.delivered;
@@ -51,14 +51,37 @@ fn early_discard_carries_more_than_partial_and_that_more_than_tail_drop() {
 }
 
 #[test]
-fn after_early_discard_with_slack_no_partial_frame_leaves() {
-    // Three frames of 210 cells that were let in at the threshold fit above it.
+fn early_discard_carries_more_than_partial_and_that_more_than_tail_drop() {
+    check_order(0..5);
+}
+
+/// Three frames of 210 cells that were let in at the threshold fit above it.
+fn check_slack(seed: u64) {
     let policy = DiscardPolicy::Early { threshold: 200 };
-    for seed in 0..5 {
-        let (traffic, peak) = incast(policy, 1_100, seed);
-        assert!(traffic.drops.of(DropCause::EarlyDiscard) > 0, "{traffic:?}");
-        assert_eq!(traffic.drops.total(), traffic.drops.of(DropCause::EarlyDiscard));
-        assert!(peak > 220 && peak <= 1_100);
+    let (traffic, peak) = incast(policy, 1_100, seed);
+    assert!(traffic.drops.of(DropCause::EarlyDiscard) > 0, "{traffic:?}");
+    assert_eq!(traffic.drops.total(), traffic.drops.of(DropCause::EarlyDiscard));
+    assert!(peak > 220 && peak <= 1_100);
+}
+
+#[test]
+fn after_early_discard_with_slack_no_partial_frame_leaves() {
+    (0..3).for_each(check_slack);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1))]
+    #[test]
+    fn policies_keep_their_order_from_new_seeds(seeds: [u64; 5]) {
+        check_order(seeds);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3))]
+    #[test]
+    fn with_slack_no_partial_frame_leaves_from_new_seeds(seed: u64) {
+        check_slack(seed);
     }
 }
 

@@ -13,6 +13,7 @@ use midplane_simhw::switch::{Buffer, SwitchProfile};
 use midplane_simhw::time::{Instant, LineRate};
 use midplane_simhw::topology::Topology;
 use midplane_simhw::trace::{Engine, Record};
+use proptest::prelude::*;
 
 use crate::sim::harness::{Probe, Sending, at, scripted_world};
 
@@ -95,30 +96,41 @@ impl Seen {
     }
 }
 
+/// Runs a world twice, watched and not, and counts what is seen against what it says itself.
+fn check_watched(seed: u64) {
+    let mut alone = world(seed);
+    alone.run_until(at(60_000_000));
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let note = Arc::clone(&seen);
+    let mut watched = world(seed);
+    watched.observe(move |record| note.lock().unwrap().note(record));
+    watched.run_until(at(60_000_000));
+    assert_eq!(watched.digest(), alone.digest());
+    let (seen, traffic) = (seen.lock().unwrap(), watched.traffic());
+    assert_eq!((seen.sent, seen.delivered), (traffic.sent, traffic.delivered));
+    assert_eq!(seen.dropped, traffic.drops.total());
+    assert!(seen.queued == 64 && seen.dropped > 0);
+    for (engine, spans) in &seen.busy {
+        for pair in spans.windows(2) {
+            // A time on a line is rounded up.
+            let overlap = pair[0].1.nanos_since(pair[1].0);
+            assert!(overlap <= 1, "{engine:?} does two things at once: {pair:?}");
+        }
+    }
+    let lines = seen.busy.keys().filter(|engine| matches!(engine, Engine::Link(_))).count();
+    assert_eq!(lines, 6, "four uplinks and two downlinks carry frames");
+}
+
 #[test]
 fn a_watched_run_is_the_same_run_and_all_of_it_is_seen() {
-    for seed in 0..20 {
-        let mut alone = world(seed);
-        alone.run_until(at(60_000_000));
-        let seen = Arc::new(Mutex::new(Seen::default()));
-        let note = Arc::clone(&seen);
-        let mut watched = world(seed);
-        watched.observe(move |record| note.lock().unwrap().note(record));
-        watched.run_until(at(60_000_000));
-        assert_eq!(watched.digest(), alone.digest());
-        let (seen, traffic) = (seen.lock().unwrap(), watched.traffic());
-        assert_eq!((seen.sent, seen.delivered), (traffic.sent, traffic.delivered));
-        assert_eq!(seen.dropped, traffic.drops.total());
-        assert!(seen.queued == 64 && seen.dropped > 0);
-        for (engine, spans) in &seen.busy {
-            for pair in spans.windows(2) {
-                // A time on a line is rounded up.
-                let overlap = pair[0].1.nanos_since(pair[1].0);
-                assert!(overlap <= 1, "{engine:?} does two things at once: {pair:?}");
-            }
-        }
-        let lines = seen.busy.keys().filter(|engine| matches!(engine, Engine::Link(_))).count();
-        assert_eq!(lines, 6, "four uplinks and two downlinks carry frames");
+    (0..10).for_each(check_watched);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10))]
+    #[test]
+    fn a_watched_run_is_the_same_run_from_new_seeds(seed: u64) {
+        check_watched(seed);
     }
 }
 
