@@ -102,6 +102,8 @@ impl Desk {
             return;
         }
         link.answers.clear();
+        (link.owed, link.withdrawing) = (0, 0);
+        link.withdrawals.clear();
         link.sends.clear();
         link.streams.clear();
         link.hinted.clear();
