@@ -3,6 +3,7 @@
 mod anchors;
 mod bounds;
 mod conformance;
+mod dissector;
 #[cfg(target_os = "linux")]
 mod nicd;
 mod readme;

@@ -62,6 +62,9 @@ pub(crate) fn outgoing(command: &Command) -> Message {
     }
 }
 
+/// Streams, each of one sender and port, that are remembered.
+pub const DEFAULT_STREAMS: usize = 4096;
+
 /// What the service has seen.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct MessageCounters {
@@ -83,11 +86,14 @@ pub struct MessageCounters {
 type StreamKey = (NodeId, PortId, bool);
 
 /// The default service.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Messages {
     buffers: BTreeMap<PortId, VecDeque<Buffer>>,
     /// One message of each arrives at a time.
     streams: BTreeMap<StreamKey, Stream>,
+    most_streams: usize,
+    /// Frames that have come for any stream.
+    frames: u64,
     /// Messages that have arrived whole for processes that stand still, in order.
     unread: BTreeMap<PortId, Vec<(Assembly, Completion)>>,
     /// Messages under flow control that have begun to arrive, or found no buffer.
@@ -95,11 +101,50 @@ pub struct Messages {
     counters: MessageCounters,
 }
 
+impl Default for Messages {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Messages {
     /// The service without buffers.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub const fn new() -> Self {
+        Self {
+            buffers: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            most_streams: DEFAULT_STREAMS,
+            frames: 0,
+            unread: BTreeMap::new(),
+            arrived: 0,
+            counters: MessageCounters {
+                delivered: 0,
+                without_buffer: 0,
+                incomplete: 0,
+                void_frames: 0,
+                malformed: 0,
+                stopped: 0,
+            },
+        }
+    }
+
+    /// Streams that are remembered, each of one sender and port, at least 1; those of which a message
+    /// has begun count beside them. Some 100 bytes each. If more senders than this take turns, a frame
+    /// that the network doubles may arrive twice. Default: [`DEFAULT_STREAMS`].
+    #[must_use]
+    pub const fn streams(mut self, most: usize) -> Self {
+        self.most_streams = if most == 0 { 1 } else { most };
+        self
+    }
+
+    /// Makes room for another stream: the older half of those without a message that has begun goes.
+    fn prune(&mut self) {
+        let idle = self.streams.values().filter(|stream| stream.open.is_none());
+        let mut touched: Vec<_> = idle.map(|stream| stream.touched).collect();
+        touched.sort_unstable();
+        let Some(&last) = touched.get(touched.len() / 2) else { return };
+        self.streams.retain(|_, stream| stream.open.is_some() || stream.touched > last);
     }
 
     /// Buffers that are posted, on all ports, and not taken by a message that has begun.
@@ -136,9 +181,14 @@ impl Messages {
             return None;
         }
         let (life, message) = (header.incarnation, fragment.message);
-        let stream = self.streams.entry((header.source, port, controlled));
-        let stream = stream.or_insert_with(|| Stream::new(life, message));
+        let key = (header.source, port, controlled);
+        if self.streams.len() >= self.most_streams && !self.streams.contains_key(&key) {
+            self.prune();
+        }
+        self.frames += 1;
+        let stream = self.streams.entry(key).or_insert_with(|| Stream::new(life, message));
         let former = stream.on_life(life, message);
+        stream.touched = self.frames;
         let place = stream.place(life, fragment, length);
         let open = match place {
             Place::Open | Place::Newer => stream.open.take(),

@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Waker};
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
-use midplane_simhw::port::PortOptions;
+use midplane_simhw::port::{MAX_DEPTH, PortOptions};
 use midplane_simhw::region::Payload;
 
 use crate::attributes::{Reliability, ViAttributes};
@@ -36,6 +36,10 @@ use places::LONGEST_PLACED;
 
 pub use places::Registration;
 
+/// Commands of each process's interface beside its data, and of the port beside all interfaces.
+const CONTROLS: usize = 24;
+const SPARE: usize = 64;
+
 /// How a process's share of the memory is laid out.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RdmaConfig {
@@ -44,6 +48,7 @@ pub struct RdmaConfig {
     job: u32,
     reliability: Reliability,
     registration: Registration,
+    depth: usize,
 }
 
 impl Default for RdmaConfig {
@@ -54,6 +59,7 @@ impl Default for RdmaConfig {
             job: 0,
             reliability: Reliability::ReliableReception,
             registration: Registration::default(),
+            depth: MAX_DEPTH,
         }
     }
 }
@@ -74,7 +80,8 @@ impl RdmaConfig {
         if area > self.area { self.area(area) } else { self }
     }
 
-    /// Receive descriptors that are kept posted for each process, 8 to 256. Default: 64.
+    /// Receive descriptors that are kept posted for each process, 8 to 256; fewer where the port is
+    /// not as [deep](Self::depth) as all processes together need. Default: 64.
     #[must_use]
     pub const fn descriptors(mut self, count: u16) -> Self {
         self.descriptors = match count {
@@ -83,6 +90,25 @@ impl RdmaConfig {
             _ => 256,
         };
         self
+    }
+
+    /// Most commands that the port has under way, at most [`MAX_DEPTH`]. Its ring takes 128 bytes of
+    /// memory for each. What finds it full waits. Default: [`MAX_DEPTH`], of which no more is used
+    /// than all processes need.
+    #[must_use]
+    pub const fn depth(mut self, commands: usize) -> Self {
+        self.depth = if commands > MAX_DEPTH { MAX_DEPTH } else { commands };
+        self
+    }
+
+    /// With as many descriptors for each process as the port can hold, and the port's depth.
+    fn for_job(mut self, nodes: usize) -> (Self, usize) {
+        let commands = |descriptors: usize| 3 * descriptors + CONTROLS;
+        let share = self.depth.saturating_sub(SPARE) / nodes.max(1);
+        let fits = share.saturating_sub(CONTROLS) / 3;
+        self.descriptors = self.descriptors.min(u16::try_from(fits).unwrap_or(u16::MAX)).max(8);
+        let needed = nodes * commands(self.descriptors.into()) + SPARE;
+        (self, needed.min(self.depth))
     }
 
     /// Tells the processes of one job from those of another on the same nodes. Default: 0.
@@ -123,6 +149,8 @@ pub struct RdmaCarrier {
     by_vi: Vec<(ViId, Peer)>,
     /// Processes whose connection is under way.
     connecting: Vec<Peer>,
+    /// Processes for which fewer receive descriptors are posted than should be.
+    lacking: Vec<Peer>,
     /// Processes that were lost and told of: as soon as the NIC has given all back, they are waited for anew.
     returning: Vec<Peer>,
     /// Processes that are lost, and whether they are known to have been started again.
@@ -154,8 +182,7 @@ impl RdmaCarrier {
         config: RdmaConfig,
     ) -> Result<Self, NicError> {
         assert!((own.0 as usize) < nodes.len(), "a process is one of its job");
-        let each = 3 * usize::from(config.descriptors) + 24;
-        let depth = (nodes.len() * each + 64).min(midplane_simhw::port::MAX_DEPTH);
+        let (config, depth) = config.for_job(nodes.len());
         let mut nic = Nic::open(host, PortOptions::default().depth(depth)).await?;
         let arrivals = nic.create_cq();
         let mut carrier = Self {
@@ -166,6 +193,7 @@ impl RdmaCarrier {
             links: Vec::new(),
             by_vi: Vec::new(),
             connecting: Vec::new(),
+            lacking: Vec::new(),
             returning: Vec::new(),
             lost: VecDeque::new(),
             returned: VecDeque::new(),
@@ -207,6 +235,16 @@ impl RdmaCarrier {
         {
             self.lost.push_back((peer, restarted));
         }
+    }
+
+    /// Receive descriptors that found the port full are posted before anything else.
+    fn repost(&mut self) -> bool {
+        let Self { nic, links, lacking, .. } = self;
+        lacking.retain(|peer| {
+            let link = links.get_mut(peer.0 as usize).and_then(Option::as_mut);
+            link.is_some_and(|link| !link.repost(nic))
+        });
+        lacking.is_empty()
     }
 
     /// The room of the packet that was handed out last is free again.
@@ -279,7 +317,11 @@ impl RdmaCarrier {
         while let Some((vi, queue)) = self.nic.cq_done(self.arrivals) {
             let (WorkQueue::Receive, Some(peer)) = (queue, self.peer_of(vi)) else { continue };
             let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else { continue };
-            match link.on_descriptor(&mut self.nic) {
+            let arrival = link.on_descriptor(&mut self.nic);
+            if link.lacks_descriptors() && !self.lacking.contains(&peer) {
+                self.lacking.push(peer);
+            }
+            match arrival {
                 Ok(Some(arrival)) => return Some((peer, arrival)),
                 Ok(None) => {}
                 Err(_) => self.lose(peer, false),
@@ -318,7 +360,9 @@ impl Carrier for RdmaCarrier {
     }
 
     fn post(&mut self, to: Peer, envelope: &Envelope, payload: &[u8]) -> Result<(), Refusal> {
+        let reposted = self.lacking.is_empty() || self.repost();
         match self.links.get_mut(to.0 as usize) {
+            Some(Some(link)) if !reposted => link.refuse_crowded(),
             Some(Some(link)) => link.post(&mut self.nic, envelope, payload),
             _ => Err(Refusal::Lost),
         }
@@ -359,6 +403,7 @@ impl Carrier for RdmaCarrier {
 
     fn arm(&mut self, waker: &Waker) -> bool {
         self.take_back();
+        self.repost();
         for link in self.links.iter_mut().flatten() {
             link.answer(&mut self.nic);
         }

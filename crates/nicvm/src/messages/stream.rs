@@ -89,12 +89,14 @@ pub(super) struct Stream {
     /// Bit n: the message n before the newest has begun or is done with.
     begun: u64,
     pub(super) open: Option<Assembly>,
+    /// When its last frame came, in frames of all streams.
+    pub(super) touched: u64,
 }
 
 impl Stream {
     /// A stream that begins with a frame of `message`.
     pub(super) const fn new(incarnation: Incarnation, message: u32) -> Self {
-        Self { incarnation, newest: message, begun: 0, open: None }
+        Self { incarnation, newest: message, begun: 0, open: None, touched: 0 }
     }
 
     /// Begins anew where the sender has; what was open of its former life is given back.

@@ -78,6 +78,13 @@ impl Credit {
         })
     }
 
+    /// The room that was taken since `before` is not used after all.
+    pub(super) const fn put_back(&mut self, before: &Self) {
+        self.written = before.written;
+        self.write_pointer = before.write_pointer;
+        self.consumed = before.consumed;
+    }
+
     /// Whether what is written next lies past the area's front, which is in the caches still.
     pub(super) const fn is_past_front(&self) -> bool {
         self.write_pointer >= self.area / FRONT

@@ -37,6 +37,8 @@ const HELLO_BYTES: usize = 64;
 struct Hello {
     area: RemoteMemory,
     control: RemoteMemory,
+    /// Receive descriptors that are posted from the start.
+    descriptors: u16,
 }
 
 /// A packet that has come.
@@ -68,6 +70,8 @@ pub(super) struct Link {
     node: NodeId,
     config: RdmaConfig,
     ticket: Option<Ticket>,
+    /// The interface is connected.
+    connected: bool,
     /// The other side knows our memory, or soon will.
     greeted: bool,
     lost: bool,
@@ -95,7 +99,11 @@ pub(super) struct Link {
     refused: bool,
     /// It was for want of registered memory, while so many were under way.
     starved: Option<usize>,
+    /// It was as the port was full.
+    crowded: bool,
     spare: Vec<Descriptor>,
+    /// Receive descriptors that found the port full.
+    unposted: Vec<Descriptor>,
     /// What is under way, in order: memory that is free once it has left.
     sending: VecDeque<Option<Memory>>,
     places: Places,
@@ -125,6 +133,7 @@ impl Link {
             node,
             config,
             ticket: None,
+            connected: false,
             greeted: false,
             lost: false,
             ending: None,
@@ -143,7 +152,9 @@ impl Link {
             replied: 0,
             refused: false,
             starved: None,
+            crowded: false,
             spare: Vec::new(),
+            unposted: Vec::new(),
             sending: VecDeque::new(),
             places,
         };
@@ -169,7 +180,7 @@ impl Link {
     }
 
     pub(super) const fn is_new(&self) -> bool {
-        self.ticket.is_none() && !self.greeted
+        self.ticket.is_none() && !self.connected
     }
 
     /// Begins to connect.
@@ -194,19 +205,62 @@ impl Link {
 
     /// Goes on connecting; whether that is done as far as this side is concerned.
     pub(super) fn connect(&mut self, nic: &mut Nic) -> Result<bool, Broken> {
-        let Some(ticket) = &self.ticket else { return Ok(true) };
-        match nic.connected(ticket) {
-            Ok(None) => return Ok(false),
-            Ok(Some(_)) => self.ticket = None,
-            Err(_) => return Err(Broken),
+        if let Some(ticket) = &self.ticket {
+            match nic.connected(ticket) {
+                Ok(None) => return Ok(false),
+                Ok(Some(_)) => (self.ticket, self.connected) = (None, true),
+                Err(_) => return Err(Broken),
+            }
         }
-        let hello = Hello { area: self.area.remote(), control: self.control.remote() };
+        if self.greeted {
+            return Ok(true);
+        }
+        let (area, control) = (self.area.remote(), self.control.remote());
+        let hello = Hello { area, control, descriptors: self.config.descriptors };
         let bytes = wire::encode(&hello).expect("it is small");
         self.published.write(CONTROL_BYTES, &bytes).expect("its second half");
         let segment = self.published.segment(CONTROL_BYTES, bytes.len()).expect("its second half");
-        self.send(nic, Descriptor::of(segment), None)?;
-        self.greeted = true;
+        match self.send(nic, Descriptor::of(segment), None) {
+            Ok(()) => self.greeted = true,
+            Err(NicError::QueueFull) => return Ok(false),
+            Err(_) => return Err(Broken),
+        }
         Ok(true)
+    }
+
+    /// Posts a receive descriptor, now or once the port has room.
+    fn post_receive(&mut self, nic: &mut Nic, descriptor: Descriptor) -> Result<(), Broken> {
+        if self.lost {
+            return Ok(());
+        }
+        // It is told of before the other side is: with the frame that says so.
+        match nic.post_receive_quietly(self.vi, descriptor) {
+            Ok(()) => {
+                self.posted += 1;
+                self.reader.posted += 1;
+            }
+            Err(failed) if failed.error == NicError::QueueFull => {
+                self.unposted.push(failed.descriptor);
+            }
+            Err(_) => return Err(Broken),
+        }
+        Ok(())
+    }
+
+    pub(super) fn lacks_descriptors(&self) -> bool {
+        !self.unposted.is_empty()
+    }
+
+    /// Posts the receive descriptors that found the port full; whether none is left.
+    pub(super) fn repost(&mut self, nic: &mut Nic) -> bool {
+        while let Some(descriptor) = self.unposted.pop() {
+            let before = self.unposted.len();
+            // Of an interface that is gone, the error comes by another way.
+            if self.post_receive(nic, descriptor).is_ok() && self.unposted.len() > before {
+                return false;
+            }
+        }
+        true
     }
 
     fn send(

@@ -2,6 +2,7 @@
 
 use midplane_simhw::region::Payload;
 
+use super::config::QUESTIONS;
 use super::peer::Stream;
 use super::{Arrived, Desk, MAX_LENGTH};
 use crate::message::envelope::{Envelope, Kind, Marks, Peer};
@@ -337,8 +338,16 @@ impl Desk {
         Ok(())
     }
 
+    /// A peer that asks on while it takes no answers does not follow the protocol.
+    pub(super) fn admit_question(&self, from: Peer) -> Result<(), Breach> {
+        let owed = self.link(from).map_or(0, |link| link.owed);
+        // One request after a message that waits here, beside those to take messages back.
+        if owed > QUESTIONS { Err(Breach) } else { Ok(()) }
+    }
+
     /// Only what no receive has met can be taken back. Looks at every held message.
     fn on_withdraw(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        self.admit_question(from)?;
         let key = Key { context: envelope.context, source: from, tag: envelope.tag };
         if self.drop_found(from, envelope.from) {
             self.answer(from, Kind::Withdrawn, Marks::GRANTED, (envelope.from, 0), 0);
@@ -360,6 +369,9 @@ impl Desk {
     }
 
     fn on_withdrawn(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        let link = self.link_mut(from).ok_or(Breach)?;
+        link.withdrawing = link.withdrawing.checked_sub(1).ok_or(Breach)?;
+        self.next_withdrawal(from);
         if !envelope.marks.contains(Marks::GRANTED) {
             // It met its receive first, and that answer came before this one; or it waits here.
             self.cancel_hinted(from, Request::from_handle(envelope.to));

@@ -28,6 +28,10 @@ pub const ENTRY: usize = 64;
 /// Packets that one call of `advance` takes in before it looks after what is to leave.
 pub const DEFAULT_BATCH: usize = 64;
 
+/// Requests of one process to take messages back that another one answers at a time: those that follow
+/// wait. Who sends more contradicts the protocol.
+pub(super) const QUESTIONS: usize = 64;
+
 /// What an engine may use.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Config {

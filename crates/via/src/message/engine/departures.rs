@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::config::QUESTIONS;
 use super::peer::{Link, Stream};
 use super::{Arrived, Counters, Desk, ENTRY, WhenFull};
 use crate::message::carrier::{Carrier, Refusal};
@@ -250,6 +251,7 @@ impl Desk {
     /// Lets a packet leave before any message to the same process.
     pub(super) fn push_answer(&mut self, to: Peer, envelope: Envelope) {
         if let Some(link) = self.link_mut(to).filter(|link| !link.lost) {
+            link.owed += usize::from(is_owed(envelope.kind));
             link.answers.push_back(envelope);
             self.list(to);
         }
@@ -257,6 +259,29 @@ impl Desk {
 
     /// Asks for a message back that was announced, or waits for its acknowledgement.
     pub(super) fn withdraw(&mut self, send: Request) {
+        let operation = self.requests.get(send).map(|record| record.operation);
+        let Some(Operation::Send { to, .. }) = operation else { return };
+        let Some(link) = self.link_mut(to) else { return };
+        if link.withdrawing >= QUESTIONS {
+            return link.withdrawals.push_back(send);
+        }
+        link.withdrawing += 1;
+        self.ask_back(send);
+    }
+
+    /// A request to take a message back was answered: the next one leaves.
+    pub(super) fn next_withdrawal(&mut self, peer: Peer) {
+        while let Some(send) = self.link_mut(peer).and_then(|link| link.withdrawals.pop_front()) {
+            let record = self.requests.get(send);
+            let waits = record.is_some_and(|record| record.state == State::Active);
+            let met = self.link(peer).is_some_and(|l| l.streams.iter().any(|s| s.send == send));
+            if waits && !met {
+                return self.withdraw(send);
+            }
+        }
+    }
+
+    fn ask_back(&mut self, send: Request) {
         let Some(record) = self.requests.get(send) else { return };
         let Operation::Send { to, context, tag, .. } = record.operation else { return };
         let envelope = Envelope {
@@ -337,7 +362,9 @@ impl Desk {
             if self.post(carrier, peer, &envelope, &[]) == Err(Refusal::Full) {
                 return false;
             }
-            self.link_mut(peer).expect("it was there").answers.pop_front();
+            let link = self.link_mut(peer).expect("it was there");
+            link.answers.pop_front();
+            link.owed -= usize::from(is_owed(envelope.kind));
         }
         while let Some(send) = self.link(peer).and_then(|link| link.sends.front().copied()) {
             let record = self.requests.get(send).filter(|record| record.state == State::Waiting);
@@ -404,6 +431,11 @@ impl Desk {
                 && record.state != State::Built
         }) || !self.to_self.is_empty()
     }
+}
+
+/// Whether a packet answers a question that its addressee may ask as often as it likes.
+const fn is_owed(kind: Kind) -> bool {
+    matches!(kind, Kind::Withdrawn | Kind::Sought)
 }
 
 impl Arrived {

@@ -111,6 +111,8 @@ impl Desk {
         }
         link.lost_at = losses;
         link.answers.clear();
+        (link.owed, link.withdrawing) = (0, 0);
+        link.withdrawals.clear();
         link.sends.clear();
         link.streams.clear();
         link.hinted.clear();

@@ -39,6 +39,11 @@ pub(super) struct Link {
     pub(super) arrived: u64,
     pub(super) freed: u64,
     pub(super) granted: u64,
+    /// Our requests to take a message back that wait for their answer, and those that follow.
+    pub(super) withdrawing: usize,
+    pub(super) withdrawals: VecDeque<Request>,
+    /// Answers to its questions among `answers`.
+    pub(super) owed: usize,
     /// Answers leave first, then messages in their order, then the parts of announced ones.
     pub(super) answers: VecDeque<Envelope>,
     pub(super) sends: VecDeque<Request>,

@@ -129,6 +129,7 @@ impl Desk {
 
     /// The receiver asks for the first message that waits here.
     pub(super) fn on_seek(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+        self.admit_question(from)?;
         let (context, own) = (envelope.context, self.own);
         let tag = (envelope.length == 0).then_some(envelope.tag);
         let link = self.link_mut(from).ok_or(Breach)?;

@@ -2,11 +2,12 @@
 
 use midplane_simhw::wire;
 
-use super::{Arrival, Broken, CONTROL_BYTES, HELLO_BYTES, Hello, Link, post};
+use super::{Arrival, Broken, CONTROL_BYTES, HELLO_BYTES, Hello, Link};
 use crate::descriptor::Completed;
 use crate::message::envelope::{Envelope, Kind, LONGEST};
 use crate::nic::Nic;
 use crate::outcome::Operation;
+use crate::rdma::credit::Credit;
 use crate::rdma::places::NAME_BYTES;
 
 impl Link {
@@ -25,12 +26,7 @@ impl Link {
         if operation == Operation::Receive {
             return self.on_hello(length).map(|()| None);
         }
-        // It is told of before the other side is: with the frame that says so.
-        if !self.lost {
-            post(nic.post_receive_quietly(self.vi, descriptor))?;
-            self.posted += 1;
-        }
-        self.reader.posted += 1;
+        self.post_receive(nic, descriptor)?;
         let immediate = immediate.unwrap_or(0).cast_signed();
         if immediate == 0 {
             self.read_published();
@@ -78,9 +74,14 @@ impl Link {
         let bytes = bytes.get_mut(..length).ok_or(Broken)?;
         self.control.read(CONTROL_BYTES, bytes).map_err(|_| Broken)?;
         let hello: Hello = wire::decode(bytes).map_err(|_| Broken)?;
+        // Said again, it would grant anew what is spent.
+        if self.remote.is_some() || !(8..=256).contains(&hello.descriptors) {
+            return Err(Broken);
+        }
         if hello.area.len() as usize != self.config.area {
             return Err(Broken);
         }
+        self.credit = Credit::new(self.config.area, hello.descriptors);
         self.remote = Some(hello);
         Ok(())
     }

@@ -4,7 +4,7 @@ use super::Link;
 use crate::descriptor::Transfer;
 use crate::message::carrier::Refusal;
 use crate::message::envelope::{Envelope, Kind, LONGEST};
-use crate::nic::Nic;
+use crate::nic::{Nic, NicError};
 use crate::rdma::credit::Credit;
 
 impl Link {
@@ -54,7 +54,11 @@ impl Link {
         descriptor.segments.push(memory.segment(0, payload.len()).expect("it is as long"));
         descriptor.transfer = Transfer::RdmaWrite(to);
         descriptor.immediate = None;
-        self.send(nic, descriptor, Some(memory)).map_err(|_| Refusal::Lost)?;
+        match self.send(nic, descriptor, Some(memory)) {
+            Ok(()) => {}
+            Err(NicError::QueueFull) => return self.refuse_crowded(),
+            Err(_) => return Err(Refusal::Lost),
+        }
         self.places.on_written(envelope.to);
         self.post_packet(nic, envelope, &[])
     }
@@ -77,12 +81,14 @@ impl Link {
         if self.lost {
             return Err(Refusal::Lost);
         }
+        self.crowded = false;
         let Some(remote) = self.remote.filter(|_| self.greeted) else { return self.refuse() };
         self.reap(nic);
         let bytes = envelope.size() + payload.len();
         if self.credit.is_past_front() {
             self.read_published();
         }
+        let before = self.credit;
         let place = self.credit.take(bytes).or_else(|| {
             self.read_published();
             self.credit.take(bytes)
@@ -107,9 +113,19 @@ impl Link {
         descriptor.immediate = Some(place.immediate.cast_unsigned());
         match self.send(nic, descriptor, None) {
             Ok(()) if written => Ok(()),
-            // The port is as deep as all credits together.
+            // Processes share the port: this one has credit, and all of them together more.
+            Err(NicError::QueueFull) => {
+                self.credit.put_back(&before);
+                self.refuse_crowded()
+            }
             _ => Err(Refusal::Lost),
         }
+    }
+
+    /// Refuses a packet until the port has room, which some completion makes.
+    pub(in crate::rdma) const fn refuse_crowded(&mut self) -> Result<(), Refusal> {
+        self.crowded = true;
+        self.refuse()
     }
 
     const fn refuse(&mut self) -> Result<(), Refusal> {

@@ -90,7 +90,7 @@ impl Link {
         let mut credit = self.credit;
         let up = self.greeted && self.remote.is_some();
         let starves = self.starved.is_some_and(|then| self.sending.len() >= then);
-        let again = self.lost || (up && !starves && credit.take(room).is_some());
+        let again = self.lost || (up && !self.crowded && !starves && credit.take(room).is_some());
         if again {
             self.refused = false;
             self.starved = None;

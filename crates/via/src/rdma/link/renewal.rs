@@ -48,6 +48,7 @@ impl Link {
             memory.write(0, &zeroes).expect("it is as long");
         }
         self.places.clear();
+        self.unposted.clear();
         (self.ticket, self.remote) = (None, None);
         (self.greeted, self.lost, self.returns) = (false, false, true);
         self.credit = Credit::new(self.config.area, self.config.descriptors);

@@ -1,0 +1,125 @@
+//! What a peer can make an engine keep is bounded, whatever it sends and however little it takes.
+
+use std::task::Waker;
+
+use midplane_simhw::region::Payload;
+use midplane_via::message::carrier::{Carrier, Event, Refusal};
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
+use midplane_via::message::progression::{InitError, Progression, Wait};
+
+const WINDOW: usize = 64 * 1024;
+const PACKETS: u32 = 100_000;
+
+/// A peer that sends what `make` makes of the number of each packet, and takes nothing.
+struct Flood<M> {
+    make: M,
+    next: u32,
+    bytes: Vec<u8>,
+}
+
+impl<M: FnMut(u32) -> (Envelope, usize) + Send> Carrier for Flood<M> {
+    fn own(&self) -> Peer {
+        Peer(0)
+    }
+    fn connect(&mut self, _: &[Peer]) -> Result<(), InitError> {
+        Ok(())
+    }
+    fn room(&self) -> usize {
+        4096
+    }
+    fn post(&mut self, _: Peer, _: &Envelope, _: &[u8]) -> Result<(), Refusal> {
+        Err(Refusal::Full)
+    }
+    fn poll(&mut self) -> Option<Event<'_>> {
+        if self.next == PACKETS {
+            return None;
+        }
+        let (envelope, length) = (self.make)(self.next);
+        self.next += 1;
+        let payload = Payload::from(&self.bytes[..length]);
+        Some(Event::Packet { from: Peer(1), envelope, payload })
+    }
+    fn arm(&mut self, _: &Waker) -> bool {
+        true
+    }
+    fn close(&mut self) {}
+}
+
+fn packet(kind: Kind, number: u32) -> Envelope {
+    Envelope {
+        length: 0,
+        tag: Tag(number),
+        kind,
+        marks: Marks::NONE,
+        source: Peer(1),
+        context: Context(number % 7),
+        sequence: number,
+        to: 0,
+        from: u64::from(number) + 1,
+    }
+}
+
+/// The most bytes that an engine keeps while it is flooded; whether it still listens afterwards.
+#[track_caller]
+fn flood(make: impl FnMut(u32) -> (Envelope, usize) + Send) -> bool {
+    let flood = Flood { make, next: 0, bytes: vec![7; 4096] };
+    let mut engine = Engine::new(flood, Config::default().window(WINDOW));
+    engine.init().unwrap();
+    engine.addprocs(&[Peer(1)]).unwrap();
+    let counts = allocation_counter::measure(|| {
+        while engine.carrier().next < PACKETS {
+            engine.advance(Wait::Not);
+        }
+    });
+    // The window, as much again for buffers' rounding up, and what is kept beside it.
+    let most = 4 * WINDOW as u64 + 64 * 1024;
+    assert!(counts.bytes_max < most, "{} bytes", counts.bytes_max);
+    assert!(engine.unexpected_bytes() <= WINDOW as u64);
+    engine.explain().lost.is_empty()
+}
+
+#[test]
+fn requests_to_take_messages_back_are_kept_up_to_a_bound() {
+    assert!(!flood(|number| (packet(Kind::Withdraw, number), 0)), "it breaks the protocol");
+}
+
+#[test]
+fn questions_after_messages_are_kept_up_to_a_bound() {
+    assert!(!flood(|number| (packet(Kind::Seek, number), 0)), "it breaks the protocol");
+}
+
+#[test]
+fn hints_leave_nothing_behind() {
+    assert!(flood(|number| (packet(Kind::Hint, number), 0)));
+}
+
+#[test]
+fn messages_are_kept_up_to_the_window() {
+    for length in [0, 1, 100, 4096] {
+        let eager = |number| {
+            let envelope = packet(Kind::Eager, number);
+            (Envelope { length: length as u32, ..envelope }, length)
+        };
+        assert!(!flood(eager), "it passes its window");
+    }
+    let announced = |number| (Envelope { length: 9, ..packet(Kind::Announce, number) }, 0);
+    assert!(!flood(announced), "it passes its window");
+}
+
+/// Each takes back the message before it: the window never fills, and grants are due all the time.
+#[test]
+fn credit_that_a_peer_does_not_take_is_kept_once() {
+    flood(|number| match number % 3 {
+        0 => (Envelope { sequence: number / 3, tag: Tag(1), ..packet(Kind::Announce, 0) }, 0),
+        1 => (Envelope { tag: Tag(1), ..packet(Kind::Withdraw, 0) }, 0),
+        _ => (packet(Kind::Hint, number), 0),
+    });
+}
+
+#[test]
+fn answers_that_nobody_awaits_end_their_sender() {
+    for kind in [Kind::Clear, Kind::Acknowledge, Kind::Withdrawn, Kind::Sought, Kind::Settle] {
+        assert!(!flood(|number| (packet(kind, number), 0)), "{kind:?}");
+    }
+}
