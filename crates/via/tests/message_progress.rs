@@ -7,6 +7,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use crate::engines::{Process, cluster, message, receive, send, settle, take};
+use crate::programs;
 use midplane_via::message::engine::Config;
 use midplane_via::message::envelope::Context;
 use midplane_via::message::matching::Pattern;

@@ -15,7 +15,7 @@ use midplane_simhw::seal::Key;
 use midplane_simhw::time::LineRate;
 use midplane_simhw::udp::{Coprocessor, UdpConfig};
 
-use crate::firmware::{Cluster, ECHO, SEND, command, completion, run};
+use crate::udp::firmware::{Cluster, ECHO, SEND, command, completion, run};
 
 /// What a router does: passes on what is not too long for the network behind it.
 struct Router {
