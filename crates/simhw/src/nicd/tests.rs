@@ -90,6 +90,12 @@ pub(crate) fn abuse(file: &Socket, step: usize) {
     fcntl_setfl(file, OFlags::empty()).unwrap();
 }
 
+/// Leaves the processor to the processes that are attacked.
+#[expect(clippy::disallowed_methods, reason = "a thread of a test")]
+pub(crate) fn pause() {
+    std::thread::sleep(Duration::from_micros(100));
+}
+
 fn attack(name: &str, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let (mut port, given) = hostile_port(name);
@@ -104,7 +110,7 @@ fn attack(name: &str, stop: &AtomicBool) {
                 while port.take().is_some() {}
                 std::thread::yield_now();
             }
-            std::thread::sleep(Duration::from_micros(100));
+            pause();
         }
     }
 }

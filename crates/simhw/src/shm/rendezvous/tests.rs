@@ -10,7 +10,7 @@ use crate::frame::{Frame, Header};
 use crate::hardware::{Firmware, Hardware, Source};
 use crate::host::Host;
 use crate::id::{DmaId, PortId, TimerId};
-use crate::nicd::tests::{abuse, assert_no_slower};
+use crate::nicd::tests::{abuse, assert_no_slower, pause};
 use crate::port::{Command, Completion, Port, Status};
 use crate::region::Payload;
 use crate::shm::ShmNic;
@@ -100,7 +100,7 @@ fn attack(name: &str, stop: &AtomicBool) {
             if stop.load(Ordering::Relaxed) {
                 return;
             }
-            std::thread::sleep(Duration::from_micros(100));
+            pause();
         }
     }
 }
