@@ -272,7 +272,7 @@ async fn a_client_whose_daemon_ends_is_told() {
 async fn no_more_memory_is_lent_than_allowed() {
     let daemon = Daemon::start("nicd lent").await;
     drop(daemon.server);
-    let config = ServerConfig::new(&daemon.name).loan(4 << 20);
+    let config = ServerConfig::new(&daemon.name).loan(5 << 20);
     let _server = daemon.served.serve_ports(config).unwrap();
     let host = Client::connect(ClientConfig::new(&daemon.name, NodeId(1))).unwrap().host();
     let mut port = host.open_port().unwrap();

@@ -1,4 +1,4 @@
-//! Takes in processes of this host that map memory of this one: peers, and clients of a daemon.
+//! Accepts connections from processes of this host: peers, and clients of a daemon.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -13,53 +13,53 @@ use crate::time::Instant;
 
 /// Connections that may wait to be taken.
 const BACKLOG: i32 = 1_024;
-/// Connections that are taken in a row: whoever connects faster holds nobody up.
+/// Connections that one call accepts: processes that connect faster wait for the next.
 const BATCH: usize = 64;
-/// How long nobody is taken in where the system has no descriptor for who knocks: less than a
-/// client waits, and long enough to cost nothing.
-const DEAF: Duration = Duration::from_millis(50);
+/// How long no connection is accepted after the system had no descriptor for one: shorter than a client's patience,
+/// and long enough to cost no processor time.
+const REST: Duration = Duration::from_millis(50);
 
-/// A place where processes knock.
+/// A listening socket, and the users whose processes it admits.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     listener: OwnedFd,
     admitted: Vec<u32>,
-    /// Who knocks could not be taken in, and would be heard all the time.
-    deaf_until: Option<Instant>,
+    /// The system had no descriptor for a connection that waits, and that makes the listener readable all the time.
+    rests_until: Option<Instant>,
 }
 
 impl Acceptor {
-    /// Listens at `address`, for processes of the own user and of those that are admitted.
+    /// Listens at `address` for processes of the own user and of the users that are admitted.
     pub(crate) fn open(address: &SocketAddrUnix, admitted: Vec<u32>) -> rustix::io::Result<Self> {
         let listener = seqpacket()?;
         bind(&listener, address)?;
         listen(&listener, BACKLOG)?;
-        Ok(Self { listener, admitted, deaf_until: None })
+        Ok(Self { listener, admitted, rests_until: None })
     }
 
     pub(crate) fn admits(&self, user: u32) -> bool {
         user == geteuid().as_raw() || self.admitted.contains(&user)
     }
 
-    /// What to wait for before [`Acceptor::accept`]: nothing while it is deaf.
+    /// Returns what to poll before [`Acceptor::accept`]: no event while it rests.
     pub(crate) fn polled(&self) -> PollFd<'_> {
-        let knocks = if self.deaf_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
+        let knocks = if self.rests_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
         PollFd::new(&self.listener, knocks)
     }
 
-    /// When to call [`Acceptor::accept`] whether anybody knocks or not.
-    pub(crate) const fn deaf_until(&self) -> Option<Instant> {
-        self.deaf_until
+    /// Returns when to call [`Acceptor::accept`] even if the listener is not readable.
+    pub(crate) const fn rests_until(&self) -> Option<Instant> {
+        self.rests_until
     }
 
-    /// Takes in those of the users that are admitted, if anybody knocks or it is no longer deaf.
+    /// Accepts connections of admitted users, if the listener is readable or has rested long enough.
     pub(crate) fn accept(&mut self, is_ready: bool, now: Instant) -> Vec<Socket> {
         let mut taken = Vec::new();
-        let is_deaf = self.deaf_until.map_or(!is_ready, |until| now < until);
-        if is_deaf {
+        let rests = self.rests_until.map_or(!is_ready, |until| now < until);
+        if rests {
             return taken;
         }
-        self.deaf_until = None;
+        self.rests_until = None;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..BATCH {
             match accept_with(&self.listener, flags) {
@@ -70,10 +70,10 @@ impl Acceptor {
                     }
                 }
                 Err(Errno::AGAIN) => break,
-                // Whoever it was has gone.
+                // The process that connected is gone.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(_) => {
-                    self.deaf_until = Some(now + DEAF);
+                    self.rests_until = Some(now + REST);
                     break;
                 }
             }

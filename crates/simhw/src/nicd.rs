@@ -14,6 +14,8 @@
 //! - Neither side believes the other: whatever a client writes into its rings, no port but its own
 //!   is touched. Clients are processes of the daemon's user, and of those that it admits (peer
 //!   credentials); nothing here has a name in the file system.
+//! - Neither side waits for the other: each port has a channel of its own for wake-ups, on which no call blocks. What
+//!   a client is lent in all its ports is [bounded](ServerConfig::loan).
 
 mod client;
 mod holders;

@@ -1,9 +1,9 @@
 //! Sockets between processes of one host, and the descriptors that such processes pass to each other.
 //!
-//! The other end of a [`Socket`] may be hostile, and may have a copy of this end. So no call here waits for it: each
-//! asks not to (`MSG_DONTWAIT`), whatever the flags of the file say, which both may change. Nor is a descriptor of
-//! another process ever used, or closed on a thread that has other work, before it is known what it is: closing a file
-//! may wait for who serves it, or for data that lingers.
+//! The process at the other end of a [`Socket`] may be hostile, and may have a copy of this end. So no call here
+//! blocks: each passes `MSG_DONTWAIT`, which holds whatever the file's flags say. A descriptor from another process is
+//! used only once its kind is known. One of an unknown kind is closed on a thread that has no other work: closing a
+//! file may block until its file system answers, or until its data is sent.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,22 +23,22 @@ use rustix::net::{
 /// "MIDPLANE" in ASCII, as a little-endian word: how all that is said begins.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MIDPLANE");
 /// Most descriptors that this side sends with a message.
-const SENT: usize = 3;
+const SENT: usize = 2;
 /// Most descriptors that the system passes with a message.
 const PASSED: usize = 253;
 /// Bytes of wake-ups that are taken at once: more than a correct process has under way.
 const WAKES: usize = 4_096;
-/// Times that wake-ups are taken in a row: whoever sends faster is not waited for.
+/// Reads in a row from one channel: a peer that sends faster than that is left for the next turn.
 const ROUNDS: usize = 8;
 
 /// A message of `W` words with its descriptors.
 pub(crate) type Message<const W: usize> = ([u64; W], Vec<Passed>);
 
-/// A descriptor that is closed on a thread of its own.
+/// A descriptor that a thread of its own closes.
 #[derive(Debug)]
 struct Aside(Option<OwnedFd>);
 
-/// This end of a connection to another process; dropping it ends the connection for both.
+/// This process's end of a connection to another one; dropping it ends the connection for both.
 #[derive(Debug)]
 pub(crate) struct Socket(Aside);
 
@@ -49,36 +49,36 @@ pub(crate) fn seqpacket() -> rustix::io::Result<OwnedFd> {
 }
 
 impl Socket {
-    /// Takes a socket that was accepted.
+    /// Wraps a socket that was accepted.
     pub(crate) const fn new(socket: OwnedFd) -> Self {
         Self(Aside(Some(socket)))
     }
 
-    /// Connects to who listens at `address`.
+    /// Connects to the process that listens at `address`.
     pub(crate) fn connect(address: &SocketAddrUnix) -> rustix::io::Result<Self> {
         let socket = Self::new(seqpacket()?);
         connect(&socket, address)?;
         Ok(socket)
     }
 
-    /// Makes a channel for wake-ups: this process's end, and the one to be passed on.
+    /// Makes a channel for wake-ups: returns this process's end, and the end to pass on.
     pub(crate) fn pair() -> rustix::io::Result<(Self, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         Ok((Self::new(ours), theirs))
     }
 
-    /// The user of the process at the other end, as the system knows it.
+    /// Returns the user of the process at the other end, as the system knows it.
     pub(crate) fn user(&self) -> rustix::io::Result<u32> {
         Ok(socket_peercred(self)?.uid.as_raw())
     }
 
-    /// The process that connected the other end, as the system knows it.
+    /// Returns the process that connected the other end, as the system knows it.
     pub(crate) fn process(&self) -> rustix::io::Result<u32> {
         Ok(socket_peercred(self)?.pid.as_raw_nonzero().get().unsigned_abs())
     }
 
-    /// Sends words, and at most three descriptors with them.
+    /// Sends words, and at most two descriptors with them.
     pub(crate) fn send<const W: usize>(
         &self,
         words: &[u64; W],
@@ -111,7 +111,7 @@ impl Socket {
     }
 
     fn receive_bytes(&self, bytes: &mut [u8]) -> rustix::io::Result<(usize, Vec<Passed>)> {
-        // Room for all that may come: the system closes at once, and here, what finds none.
+        // Room for all descriptors that may come: this call would close those that find none.
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(PASSED))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
@@ -131,11 +131,11 @@ impl Socket {
     /// Wakes the process at the other end of a channel.
     pub(crate) fn wake(&self) {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        // It fails if the other end has not taken as many wake-ups as fit, so that it is woken already; or is gone.
+        // It fails if the channel is full of wake-ups that the other process has not taken, or if that is gone.
         let _ = rustix::net::send(self, b"w", flags);
     }
 
-    /// Takes the wake-ups that have come; `false` if descriptors came with them, which nobody of ours sends.
+    /// Takes the wake-ups that have come; `false` if descriptors came with them: a correct process sends none.
     pub(crate) fn take_wakes(&self) -> bool {
         let mut bytes = [0; WAKES];
         for _ in 0..ROUNDS {
@@ -156,7 +156,7 @@ impl Socket {
 }
 
 impl Drop for Socket {
-    /// With the socket the system closes, aside, descriptors that have come and were not received.
+    /// Descriptors that have come and were not received are closed with the socket, on the thread that closes it.
     fn drop(&mut self) {
         self.hang_up();
     }
@@ -174,19 +174,19 @@ impl AsRawFd for Socket {
     }
 }
 
-/// A descriptor that another process has passed: anything at all.
+/// A descriptor that another process has passed, of any kind.
 #[derive(Debug)]
 pub(crate) struct Passed(Aside);
 
 impl Passed {
-    /// The file, if it is sealed memory. What else it has to be, `Segment::open` checks.
+    /// Returns the file if it is one that can be sealed; `Segment::open` checks the rest.
     pub(crate) fn memory(mut self) -> Option<OwnedFd> {
-        // Asks the kind of file alone: of any other it is an error at once.
+        // Fails at once for a file of any other kind, without asking its file system.
         fcntl_get_seals(self.0.file()).ok()?;
         self.0.0.take()
     }
 
-    /// The end of a channel for wake-ups, if it is one that the process at the other end of `from` has made.
+    /// Returns the end of a channel for wake-ups if the process at the other end of `from` has made it.
     pub(crate) fn channel(self, from: &Socket) -> Option<Socket> {
         let file = self.0.file();
         let is_local = socket_domain(file).ok()? == AddressFamily::UNIX;
@@ -208,7 +208,7 @@ impl Drop for Aside {
     }
 }
 
-/// Closes a file on a thread that does nothing else, for as long as that takes.
+/// Closes a file on a thread that does nothing else, where that may block.
 fn close_aside(file: OwnedFd) {
     static CLOSER: OnceLock<mpsc::Sender<OwnedFd>> = OnceLock::new();
     let closer = CLOSER.get_or_init(|| {
@@ -218,7 +218,7 @@ fn close_aside(file: OwnedFd) {
         let _ = std::thread::Builder::new().name("midplane close".into()).spawn(close);
         outbox
     });
-    // Where there is no such thread, it is closed here.
+    // If the system refused the thread, the file is closed here.
     let _ = closer.send(file);
 }
 
@@ -243,9 +243,9 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_that_is_full_and_may_block_holds_nobody_up() {
+    fn a_full_channel_whose_flags_say_block_blocks_no_call() {
         let (ours, theirs) = Socket::pair().unwrap();
-        // As whoever has a copy of either end might.
+        // As a process with a copy of either end can.
         for end in [ours.as_fd(), theirs.as_fd()] {
             fcntl_setfl(end, OFlags::empty()).unwrap();
         }
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn wake_ups_with_descriptors_are_nobodys() {
+    fn wake_ups_with_descriptors_are_reported() {
         let (ours, theirs) = Socket::pair().unwrap();
         let theirs = Socket::new(theirs);
         theirs.send(&[0], &[theirs.as_fd()]).unwrap();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_are_what_they_are_said_to_be_or_nothing() {
+    fn a_descriptor_of_another_kind_is_refused() {
         let (ours, theirs) = connection();
         let (_, end) = Socket::pair().unwrap();
         assert!(passed(end).channel(&ours).is_some());

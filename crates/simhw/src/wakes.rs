@@ -1,4 +1,4 @@
-//! What wakes a process that waits: itself, and each of its peers through a channel of its own.
+//! Wakes a process that waits: by itself, and by each of its peers through a channel of its own.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,19 +11,19 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::passing::Socket;
 
-/// Channels that are emptied before the next are asked for.
+/// Channels that one call of the system reports.
 const BATCH: usize = 64;
-/// The process itself; channels have the numbers below.
+/// The number of the process's own event; channels have the numbers below.
 const OWN: u64 = u64::MAX;
 
 /// The wake-ups of one process: a descriptor that can be read when there are any.
 ///
-/// No peer has a share in it, nor in another peer's channel: what one does to its own keeps no wake-up of another's
-/// from coming.
+/// No peer has a copy of it, nor of another peer's channel: what a peer does to its own channel keeps no wake-up of
+/// another peer from coming.
 #[derive(Debug)]
 pub(crate) struct Wakes {
     ready: OwnedFd,
-    /// Never read: each writing tells `ready` anew.
+    /// An eventfd that is never read: each write makes `ready` readable again.
     own: OwnedFd,
     channels: Mutex<BTreeMap<u64, Arc<Socket>>>,
 }
@@ -38,7 +38,7 @@ impl Wakes {
 
     /// Wakes this process.
     pub(crate) fn signal(&self) {
-        // It can fail only if the counter is full, and nothing was told of it.
+        // It fails after 2^64 - 1 wake-ups, which is never.
         let _ = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
     }
 
@@ -46,7 +46,7 @@ impl Wakes {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is woken through `channel` from now on, instead of the former one of that number.
+    /// Adds a channel, instead of the former one of that number.
     pub(crate) fn add(&self, number: u64, channel: Arc<Socket>) -> io::Result<()> {
         self.remove(number);
         let (data, flags) = (EventData::new_u64(number), EventFlags::IN | EventFlags::ET);
@@ -55,15 +55,15 @@ impl Wakes {
         Ok(())
     }
 
-    /// Is woken through that channel no more.
+    /// Removes a channel: its wake-ups no longer count.
     pub(crate) fn remove(&self, number: u64) {
         if let Some(channel) = self.channels().remove(&number) {
-            // Its other end may have a copy of this one: it would stay.
+            // Dropping it is not enough: while the peer has a copy of this end, the system keeps it in the set.
             let _ = epoll::delete(&self.ready, &*channel);
         }
     }
 
-    /// Takes all wake-ups that have come; whether one was this process's own.
+    /// Takes all wake-ups that have come; returns whether one was this process's own.
     pub(crate) fn take(&self) -> bool {
         let mut was_own = false;
         loop {
@@ -137,7 +137,7 @@ mod tests {
         }
         wakes.remove(7);
         ends[7].wake();
-        assert!(!is_ready(&wakes), "it is heard no more");
+        assert!(!is_ready(&wakes), "the channel was removed");
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
         wakes.take();
         honest.wake();
         assert!(is_ready(&wakes));
-        // Nor does one that ends it, or sends what nobody asked for.
+        // Nor does a peer that sends descriptors, or ends its channel.
         hostile.send(&[0], &[hostile.as_fd()]).unwrap();
         wakes.take();
         drop(hostile);

@@ -26,6 +26,8 @@ use crate::wakes::Wakes;
 
 /// Memory that one client may have lent in all its ports: 1 GiB; what is not touched takes none.
 pub const DEFAULT_LOAN: usize = 1 << 30;
+/// Least memory that is lent at once: each loan is a mapping, and a process can have some 65,000.
+const LEAST_LOAN: usize = 64 << 10;
 /// As long as waking a parked process takes.
 const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 /// Most bytes of a daemon's name.
@@ -193,7 +195,7 @@ struct Room {
     loan: usize,
     acceptor: Acceptor,
     stopped: OwnedFd,
-    /// What wakes the thread: this process, and each client through its port's channel.
+    /// Wakes the thread: by this process, and by each client through its port's channel.
     wakes: Arc<Wakes>,
     clients: Vec<Client>,
     /// Ports that are held, and whose clients are gone.
@@ -221,7 +223,7 @@ impl Room {
                 return;
             }
             self.serve(&ready);
-            // Whoever else woke it has rung its own bell, and is looked after.
+            // A client that woke the thread has rung its own bell, which the next turn takes.
             if ready.wakes && self.wakes.take() {
                 // A stopped process may have posted without ringing.
                 self.ring_all();
@@ -288,7 +290,7 @@ impl Room {
             Stage::Expected(until) => Some(until.since(now)),
             Stage::Open(_) => None,
         });
-        let left = left.chain(self.acceptor.deaf_until().map(|until| until.since(now)));
+        let left = left.chain(self.acceptor.rests_until().map(|until| until.since(now)));
         left.min().map_or(Duration::MAX, |left| left.max(Duration::from_millis(1)))
     }
 
@@ -325,7 +327,7 @@ impl Room {
         }
     }
 
-    /// Memory that a client may still be lent.
+    /// Returns the bytes that a client may still be lent.
     fn left_of_loan(&self, process: u32) -> usize {
         let its = self.served().chain(&self.lingering).filter(|served| served.process == process);
         let taken: usize = its.map(|served| served.rings + served.arenas.bytes()).sum();
@@ -374,7 +376,8 @@ impl Room {
 
     fn lend(&self, socket: &Socket, served: &Served, bytes: usize) -> bool {
         let left = self.left_of_loan(served.process);
-        let lent = (1..=left).contains(&bytes).then(|| Segment::shared(Kind::Arena, bytes));
+        let lent =
+            (LEAST_LOAN..=left).contains(&bytes).then(|| Segment::shared(Kind::Arena, bytes));
         let Some(Ok((segment, file))) = lent else {
             return answer(socket, Answer::NothingLent, &[]).is_ok();
         };

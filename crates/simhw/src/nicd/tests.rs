@@ -13,24 +13,25 @@ use super::request::{Answer, Request, address, ask};
 use super::{Client, ClientConfig, ServerConfig};
 use crate::frame::Frame;
 use crate::hardware::{Firmware, Hardware};
-use crate::host::Host;
+use crate::host::{Host, OpenError};
 use crate::id::{DmaId, NodeId, PortId, TimerId};
 use crate::live::clock::Clock;
 use crate::passing::{Passed, Socket};
 use crate::port::{
-    Command, Completion, Lender, Loan, Port, PortName, PortOptions, Status, borrowed_port,
+    Command, Completion, Lender, Loan, Port, PortName, PortOptions, RegisterError, Status,
+    borrowed_port,
 };
 use crate::segment::Segment;
 use crate::shm::{ShmConfig, ShmNic};
 
-/// Only what hangs takes so long.
+/// Longer than any answer takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Rounds without the hostile client, and with it: ten seconds of that.
 const ROUNDS: usize = 10;
 const CALM: Duration = Duration::from_millis(300);
 const HELD: Duration = Duration::from_secs(1);
 
-/// Does what a command asks for: nothing.
+/// Completes each command.
 struct Done;
 
 impl Firmware for Done {
@@ -73,7 +74,7 @@ fn hostile_port(name: &str) -> (Port, Arc<Socket>) {
     (port, given)
 }
 
-/// Does to a channel what its holder can: fills it, drains it, sends what nobody asked for.
+/// Does to a channel what its holder can: fills it, drains it, sends descriptors.
 pub(crate) fn abuse(file: &Socket, step: usize) {
     // Not to be held up itself.
     fcntl_setfl(file, OFlags::NONBLOCK).unwrap();
@@ -85,8 +86,14 @@ pub(crate) fn abuse(file: &Socket, step: usize) {
         2 if step > 100 => _ = file.send(&[0], &[file.as_fd(), file.as_fd()]),
         _ => {}
     }
-    // Whoever shares the file's flags waits from now on.
+    // A call without `MSG_DONTWAIT` blocks from now on, for every process that shares the file.
     fcntl_setfl(file, OFlags::empty()).unwrap();
+}
+
+/// Leaves the processor to the processes that are attacked.
+#[expect(clippy::disallowed_methods, reason = "a thread of a test")]
+pub(crate) fn pause() {
+    std::thread::sleep(Duration::from_micros(100));
 }
 
 fn attack(name: &str, stop: &AtomicBool) {
@@ -103,7 +110,7 @@ fn attack(name: &str, stop: &AtomicBool) {
                 while port.take().is_some() {}
                 std::thread::yield_now();
             }
-            std::thread::sleep(Duration::from_micros(100));
+            pause();
         }
     }
 }
@@ -123,7 +130,7 @@ async fn ask_for_a_round(port: &mut Port, round: Duration) -> Vec<Duration> {
     took
 }
 
-/// Whether the second of alternating rounds took twice as long as the first, as far as the machine lets anybody tell.
+/// Asserts that rounds beside a hostile process took at most twice as long, unless the machine is too busy to tell.
 pub(crate) fn assert_no_slower(calm: &mut [Duration], held: &mut [Duration]) {
     calm.sort_unstable();
     held.sort_unstable();
@@ -167,6 +174,34 @@ fn a_hostile_client_harms_itself_alone() {
             held.push(took[took.len() / 2]);
         }
         assert_no_slower(&mut calm, &mut held);
+        drop(server);
+        nic.shutdown().await;
+    });
+}
+
+#[test]
+fn a_client_is_lent_no_more_in_all_its_ports_than_in_one() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let name = format!("greedy client {}", std::process::id());
+        let nic = ShmNic::start(ShmConfig::new(name.clone(), NodeId(0), 1), Done).unwrap();
+        let server = nic.serve_ports(ServerConfig::new(&name).loan(8 << 20)).unwrap();
+        let host = Client::connect(ClientConfig::new(&name, NodeId(0))).unwrap().host();
+        let mut ports: Vec<_> = (0..3).map(|_| host.open_port().unwrap()).collect();
+        let bytes = 3 << 20;
+        let lent: Vec<_> = ports.iter_mut().map(|port| port.register(bytes)).collect();
+        assert!(matches!(lent[..], [Ok(_), Ok(_), Err(RegisterError::NoMemory(_))]), "{lent:?}");
+        // Rings count as well.
+        let deep = PortOptions::default().depth(1 << 14);
+        assert!(matches!(host.open_port_with(deep), Err(OpenError::System(_))));
+        drop((lent, ports));
+        // Once the daemon has let go of all that.
+        let again = async {
+            while host.open_port_with(deep).is_err() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, again).await.expect("it is free again");
         drop(server);
         nic.shutdown().await;
     });

@@ -34,7 +34,7 @@ pub(crate) trait Lender: Send {
 pub(crate) struct Ground {
     words: Words,
     inner: Mutex<Inner>,
-    /// Asked while nobody holds `inner`: whoever gives memory up waits for no answer.
+    /// Asked while `inner` is not locked: giving memory up waits for no answer.
     lender: Mutex<Box<dyn Lender>>,
 }
 
@@ -84,14 +84,14 @@ impl Ground {
         let mut inner = self.inner();
         inner.regions.insert(slot, (at, bytes));
         let change = Change::Register { slot, generation, options, at, bytes };
-        // Nothing waits before it, or it would not be there before the commands that follow.
+        // Published at once or not at all: commands that follow must not overtake it.
         let is_known = inner.send() && inner.publish(&change);
         if !is_known {
             inner.give_up(slot, generation);
         }
         let waiting = inner.published.wrapping_sub(self.words.taken());
         drop(inner);
-        // Before there is no room left.
+        // Before the ring is full.
         if waiting >= REGISTRATIONS as u64 / 2 {
             bell();
         }
@@ -105,7 +105,7 @@ impl Ground {
         self.inner().give_up(slot, generation);
     }
 
-    /// Memory of an arena that there is, or of a new one.
+    /// Takes memory from an arena, or asks for a new arena.
     fn allocate(&self, bytes: usize) -> Option<(Memory, Place)> {
         if bytes <= SMALL {
             let mut inner = self.inner();
@@ -151,7 +151,7 @@ impl Inner {
         has_room
     }
 
-    /// A region's memory is given up; the NIC learns so as soon as there is room to tell it.
+    /// Gives a region's memory up; tells the NIC once the ring has room.
     fn give_up(&mut self, slot: u16, generation: u32) {
         let Some((at, bytes)) = self.regions.remove(&slot) else { return };
         self.unsent.push_back(Change::Deregister { slot, generation, at });
@@ -179,7 +179,7 @@ impl Inner {
         }
     }
 
-    /// Room in an arena that small regions share.
+    /// Finds room in an arena that small regions share.
     fn find(&mut self, bytes: usize) -> Option<(Arc<Segment>, Place)> {
         let wanted = bytes.next_multiple_of(LINE);
         self.arenas.iter_mut().find_map(|(arena, (segment, ranges))| {
@@ -190,7 +190,7 @@ impl Inner {
     }
 }
 
-/// A place of an arena as zeroed memory.
+/// Returns a place of an arena as zeroed memory.
 fn clean(segment: Arc<Segment>, at: Place, bytes: usize) -> Option<(Memory, Place)> {
     let memory = Memory::within(segment, at.offset, bytes)?;
     if !at.is_alone {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_registers_waits_for_no_room() {
+    fn registering_waits_for_no_room() {
         let (ground, mut nic, _) = pair();
         let (mut slot, rung) = (0, std::cell::Cell::new(0));
         let mut register = || {
@@ -315,7 +315,7 @@ mod tests {
         }
     }
 
-    /// Lends nothing before it may.
+    /// Lends only when the test says so.
     struct Slow(std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>);
 
     impl Lender for Slow {

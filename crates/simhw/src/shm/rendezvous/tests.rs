@@ -10,7 +10,7 @@ use crate::frame::{Frame, Header};
 use crate::hardware::{Firmware, Hardware, Source};
 use crate::host::Host;
 use crate::id::{DmaId, PortId, TimerId};
-use crate::nicd::tests::{abuse, assert_no_slower};
+use crate::nicd::tests::{abuse, assert_no_slower, pause};
 use crate::port::{Command, Completion, Port, Status};
 use crate::region::Payload;
 use crate::shm::ShmNic;
@@ -18,7 +18,7 @@ use crate::shm::ShmNic;
 const VICTIM: NodeId = NodeId(0);
 const HONEST: NodeId = NodeId(1);
 const HOSTILE: NodeId = NodeId(2);
-/// Only what hangs takes so long.
+/// Longer than any answer takes.
 const LONG: Duration = Duration::from_secs(10);
 /// Rounds without the hostile peer, and with it: ten seconds of that.
 const ROUNDS: usize = 10;
@@ -75,7 +75,7 @@ fn greet(name: &str, channel: &OwnedFd) -> (Socket, Arc<Segment>, Shape) {
     (socket, Arc::new(segment), shape)
 }
 
-/// What comes back; `None` if the connection ends instead.
+/// Waits for the answer; `None` if the connection ends instead.
 fn answer(socket: &Socket) -> Option<Greeting> {
     let patience = Timespec::try_from(LONG).unwrap();
     assert_eq!(poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).unwrap(), 1);
@@ -100,7 +100,7 @@ fn attack(name: &str, stop: &AtomicBool) {
             if stop.load(Ordering::Relaxed) {
                 return;
             }
-            std::thread::sleep(Duration::from_micros(100));
+            pause();
         }
     }
 }
