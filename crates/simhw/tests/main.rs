@@ -1,6 +1,7 @@
 //! All integration tests of the crate in one binary: it is linked once.
 
 mod allocations;
+mod descriptors;
 mod medium;
 mod shm;
 mod shm_bad_input;

@@ -13,10 +13,26 @@ fn key(id: u32) -> Key {
     Key::new(id, [id as u8; 32])
 }
 
+/// Two nodes that know each other.
+fn identities() -> [Identity; 2] {
+    let secrets = [0, 1].map(|_| SecretKey::generate().unwrap());
+    let list = secrets.each_ref().map(SecretKey::public).to_vec();
+    let [first, second] = secrets;
+    let of = |node, secret| Identity::new(NodeId(node), secret, list.clone()).unwrap();
+    [of(0, first), of(1, second)]
+}
+
+/// Both kinds of pairs.
+fn pairs() -> [fn() -> Pair; 2] {
+    [Pair::new, Pair::identified]
+}
+
 /// Two nodes and all that was ever on the wire between them.
 struct Pair {
     nodes: [Seals; 2],
     keys: [Vec<Key>; 2],
+    /// Where they are told apart.
+    identities: Option<[Identity; 2]>,
     now: Instant,
     /// On their way, with their receivers.
     wire: Vec<(usize, Vec<u8>)>,
@@ -33,10 +49,20 @@ impl Pair {
     }
 
     fn with_keys(keys: [Vec<Key>; 2]) -> Self {
-        let node = |node: usize| Self::node(node, &keys[node]);
+        Self::of(keys, None)
+    }
+
+    /// Nodes with keys of their own, and none of the fabric.
+    fn identified() -> Self {
+        Self::of([vec![], vec![]], Some(identities()))
+    }
+
+    fn of(keys: [Vec<Key>; 2], identities: Option<[Identity; 2]>) -> Self {
+        let node = |node: usize| Self::node(node, &keys[node], identities.as_ref());
         Self {
             nodes: [node(0), node(1)],
             keys,
+            identities,
             now: Instant::from_nanos(1),
             wire: Vec::new(),
             record: Vec::new(),
@@ -45,13 +71,16 @@ impl Pair {
         }
     }
 
-    fn node(node: usize, keys: &[Key]) -> Seals {
+    fn node(node: usize, keys: &[Key], identities: Option<&[Identity; 2]>) -> Seals {
         let id = NodeId(u16::try_from(node).unwrap());
-        Seals::new(id, 2, keys.to_vec()).unwrap()
+        match identities {
+            Some(all) => Seals::identified(id, 2, keys.to_vec(), all[node].clone()).unwrap(),
+            None => Seals::new(id, 2, keys.to_vec()).unwrap(),
+        }
     }
 
     fn restart(&mut self, node: usize) {
-        self.nodes[node] = Self::node(node, &self.keys[node]);
+        self.nodes[node] = Self::node(node, &self.keys[node], self.identities.as_ref());
     }
 
     fn send(&mut self, from: usize, frame: &[u8]) {
@@ -177,8 +206,8 @@ fn a_lost_answer_or_a_slow_one_makes_one_session() {
 
 #[test]
 fn whoever_restarts_is_heard_again() {
-    for restarted in 0..2 {
-        let mut pair = Pair::new();
+    for (restarted, new) in [(0, pairs()[0]), (1, pairs()[0]), (0, pairs()[1]), (1, pairs()[1])] {
+        let mut pair = new();
         pair.send(0, b"a");
         pair.settle();
         pair.restart(restarted);
@@ -194,7 +223,10 @@ fn whoever_restarts_is_heard_again() {
 
 #[test]
 fn replays_are_dropped_whatever_they_are_of() {
-    let mut pair = Pair::new();
+    pairs().into_iter().for_each(|new| replay_all(new()));
+}
+
+fn replay_all(mut pair: Pair) {
     for frame in [b"a", b"b"] {
         pair.send(0, frame);
         pair.settle();
@@ -320,9 +352,8 @@ proptest! {
 }
 
 /// What happens to two nodes whose network is anybody's.
-fn run_hostile(seed: u64, steps: usize, unique: bool) -> Pair {
+fn run_hostile(mut pair: Pair, seed: u64, steps: usize, unique: bool) -> Pair {
     let mut rng = Rng::new(seed, "hostile");
-    let mut pair = Pair::new();
     for step in 0..steps {
         let node = rng.below(2) as usize;
         match rng.below(12) {
@@ -357,7 +388,7 @@ fn run_hostile(seed: u64, steps: usize, unique: bool) -> Pair {
 
 /// How many frames two nodes received, each at most once and as the other sent it.
 fn check_received(seed: u64) -> usize {
-    let pair = run_hostile(seed, 300, true);
+    let pair = run_hostile(pairs()[seed as usize % 2](), seed, 300, true);
     for (to, frames) in pair.received.iter().enumerate() {
         let once: BTreeSet<_> = frames.iter().collect();
         assert_eq!(once.len(), frames.len(), "seed {seed}");
@@ -377,7 +408,7 @@ fn every_frame_is_received_once_at_most_and_as_its_peer_sent_it() {
 
 /// Adds what a run sealed to what others did: the same frame under the same key and counter would be the same bytes.
 fn check_sealed(seed: u64, sealed: &mut BTreeSet<Vec<u8>>) {
-    for (_, datagram) in run_hostile(seed, 300, false).record {
+    for (_, datagram) in run_hostile(pairs()[seed as usize % 2](), seed, 300, false).record {
         let (envelope, body) = Envelope::parse(&datagram).unwrap();
         if envelope.kind == EnvelopeKind::Frame {
             assert!(sealed.insert(body.to_vec()), "seed {seed}");
@@ -393,7 +424,7 @@ fn the_same_frame_never_looks_the_same_whoever_restarts() {
 }
 
 fn check_heals(seed: u64) {
-    let mut pair = run_hostile(seed, 300, true);
+    let mut pair = run_hostile(pairs()[seed as usize % 2](), seed, 300, true);
     pair.settle();
     for _ in 0..10 {
         pair.send(0, b"ping");
@@ -431,5 +462,118 @@ proptest! {
     fn the_same_frame_never_looks_the_same_from_new_seeds(seeds: [u64; 15]) {
         let (mut sealed, seeds) = (BTreeSet::new(), BTreeSet::from(seeds));
         seeds.into_iter().for_each(|seed| check_sealed(seed, &mut sealed));
+    }
+}
+
+/// What node 0 of `pair` would be in the hands of one who has every key but node 0's own.
+fn impostor(pair: &Pair) -> Seals {
+    let secret = SecretKey::generate().unwrap();
+    let other = *pair.identities.as_ref().unwrap()[1].peer(NodeId(1)).unwrap();
+    // Its own list is its own affair.
+    let identity = Identity::new(NodeId(0), secret.clone(), vec![secret.public(), other]).unwrap();
+    Seals::identified(NodeId(0), 2, pair.keys[0].clone(), identity).unwrap()
+}
+
+#[test]
+fn nobody_begins_as_another_node() {
+    for keys in [vec![], vec![key(1)]] {
+        let mut pair = Pair::of([keys.clone(), keys], Some(identities()));
+        pair.nodes[0] = impostor(&pair);
+        pair.send(0, b"as node 0");
+        pair.settle();
+        assert_eq!(pair.received[1], [b""; 0]);
+        assert_eq!(pair.drops, [DropCause::Unsealed]);
+        // While it tries, the node itself is heard.
+        pair.restart(0);
+        pair.send(0, b"node 0");
+        pair.settle();
+        assert_eq!(pair.received[1], [b"node 0"]);
+    }
+}
+
+#[test]
+fn nobody_answers_as_another_node() {
+    let mut pair = Pair::identified();
+    pair.nodes[0] = impostor(&pair);
+    pair.send(1, b"for node 0");
+    pair.settle();
+    assert_eq!(pair.received[0], [b""; 0]);
+    assert_eq!(pair.drops, [DropCause::Unsealed]);
+}
+
+#[test]
+fn the_fabrics_key_alone_joins_nothing_where_nodes_have_their_own() {
+    for named in 0..2 {
+        let mut pair = Pair::of([vec![key(1)], vec![key(1)]], Some(identities()));
+        let other = 1 - named;
+        pair.nodes[other] = Pair::node(other, &[key(1)], None);
+        pair.send(other, b"a");
+        pair.send(named, b"b");
+        pair.settle();
+        assert_eq!(pair.received, [Vec::<Vec<u8>>::new(), Vec::new()]);
+        assert_eq!(pair.drops, [DropCause::Unsealed; 2]);
+    }
+}
+
+/// Three nodes: what one has sealed for another under its own name does not open under a third's.
+#[test]
+fn a_sealed_frame_says_whose_it_is() {
+    let secrets: Vec<SecretKey> = (0..3).map(|_| SecretKey::generate().unwrap()).collect();
+    let list: Vec<PublicKey> = secrets.iter().map(SecretKey::public).collect();
+    let mut nodes: Vec<Seals> = (0..3)
+        .map(|node| {
+            let id = NodeId(node);
+            let secret = secrets[usize::from(node)].clone();
+            let identity = Identity::new(id, secret, list.clone()).unwrap();
+            Seals::identified(id, 3, vec![key(1)], identity).unwrap()
+        })
+        .collect();
+    let (now, mut plain) = (Instant::from_nanos(1), vec![0; PLAIN]);
+    let mut record: Vec<(usize, Vec<u8>)> = Vec::new();
+    // Nodes 0 and 2 each talk to node 1.
+    for from in [0, 2] {
+        assert!(nodes[from].hold(now, NodeId(1), false, vec![from as u8]));
+        loop {
+            let mut sent = Vec::new();
+            for node in &mut nodes {
+                let mut out = Vec::new();
+                while let Some((to, _)) = node.poll_transmit(&mut out) {
+                    sent.push((to.index(), std::mem::take(&mut out)));
+                }
+            }
+            for (to, datagram) in &sent {
+                let (envelope, body) = Envelope::parse(datagram).unwrap();
+                nodes[*to].open(now, &envelope, body, &mut plain).unwrap();
+            }
+            if sent.is_empty() {
+                break;
+            }
+            record.extend(sent);
+        }
+    }
+    // Node 2 says that what it sends is node 0's, whichever of what was ever sent it takes.
+    let mut out = Vec::new();
+    assert_eq!(nodes[2].seal(NodeId(1), (9, false), b"lie", &mut out), Verdict::Sealed);
+    record.push((1, out));
+    for (to, datagram) in record.iter().filter(|(to, _)| *to == 1) {
+        let (envelope, body) = Envelope::parse(datagram).unwrap();
+        let claimed = Envelope { source: NodeId(2 - envelope.source.0), ..envelope };
+        let opened = nodes[*to].open(now, &claimed, body, &mut plain);
+        assert_eq!(opened, Err(DropCause::Unsealed), "{envelope:?}");
+    }
+}
+
+#[test]
+fn keys_of_another_node_or_number_of_nodes_are_refused() {
+    let [first, _] = identities();
+    for (node, peers) in [(1, 2), (0, 3)] {
+        let made = Seals::identified(NodeId(node), peers, vec![], first.clone());
+        let error = SealConfigError::Identity {
+            named: NodeId(0),
+            keys: 2,
+            node: NodeId(node),
+            nodes: peers,
+        };
+        assert_eq!(made.map(drop), Err(error));
     }
 }

@@ -3,6 +3,7 @@
 mod bad_input;
 mod delivery;
 mod firmware;
+mod identified;
 mod pacing;
 mod paths;
 mod ports;
