@@ -23,6 +23,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::id::NodeId;
+use crate::seal::{Identity, IdentityError, PublicKey, SecretKey};
 use crate::udp::{ResolveError, resolve_peers};
 use environment::Started;
 
@@ -34,6 +36,7 @@ pub const MAX_RANKS: usize = u16::MAX as usize;
 /// The flags that name files, as messages call them.
 const PEERS: &str = "--peers";
 const HOSTFILE: &str = "--hostfile";
+const SECRET_KEY: &str = "--secret-key";
 /// How long to wait before an unknown name is asked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -55,6 +58,8 @@ pub struct Place {
     pub rank: u16,
     /// Every rank's `host:port`, this one's own among them.
     pub peers: Vec<String>,
+    /// Every rank's key, if the list of peers has keys; otherwise empty.
+    pub keys: Vec<PublicKey>,
 }
 
 impl Place {
@@ -62,6 +67,26 @@ impl Place {
     #[must_use]
     pub const fn size(&self) -> usize {
         self.peers.len()
+    }
+
+    /// Reads this rank's secret key and returns who it is among the peers. [`SecretKey::generate`] makes one, and
+    /// [`SecretKey::to_text`] is what the file has; the list has [`SecretKey::public`] behind `host:port`.
+    ///
+    /// # Errors
+    /// [`LaunchError::SecretKey`], [`LaunchError::NoKeys`] or [`LaunchError::Identity`] say what to do.
+    pub fn identity(&self, file: &Path) -> Result<Identity, LaunchError> {
+        if self.keys.is_empty() {
+            return Err(LaunchError::NoKeys);
+        }
+        let unreadable = |error: std::io::Error| LaunchError::Unreadable {
+            flag: SECRET_KEY,
+            path: file.into(),
+            kind: error.kind(),
+        };
+        let text = std::fs::read_to_string(file).map_err(unreadable)?;
+        let malformed = |_| LaunchError::SecretKey { path: file.into() };
+        let secret = text.parse::<SecretKey>().map_err(malformed)?;
+        Ok(Identity::new(NodeId(self.rank), secret, self.keys.clone())?)
     }
 
     /// The addresses of all ranks. Blocks for as long as names take to resolve, up to 4 s; names
@@ -95,13 +120,41 @@ pub enum LaunchError {
         kind: ErrorKind,
     },
     /// A line of a list of peers is no peer.
-    #[error("--peers {}: line {line} is not \"HOST:PORT\"", path.display())]
+    #[error("--peers {}: line {line} is not \"HOST:PORT\" or \"HOST:PORT KEY\"", path.display())]
     Peer {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
     },
+    /// A key in a list of peers is none.
+    #[error("--peers {}: the key in line {line} is not 64 hexadecimal digits", path.display())]
+    PeerKey {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
+    /// Some lines of a list of peers have keys, and this one has none, or the other way round.
+    #[error("--peers {}: line {line} differs from those before it; give every peer its key, or none", path.display())]
+    SomeKeys {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
+    /// There is a secret key, and the list of peers has no public ones.
+    #[error("--secret-key: the list of peers has no keys; put each peer's behind its HOST:PORT")]
+    NoKeys,
+    /// A file has no secret key.
+    #[error("--secret-key {}: it is not 64 hexadecimal digits; make a new key", path.display())]
+    SecretKey {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The keys do not fit together.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     /// A line of a hostfile says something that is no host with slots.
     #[error("--hostfile {}: line {line} is not \"HOST\", \"HOST slots=N\" or \"HOST:N\"", path.display())]
     Hostfile {
@@ -202,8 +255,8 @@ impl Launch {
         self
     }
 
-    /// A file with one `host:port` a line, in the order of ranks; `-` is standard input, up to an
-    /// empty line. Lines that begin with `#` say nothing.
+    /// A file with one `host:port` a line, in the order of ranks, each with the rank's public key behind it or
+    /// none with one; `-` is standard input, up to an empty line. Lines that begin with `#` say nothing.
     #[must_use]
     pub fn peers(mut self, file: Option<PathBuf>) -> Self {
         self.peers = file;
@@ -251,7 +304,9 @@ impl Launch {
         // Both said by hand: whatever else started this process has nothing to add.
         let by_hand = self.rank.is_some() && (self.peers.is_some() || self.hostfile.is_some());
         let started = if by_hand { None } else { Started::find(self, environment)? };
-        let Some(mut peers) = self.find_peers(started.as_ref())? else { return Ok(None) };
+        let Some((mut peers, mut keys)) = self.find_peers(started.as_ref())? else {
+            return Ok(None);
+        };
         let said = self.rank.or_else(|| started.as_ref().map(|started| started.rank));
         let rank = said.ok_or(LaunchError::NoRank(peers.len()))?;
         if let Some(size) = self.size.or_else(|| started.and_then(|started| started.size)) {
@@ -260,11 +315,12 @@ impl Launch {
             }
             // Hosts may have more slots than there are ranks.
             peers.truncate(size);
+            keys.truncate(size);
         }
         if usize::from(rank) >= peers.len() {
             return Err(LaunchError::Rank { rank, size: peers.len() });
         }
-        Ok(Some(Place { rank, peers }))
+        Ok(Some(Place { rank, peers, keys }))
     }
 
     /// The peers alone, by the flags only, for a process that is none of them; empty where no flag
@@ -273,11 +329,19 @@ impl Launch {
     /// # Errors
     /// As for [`Launch::place`].
     pub fn read_peers(&self) -> Result<Vec<String>, LaunchError> {
+        Ok(self.read_keyed_peers()?.0)
+    }
+
+    /// The same, with their keys: one a peer, or none at all.
+    ///
+    /// # Errors
+    /// As for [`Launch::place`].
+    pub fn read_keyed_peers(&self) -> Result<KeyedPeers, LaunchError> {
         Ok(self.find_peers(None)?.unwrap_or_default())
     }
 
     /// One `host:port` a rank, by what goes first; `None` where nothing says that there are others.
-    fn find_peers(&self, started: Option<&Started>) -> Result<Option<Vec<String>>, LaunchError> {
+    fn find_peers(&self, started: Option<&Started>) -> Result<Option<KeyedPeers>, LaunchError> {
         if let Some(path) = &self.peers {
             return read_list(path).map(Some);
         }
@@ -297,29 +361,44 @@ impl Launch {
         if let Some(started) = started {
             started.check(&hosts)?;
         }
-        hosts::with_ports(&hosts, self.port.unwrap_or(DEFAULT_PORT)).map(Some)
+        let peers = hosts::with_ports(&hosts, self.port.unwrap_or(DEFAULT_PORT))?;
+        Ok(Some((peers, Vec::new())))
     }
 }
 
+/// Every peer's `host:port`, and the keys of all or of none.
+pub type KeyedPeers = (Vec<String>, Vec<PublicKey>);
+
 /// The entries of a list of peers.
-fn read_list(path: &Path) -> Result<Vec<String>, LaunchError> {
+fn read_list(path: &Path) -> Result<KeyedPeers, LaunchError> {
     let lines = read_lines(PEERS, path)?;
-    let mut entries = Vec::new();
+    let (mut entries, mut keys) = (Vec::new(), Vec::new());
     for (number, line) in (1..).zip(&lines) {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
+        let (line, key) = match line.split_once(char::is_whitespace) {
+            Some((peer, key)) => (peer, Some(key)),
+            None => (line, None),
+        };
         let port = line.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
         if port.is_none() {
             return Err(LaunchError::Peer { path: path.into(), line: number });
+        }
+        if (keys.len() == entries.len()) != key.is_some() && !entries.is_empty() {
+            return Err(LaunchError::SomeKeys { path: path.into(), line: number });
+        }
+        if let Some(key) = key {
+            let malformed = |_| LaunchError::PeerKey { path: path.into(), line: number };
+            keys.push(key.parse().map_err(malformed)?);
         }
         entries.push(line.into());
     }
     if entries.is_empty() {
         return Err(LaunchError::Empty { flag: PEERS, path: path.into() });
     }
-    Ok(entries)
+    Ok((entries, keys))
 }
 
 /// Why a file can't be read, as people say it.

@@ -2,13 +2,22 @@
 //!
 //! No I/O and no clock here: [`Seals`] is handed datagrams and the time, and asked what to send.
 //!
-//! Nodes that hold one [`Key`] agree on session keys of their own, each pair for itself, by the
-//! Noise handshake `NNpsk0` (Noise Protocol Framework, revision 34, sections 7.5 and 9), which the
-//! crate `snow` carries out; frames are then sealed with ChaCha20-Poly1305, whole, under a counter
+//! Who takes part is told by two kinds of keys:
+//!
+//! - An [`Identity`]: a key pair for each node, and the list of all public keys. A key that is not on the list
+//!   joins nothing, and no node can speak as another: the source of a frame that opens is certain.
+//! - A [`Key`]: one secret of the whole fabric. Alone, it keeps out everybody without it, and *holders of the
+//!   key are not told apart*: each of them can claim to be any node. Beside identities, it is a second lock.
+//!
+//! Each pair of nodes agrees on session keys of its own by a Noise handshake (Noise Protocol Framework,
+//! revision 34, sections 7.5 and 9), which the crate `snow` carries out: `NNpsk0` with the fabric's key
+//! alone, `KKpsk0` between identities. `KK` fits because an envelope names both nodes, and the list has
+//! both their keys: none is sent, messages are no longer than those of `NN`, and what a stranger sends is
+//! refused with the first message. The price is three more multiplications on the curve for each end, once a
+//! session, two of them before a forged first message is refused. Frames are then sealed with ChaCha20-Poly1305, whole, under a counter
 //! that starts anew with each session. Both sides put fresh random numbers into each session's keys,
 //! so no key and counter are ever used twice, whoever restarts and whatever clocks say, and a key
-//! that leaks later does not open what was recorded before. Holders of the key are not told apart:
-//! each of them can claim to be any node.
+//! that leaks later does not open what was recorded before.
 //!
 //! A datagram is an [`Envelope`] of 24 bytes, little-endian, and a body:
 //!
@@ -29,7 +38,9 @@
 //! the body: the handshake covers the two nodes and the key's number, a session and a counter open
 //! what was sealed with them alone, and the frame inside names its nodes again.
 
+mod basis;
 mod envelope;
+mod identity;
 mod peer;
 mod replay;
 mod seals;
@@ -42,10 +53,11 @@ use std::str::FromStr;
 use thiserror::Error;
 
 pub use envelope::{ENVELOPE_BYTES, Envelope, EnvelopeError, EnvelopeKind};
-pub(crate) use seals::check_keys;
+pub use identity::{Identity, IdentityError, NoRandom, NodeKeyError, PublicKey, SecretKey};
 pub use seals::{
     GIVE_UP, HELD_BYTES, HELD_FRAMES, Opened, RETRY, SILENCE, SealConfigError, Seals, Verdict,
 };
+pub(crate) use seals::{check_identity, check_keys};
 
 /// Bytes that sealing adds to a frame: the envelope, and Poly1305's tag.
 pub const SEAL_BYTES: usize = ENVELOPE_BYTES + TAG_BYTES;
@@ -67,6 +79,9 @@ pub struct Key {
 pub struct KeyError;
 
 impl Key {
+    /// Of a fabric without one, whose nodes have keys of their own: everybody knows it.
+    const NONE: Self = Self { id: 0, secret: [0; 32] };
+
     /// The key `id`. The secret must be drawn at random: it is not a password.
     #[must_use]
     pub const fn new(id: u32, secret: [u8; 32]) -> Self {
@@ -86,14 +101,7 @@ impl FromStr for Key {
     fn from_str(text: &str) -> Result<Self, KeyError> {
         let (id, digits) = text.trim().split_once(':').ok_or(KeyError)?;
         let id = id.parse().map_err(|_| KeyError)?;
-        if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return Err(KeyError);
-        }
-        let mut secret = [0; 32];
-        for (byte, pair) in secret.iter_mut().zip(digits.as_bytes().as_chunks::<2>().0) {
-            let pair = str::from_utf8(pair).map_err(|_| KeyError)?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| KeyError)?;
-        }
+        let secret = identity::unhex(digits).ok_or(KeyError)?;
         Ok(Self { id, secret })
     }
 }

@@ -31,9 +31,10 @@
 //! or which is malformed, of another version, or for another node, is dropped and counted, never
 //! answered.
 //!
-//! With a key ([`UdpConfig::key`]) frames are sealed, and what is not sealed or comes twice is dropped
-//! and counted: see [`seal`](crate::seal). Without one the NIC says at its start, as a warning of
-//! `tracing`, that it trusts its network.
+//! With keys of the nodes' own ([`UdpConfig::identity`]), one of the fabric ([`UdpConfig::key`]), or both,
+//! frames are sealed, and what is not sealed or comes twice is dropped and counted: see
+//! [`seal`](crate::seal). Without any the NIC says at its start, as a warning of `tracing`, that it
+//! trusts its network, and with the fabric's alone that it trusts all who have that.
 
 mod batch;
 mod config;
@@ -106,6 +107,7 @@ pub struct UdpNic {
     desk: Arc<Desk>,
     address: SocketAddr,
     is_sealed: bool,
+    is_identified: bool,
     mtu: usize,
     ended: oneshot::Receiver<()>,
 }
@@ -132,9 +134,14 @@ impl UdpNic {
         let address = socket.local_addr().map_err(failed)?;
         let desk = Desk::new(config.node, config.port_depth);
         let seals = nic::seals(&config)?;
-        let is_sealed = seals.is_some();
+        let (is_sealed, is_identified) = (seals.is_some(), config.identity.is_some());
         if !is_sealed {
             warn!(node = config.node.0, %address, "no key: the network is trusted");
+        } else if !is_identified {
+            warn!(
+                node = config.node.0, %address,
+                "one key for the fabric: each host that has it can claim to be any other; give each a key of its own"
+            );
         }
         let (end, ended) = oneshot::channel();
         let (node, mtu, coprocessor) = (config.node, config.mtu, config.coprocessor);
@@ -158,7 +165,7 @@ impl UdpNic {
             }
         }
         let host = UdpHost::new(tasks, Arc::clone(&desk));
-        Ok(Self { host, desk, address, is_sealed, mtu, ended })
+        Ok(Self { host, desk, address, is_sealed, is_identified, mtu, ended })
     }
 
     /// The application's side of the NIC.
@@ -183,6 +190,13 @@ impl UdpNic {
     #[must_use]
     pub const fn is_sealed(&self) -> bool {
         self.is_sealed
+    }
+
+    /// Whether each frame's source is certain: nodes have keys of their own. If not, whoever can send at all (holds
+    /// the fabric's key, where there is one) can claim to be any node.
+    #[must_use]
+    pub const fn is_identified(&self) -> bool {
+        self.is_identified
     }
 
     /// Serves this NIC's ports to other processes of this host, until the result is dropped; Linux

@@ -30,7 +30,8 @@ impl Drop for File {
 }
 
 fn place(rank: u16, peers: &[&str]) -> Result<Option<Place>, LaunchError> {
-    Ok(Some(Place { rank, peers: peers.iter().map(ToString::to_string).collect() }))
+    let peers = peers.iter().map(ToString::to_string).collect();
+    Ok(Some(Place { rank, peers, keys: Vec::new() }))
 }
 
 #[test]
@@ -219,5 +220,51 @@ proptest! {
         if let Ok(Some(place)) = Launch::new().place_in(of(&variables)) {
             prop_assert!(usize::from(place.rank) < place.size());
         }
+    }
+}
+
+#[test]
+fn peers_have_keys_or_none_has_and_each_wrong_line_is_named() {
+    let secrets: Vec<SecretKey> = (0..2).map(|_| SecretKey::generate().unwrap()).collect();
+    let [first, second] = [0, 1].map(|at| secrets[at].public());
+    let with_keys = File::new("keyed", &format!("a:1 {first}\n# and\nb:2\t {second} \n"));
+    let launch = Launch::new().rank(Some(1)).peers(with_keys.path());
+    let place = launch.place_in(of(&[])).unwrap().unwrap();
+    assert_eq!(
+        (&place.peers[..], &place.keys[..]),
+        (&["a:1".into(), "b:2".into()][..], &[first, second][..])
+    );
+    let cut = launch.clone().rank(Some(0)).size(Some(2)).place_in(of(&[])).unwrap().unwrap();
+    assert_eq!(cut.keys, [first, second]);
+    assert_eq!(launch.read_peers().unwrap(), ["a:1", "b:2"]);
+
+    let own = File::new("own", &format!("{}\n", secrets[1].to_text()));
+    assert_eq!(place.identity(&own.0).unwrap().node(), NodeId(1));
+    let other = File::new("other", &secrets[0].to_text());
+    let not_own = IdentityError::NotOwn { node: NodeId(1), listed: second, own: first };
+    assert_eq!(place.identity(&other.0).unwrap_err(), LaunchError::Identity(not_own));
+    let none = File::new("none", "1:0a0a");
+    let malformed = LaunchError::SecretKey { path: none.0.clone() };
+    assert_eq!(place.identity(&none.0).unwrap_err(), malformed);
+    assert!(matches!(
+        place.identity(Path::new("/nowhere")).unwrap_err(),
+        LaunchError::Unreadable { flag: "--secret-key", .. }
+    ));
+    let unkeyed = Place { rank: 0, peers: vec!["a:1".into()], keys: Vec::new() };
+    assert_eq!(unkeyed.identity(&own.0).unwrap_err(), LaunchError::NoKeys);
+
+    for (text, line) in [
+        (format!("a:1 {first}\nb:2\n"), 2),
+        (format!("a:1\n\nb:2 {second}\n"), 3),
+        (format!("a:1 {first}\nb:2 {second}\nc:3\n"), 3),
+    ] {
+        let file = File::new("some", &text);
+        let error = LaunchError::SomeKeys { path: file.0.clone(), line };
+        assert_eq!(Launch::new().peers(file.path()).read_peers(), Err(error), "{text}");
+    }
+    for wrong in ["abc".to_owned(), format!("{first} {second}"), format!("{first}0")] {
+        let file = File::new("wrong", &format!("a:1 {wrong}\n"));
+        let error = LaunchError::PeerKey { path: file.0.clone(), line: 1 };
+        assert_eq!(Launch::new().peers(file.path()).read_peers(), Err(error), "{wrong}");
     }
 }

@@ -4,10 +4,11 @@ use std::collections::{BTreeSet, VecDeque};
 
 use thiserror::Error;
 
-use super::Key;
+use super::basis::Basis;
 use super::envelope::{Envelope, EnvelopeKind};
 use super::peer::{Held, Peer};
 use super::session::{Asked, Attempt, Beginning, Ends, draw};
+use super::{Identity, Key};
 use crate::drops::DropCause;
 use crate::frame::DEFAULT_HOP_LIMIT;
 use crate::id::NodeId;
@@ -36,6 +37,20 @@ pub enum SealConfigError {
     /// Nobody could tell which of two was meant.
     #[error("two keys have the number {0}; give each its own")]
     DuplicateKey(u32),
+    /// The node's own keys are another node's, or for another number of nodes.
+    #[error(
+        "the keys are of node {named} of {keys}, and this is node {node} of {nodes}; give each peer one, in their order"
+    )]
+    Identity {
+        /// The node that the keys are of.
+        named: NodeId,
+        /// How many nodes have a key.
+        keys: usize,
+        /// The node.
+        node: NodeId,
+        /// How many nodes there are.
+        nodes: usize,
+    },
     /// Session keys need them.
     #[error("the system has no random numbers to make session keys of")]
     NoRandom,
@@ -69,6 +84,8 @@ pub struct Seals {
     life: u64,
     /// The first is the one to begin with; all are accepted.
     keys: Vec<Key>,
+    /// Where nodes are told apart.
+    identity: Option<Identity>,
     peers: Vec<Peer>,
     /// Nodes with which a handshake is under way that this node has begun.
     asking: BTreeSet<NodeId>,
@@ -95,6 +112,7 @@ impl Seals {
             node,
             life,
             keys,
+            identity: None,
             peers: (0..peers).map(|_| Peer::new()).collect(),
             asking: BTreeSet::new(),
             handshakes: VecDeque::new(),
@@ -104,6 +122,24 @@ impl Seals {
             attempts: 0,
             given_up: 0,
         })
+    }
+
+    /// The same for nodes that are told apart: only the node that `identity` names so speaks as that node.
+    /// `keys` of the fabric may be there as well; none need be.
+    ///
+    /// # Errors
+    /// As [`Seals::new`], and [`SealConfigError::Identity`].
+    pub fn identified(
+        node: NodeId,
+        peers: usize,
+        mut keys: Vec<Key>,
+        identity: Identity,
+    ) -> Result<Self, SealConfigError> {
+        check_identity(node, peers, &identity)?;
+        if keys.is_empty() {
+            keys.push(Key::NONE);
+        }
+        Ok(Self { identity: Some(identity), ..Self::new(node, peers, keys)? })
     }
 
     /// Seals `frame` for node `to`, to the end of `out`, if there are keys.
@@ -277,12 +313,13 @@ impl Seals {
         let ends = Ends { initiator: self.node, responder: to };
         let index = self.next_index;
         self.next_index = index.wrapping_add(1);
-        let key = &self.keys[0];
+        let named = self.identity.as_ref().map(|identity| (identity, to));
+        let basis = Basis { key: &self.keys[0], named };
         self.asking.insert(to);
         peer.retry_at = now.plus_nanos(RETRY);
         peer.give_up_at = now.plus_nanos(GIVE_UP);
         // Without random numbers nothing is sent, and what waits is given up in time.
-        peer.beginning = Beginning::new(key, ends, index, attempt);
+        peer.beginning = Beginning::new(basis, ends, index, attempt);
         let datagram = peer.beginning.as_ref().map(|begun| (to, begun.datagram.clone()));
         self.handshakes.extend(datagram);
     }
@@ -290,7 +327,9 @@ impl Seals {
     fn on_begin(&mut self, envelope: &Envelope, body: &[u8]) -> Result<Opened, DropCause> {
         let key = self.keys.iter().find(|key| key.id() == envelope.session);
         let ends = Ends { initiator: envelope.source, responder: self.node };
-        let asked = key.and_then(|key| Asked::open(key, ends, body)).ok_or(DropCause::Unsealed)?;
+        let named = self.identity.as_ref().map(|identity| (identity, envelope.source));
+        let basis = key.map(|key| Basis { key, named }).ok_or(DropCause::Unsealed)?;
+        let asked = Asked::open(basis, ends, body).ok_or(DropCause::Unsealed)?;
         let peer = &mut self.peers[envelope.source.index()];
         if peer.is_replay(asked.attempt) {
             return Err(DropCause::Replayed);
@@ -365,6 +404,19 @@ impl Seals {
             self.begin(now, envelope.source);
         }
     }
+}
+
+/// Whether the keys of nodes are those of the nodes that there are.
+pub(crate) fn check_identity(
+    node: NodeId,
+    nodes: usize,
+    identity: &Identity,
+) -> Result<(), SealConfigError> {
+    let (named, keys) = (identity.node(), identity.nodes());
+    if (named, keys) == (node, nodes) {
+        return Ok(());
+    }
+    Err(SealConfigError::Identity { named, keys, node, nodes })
 }
 
 /// Whether keys can be used together.

@@ -1,8 +1,9 @@
 //! Two nodes' keys: agreed on by a handshake, used with each counter once.
 
 use snow::resolvers::{CryptoResolver as _, DefaultResolver};
-use snow::{Builder, HandshakeState, StatelessTransportState};
+use snow::{HandshakeState, StatelessTransportState};
 
+use super::basis::Basis;
 use super::envelope::{ENVELOPE_BYTES, Envelope, EnvelopeKind};
 use super::replay::Window;
 use super::{Key, TAG_BYTES};
@@ -10,8 +11,6 @@ use crate::drops::DropCause;
 use crate::frame::DEFAULT_HOP_LIMIT;
 use crate::id::NodeId;
 
-/// The handshake: two messages, the key mixed in before the first.
-const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 /// Bytes that a handshake message has around its payload: a public key of Curve25519, and a tag.
 const AROUND: usize = 32 + TAG_BYTES;
 /// Frames that one session seals; past them it is given up, long before its counter could wrap.
@@ -62,11 +61,6 @@ pub(super) struct Session {
     opened: Window,
 }
 
-fn builder<'a>(key: &'a Key, prologue: &'a [u8; 18]) -> Option<Builder<'a>> {
-    let builder = Builder::new(PATTERN.parse().ok()?);
-    builder.psk(0, &key.secret).ok()?.prologue(prologue).ok()
-}
-
 fn prologue(key: &Key, ends: Ends) -> [u8; 18] {
     let mut bytes = *b"midplane 1........";
     bytes[10..14].copy_from_slice(&key.id.to_le_bytes());
@@ -86,8 +80,9 @@ fn datagram(envelope: Envelope, handshake: &mut HandshakeState, payload: &[u8]) 
 
 impl Beginning {
     /// Begins; `None` if the system has no random numbers.
-    pub(super) fn new(key: &Key, ends: Ends, index: u32, attempt: Attempt) -> Option<Self> {
-        let mut handshake = builder(key, &prologue(key, ends))?.build_initiator().ok()?;
+    pub(super) fn new(basis: Basis<'_>, ends: Ends, index: u32, attempt: Attempt) -> Option<Self> {
+        let prologue = prologue(basis.key, ends);
+        let mut handshake = basis.builder(&prologue)?.build_initiator().ok()?;
         let mut payload = [0; 16];
         payload[..4].copy_from_slice(&index.to_le_bytes());
         payload[4..8].copy_from_slice(&attempt.number.to_le_bytes());
@@ -97,7 +92,7 @@ impl Beginning {
             hop_limit: DEFAULT_HOP_LIMIT,
             source: ends.initiator,
             destination: ends.responder,
-            session: key.id,
+            session: basis.key.id,
             urgent: true,
             counter: 0,
         };
@@ -141,13 +136,15 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Opens the first message of a handshake: cheap, and only a holder of the key has made it.
-    pub(super) fn open(key: &Key, ends: Ends, body: &[u8]) -> Option<Self> {
+    /// Opens the first message of a handshake: only a holder of the key has made it, and of the initiator's own if
+    /// nodes are told apart. Cheap with the key alone, else two multiplications on the curve.
+    pub(super) fn open(basis: Basis<'_>, ends: Ends, body: &[u8]) -> Option<Self> {
         let mut payload = [0; 16];
         if body.len() != AROUND + payload.len() {
             return None;
         }
-        let mut handshake = builder(key, &prologue(key, ends))?.build_responder().ok()?;
+        let prologue = prologue(basis.key, ends);
+        let mut handshake = basis.builder(&prologue)?.build_responder().ok()?;
         handshake.read_message(body, &mut payload).ok()?;
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| payload[at + i]));
         let life = u64::from(word(12)) << 32 | u64::from(word(8));

@@ -4,20 +4,26 @@
 //! that each piece of up to [`PIECE_BYTES`] is sealed under a counter of its own direction. Pieces have
 //! to be opened in the order in which they were sealed. An end knows that the other has the key once
 //! the first piece of it opens.
+//!
+//! Where nodes have keys of their own ([`Identity`]), [`Dial::to`] and [`answer_named`] agree on a stream
+//! between two nodes by name: nobody else can read it, and neither end can be another node than it says.
 
 use std::sync::Arc;
 
-use snow::{Builder, HandshakeState, StatelessTransportState};
+use snow::{HandshakeState, StatelessTransportState};
 use thiserror::Error;
 
-use super::{Key, TAG_BYTES};
+use super::basis::Basis;
+use super::{Identity, Key, TAG_BYTES};
+use crate::id::NodeId;
 
-/// The handshake: two messages, the key mixed in before the first.
-const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 /// Most bytes of a piece; sealed, and with two bytes of length before it, it fits 64 KiB.
 pub const PIECE_BYTES: usize = 32 << 10;
 /// Bytes of each message of the handshake: a public key of Curve25519, and a tag.
 pub const HANDSHAKE_BYTES: usize = 32 + TAG_BYTES;
+/// Bytes of the first message between nodes that are told apart: the number of the node that dials,
+/// little-endian, comes before it.
+pub const NAMED_BYTES: usize = 2 + HANDSHAKE_BYTES;
 
 /// Why a stream ends here.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
@@ -37,10 +43,34 @@ fn prologue(key: &Key) -> [u8; 21] {
     bytes
 }
 
-fn builder<'a>(key: &'a Key, prologue: &'a [u8]) -> Result<Builder<'a>, StreamError> {
-    let pattern = PATTERN.parse().map_err(|_| StreamError::Key)?;
-    let builder = Builder::new(pattern).psk(0, &key.secret).map_err(|_| StreamError::Key)?;
-    builder.prologue(prologue).map_err(|_| StreamError::Key)
+/// The same between two nodes: which of them dials is bound to the handshake.
+fn named_prologue(key: &Key, dials: NodeId, answers: NodeId) -> [u8; 25] {
+    let mut bytes = *b"midplane stream 1........";
+    bytes[17..21].copy_from_slice(&key.id.to_le_bytes());
+    bytes[21..23].copy_from_slice(&dials.0.to_le_bytes());
+    bytes[23..].copy_from_slice(&answers.0.to_le_bytes());
+    bytes
+}
+
+fn begin(basis: Basis<'_>, prologue: &[u8]) -> Result<(Dial, [u8; HANDSHAKE_BYTES]), StreamError> {
+    let begun = basis.builder(prologue).ok_or(StreamError::Key)?.build_initiator();
+    let mut handshake = begun.map_err(|_| StreamError::Random)?;
+    let mut message = [0; HANDSHAKE_BYTES];
+    handshake.write_message(&[], &mut message).map_err(|_| StreamError::Random)?;
+    Ok((Dial { handshake }, message))
+}
+
+fn respond(
+    basis: Basis<'_>,
+    prologue: &[u8],
+    message: &[u8],
+) -> Result<(Ends, [u8; HANDSHAKE_BYTES]), StreamError> {
+    let begun = basis.builder(prologue).ok_or(StreamError::Key)?.build_responder();
+    let mut handshake = begun.map_err(|_| StreamError::Random)?;
+    handshake.read_message(message, &mut []).map_err(|_| StreamError::Key)?;
+    let mut answer = [0; HANDSHAKE_BYTES];
+    handshake.write_message(&[], &mut answer).map_err(|_| StreamError::Random)?;
+    Ok((ends(handshake)?, answer))
 }
 
 /// The side that dials, until it has its answer.
@@ -55,12 +85,26 @@ impl Dial {
     /// # Errors
     /// [`StreamError::Random`].
     pub fn new(key: &Key) -> Result<(Self, [u8; HANDSHAKE_BYTES]), StreamError> {
-        let prologue = prologue(key);
-        let begun = builder(key, &prologue)?.build_initiator();
-        let mut handshake = begun.map_err(|_| StreamError::Random)?;
-        let mut message = [0; HANDSHAKE_BYTES];
-        handshake.write_message(&[], &mut message).map_err(|_| StreamError::Random)?;
-        Ok((Self { handshake }, message))
+        begin(Basis { key, named: None }, &prologue(key))
+    }
+
+    /// Begins a stream to node `to`, and to no other; and what to send. `key` is the fabric's, if there is
+    /// one.
+    ///
+    /// # Errors
+    /// [`StreamError::Key`] if the list names no such node; [`StreamError::Random`].
+    pub fn to(
+        identity: &Identity,
+        key: Option<&Key>,
+        to: NodeId,
+    ) -> Result<(Self, [u8; NAMED_BYTES]), StreamError> {
+        let key = key.unwrap_or(&Key::NONE);
+        let prologue = named_prologue(key, identity.node(), to);
+        let (dial, handshake) = begin(Basis { key, named: Some((identity, to)) }, &prologue)?;
+        let mut message = [0; NAMED_BYTES];
+        message[..2].copy_from_slice(&identity.node().0.to_le_bytes());
+        message[2..].copy_from_slice(&handshake);
+        Ok((dial, message))
     }
 
     /// Takes the answer.
@@ -81,13 +125,28 @@ pub fn answer(
     key: &Key,
     message: &[u8; HANDSHAKE_BYTES],
 ) -> Result<(Ends, [u8; HANDSHAKE_BYTES]), StreamError> {
-    let prologue = prologue(key);
-    let begun = builder(key, &prologue)?.build_responder();
-    let mut handshake = begun.map_err(|_| StreamError::Random)?;
-    handshake.read_message(message, &mut []).map_err(|_| StreamError::Key)?;
-    let mut answer = [0; HANDSHAKE_BYTES];
-    handshake.write_message(&[], &mut answer).map_err(|_| StreamError::Random)?;
-    Ok((ends(handshake)?, answer))
+    respond(Basis { key, named: None }, &prologue(key), message)
+}
+
+/// Answers a node that dials by name; which one it is, and what to send back. `key` is the fabric's, if there is
+/// one. That the node is alive and says so itself is certain once its first piece opens.
+///
+/// # Errors
+/// [`StreamError::Key`] if whoever dials does not have that node's key, or the list names no such node.
+pub fn answer_named(
+    identity: &Identity,
+    key: Option<&Key>,
+    message: &[u8; NAMED_BYTES],
+) -> Result<(NodeId, Ends, [u8; HANDSHAKE_BYTES]), StreamError> {
+    let key = key.unwrap_or(&Key::NONE);
+    let node = NodeId(u16::from_le_bytes([message[0], message[1]]));
+    if node == identity.node() {
+        return Err(StreamError::Key);
+    }
+    let prologue = named_prologue(key, node, identity.node());
+    let (ends, answer) =
+        respond(Basis { key, named: Some((identity, node)) }, &prologue, &message[2..])?;
+    Ok((node, ends, answer))
 }
 
 /// The two directions of a stream, as one side has them.
@@ -154,6 +213,7 @@ impl Opener {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::seal::SecretKey;
 
     #[test]
     fn both_ways_in_order_and_nothing_else_opens() {
@@ -179,6 +239,66 @@ mod tests {
         back[2] ^= 1;
         from_other.open(&back, &mut plain).unwrap();
         assert_eq!(plain, b"onetwothree");
+    }
+
+    fn identities() -> Vec<Identity> {
+        let secrets: Vec<_> = (0..3).map(|_| SecretKey::generate().unwrap()).collect();
+        let list: Vec<_> = secrets.iter().map(SecretKey::public).collect();
+        let of = |(node, secret)| Identity::new(NodeId(node), secret, list.clone()).unwrap();
+        (0..).zip(secrets).map(of).collect()
+    }
+
+    #[test]
+    fn named_ends_know_each_other() {
+        let (nodes, fabric) = (identities(), Key::new(1, [7; 32]));
+        for key in [None, Some(&fabric)] {
+            let (dial, first) = Dial::to(&nodes[2], key, NodeId(0)).unwrap();
+            let (who, (_, mut from_dialer), second) = answer_named(&nodes[0], key, &first).unwrap();
+            assert_eq!(who, NodeId(2));
+            let (mut to_other, _) = dial.finish(&second).unwrap();
+            let (mut sealed, mut plain) = (Vec::new(), Vec::new());
+            to_other.seal(b"hello", &mut sealed);
+            from_dialer.open(&sealed, &mut plain).unwrap();
+            assert_eq!(plain, b"hello");
+        }
+    }
+
+    #[test]
+    fn no_end_can_be_another_node_than_it_is() {
+        let (nodes, fabric) = (identities(), Key::new(1, [7; 32]));
+        let key = Some(&fabric);
+        let (dial, first) = Dial::to(&nodes[2], key, NodeId(0)).unwrap();
+        // Who dials says that it is node 1; another node answers; the same to itself; without the fabric's key.
+        let mut claims = first;
+        claims[..2].copy_from_slice(&1_u16.to_le_bytes());
+        assert_eq!(answer_named(&nodes[0], key, &claims).unwrap_err(), StreamError::Key);
+        assert_eq!(answer_named(&nodes[1], key, &first).unwrap_err(), StreamError::Key);
+        assert_eq!(answer_named(&nodes[2], key, &first).unwrap_err(), StreamError::Key);
+        assert_eq!(answer_named(&nodes[0], None, &first).unwrap_err(), StreamError::Key);
+        claims[..2].copy_from_slice(&9_u16.to_le_bytes());
+        assert_eq!(answer_named(&nodes[0], key, &claims).unwrap_err(), StreamError::Key);
+        // A stranger with the fabric's key, whose own list says that it is node 2.
+        let stranger = identities();
+        let (_, first) = Dial::to(&stranger[2], key, NodeId(0)).unwrap();
+        assert_eq!(answer_named(&nodes[0], key, &first).unwrap_err(), StreamError::Key);
+        // Nor can one answer for node 0.
+        assert!(Dial::to(&nodes[2], key, NodeId(3)).is_err());
+        let (_, first) = Dial::to(&nodes[2], key, NodeId(1)).unwrap();
+        let (_, _, second) = answer_named(&nodes[1], key, &first).unwrap();
+        assert_eq!(dial.finish(&second).unwrap_err(), StreamError::Key);
+    }
+
+    #[test]
+    fn an_old_first_message_gets_an_answer_and_no_further() {
+        let nodes = identities();
+        let (dial, first) = Dial::to(&nodes[1], None, NodeId(0)).unwrap();
+        let (_, _, second) = answer_named(&nodes[0], None, &first).unwrap();
+        let (mut to_other, _) = dial.finish(&second).unwrap();
+        let (mut sealed, mut plain) = (Vec::new(), Vec::new());
+        to_other.seal(b"hello", &mut sealed);
+        let (_, (_, mut again), _) = answer_named(&nodes[0], None, &first).unwrap();
+        assert_eq!(again.open(&sealed, &mut plain), Err(StreamError::Key));
+        assert_eq!(plain, b"");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::frame::MAX_PAYLOAD;
 use crate::id::{Incarnation, NodeId};
 use crate::link::LinkProfile;
 use crate::port;
-use crate::seal::{Key, SealConfigError, check_keys};
+use crate::seal::{Identity, Key, SealConfigError, check_identity, check_keys};
 use crate::time::LineRate;
 
 /// The setters of whatever has a socket.
@@ -75,6 +75,7 @@ pub struct UdpConfig {
     pub(super) spin: Duration,
     pub(super) socket_buffer: usize,
     pub(super) keys: Vec<Key>,
+    pub(super) identity: Option<Identity>,
     pub(super) datagram_bytes: Option<usize>,
 }
 
@@ -98,6 +99,7 @@ impl UdpConfig {
             spin: DEFAULT_SPIN,
             socket_buffer: DEFAULT_SOCKET_BUFFER,
             keys: Vec::new(),
+            identity: None,
             datagram_bytes: None,
         }
     }
@@ -212,10 +214,21 @@ impl UdpConfig {
 
     /// Seals every frame, and takes none that is not sealed: see [`seal`](crate::seal). Handshakes
     /// begin with the first key that is given and are answered with any, so that keys can be
-    /// exchanged one node after the other. Default: no key; the network is then trusted.
+    /// exchanged one node after the other. Holders of a key are not told apart: each can claim to be any
+    /// node, and the NIC says so at its start, unless there is an [`identity`](UdpConfig::identity).
+    /// Default: no key; without an identity the network is then trusted.
     #[must_use]
     pub fn key(mut self, key: Key) -> Self {
         self.keys.push(key);
+        self
+    }
+
+    /// Seals every frame by the keys of the two nodes, and takes none that is not sealed so: a node whose
+    /// key is not in the list joins nothing, and the source of each frame is the node that it says. A
+    /// [`key`](UdpConfig::key) of the fabric may be given as well, to all nodes. Default: none.
+    #[must_use]
+    pub fn identity(mut self, identity: Identity) -> Self {
+        self.identity = Some(identity);
         self
     }
 
@@ -235,6 +248,9 @@ impl UdpConfig {
         }
         if !self.keys.is_empty() {
             check_keys(&self.keys)?;
+        }
+        if let Some(identity) = &self.identity {
+            check_identity(self.node, self.peers.len(), identity)?;
         }
         let bind = self.bind.unwrap_or(*own);
         let targets = self.via.as_ref().map_or(&self.peers[..], std::slice::from_ref);

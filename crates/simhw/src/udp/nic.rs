@@ -107,12 +107,14 @@ impl Staged {
     }
 }
 
-/// What seals the frames of a checked configuration, if it has a key.
+/// What seals the frames of a checked configuration, if it has keys.
 pub(super) fn seals(config: &UdpConfig) -> Result<Option<Seals>, SealConfigError> {
-    if config.keys.is_empty() {
-        return Ok(None);
+    let (node, peers, keys) = (config.node, config.peers.len(), config.keys.clone());
+    match &config.identity {
+        Some(identity) => Seals::identified(node, peers, keys, identity.clone()).map(Some),
+        None if keys.is_empty() => Ok(None),
+        None => Seals::new(node, peers, keys).map(Some),
     }
-    Seals::new(config.node, config.peers.len(), config.keys.clone()).map(Some)
 }
 
 impl Nic {
