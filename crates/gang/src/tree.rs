@@ -33,6 +33,13 @@ impl Tree {
         (first..last).map(|child| child as u16)
     }
 
+    /// Whether `node` is `above`, or below it.
+    #[must_use]
+    pub fn is_within(&self, node: u16, above: u16) -> bool {
+        let mut way = std::iter::successors(Some(node), |node| self.parent(*node));
+        node < self.nodes && way.any(|node| node == above)
+    }
+
     /// Steps from `node` to the farthest below it.
     #[must_use]
     pub fn depth_below(&self, node: u16) -> u32 {
@@ -71,6 +78,17 @@ mod tests {
             }
             prop_assert_eq!(told[0], 0);
             prop_assert!(told[1..].iter().all(|times| *times == 1));
+        }
+
+        #[test]
+        fn each_is_within_those_that_tell_it(nodes in 1_u16..300, arity in 1_u16..9, node: u16) {
+            let (tree, node) = (Tree::new(nodes, arity), node % nodes);
+            let within: Vec<u16> = (0..nodes).filter(|above| tree.is_within(node, *above)).collect();
+            let way = std::iter::successors(Some(node), |node| tree.parent(*node));
+            let mut way: Vec<u16> = way.collect();
+            way.sort_unstable();
+            prop_assert_eq!(within, way);
+            prop_assert!(!tree.is_within(nodes, 0));
         }
     }
 

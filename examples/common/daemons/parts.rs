@@ -85,6 +85,7 @@ fn daemon(
         cluster: Cluster { hosts, slots, arity: hosts },
         peers,
         key: std::env::var(KEY).ok().and_then(|key| key.parse().ok()),
+        identity: None,
         socket: PathBuf::from(socket),
         patience: Duration::from_secs(10),
         fabric: joined.map(|fabric| FabricOptions {

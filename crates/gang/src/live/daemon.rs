@@ -1,16 +1,17 @@
 //! A host's daemon: its sockets, its NIC, and what they carry to its hub.
 
 mod nic;
+mod peers;
 mod socket;
 
 use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::time::Duration;
 
-use midplane_simhw::seal::Key;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::seal::{Identity, Key};
 use rustix::thread::set_current_timer_slack;
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
@@ -22,9 +23,9 @@ use super::cell::Cells;
 use super::channels::ChannelOptions;
 use super::clock::now;
 use super::hub::{Event, Hub};
-use super::link::{self, Frame, Receiver, Sender};
+use super::link::{self, Credentials, Frame, Receiver};
 use super::local::Local;
-use super::message::{Cluster, Down, Hello, Request, Up};
+use super::message::{Cluster, Hello, Request};
 use super::precedence;
 use super::root::Root;
 use super::streams;
@@ -51,8 +52,12 @@ pub struct DaemonOptions {
     pub cluster: Cluster,
     /// `host:port` of every daemon, in the order of hosts; may be empty for a single one.
     pub peers: Vec<String>,
-    /// What daemons prove to each other that they have; needed where there are several.
+    /// The key that all daemons share. Where there are several, they need this or an identity each. Alone, it keeps out
+    /// who does not have it, and who has it can claim to be any host.
     pub key: Option<Key>,
+    /// This host's own key, and those of all hosts in their order: no host is admitted that is not listed, or as another.
+    /// A host speaks for those below it in the tree as well, whose reports it hands on.
+    pub identity: Option<Identity>,
     /// The socket that front ends of this host connect to.
     pub socket: PathBuf,
     /// How long a daemon may take for an order before it is given up, for each step below it.
@@ -140,8 +145,24 @@ pub enum StartError {
         error: io::Error,
     },
     /// Several daemons, and no key.
-    #[error("daemons of several hosts need a key: give all of them the same --key")]
+    #[error(
+        "daemons of several hosts need keys: give each its own --secret-key, or all the same --key"
+    )]
     NoKey,
+    /// The identity is not that of this host among these.
+    #[error(
+        "the keys are those of host {own} of {listed}, and this is host {host} of {hosts}: list a key for each host"
+    )]
+    Identity {
+        /// Whose the secret is.
+        own: u16,
+        /// Hosts in the list of keys.
+        listed: usize,
+        /// This host.
+        host: u16,
+        /// Hosts in the cluster.
+        hosts: u16,
+    },
     /// No control groups can be made.
     #[error(
         "no control groups can be made below this process's own: they need cgroup v2, delegated (systemd-run \
@@ -173,9 +194,7 @@ pub async fn serve(
     ready: impl FnOnce(),
 ) -> Result<(), StartError> {
     let DaemonOptions { host, cluster, .. } = options;
-    if cluster.hosts > 1 && options.key.is_none() {
-        return Err(StartError::NoKey);
-    }
+    let credentials = credentials(&options)?;
     let listener = open_socket(&options.socket).await?;
     let network = open_network(&options).await?;
     let mut keeper = Keeper::start();
@@ -187,7 +206,6 @@ pub async fn serve(
     precedence::take();
 
     let (events, happens) = mpsc::unbounded_channel();
-    let options = Rc::new(options);
     let tree = Tree::new(cluster.hosts, cluster.arity);
     let steps = tree.depth_below(host).max(1);
     let geometry = options.fabric.as_ref().map(|fabric| fabric.channels.geometry);
@@ -197,20 +215,38 @@ pub async fn serve(
     // Not its NIC, which may spin.
     precedence::take_at_once();
     let local = Local::new((host, cluster), (keeper, cells), nic.network, events.clone());
-    let dial_root = dial_root(&options);
+    let dial_root = dial_root(&options, credentials.clone());
     let about = (host, cluster, options.patience * steps);
     let hub = Hub::new(about, local, root, events.clone(), dial_root);
     tokio::spawn(take_fronts(listener, events.clone()));
-    if let (Some(listener), Some(key)) = (network, options.key.clone()) {
-        tokio::spawn(take_daemons(listener, key, cluster, events.clone()));
+    if let (Some(listener), Some(credentials)) = (network, credentials) {
+        let place = (host, cluster);
+        tokio::spawn(peers::take(listener, credentials.clone(), place, events.clone()));
         if host != 0 {
-            tokio::spawn(stay_below((*options).clone(), tree, events.clone()));
+            let addresses = options.peers.clone();
+            tokio::spawn(peers::stay_below(addresses, credentials, place, events.clone()));
         }
     }
     ready();
     run(hub, signals, happens).await;
     let _ = std::fs::remove_file(&options.socket);
     Ok(())
+}
+
+/// What this daemon proves to others, if there may be some.
+fn credentials(options: &DaemonOptions) -> Result<Option<Credentials>, StartError> {
+    let DaemonOptions { host, cluster, identity, key, .. } = options;
+    if let Some(identity) = identity {
+        let (own, listed) = (identity.node().0, identity.nodes());
+        if identity.node() != NodeId(*host) || listed != usize::from(cluster.hosts) {
+            let (host, hosts) = (*host, cluster.hosts);
+            return Err(StartError::Identity { own, listed, host, hosts });
+        }
+    }
+    match Credentials::new(identity.clone(), key.clone()) {
+        None if cluster.hosts > 1 => Err(StartError::NoKey),
+        credentials => Ok(credentials),
+    }
 }
 
 /// What other hosts' daemons connect to, if there may be some.
@@ -333,113 +369,14 @@ async fn feed(job: JobId, mut receiver: Receiver, events: &mpsc::UnboundedSender
     }
 }
 
-/// Takes other hosts' daemons that have the key.
-async fn take_daemons(
-    listener: TcpListener,
-    key: Key,
-    cluster: Cluster,
-    events: mpsc::UnboundedSender<Event>,
-) {
-    let mut next = 0;
-    loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            sleep(AGAIN).await;
-            continue;
-        };
-        next += 1;
-        let (key, events) = (key.clone(), events.clone());
-        tokio::spawn(async move {
-            let Ok((sender, mut receiver)) = link::accept(stream, &key).await else { return };
-            match receiver.message::<Hello>().await {
-                Ok(Some(Hello::Child { host, cluster: theirs })) if theirs == cluster => {
-                    serve_child((host, next), (sender, receiver), &events).await;
-                }
-                Ok(Some(Hello::Streams { host, job })) => {
-                    let link = Box::new((sender, receiver));
-                    let _ = events.send(Event::Streams { host, job, link });
-                }
-                // Somebody of another cluster, or another version.
-                _ => {}
-            }
-        });
-    }
-}
-
-async fn serve_child(
-    (host, connection): (u16, u64),
-    (mut sender, mut receiver): (Sender, Receiver),
-    events: &mpsc::UnboundedSender<Event>,
-) {
-    let (to, mut orders) = mpsc::unbounded_channel::<Down>();
-    let _ = events.send(Event::Adopted { host, connection, to });
-    let writing = tokio::spawn(async move {
-        while let Some(down) = orders.recv().await {
-            if sender.send(&Frame::message(&down)).await.is_err() {
-                return;
-            }
-        }
-    });
-    while let Ok(Some(up)) = receiver.message::<Up>().await {
-        let _ = events.send(Event::FromBelow(host, connection, up));
-    }
-    let _ = events.send(Event::Lost(host, connection));
-    writing.abort();
-}
-
-/// Looks for somebody above, the nearest that answers, again and again.
-async fn stay_below(options: DaemonOptions, tree: Tree, events: mpsc::UnboundedSender<Event>) {
-    let Some(key) = &options.key else { return };
-    let mut above = Vec::new();
-    let mut host = options.host;
-    while let Some(parent) = tree.parent(host) {
-        above.push(parent);
-        host = parent;
-    }
-    loop {
-        for parent in &above {
-            let Some(address) = options.peers.get(usize::from(*parent)) else { continue };
-            let Ok((mut sender, receiver)) = link::dial(address, key).await else { continue };
-            let hello = Hello::Child { host: options.host, cluster: options.cluster };
-            if sender.send(&Frame::message(&hello)).await.is_ok() {
-                stay(sender, receiver, &events).await;
-                break;
-            }
-        }
-        sleep(AGAIN).await;
-    }
-}
-
-/// Hears whoever is above, until that is gone.
-async fn stay(mut sender: Sender, mut receiver: Receiver, events: &mpsc::UnboundedSender<Event>) {
-    let (to, mut reports) = mpsc::unbounded_channel::<Up>();
-    let _ = events.send(Event::Below(to));
-    let writing = tokio::spawn(async move {
-        while let Some(up) = reports.recv().await {
-            if sender.send(&Frame::message(&up)).await.is_err() {
-                return;
-            }
-        }
-    });
-    while let Ok(Some(down)) = receiver.message::<Down>().await {
-        let is_cut = down == Down::Cut;
-        let _ = events.send(Event::Above(down));
-        if is_cut {
-            break;
-        }
-    }
-    let _ = events.send(Event::Cut);
-    writing.abort();
-}
-
 /// What opens links for jobs' streams to the root.
-fn dial_root(options: &Rc<DaemonOptions>) -> super::hub::DialRoot {
-    let (peers, key) = (options.peers.clone(), options.key.clone());
-    let host = options.host;
+fn dial_root(options: &DaemonOptions, credentials: Option<Credentials>) -> super::hub::DialRoot {
+    let (root, host) = (options.peers.first().cloned(), options.host);
     Box::new(move |job, mut output, input| {
-        let (address, key) = (peers.first().cloned(), key.clone());
+        let (address, credentials) = (root.clone(), credentials.clone());
         tokio::spawn(async move {
-            if let (Some(address), Some(key)) = (address, key)
-                && let Ok((mut sender, receiver)) = link::dial(&address, &key).await
+            if let (Some(address), Some(credentials)) = (address, credentials)
+                && let Ok((mut sender, receiver)) = link::dial(&address, 0, &credentials).await
                 && sender.send(&Frame::message(&Hello::Streams { host, job })).await.is_ok()
             {
                 streams::to_root((sender, receiver), &mut output, input).await;

@@ -1,8 +1,9 @@
 //! A daemon between its sockets and its processes: everything that happens comes here, one thing at a time.
 
 mod asked;
+mod children;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
@@ -21,6 +22,9 @@ use super::snapshot::{Said, Word};
 use super::streams;
 use crate::daemon::{Action, Order, Relay};
 use crate::names::JobId;
+use crate::tree::Tree;
+pub(super) use children::Refusal;
+use children::{Child, Refusals};
 
 use super::message::Program;
 
@@ -58,6 +62,8 @@ pub(super) enum Event {
     Feeds(JobId, oneshot::Sender<mpsc::Sender<Frame>>),
     /// It is gone.
     ClientGone(ClientId),
+    /// Somebody was not admitted.
+    Refused(Refusal),
     /// The channels have done something.
     Channels(Told),
     /// A rank here says something about checkpoints.
@@ -66,15 +72,6 @@ pub(super) enum Event {
     Written(JobId, Result<(), String>),
     /// A checkpoint was read for a front end, or why not.
     Read(Box<Read>),
-}
-
-/// A daemon below.
-#[derive(Debug)]
-struct Child {
-    connection: u64,
-    to: mpsc::UnboundedSender<Down>,
-    /// It, and whoever is below it.
-    hosts: BTreeSet<u16>,
 }
 
 /// Where links to the root begin.
@@ -93,6 +90,8 @@ pub(super) struct Hub {
     root: Option<Root>,
     above: Option<mpsc::UnboundedSender<Up>>,
     below: BTreeMap<u16, Child>,
+    tree: Tree,
+    refusals: Refusals,
     events: mpsc::UnboundedSender<Event>,
     dial_root: DialRoot,
 }
@@ -107,6 +106,7 @@ impl Hub {
     ) -> Self {
         let (above, below) = (None, BTreeMap::new());
         let (relay, order_began) = (Relay::new([]), Instant::ZERO);
+        let tree = Tree::new(cluster.hosts, cluster.arity);
         Self {
             host,
             cluster,
@@ -118,6 +118,8 @@ impl Hub {
             root,
             above,
             below,
+            tree,
+            refusals: Refusals::default(),
             events,
             dial_root,
         }
@@ -131,12 +133,8 @@ impl Hub {
                 let _ = above.send(Up::Here(self.hosts()));
                 self.above = Some(above);
             }
-            Event::Adopted { host, connection, to } => {
-                self.lose(host);
-                self.relay.adopt(host);
-                let hosts = BTreeSet::new();
-                self.below.insert(host, Child { connection, to, hosts });
-            }
+            Event::Adopted { host, connection, to } => self.adopt(host, connection, to),
+            Event::Refused(refusal) => self.refusals.report(now(), refusal),
             Event::FromBelow(host, connection, up) => {
                 if self.is_below(host, connection) {
                     self.hear_below(host, up);
@@ -186,10 +184,6 @@ impl Hub {
         }
     }
 
-    fn is_below(&self, host: u16, connection: u64) -> bool {
-        self.below.get(&host).is_some_and(|child| child.connection == connection)
-    }
-
     fn hear_above(&mut self, down: Down) {
         match down {
             Down::Order(order) => self.begin(order),
@@ -199,6 +193,7 @@ impl Hub {
             Down::Go(job) => self.say(job, Word::Go),
             Down::Part { host, job, rank, part } => self.part(host, job, rank, part),
             Down::Cut => self.cut(),
+            Down::Probe => self.up(Up::Present),
         }
     }
 
@@ -256,7 +251,7 @@ impl Hub {
         let silent = self.relay.waits_for().next().map(|_| self.order_began + self.patience);
         let slice = self.root.as_ref().and_then(|root| root.agenda.poll_timeout());
         let look = self.local.looks_again().then(|| now() + LOOK_AGAIN);
-        silent.into_iter().chain(slice).chain(look).min()
+        silent.into_iter().chain(self.probed_until()).chain(slice).chain(look).min()
     }
 
     /// A child of this process has changed.
@@ -303,46 +298,12 @@ impl Hub {
                     let go = root.hear_part(now(), job, rank, &part);
                     self.say_if(go, job);
                 }
-                Up::Report { .. } => {}
+                Up::Report { .. } | Up::Present => {}
             },
             (None, Some(above)) => drop(above.send(up)),
             // Whoever was above has given up what this is about.
             (None, None) => {}
         }
-    }
-
-    fn hear_below(&mut self, host: u16, up: Up) {
-        let Some(child) = self.below.get_mut(&host) else { return };
-        match &up {
-            Up::Report { number, outcome } => {
-                self.relay.handle_report(host, *number, outcome.clone());
-                return;
-            }
-            Up::Here(hosts) => child.hosts.extend(hosts),
-            Up::Gone(hosts) => child.hosts.retain(|host| !hosts.contains(host)),
-            Up::Ended { .. } | Up::Able { .. } | Up::Left { .. } | Up::Part { .. } => {}
-        }
-        self.up(up);
-    }
-
-    /// A daemon below is gone, and with it whoever is below it.
-    fn lose(&mut self, host: u16) {
-        let Some(child) = self.below.remove(&host) else { return };
-        let _ = child.to.send(Down::Cut);
-        self.relay.lose(host);
-        self.up(Up::Gone(child.hosts.into_iter().collect()));
-    }
-
-    /// Gives up those below that have not reported for too long; whether there were any.
-    fn lose_silent(&mut self) -> bool {
-        if now() < self.order_began + self.patience {
-            return false;
-        }
-        let silent: Vec<u16> = self.relay.waits_for().collect();
-        for host in &silent {
-            self.lose(*host);
-        }
-        !silent.is_empty()
     }
 
     /// The way to the root is gone: nobody counts on what runs here.
@@ -457,10 +418,14 @@ impl Hub {
 
     fn streams(&mut self, host: u16, job: JobId, link: (Sender, Receiver)) {
         let Some(root) = &mut self.root else { return };
-        let Some((output, input)) = root.ends_of(job, host) else { return };
+        let ranks = root.ranks_on(job, host);
+        if ranks.is_empty() {
+            return;
+        }
+        let Some(ends) = root.ends_of(job, host) else { return };
         let events = self.events.clone();
         tokio::spawn(async move {
-            streams::at_root(link, output, input).await;
+            streams::at_root(link, &ranks, ends).await;
             let _ = events.send(Event::StreamsDone(host, job));
         });
     }

@@ -7,10 +7,11 @@ use std::io;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use midplane_simhw::seal::Key;
+use midplane_simhw::id::NodeId;
 use midplane_simhw::seal::stream::{
-    Dial, Ends, HANDSHAKE_BYTES, Opener, PIECE_BYTES, Sealer, answer,
+    Dial, Ends, HANDSHAKE_BYTES, NAMED_BYTES, Opener, PIECE_BYTES, Sealer, answer, answer_named,
 };
+use midplane_simhw::seal::{Identity, Key};
 use midplane_simhw::wire;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -155,19 +156,55 @@ pub fn local(stream: tokio::net::UnixStream) -> (Sender, Receiver) {
     pair((Box::new(reader), Box::new(writer)), None)
 }
 
-/// Connects to another host's daemon.
+/// What daemons of different hosts prove to each other.
+#[derive(Clone, Debug)]
+pub enum Credentials {
+    /// A key that all hosts share. Its holders are not told apart: each can claim to be any host.
+    Shared(Key),
+    /// A key of each host's own and the list of all; the shared key as well, if there is one.
+    Named(Identity, Option<Key>),
+}
+
+impl Credentials {
+    /// What these keys prove; `None` without any.
+    #[must_use]
+    pub fn new(identity: Option<Identity>, key: Option<Key>) -> Option<Self> {
+        match (identity, key) {
+            (Some(identity), key) => Some(Self::Named(identity, key)),
+            (None, Some(key)) => Some(Self::Shared(key)),
+            (None, None) => None,
+        }
+    }
+}
+
+/// Connects to the daemon of `host`.
 ///
 /// # Errors
 /// What the system says; [`io::ErrorKind::PermissionDenied`] where the other side has another key.
 ///
 /// # Cancel safety
 /// Dropped, the connection is closed.
-pub async fn dial(address: &str, key: &Key) -> io::Result<(Sender, Receiver)> {
+pub async fn dial(
+    address: &str,
+    host: u16,
+    credentials: &Credentials,
+) -> io::Result<(Sender, Receiver)> {
     let dialed = async {
         let mut stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        let (dial, message) = Dial::new(key).map_err(denied)?;
-        stream.write_all(&message).await?;
+        let dial = match credentials {
+            Credentials::Shared(key) => {
+                let (dial, message) = Dial::new(key).map_err(denied)?;
+                stream.write_all(&message).await?;
+                dial
+            }
+            Credentials::Named(identity, key) => {
+                let begun = Dial::to(identity, key.as_ref(), NodeId(host));
+                let (dial, message) = begun.map_err(denied)?;
+                stream.write_all(&message).await?;
+                dial
+            }
+        };
         let mut answer = [0; HANDSHAKE_BYTES];
         stream.read_exact(&mut answer).await.map_err(denied)?;
         let ends = dial.finish(&answer).map_err(denied)?;
@@ -176,21 +213,39 @@ pub async fn dial(address: &str, key: &Key) -> io::Result<(Sender, Receiver)> {
     timeout(HANDSHAKE, dialed).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Answers another host's daemon.
+/// Answers another host's daemon, and returns its first message; and which host it is, where hosts have keys of their own.
 ///
 /// # Errors
-/// As [`dial`].
+/// As [`dial`], and [`io::ErrorKind::InvalidData`] for what is no such message.
 ///
 /// # Cancel safety
 /// Dropped, the connection is closed.
-pub async fn accept(mut stream: TcpStream, key: &Key) -> io::Result<(Sender, Receiver)> {
+pub async fn accept<T: DeserializeOwned>(
+    mut stream: TcpStream,
+    credentials: &Credentials,
+) -> io::Result<(Option<u16>, T, (Sender, Receiver))> {
     let accepted = async {
         stream.set_nodelay(true)?;
-        let mut message = [0; HANDSHAKE_BYTES];
-        stream.read_exact(&mut message).await?;
-        let (ends, answer) = answer(key, &message).map_err(denied)?;
-        stream.write_all(&answer).await?;
-        Ok(sealed(stream, ends))
+        let (host, ends, reply) = match credentials {
+            Credentials::Shared(key) => {
+                let mut message = [0; HANDSHAKE_BYTES];
+                stream.read_exact(&mut message).await?;
+                let (ends, reply) = answer(key, &message).map_err(denied)?;
+                (None, ends, reply)
+            }
+            Credentials::Named(identity, key) => {
+                let mut message = [0; NAMED_BYTES];
+                stream.read_exact(&mut message).await?;
+                let answered = answer_named(identity, key.as_ref(), &message);
+                let (node, ends, reply) = answered.map_err(denied)?;
+                (Some(node.0), ends, reply)
+            }
+        };
+        stream.write_all(&reply).await?;
+        let (sender, mut receiver) = sealed(stream, ends);
+        // Once it opens, whoever dials is the host that it says.
+        let first = receiver.message().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        Ok((host, first, (sender, receiver)))
     };
     timeout(HANDSHAKE, accepted).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }

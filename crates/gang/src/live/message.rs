@@ -150,6 +150,8 @@ pub enum Down {
     Go(JobId),
     /// The way to the root is gone: whatever runs is ended.
     Cut,
+    /// Say that you are there.
+    Probe,
 }
 
 /// What a daemon tells whoever it is below.
@@ -198,6 +200,8 @@ pub enum Up {
     Here(Vec<u16>),
     /// These can't any more.
     Gone(Vec<u16>),
+    /// It is there.
+    Present,
 }
 
 /// What a front end asks.

@@ -243,6 +243,17 @@ impl Root {
         Some((it.reply.clone(), input))
     }
 
+    /// The ranks of a job that are on a host.
+    pub(super) fn ranks_on(&self, job: JobId, host: u16) -> BTreeSet<u16> {
+        let hosts = self.jobs.get(&job).map_or(&[][..], |it| &it.hosts);
+        (0..).zip(hosts).filter(|(_, its)| **its == host).map(|(rank, _)| rank).collect()
+    }
+
+    /// The host of a job's rank.
+    pub(super) fn host_of(&self, job: JobId, rank: u16) -> Option<u16> {
+        self.jobs.get(&job)?.hosts.get(usize::from(rank)).copied()
+    }
+
     /// A host's ranks of a job have nothing more to say.
     pub(super) fn streams_done(&mut self, now: Instant, job: JobId, host: u16) {
         if let Some(it) = self.jobs.get_mut(&job) {

@@ -1,6 +1,7 @@
 //! What ranks read and write, on its way to and from their front end. All of it is bounded: a front end
 //! that does not read makes its ranks wait, and nobody else.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 
 use bytes::BytesMut;
@@ -91,11 +92,11 @@ pub(super) async fn to_root(
     reading.abort();
 }
 
-/// Carries a job's streams at the root, from a host's link to the front end and back.
+/// Carries a job's streams at the root, from the link of the host of these ranks to the front end and back.
 pub(super) async fn at_root(
     (mut sender, mut receiver): (Sender, Receiver),
-    output: mpsc::Sender<Frame>,
-    input: Option<mpsc::Receiver<Frame>>,
+    ranks: &BTreeSet<u16>,
+    (output, input): (mpsc::Sender<Frame>, Option<mpsc::Receiver<Frame>>),
 ) {
     let writing = tokio::spawn(async move {
         let Some(mut input) = input else { return std::future::pending().await };
@@ -110,7 +111,10 @@ pub(super) async fn at_root(
         std::future::pending().await
     });
     while let Ok(Some(frame)) = receiver.receive().await {
-        let _ = output.send(frame).await;
+        // Nothing else comes on it, and no other host's ranks.
+        if matches!(&frame, Frame::Data { rank, .. } if ranks.contains(rank)) {
+            let _ = output.send(frame).await;
+        }
     }
     writing.abort();
 }

@@ -6,6 +6,8 @@
 #[cfg(target_os = "linux")]
 mod choice;
 #[cfg(target_os = "linux")]
+mod keys;
+#[cfg(target_os = "linux")]
 mod parts;
 #[cfg(target_os = "linux")]
 mod saved;
@@ -82,6 +84,11 @@ const TESTS: &[choice::Scene] = &[
     ("what_arrives_wakes_a_job", woken::by_input),
     ("a_tree_of_daemons_loses_one_and_goes_on", scenes::a_tree_loses_one),
     ("who_has_another_key_is_no_part_of_it", scenes::another_key),
+    ("an_impostor_with_the_fabric_s_key_joins_nothing", keys::impostor),
+    ("a_listed_host_can_t_speak_as_another", keys::another_host),
+    ("a_host_that_lives_is_not_displaced", keys::a_live_host_stays),
+    ("a_host_that_is_silent_is_replaced", keys::a_silent_host_is_replaced),
+    ("a_hello_that_is_sent_again_fails", keys::a_hello_again),
 ];
 
 /// With `--ignored`.

@@ -18,6 +18,8 @@ use midplane_gang::live::rank::join;
 use midplane_gang::live::snapshot::Snapshots;
 use midplane_gang::names::Rank;
 use midplane_gang::schedule::{Placing, QueueTree};
+use midplane_simhw::id::NodeId;
+use midplane_simhw::seal::Identity;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// Plays the part that this process was started for, if it was.
@@ -86,7 +88,8 @@ fn daemon(
         host: host.parse().unwrap(),
         cluster: Cluster { hosts, slots, arity: 2 },
         peers,
-        key: key.parse().ok(),
+        key: key.split(';').next().and_then(|key| key.parse().ok()),
+        identity: identity(key, host),
         socket: PathBuf::from(socket),
         patience: Duration::from_secs(3),
         fabric: fabric(network, socket),
@@ -102,6 +105,14 @@ fn daemon(
         visit: Duration::from_millis(10),
     };
     runtime().block_on(serve(options, policy, agenda, || println!("ready"))).unwrap();
+}
+
+/// What stands behind the fabric's key: this host's secret key, and those of all hosts.
+fn identity(keys: &str, host: &str) -> Option<Identity> {
+    let [_, secret, list] = keys.split(';').collect::<Vec<_>>()[..] else { return None };
+    let list = list.split(',').map(|key| key.parse().unwrap()).collect();
+    let own = NodeId(host.parse().unwrap());
+    Some(Identity::new(own, secret.parse().unwrap(), list).unwrap())
 }
 
 /// Small FIFOs: they are full most of the time.

@@ -31,6 +31,10 @@ pub(crate) fn itself() -> Command {
 pub(crate) struct Stage {
     pub(crate) folder: TempDir,
     pub(crate) daemons: Vec<Child>,
+    /// Of the daemons, in the order of hosts.
+    pub(crate) addresses: Vec<String>,
+    slots: u16,
+    slice_ms: u32,
     network: String,
     freezer: &'static str,
 }
@@ -63,7 +67,6 @@ impl Stage {
         slice_ms: u32,
         (network, freezer): (&'static str, &'static str),
     ) -> Self {
-        let folder = tempfile::tempdir().unwrap();
         // Over UDP, each has an address of its own.
         let sockets: Vec<_> =
             (0..hosts).map(|_| std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
@@ -74,41 +77,70 @@ impl Stage {
             Some(mode) => format!("{mode} {}", addresses.join(",")),
             None => network.to_owned(),
         };
-        let mut stage = Self { folder, daemons: Vec::new(), network, freezer };
-        let bound: Vec<_> =
-            (0..hosts).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let peers: Vec<String> =
-            bound.iter().map(|it| it.local_addr().unwrap().to_string()).collect();
-        drop(bound);
-        let peers = if hosts == 1 { String::new() } else { peers.join(",") };
+        let mut stage = Self::empty(hosts, (slots, slice_ms), (network, freezer));
         let key = format!("1:{}", "5a".repeat(32));
         for host in 0..hosts {
-            let daemon = stage.daemon(host, slots, slice_ms, &peers, &key);
-            stage.daemons.push(daemon);
+            stage.start(host, &key);
         }
         stage
     }
 
-    pub(crate) fn daemon(
-        &self,
-        host: u16,
-        slots: u16,
-        slice_ms: u32,
-        peers: &str,
-        key: &str,
-    ) -> Child {
+    /// The first of `hosts` daemons in reach of each other, with a slot each: those that there are keys for.
+    pub(crate) fn with_keys(keys: &[String], hosts: u16) -> Self {
+        let mut stage = Self::empty(hosts, (1, 20), ("none".into(), "auto"));
+        for (host, keys) in (0..).zip(keys) {
+            stage.start(host, keys);
+        }
+        stage
+    }
+
+    fn empty(
+        hosts: u16,
+        (slots, slice_ms): (u16, u32),
+        (network, freezer): (String, &'static str),
+    ) -> Self {
+        let bound: Vec<_> =
+            (0..hosts).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses = bound.iter().map(|it| it.local_addr().unwrap().to_string()).collect();
+        let (folder, daemons) = (tempfile::tempdir().unwrap(), Vec::new());
+        Self { folder, daemons, addresses, slots, slice_ms, network, freezer }
+    }
+
+    /// Starts a host's daemon; one that was before it in its place must have ended.
+    pub(crate) fn start(&mut self, host: u16, key: &str) {
+        let daemon = self.daemon(host, key);
+        match self.daemons.get_mut(usize::from(host)) {
+            Some(before) => *before = daemon,
+            None => self.daemons.push(daemon),
+        }
+    }
+
+    pub(crate) fn daemon(&self, host: u16, key: &str) -> Child {
+        let peers =
+            if self.addresses.len() == 1 { String::new() } else { self.addresses.join(",") };
+        let errors = std::fs::File::create(self.errors_file(host)).unwrap();
         let mut daemon = itself()
             .arg("--daemon")
             .arg(self.socket(host))
-            .args([host.to_string(), slots.to_string(), slice_ms.to_string()])
-            .args([peers, key, &self.network, self.freezer])
+            .args([host.to_string(), self.slots.to_string(), self.slice_ms.to_string()])
+            .args([&peers, key, &self.network, self.freezer])
             .stdout(Stdio::piped())
+            .stderr(errors)
             .spawn()
             .unwrap();
         let mut line = String::new();
         BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
         daemon
+    }
+
+    fn errors_file(&self, host: u16) -> PathBuf {
+        self.folder.path().join(format!("{host}.errors"))
+    }
+
+    /// What a host's daemon has said on standard error.
+    pub(crate) fn errors(&self, host: u16) -> String {
+        std::fs::read_to_string(self.errors_file(host)).unwrap()
     }
 
     pub(crate) fn socket(&self, host: u16) -> PathBuf {
@@ -158,6 +190,10 @@ impl Drop for Stage {
         for daemon in &mut self.daemons {
             let _ = daemon.kill();
             let _ = daemon.wait();
+        }
+        // A scene that has failed shows what they said.
+        if std::thread::panicking() {
+            (0..self.daemons.len() as u16).for_each(|host| eprint!("{}", self.errors(host)));
         }
     }
 }

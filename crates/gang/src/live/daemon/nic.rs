@@ -57,6 +57,7 @@ pub(super) async fn start_nic(
             let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
             let config = UdpConfig::new(NodeId(host), addresses.clone()).line(line);
             let config = options.key.iter().cloned().fold(config, UdpConfig::key);
+            let config = options.identity.iter().cloned().fold(config, UdpConfig::identity);
             let nic = UdpNic::start(config, unit).map_err(|error| text(&error))?;
             let hold = Hold::open(&nic.host()).map_err(|error| text(&error))?;
             let server = nic.serve_ports(served).map_err(|error| text(&error))?;
