@@ -47,7 +47,8 @@ impl Link {
     }
 
     fn arrived(&mut self, now: Instant) -> Option<Vec<u8>> {
-        self.flying.pop_front_if(|(at, _)| *at <= now).map(|(_, datagram)| datagram)
+        let is_here = self.flying.front().is_some_and(|(at, _)| *at <= now);
+        is_here.then(|| self.flying.pop_front().map(|(_, datagram)| datagram)).flatten()
     }
 }
 
