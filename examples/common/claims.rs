@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use crate::report;
+use super::report;
 
 /// The exit code of a program that ran well on a machine too busy for what it claims of times.
 const TOO_BUSY: u8 = 3;
@@ -91,11 +91,16 @@ impl Compared {
         })
     }
 
-    /// Whether ours is ahead by `wanted`, or more.
+    /// Whether ours is ahead by `wanted`, or more, where that is judged.
     pub(crate) fn verdict(&self, wanted: f64) -> Verdict {
-        if cfg!(debug_assertions) || self.rounds < LEAST_ROUNDS {
-            return Verdict::NotJudged;
+        match cfg!(debug_assertions) || self.rounds < LEAST_ROUNDS {
+            true => Verdict::NotJudged,
+            false => self.judge(wanted),
         }
+    }
+
+    /// Where theirs is steady, the median counts; else the rounds must agree.
+    pub(crate) fn judge(&self, wanted: f64) -> Verdict {
         let is_steady = self.anchor_spread <= MOST_SPREAD;
         match self {
             _ if self.lowest_ratio >= wanted => Verdict::Holds,
@@ -177,19 +182,31 @@ impl Watch {
 
 /// How a program ends that claims these: says on standard error why claims that are missed may be the machine's.
 pub(crate) fn exit(verdicts: &[Verdict], watch: &Watch) -> ExitCode {
+    match outcome(verdicts, || watch.evidence()) {
+        Ok(code) => ExitCode::from(code),
+        Err(evidence) => report::fail(&format!("too busy for a claim: {evidence}"), TOO_BUSY),
+    }
+}
+
+/// The exit code.
+///
+/// # Errors
+/// The evidence that the machine was too busy.
+pub(crate) fn outcome(
+    verdicts: &[Verdict],
+    evidence: impl FnOnce() -> Option<String>,
+) -> Result<u8, String> {
     let any = |of: &[Verdict]| verdicts.iter().any(|verdict| of.contains(verdict));
     if any(&[Verdict::NoNumber]) {
-        return ExitCode::from(report::DID_NOT_HOLD);
+        return Ok(report::DID_NOT_HOLD);
     }
-    let is_missed = any(&[Verdict::Missed, Verdict::Slower]);
-    let evidence = if is_missed { watch.evidence() } else { None };
-    match evidence {
-        Some(evidence) => report::fail(&format!("too busy for a claim: {evidence}"), TOO_BUSY),
-        None if is_missed => ExitCode::from(report::DID_NOT_HOLD),
-        None if any(&[Verdict::Unclear]) => {
-            let what = "too busy for a claim: what ours is compared with differs from round to round by more than";
-            report::fail(&format!("{what} {MOST_SPREAD} times"), TOO_BUSY)
-        }
-        None => ExitCode::SUCCESS,
+    if any(&[Verdict::Missed, Verdict::Slower]) {
+        return evidence().map_or(Ok(report::DID_NOT_HOLD), Err);
+    }
+    match any(&[Verdict::Unclear]) {
+        true => Err(format!(
+            "rounds of what ours is compared with differ by more than {MOST_SPREAD} times"
+        )),
+        false => Ok(0),
     }
 }
