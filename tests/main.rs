@@ -2,6 +2,7 @@
 
 mod anchors;
 mod bounds;
+mod claims;
 mod conformance;
 mod dissector;
 #[cfg(target_os = "linux")]
