@@ -150,6 +150,7 @@ impl<H: Host> Owner<H> {
     }
 
     /// What came of the last work, once it has ended, if nobody has taken that.
+    #[expect(clippy::needless_pass_by_ref_mut, reason = "one work at a time")]
     pub(super) async fn dropped(&mut self) -> Option<Result<Outcome, DaemonError>> {
         let _attended = Attended(&self.slot);
         poll_fn(|context| {

@@ -8,7 +8,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::seal::{Identity, Key, PublicKey, SealConfigError, SecretKey};
 use midplane_simhw::udp::{StartError, UdpConfig, UdpNic};
 
-use crate::firmware::{Cluster, Probe, SEND, command, completion, run};
+use crate::udp::firmware::{Cluster, Probe, SEND, command, completion, run};
 
 /// Three nodes, each with its secret, and the list of all.
 fn secrets() -> (Vec<SecretKey>, Vec<PublicKey>) {
