@@ -7,8 +7,9 @@
 //! A communicator [on NICs](Communicator::on_nics) has those carry out what they can.
 //!
 //! # Cancel safety
-//! None: an operation that is dropped before it has ended, or that fails, leaves its communicator
-//! [abandoned](MessageError::Abandoned), as the others have no way to tell where it stopped. Other
+//! None: an operation that is dropped before it has ended, or that fails, as it does once a process that it
+//! needs is lost, leaves its communicator [abandoned](MessageError::Abandoned). The others are told: what is
+//! under way over it there ends with [`Failure::Abandoned`](super::request::Failure::Abandoned). Other
 //! communicators are untouched.
 
 mod carried;
@@ -21,7 +22,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::communicator::{Communicator, Pending, wait_all};
-use super::envelope::Tag;
+use super::envelope::{LEFT, Tag};
 use super::group::Rank;
 use super::process::MessageError;
 use super::progression::Progression;
@@ -31,7 +32,7 @@ pub use midplane_nicvm::collective::Operation;
 pub(super) use nics::Nics;
 
 /// One operation, from its call until its end.
-pub(super) struct Turn<'a, P> {
+pub(super) struct Turn<'a, P: Progression> {
     communicator: &'a Communicator<P>,
     tag: Tag,
     /// Its place in the queue for the NICs, if it is to be carried out by them, until it leaves that.
@@ -39,10 +40,12 @@ pub(super) struct Turn<'a, P> {
     ended: bool,
 }
 
-impl<P> Drop for Turn<'_, P> {
+impl<P: Progression> Drop for Turn<'_, P> {
     fn drop(&mut self) {
         if !self.ended {
-            self.communicator.abandoned.store(true, Ordering::Relaxed);
+            if !self.communicator.abandoned.swap(true, Ordering::Relaxed) {
+                self.communicator.tell_left();
+            }
             if let Some(nics) = &self.communicator.nics {
                 nics.abandon();
             }
@@ -56,7 +59,7 @@ impl<'a, P: Progression> Turn<'a, P> {
         if communicator.abandoned.load(Ordering::Relaxed) {
             return Err(MessageError::Abandoned);
         }
-        let tag = Tag(communicator.turn.fetch_add(1, Ordering::Relaxed));
+        let tag = Tag(communicator.turn.fetch_add(1, Ordering::Relaxed) % LEFT.0);
         Ok(Self { communicator, tag, place: None, ended: false })
     }
 

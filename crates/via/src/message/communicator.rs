@@ -23,7 +23,7 @@ use bytes::Bytes;
 
 use super::bell::Deferred;
 use super::collective::Nics;
-use super::envelope::{Context, Tag};
+use super::envelope::{Context, LEFT, Tag};
 use super::explain::Explanation;
 use super::group::{Rank, Scope};
 use super::process::{MessageError, Parker, Process};
@@ -433,9 +433,8 @@ impl<P: Progression> Communicator<P> {
         bytes: Bytes,
     ) -> Result<Pending<P>, MessageError> {
         let request = self.with(|process| {
-            self.check_members(process)?;
+            self.check_member(process, to)?;
             let request = process.build_send(&self.scope, context, Mode::Standard, to, tag)?;
-            self.join_members(process, request);
             process.start_or_free(request, Load::Bytes(bytes))
         })?;
         Ok(self.adopt(request, false))
@@ -448,27 +447,39 @@ impl<P: Progression> Communicator<P> {
         tag: Tag,
     ) -> Result<Pending<P>, MessageError> {
         let request = self.with(|process| {
-            self.check_members(process)?;
+            self.check_member(process, source)?;
             let request = process.build_receive(&self.scope, context, Some(source), Some(tag))?;
-            self.join_members(process, request);
             process.start_or_free(request, Load::anything())
         })?;
         Ok(self.adopt(request, true))
     }
 
-    /// A collective operation waits for all: once one of them is lost it would never end.
-    fn check_members(&self, process: &Process<P>) -> Result<(), MessageError> {
-        match process.lower().lost_since(self.scope.group(), self.losses) {
-            None => Ok(()),
-            Some(peer) => Err(Failure::PeerLost(peer).into()),
+    /// The process in the place of a member that was lost takes no part in collective operations, and none go
+    /// on that another process has left.
+    fn check_member(&self, process: &mut Process<P>, rank: Rank) -> Result<(), MessageError> {
+        let peer = self.scope.group().peer(rank)?;
+        if process.lower().has_returned(peer, self.losses) {
+            return Err(Failure::PeerRestarted(peer).into());
         }
+        if process.lower_mut().was_left(self.scope.collective()) {
+            return Err(Failure::Abandoned.into());
+        }
+        Ok(())
     }
 
-    /// Has a request end once any member is lost.
-    fn join_members(&self, process: &mut Process<P>, request: Request) {
-        if let Some(record) = process.lower_mut().requests().get_mut(request) {
-            record.group = Some(Arc::clone(self.scope.group()));
-        }
+    /// Tells all others that this process has left a collective operation before it had ended.
+    pub(super) fn tell_left(&self) {
+        let scope = &self.scope;
+        self.with(|process| {
+            for to in (0..self.size()).map(Rank).filter(|to| *to != self.rank()) {
+                let sent = process.build_send(scope, scope.collective(), Mode::Standard, to, LEFT);
+                let sent = sent.and_then(|sent| process.start_or_free(sent, Load::Copy(&[])));
+                // One that can't be told is gone.
+                if let Ok(request) = sent {
+                    process.free(request);
+                }
+            }
+        });
     }
 
     fn received(&self, outcome: Outcome) -> Received {

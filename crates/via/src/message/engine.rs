@@ -27,9 +27,8 @@ use bytes::Bytes;
 use midplane_simhw::region::Payload;
 
 use super::carrier::{Carrier, Event};
-use super::envelope::{Context, Envelope, Peer, Tag};
+use super::envelope::{Context, Envelope, LEFT, Peer, Tag};
 use super::explain::Explanation;
-use super::group::Group;
 use super::matching::{Held, Key, Matching, Pattern};
 use super::progression::{
     Abilities, BuildError, Claim, InitError, Probe, Progression, Receipt, StartError, Wait,
@@ -95,6 +94,8 @@ struct Desk {
     hinting: BTreeSet<Peer>,
     /// How often a process was lost.
     losses: u32,
+    /// A process has left a collective operation before it had ended: what tells of it is held.
+    has_left: bool,
     /// Processes that have something to leave.
     busy: Vec<Peer>,
     /// Messages of this process to itself.
@@ -134,6 +135,7 @@ impl<C: Carrier> Engine<C> {
             links: Vec::new(),
             hinting: BTreeSet::new(),
             losses: 0,
+            has_left: false,
             busy: Vec::new(),
             to_self: VecDeque::new(),
             pool: Pool::default(),
@@ -436,12 +438,13 @@ impl<C: Carrier> Progression for Engine<C> {
         self.desk.losses
     }
 
-    fn lost_since(&self, group: &Group, losses: u32) -> Option<Peer> {
-        if self.desk.losses == losses {
-            return None;
-        }
-        let is_lost = |peer: &&Peer| self.desk.link(**peer).is_some_and(|l| l.lost_at > losses);
-        group.members().iter().find(is_lost).copied()
+    fn was_left(&mut self, context: Context) -> bool {
+        let left = Pattern { context, source: None, tag: Some(LEFT) };
+        self.desk.has_left && self.desk.matching.peek(&left).is_some()
+    }
+
+    fn has_returned(&self, peer: Peer, losses: u32) -> bool {
+        self.desk.link(peer).is_some_and(|link| !link.lost && link.lost_at > losses)
     }
 
     fn explain(&self) -> Explanation {

@@ -33,6 +33,17 @@ number!(
     Context
 );
 
+/// The tag of what a process sends to all others of a communicator when it leaves a collective operation before
+/// that has ended. Collective operations have those below it.
+pub(super) const LEFT: Tag = Tag(1 << 31);
+
+impl Context {
+    /// Whether it is one of what collective operations send.
+    pub(super) const fn is_collective(self) -> bool {
+        self.0 % 2 == 1
+    }
+}
+
 /// Bytes of an envelope that expects no answer.
 pub const PLAIN: usize = 24;
 /// Most bytes of an envelope: with both handles.

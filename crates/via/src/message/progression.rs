@@ -9,7 +9,6 @@ use std::task::{Poll, Waker};
 use thiserror::Error;
 
 use super::envelope::{Context, Peer, Tag};
-use super::group::Group;
 use super::matching::{Key, Pattern};
 use super::request::{Load, Operation, Outcome, Request, Requests};
 
@@ -190,9 +189,14 @@ pub trait Progression {
         0
     }
 
-    /// A member of `group` that was lost since there had been so many losses, whether it has returned or not.
-    fn lost_since(&self, _group: &Group, _losses: u32) -> Option<Peer> {
-        None
+    /// Whether a process was lost since there had been so many losses, and another one is there in its place.
+    fn has_returned(&self, _peer: Peer, _losses: u32) -> bool {
+        false
+    }
+
+    /// Whether another process has left a collective operation of this context before it had ended.
+    fn was_left(&mut self, _context: Context) -> bool {
+        false
     }
 
     /// What waits for what.

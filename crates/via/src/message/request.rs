@@ -7,7 +7,6 @@
 //! The table is what both layers share: the lower layer moves requests forward, the upper one reads
 //! their states, takes outcomes and marks what is to be cancelled.
 
-use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::Bytes;
@@ -15,7 +14,6 @@ use thiserror::Error;
 
 use super::bell::{Deferred, Guard};
 use super::envelope::{Context, Peer, Tag};
-use super::group::Group;
 use super::matching::{Arrival, Key, Pattern, PostedId};
 
 /// The source of what was received from nobody.
@@ -157,6 +155,10 @@ pub enum Failure {
         "process {0} has no memory left for messages that it does not expect; have it post receives first"
     )]
     Refused(Peer),
+    /// Of a collective operation: another process has left it before it had ended, because it failed there or
+    /// was dropped. No further one can be carried out over that communicator.
+    #[error("another process has left the collective operation; go on with another communicator")]
+    Abandoned,
     /// The lower layer was finalised first.
     #[error("the message layer was finalised")]
     Finalized,
@@ -204,8 +206,6 @@ pub(super) struct Record {
     /// Bytes of the attached buffer that it holds until it is done.
     pub(super) attached: usize,
     waker: Option<Waker>,
-    /// Of a part of a collective operation: all processes that take part.
-    pub(super) group: Option<Arc<Group>>,
     /// Released once it has ended and nobody will take its outcome.
     guard: Option<Guard>,
 }
@@ -268,7 +268,6 @@ impl Requests {
             undo: false,
             attached: 0,
             waker: None,
-            group: None,
             guard: None,
         };
         self.slots.push(Slot { generation: 1, live: false, record });
@@ -295,7 +294,6 @@ impl Requests {
         }
         record.posted = None;
         record.transfer = None;
-        record.group = None;
         self.free.push(request.slot);
         true
     }

@@ -140,9 +140,8 @@ fn an_operation_that_is_dropped_in_the_queue_ends_those_behind_it() {
             pause(&host, Duration::from_millis(50)).await;
             return;
         }
+        let mut first = Box::pin(nics.barrier());
         let mut dropped = Some(Box::pin(nics.barrier()));
-        let first = nics.barrier();
-        let mut first = Box::pin(first);
         assert!(waits(&mut first).await);
         assert!(waits(dropped.as_mut().unwrap()).await);
         let third = nics.barrier();

@@ -5,7 +5,7 @@ use midplane_simhw::region::Payload;
 use super::config::QUESTIONS;
 use super::peer::Stream;
 use super::{Arrived, Desk, MAX_LENGTH};
-use crate::message::envelope::{Envelope, Kind, Marks, Peer};
+use crate::message::envelope::{Envelope, Kind, LEFT, Marks, Peer};
 use crate::message::matching::{Arrival, Held, Key, Pattern};
 use crate::message::request::{Failure, Operation, Request, State, Status, Transfer};
 
@@ -117,6 +117,9 @@ impl Desk {
     ) -> Result<(), Breach> {
         let charge = self.admit(from, envelope, payload.len())?;
         let key = Key::of(envelope);
+        if key.tag == LEFT && key.context.is_collective() {
+            self.leave(key.context);
+        }
         let (arrival, receive) = self.matching.arrive(key);
         match receive {
             Some(receive) if envelope.kind == Kind::Eager => {

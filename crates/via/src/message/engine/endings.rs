@@ -1,12 +1,9 @@
 //! How requests end early: cancelled, abandoned, or their process lost.
 
-use std::sync::Arc;
-
 use super::seeks::Seeks;
 use super::{Arrived, Desk, Link};
 use crate::message::envelope::{Context, Peer};
 use crate::message::explain::{Explanation, Missing, Unmatched};
-use crate::message::group::Group;
 use crate::message::matching::{Held, Key};
 use crate::message::request::{Failure, Operation, Record, Request, State, Status};
 
@@ -99,9 +96,6 @@ impl Desk {
 
     /// A process is gone: everything that waits for it ends. So does, once, every receive from
     /// any source that is posted at this moment: its message may have been that process's.
-    ///
-    /// Collective operations that it takes part in end as well: those that do not wait for it wait for others
-    /// that do.
     pub(super) fn lose(&mut self, failure: Failure) {
         let (Failure::PeerLost(peer) | Failure::PeerRestarted(peer)) = failure else { return };
         let losses = self.losses.saturating_add(1);
@@ -130,8 +124,7 @@ impl Desk {
         self.claimed.retain(|_, held| held.key.source != peer || held.message.bytes.is_some());
         self.fail(failure, |record| {
             let from = record.transfer.map(|transfer| transfer.peer);
-            let with = |group: &Arc<Group>| group.rank(peer).is_some();
-            let awaits = match record.operation {
+            match record.operation {
                 Operation::Send { to, .. } => to == peer,
                 Operation::Receive(pattern) => match from {
                     Some(from) => from == peer,
@@ -139,8 +132,17 @@ impl Desk {
                 },
                 Operation::Claimed(_) => from == Some(peer),
                 Operation::Nothing => false,
-            };
-            awaits || record.group.as_ref().is_some_and(with)
+            }
+        });
+    }
+
+    /// A process has left a collective operation before it had ended: here it ends as well.
+    pub(super) fn leave(&mut self, context: Context) {
+        self.has_left = true;
+        self.fail(Failure::Abandoned, |record| match record.operation {
+            Operation::Send { context: at, .. } => at == context,
+            Operation::Receive(pattern) => pattern.context == context,
+            Operation::Claimed(_) | Operation::Nothing => false,
         });
     }
 
