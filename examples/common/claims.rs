@@ -122,7 +122,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Seconds of processors' time, as the system counts them.
+/// Processors' time, in the system's ticks.
 #[derive(Clone, Copy, Debug)]
 struct Times {
     all: f64,
