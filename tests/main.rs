@@ -2,7 +2,6 @@
 
 mod anchors;
 mod bounds;
-mod claims;
 mod conformance;
 mod dissector;
 #[cfg(target_os = "linux")]
@@ -11,3 +10,4 @@ mod readme;
 mod scenario;
 mod stopping;
 mod swarm;
+mod timing_claims;
