@@ -1,5 +1,6 @@
 //! How requests end early: cancelled, abandoned, or their process lost.
 
+use super::flows::{Flows, Untold};
 use super::seeks::Seeks;
 use super::{Arrived, Desk};
 use crate::message::envelope::{Context, Peer};
@@ -104,6 +105,8 @@ impl Desk {
         link.answers.clear();
         (link.owed, link.withdrawing) = (0, 0);
         link.withdrawals.clear();
+        link.untold = Untold::default();
+        link.flows = Flows::default();
         link.sends.clear();
         link.streams.clear();
         link.hinted.clear();
