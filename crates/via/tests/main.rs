@@ -38,5 +38,7 @@ mod service;
 mod service_bounds;
 mod slots;
 mod transfers;
+#[cfg(feature = "service")]
+mod unread_streams;
 mod vi_states;
 mod wakers;

@@ -45,16 +45,19 @@ fn eager_messages_allocate_nothing() {
             for length in [0, 8, 64, 4096] {
                 let bytes = vec![7; length];
                 let mut storage = Vec::with_capacity(4096);
-                for _ in 0..300 {
+                for _ in 0..2_000 {
                     storage = pass(&mut pair, &bytes, storage, mode, early);
                 }
                 let counts = allocation_counter::measure(|| {
-                    for _ in 0..300 {
+                    for _ in 0..2_000 {
                         let used = std::mem::take(&mut storage);
                         storage = pass(&mut pair, &bytes, used, mode, early);
                     }
                 });
-                assert_eq!(counts.count_total, 0, "{length} bytes, {mode:?}, early {early}");
+                assert_eq!(
+                    counts.count_total, 0,
+                    "{length} bytes, {mode:?}, early {early} {counts:?}"
+                );
             }
         }
     }

@@ -51,7 +51,7 @@ pub trait Carrier: Send {
     /// [`InitError::Unknown`].
     fn connect(&mut self, peers: &[Peer]) -> Result<(), InitError>;
 
-    /// Most bytes of a packet's payload.
+    /// Most bytes of a packet's payload, at least 16.
     fn room(&self) -> usize;
 
     /// Most bytes of the payload of a part of a message that `to` has cleared for its `receive`.

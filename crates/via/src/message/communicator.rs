@@ -191,6 +191,14 @@ impl<P: Progression> Communicator<P> {
         Self { desk, scope, turn: Arc::default(), abandoned: Arc::default(), losses, nics: None }
     }
 
+    /// Promises that no receive or probe on this communicator leaves the tag open, here or elsewhere
+    /// (MPI's `mpi_assert_no_any_tag`); call it before anything is sent. Messages of different tags
+    /// then have no order, and each tag has a limit of its own in the receiver's window.
+    pub fn assert_no_any_tag(&self) {
+        let context = self.scope.context();
+        self.with(|process| process.lower_mut().assert_no_any_tag(context));
+    }
+
     /// Another communicator of the same process, whose members have been there since this one was made.
     pub(super) fn sibling(&self, scope: Scope) -> Self {
         Self::of(Arc::clone(&self.desk), scope, self.losses)

@@ -14,11 +14,14 @@ mod arrivals;
 mod config;
 mod departures;
 mod endings;
+mod flows;
 mod hinted;
 mod peer;
 mod pool;
 mod seeking;
 mod seeks;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::task::Poll;
@@ -35,11 +38,13 @@ use super::progression::{
 };
 use super::request::{Failure, Load, Operation, Outcome, Request, Requests, State, Status};
 use departures::Route;
+use flows::Limits;
 use peer::Link;
 use pool::Pool;
 
 pub use config::{
-    Config, DEFAULT_BATCH, DEFAULT_EAGER, DEFAULT_WINDOW, ENTRY, SOCKET_EAGER, WhenFull,
+    Config, DEFAULT_BATCH, DEFAULT_EAGER, DEFAULT_TOTAL, DEFAULT_WINDOW, ENTRY, SOCKET_EAGER,
+    WhenFull,
 };
 
 /// Most bytes of one message.
@@ -96,6 +101,14 @@ struct Desk {
     losses: u32,
     /// A process has left a collective operation before it had ended: what tells of it is held.
     has_left: bool,
+    /// Contexts in which no receive asks for any tag.
+    by_tag: BTreeSet<Context>,
+    /// What the messages of a class may take of a window here.
+    limits: Limits,
+    /// What of the memory for unexpected messages no process may take yet.
+    unshared: usize,
+    /// Memory for a packet.
+    scratch: Vec<u8>,
     /// Processes that have something to leave.
     busy: Vec<Peer>,
     /// Messages of this process to itself.
@@ -126,6 +139,8 @@ impl<C: Carrier> Engine<C> {
     /// An engine that is not initialised yet.
     #[must_use]
     pub fn new(carrier: C, config: Config) -> Self {
+        // Half a window: one message of the largest size is on its way while one waits.
+        let eager = config.eager.min(carrier.room()).min(config.window / 2 - ENTRY);
         let desk = Desk {
             own: carrier.own(),
             config,
@@ -136,12 +151,15 @@ impl<C: Carrier> Engine<C> {
             hinting: BTreeSet::new(),
             losses: 0,
             has_left: false,
+            by_tag: BTreeSet::new(),
+            limits: config.limits(eager),
+            unshared: config.total,
+            scratch: Vec::new(),
             busy: Vec::new(),
             to_self: VecDeque::new(),
             pool: Pool::default(),
             counters: Counters::default(),
-            // Half a window: one message of the largest size is on its way while one waits.
-            eager: config.eager.min(carrier.room()).min(config.window / 2 - ENTRY),
+            eager,
         };
         Self { carrier, desk, life: Life::New }
     }
@@ -243,14 +261,18 @@ impl<C: Carrier> Progression for Engine<C> {
         if self.life != Life::Running {
             return Err(InitError::NotInitialised);
         }
+        let known = |desk: &Desk, peer| desk.link(peer).is_some_and(|link| link.known);
+        let own = self.desk.own;
+        let new = peers.iter().filter(|peer| !known(&self.desk, **peer) && **peer != own).count();
+        let share = self.desk.unshared / new.max(1);
         for peer in peers.iter().copied() {
-            if self.desk.link(peer).is_some_and(|link| link.known) {
+            if known(&self.desk, peer) {
                 continue;
             }
             if peer != self.desk.own {
                 self.carrier.connect(&[peer])?;
             }
-            self.desk.add(peer);
+            self.desk.add(peer, share);
         }
         self.desk.flush(&mut self.carrier);
         Ok(())
@@ -447,6 +469,10 @@ impl<C: Carrier> Progression for Engine<C> {
         self.desk.link(peer).is_some_and(|link| !link.lost && link.lost_at > losses)
     }
 
+    fn assert_no_any_tag(&mut self, context: Context) {
+        self.desk.by_tag.insert(context);
+    }
+
     fn explain(&self) -> Explanation {
         self.desk.explain()
     }
@@ -470,13 +496,18 @@ impl Desk {
         self.links.get_mut(peer.0 as usize)
     }
 
-    fn add(&mut self, peer: Peer) {
+    fn add(&mut self, peer: Peer, share: usize) {
+        // What this process sends to itself is its own affair.
+        let is_own = peer == self.own;
+        let window = if is_own { self.config.window } else { self.config.window.min(share) };
+        self.unshared -= if is_own { 0 } else { window };
         let index = peer.0 as usize;
         if self.links.len() <= index {
             self.links.resize_with(index + 1, Link::default);
         }
-        self.links[index].known = true;
-        self.grant(peer);
+        let link = &mut self.links[index];
+        (link.known, link.window) = (true, window as u64);
+        self.list(peer);
     }
 
     /// Lists a process among those that have something to leave.

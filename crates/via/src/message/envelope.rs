@@ -63,7 +63,9 @@ pub enum Kind {
     Chunk = 4,
     /// A synchronous message has met its receive (`ACK`).
     Acknowledge = 5,
-    /// What the sender of this has room for altogether: the handle `to`, as a number.
+    /// What the sender of this has room for altogether: the handle `to`, as a number; `from`: what
+    /// messages of a context may take of it (32 bits), and those of a context and a tag. The payload
+    /// says what is free again since, 12 bytes each: context, tag, bytes.
     Credit = 6,
     /// Take back a message that no receive has met.
     Withdraw = 7,

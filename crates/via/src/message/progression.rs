@@ -199,6 +199,11 @@ pub trait Progression {
         false
     }
 
+    /// Promises that no receive or probe of this context asks for any tag, here or at the processes
+    /// that this one sends to. Messages of different tags then have no order, and what waits unreceived
+    /// of one tag holds back nothing of the others.
+    fn assert_no_any_tag(&mut self, _context: Context) {}
+
     /// What waits for what.
     fn explain(&self) -> super::explain::Explanation;
 }

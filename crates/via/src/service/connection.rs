@@ -42,6 +42,7 @@ impl<P: Progression> Streams<P> {
     /// All connections over a communicator: the only user of it in this process.
     #[must_use]
     pub fn new(communicator: Communicator<P>) -> Self {
+        communicator.assert_no_any_tag();
         Self { communicator, next: Arc::default(), abandoned: Arc::default() }
     }
 

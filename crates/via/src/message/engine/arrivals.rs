@@ -3,8 +3,9 @@
 use midplane_simhw::region::Payload;
 
 use super::config::QUESTIONS;
+use super::flows::Limits;
 use super::peer::Stream;
-use super::{Arrived, Desk, MAX_LENGTH};
+use super::{Arrived, Desk, MAX_LENGTH, flows};
 use crate::message::envelope::{Envelope, Kind, LEFT, Marks, Peer};
 use crate::message::matching::{Arrival, Held, Key, Pattern};
 use crate::message::request::{Failure, Operation, Request, State, Status, Transfer};
@@ -31,7 +32,7 @@ impl Desk {
             Kind::Chunk => self.on_chunk(from, envelope, payload),
             Kind::Clear => self.on_clear(from, envelope),
             Kind::Acknowledge => self.on_acknowledge(from, envelope),
-            Kind::Credit => self.on_credit(from, envelope),
+            Kind::Credit => self.on_credit(from, envelope, payload),
             Kind::Withdraw => self.on_withdraw(from, envelope),
             Kind::Withdrawn => self.on_withdrawn(from, envelope),
             Kind::Hint if envelope.source == from => self.on_hint(from, envelope, payload.len()),
@@ -82,7 +83,7 @@ impl Desk {
             return None;
         };
         self.counters.expected += 1;
-        self.free(from, charge);
+        self.free(key, charge);
         self.pool.fill(storage, payload, room);
         Some(self.verdict(key, payload.len(), room))
     }
@@ -94,7 +95,7 @@ impl Desk {
         let charge = Arrived::charge(envelope.kind, envelope.length);
         let link = self.link_mut(from).ok_or(Breach)?;
         let due = link.next_in == envelope.sequence;
-        let within = link.arrived + u64::from(charge) <= link.granted;
+        let within = link.arrived + u64::from(charge) <= link.granted();
         let sized = if envelope.kind == Kind::Eager {
             bytes == envelope.length as usize
         } else {
@@ -124,7 +125,7 @@ impl Desk {
         match receive {
             Some(receive) if envelope.kind == Kind::Eager => {
                 self.counters.expected += 1;
-                self.free(from, charge);
+                self.free(key, charge);
                 self.deliver(receive, key, arrival, payload);
                 self.acknowledge(from, envelope.from);
             }
@@ -205,7 +206,7 @@ impl Desk {
         record.posted = None;
         let room = record.room;
         let length = message.length as usize;
-        self.free(key.source, message.charge);
+        self.free(key, message.charge);
         if let Some(mut bytes) = message.bytes {
             let record = self.requests.get_mut(receive).expect("it was there");
             bytes.truncate(room);
@@ -331,13 +332,35 @@ impl Desk {
         Ok(())
     }
 
-    fn on_credit(&mut self, from: Peer, envelope: &Envelope) -> Result<(), Breach> {
+    /// Room is free again: the bytes of each class, and their sum, which raises the limit.
+    fn on_credit(
+        &mut self,
+        from: Peer,
+        envelope: &Envelope,
+        payload: Payload<'_>,
+    ) -> Result<(), Breach> {
+        let mut packet = std::mem::take(&mut self.scratch);
+        packet.resize(payload.len(), 0);
+        payload.copy_to(&mut packet);
         let link = self.link_mut(from).ok_or(Breach)?;
-        link.open = true;
-        link.limit = link.limit.max(envelope.to);
+        let mut sum = 0;
+        for (context, tag, bytes) in flows::parse(&packet).ok_or(Breach)? {
+            sum += u64::from(bytes);
+            if !link.flows.free(context, tag, bytes) {
+                return Err(Breach);
+            }
+        }
+        // The first one says how much there is, and how much of that for each class.
+        let first = !std::mem::replace(&mut link.open, true);
+        if !first && link.limit.checked_add(sum) != Some(envelope.to) {
+            return Err(Breach);
+        }
+        link.limit = envelope.to;
+        link.flows.limits = Limits::of_word(envelope.from);
         if !link.sends.is_empty() {
             self.list(from);
         }
+        self.scratch = packet;
         Ok(())
     }
 
@@ -364,7 +387,7 @@ impl Desk {
         let taken = found.and_then(|id| self.matching.remove(id));
         let marks = if taken.is_some() { Marks::GRANTED } else { Marks::NONE };
         if let Some(held) = taken {
-            self.free(from, held.message.charge);
+            self.free(key, held.message.charge);
             self.pool.put(held.message.bytes.unwrap_or_default());
         }
         self.answer(from, Kind::Withdrawn, marks, (envelope.from, 0), 0);

@@ -1,5 +1,7 @@
 //! What an engine may use, and what it does when that is used up.
 
+use super::flows::Limits;
+
 /// What becomes of an eager message when its receiver's memory for unexpected ones is full.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
@@ -23,6 +25,11 @@ pub const SOCKET_EAGER: usize = 512 * 1024;
 /// Of each sender, this much may be here unexpected: 4,096 messages of up to 192 bytes, or some 128
 /// of the largest eager ones.
 pub const DEFAULT_WINDOW: usize = 1 << 20;
+/// Of all processes together, this much may be here unexpected.
+pub const DEFAULT_TOTAL: usize = 1 << 30;
+/// What part of a window the messages of one stream may take, and what part those of one context
+/// leave to the others.
+const STREAM_PART: usize = 8;
 /// What an unexpected message counts for beside its bytes: about what its bookkeeping takes.
 pub const ENTRY: usize = 64;
 /// Packets that one call of `advance` takes in before it looks after what is to leave.
@@ -37,6 +44,8 @@ pub(super) const QUESTIONS: usize = 64;
 pub struct Config {
     pub(super) eager: usize,
     pub(super) window: usize,
+    pub(super) stream: Option<usize>,
+    pub(super) total: usize,
     pub(super) when_full: WhenFull,
     pub(super) batch: usize,
     pub(super) hash_seed: u64,
@@ -47,6 +56,8 @@ impl Default for Config {
         Self {
             eager: DEFAULT_EAGER,
             window: DEFAULT_WINDOW,
+            stream: None,
+            total: DEFAULT_TOTAL,
             when_full: WhenFull::default(),
             batch: DEFAULT_BATCH,
             hash_seed: 0,
@@ -70,6 +81,31 @@ impl Config {
     pub const fn window(mut self, bytes: usize) -> Self {
         self.window = if bytes < 4 * ENTRY { 4 * ENTRY } else { bytes };
         self
+    }
+
+    /// Bytes of that window that the messages of one stream may take: those of one tag, in a context
+    /// where no receive asks for any tag. Those of one context leave as much to the others. At least
+    /// one message of the largest eager size. Default: an eighth of the window.
+    #[must_use]
+    pub const fn stream_window(mut self, bytes: usize) -> Self {
+        self.stream = Some(bytes);
+        self
+    }
+
+    /// Bytes of unexpected messages that all processes together may have here: what the window of each
+    /// is cut to, where there are many. Default: [`DEFAULT_TOTAL`].
+    #[must_use]
+    pub const fn total(mut self, bytes: usize) -> Self {
+        self.total = bytes;
+        self
+    }
+
+    /// What the messages of a class may take, if whole ones have up to `eager` bytes.
+    pub(super) fn limits(&self, eager: usize) -> Limits {
+        let (least, window) = (ENTRY + eager, self.window);
+        let word = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let stream = self.stream.unwrap_or(window / STREAM_PART).max(least).min(window);
+        Limits { context: word((window - stream).max(least)), stream: word(stream) }
     }
 
     /// What this process does when another one's memory for unexpected messages is full.

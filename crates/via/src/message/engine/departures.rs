@@ -3,10 +3,12 @@
 use bytes::Bytes;
 
 use super::config::QUESTIONS;
+use super::flows::Class;
 use super::peer::{Link, Stream};
 use super::{Arrived, Counters, Desk, ENTRY, WhenFull};
 use crate::message::carrier::{Carrier, Refusal};
 use crate::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
+use crate::message::matching::Key;
 use crate::message::request::{Failure, Mode, Operation, Request, State, Status};
 
 /// Parts of announced messages that leave to one process in a turn.
@@ -90,9 +92,9 @@ impl Desk {
         self.link(route.to).is_some_and(|link| {
             length <= self.eager
                 && link.known
-                && link.has_window(ENTRY + length)
+                && link.has_window(self.class(route), ENTRY + length)
                 && link.sends.is_empty()
-                && !link.hinted.holds(route.context)
+                && !link.hinted.holds(self.class(route))
                 && route.to != self.own
         })
     }
@@ -162,14 +164,24 @@ impl Desk {
             Err(Refusal::Lost) => return Attempt::Failed(Failure::PeerLost(route.to)),
         }
         self.count_departure(fits, bytes.len() <= self.eager);
+        let class = self.class(route);
         let link = self.link_mut(route.to).expect("it was there");
         if kind == Kind::Hint {
             link.hinted.insert(Request::from_handle(handle), route.context, route.tag);
         } else {
+            let charge = Arrived::charge(kind, envelope.length);
             link.next_out = link.next_out.wrapping_add(1);
-            link.charged += u64::from(Arrived::charge(kind, envelope.length));
+            link.charged += u64::from(charge);
+            link.flows.take(class, charge);
         }
         Attempt::Left { answered }
+    }
+
+    /// Which messages a message keeps its order with.
+    #[inline]
+    fn class(&self, route: Route) -> Class {
+        let by_tag = !self.by_tag.is_empty() && self.by_tag.contains(&route.context);
+        Class { context: route.context, tag: by_tag.then_some(route.tag) }
     }
 
     /// How a message leaves: whole, announced, or only hinted at. What waits here is overtaken by no
@@ -183,16 +195,16 @@ impl Desk {
             return Err(Attempt::NotNow);
         }
         let short = length <= self.eager;
-        let full = !link.has_window(ENTRY + length);
+        let full = !link.has_window(self.class(route), ENTRY + length);
         if short && full && self.config.when_full == WhenFull::Refuse {
             return Err(Attempt::Failed(Failure::Refused(route.to)));
         }
-        if !link.hinted.holds(route.context) {
+        if !link.hinted.holds(self.class(route)) {
             if short && !full {
                 return Ok(Kind::Eager);
             }
             let announce = !short || self.config.when_full == WhenFull::Announce;
-            if announce && link.has_window(ENTRY) {
+            if announce && link.has_window(self.class(route), ENTRY) {
                 return Ok(Kind::Announce);
             }
         }
@@ -303,37 +315,59 @@ impl Desk {
 
     /// Room that a message held is free again.
     #[inline]
-    pub(super) fn free(&mut self, peer: Peer, charge: u32) {
-        let window = self.config.window as u64;
-        let Some(link) = self.link_mut(peer) else { return };
+    pub(super) fn free(&mut self, key: Key, charge: u32) {
+        if charge == 0 {
+            return;
+        }
+        let limit = self.limits.stream;
+        let Some(link) = self.link_mut(key.source) else { return };
         link.freed += u64::from(charge);
+        link.untold.add(key.context, key.tag, charge, limit);
         // What is held may stay for ever: what is left of the window goes round without it.
-        let (unused, free) = (link.granted - link.arrived, link.freed + window - link.granted);
-        if free >= unused.max(1) {
-            self.grant(peer);
+        let (unused, free) = (link.granted() - link.arrived, link.freed - link.told);
+        link.untold.due |= free >= unused;
+        if link.untold.due {
+            self.list(key.source);
         }
     }
 
     /// A process has no room left of its window: it is told of what is free, however little.
-    pub(super) fn regrant(&mut self, peer: Peer) {
-        let window = self.config.window as u64;
-        if self.link(peer).is_some_and(|link| link.freed + window > link.granted) {
-            self.grant(peer);
+    pub(super) fn tell_all(&mut self, peer: Peer) {
+        let Some(link) = self.link_mut(peer) else { return };
+        if !link.untold.is_empty() {
+            link.untold.due = true;
+            self.list(peer);
         }
     }
 
-    /// Tells a process what it may send altogether.
-    pub(super) fn grant(&mut self, peer: Peer) {
-        let window = self.config.window as u64;
-        let own = peer == self.own;
-        let Some(link) = self.link_mut(peer) else { return };
-        link.granted = link.freed + window;
-        let granted = link.granted;
-        if own {
-            (link.open, link.limit) = (true, granted);
-            return self.list(peer);
+    /// Tells a process what it may take of our window; `false` if there is no room for a packet.
+    fn send_credit<C: Carrier>(&mut self, carrier: &mut C, peer: Peer) -> bool {
+        let limits = self.limits;
+        let mut packet = std::mem::take(&mut self.scratch);
+        while let Some(link) = self.link(peer).filter(|link| link.owes_credit()) {
+            let (count, sum) = link.untold.emit(carrier.room(), &mut packet);
+            let envelope = Envelope {
+                length: packet.len() as u32,
+                tag: Tag(0),
+                kind: Kind::Credit,
+                marks: Marks::NONE,
+                source: self.own,
+                context: Context(0),
+                sequence: 0,
+                to: link.granted() + sum,
+                from: limits.to_word(),
+            };
+            if self.post(carrier, peer, &envelope, &packet) == Err(Refusal::Full) {
+                self.scratch = packet;
+                return false;
+            }
+            let link = self.link_mut(peer).expect("it was there");
+            link.greeted = true;
+            link.told += sum;
+            link.untold.told(count);
         }
-        self.answer(peer, Kind::Credit, Marks::NONE, (granted, 0), 0);
+        self.scratch = packet;
+        true
     }
 
     /// Lets leave what can; whether there is more that could leave in a further turn.
@@ -365,6 +399,9 @@ impl Desk {
             let link = self.link_mut(peer).expect("it was there");
             link.answers.pop_front();
             link.owed -= usize::from(is_owed(envelope.kind));
+        }
+        if !self.send_credit(carrier, peer) {
+            return false;
         }
         while let Some(send) = self.link(peer).and_then(|link| link.sends.front().copied()) {
             let record = self.requests.get(send).filter(|record| record.state == State::Waiting);

@@ -1,5 +1,6 @@
 //! How requests end early: cancelled, abandoned, or their process lost.
 
+use super::flows::{Flows, Untold};
 use super::seeks::Seeks;
 use super::{Arrived, Desk, Link};
 use crate::message::envelope::{Context, Peer};
@@ -107,6 +108,8 @@ impl Desk {
         link.answers.clear();
         (link.owed, link.withdrawing) = (0, 0);
         link.withdrawals.clear();
+        link.untold = Untold::default();
+        link.flows = Flows::default();
         link.sends.clear();
         link.streams.clear();
         link.hinted.clear();
@@ -150,8 +153,8 @@ impl Desk {
     pub(super) fn regain(&mut self, peer: Peer) {
         self.lose(Failure::PeerRestarted(peer));
         let Some(link) = self.link_mut(peer).filter(|link| link.known) else { return };
-        let (listed, lost_at) = (link.listed, link.lost_at);
-        *link = Link { known: true, listed, lost_at, ..Link::default() };
+        let (listed, lost_at, window) = (link.listed, link.lost_at, link.window);
+        *link = Link { known: true, listed, lost_at, window, ..Link::default() };
         let held = self.matching.held().filter(|(_, key, _)| key.source == peer);
         for id in held.map(|(id, ..)| id).collect::<Vec<_>>() {
             if let Some(held) = self.matching.remove(id) {
@@ -160,7 +163,7 @@ impl Desk {
         }
         self.claimed.retain(|_, held| held.key.source != peer);
         self.requests.note_move();
-        self.grant(peer);
+        self.list(peer);
     }
 
     pub(super) fn fail_all(&mut self, failure: Failure) {

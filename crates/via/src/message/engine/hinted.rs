@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::flows::Class;
 use crate::message::envelope::{Context, Tag};
 use crate::message::request::Request;
 
@@ -91,11 +92,18 @@ impl Hinted {
         .map(|waiting| waiting.send)
     }
 
-    /// Whether messages of a context wait here: later ones wait behind them.
+    /// Whether messages of a class wait here: later ones wait behind them.
     #[inline]
-    pub(super) fn holds(&self, context: Context) -> bool {
-        !self.order.is_empty()
-            && self.order.range((context, 0)..=(context, u64::MAX)).next().is_some()
+    pub(super) fn holds(&self, Class { context, tag }: Class) -> bool {
+        if self.order.is_empty() {
+            return false;
+        }
+        match tag {
+            Some(tag) => {
+                self.waiting.range((context, tag, 0)..=(context, tag, u64::MAX)).next().is_some()
+            }
+            None => self.order.range((context, 0)..=(context, u64::MAX)).next().is_some(),
+        }
     }
 
     /// Whether any message may be offered.

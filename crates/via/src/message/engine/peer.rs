@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::flows::{Class, Flows, Untold};
 use super::hinted::Hinted;
 use super::seeks::Seeks;
 use crate::message::envelope::Envelope;
@@ -31,14 +32,19 @@ pub(super) struct Link {
     pub(super) next_in: u32,
     /// It has said what our messages may take of its window.
     pub(super) open: bool,
-    /// What our messages took of its window altogether, and may take.
+    /// What our messages took of its window altogether, and may take; what they take by class.
     pub(super) charged: u64,
     pub(super) limit: u64,
+    pub(super) flows: Flows,
+    /// What it may take of our window for unexpected messages, and whether it was told so.
+    pub(super) window: u64,
+    pub(super) greeted: bool,
     /// What its messages took of our window altogether, what of that is free again, and what it was
-    /// told that it may take.
+    /// told of that.
     pub(super) arrived: u64,
     pub(super) freed: u64,
-    pub(super) granted: u64,
+    pub(super) told: u64,
+    pub(super) untold: Untold,
     /// Our requests to take a message back that wait for their answer, and those that follow.
     pub(super) withdrawing: usize,
     pub(super) withdrawals: VecDeque<Request>,
@@ -56,11 +62,25 @@ pub(super) struct Link {
 impl Link {
     /// Whether its window has room for this much more.
     #[inline]
-    pub(super) const fn has_window(&self, charge: usize) -> bool {
+    pub(super) fn has_window(&self, class: Class, charge: usize) -> bool {
         self.charged.saturating_add(charge as u64) <= self.limit
+            && self.flows.has_room(class, charge)
+    }
+
+    /// What its messages may take of our window altogether.
+    pub(super) const fn granted(&self) -> u64 {
+        self.window + self.told
+    }
+
+    /// Whether it should be told what it may take.
+    pub(super) fn owes_credit(&self) -> bool {
+        self.known && !self.lost && (!self.greeted || self.untold.due)
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.answers.is_empty() && self.sends.is_empty() && self.streams.is_empty()
+        self.answers.is_empty()
+            && !self.owes_credit()
+            && self.sends.is_empty()
+            && self.streams.is_empty()
     }
 }

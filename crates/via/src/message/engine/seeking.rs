@@ -28,7 +28,7 @@ impl Desk {
         if bytes != 0 || envelope.from == 0 || envelope.length as usize > MAX_LENGTH {
             return Err(Breach);
         }
-        self.regrant(from);
+        self.tell_all(from);
         let key = Key::of(envelope);
         let first = self.matching.first_posted(key);
         let link = self.link_mut(from).ok_or(Breach)?;

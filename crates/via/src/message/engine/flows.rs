@@ -1,0 +1,160 @@
+//! What the messages of each class take of a receiver's window.
+//!
+//! A class is a context, or a context and a tag where no receive asks for any tag. Each has a limit of
+//! its own, so that messages of one that nobody receives leave room for those of the others.
+
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
+use crate::message::envelope::{Context, Tag};
+
+/// Messages that keep their order among themselves; without a tag, all of a context.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(super) struct Class {
+    pub(super) context: Context,
+    pub(super) tag: Option<Tag>,
+}
+
+/// What a receiver lets the messages of a class take of its window.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Limits {
+    /// All messages of a context.
+    pub(super) context: u32,
+    /// Those of a context and a tag.
+    pub(super) stream: u32,
+}
+
+impl Limits {
+    /// As a word of an envelope.
+    pub(super) fn to_word(self) -> u64 {
+        u64::from(self.context) | u64::from(self.stream) << 32
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "takes a word apart")]
+    pub(super) const fn of_word(word: u64) -> Self {
+        Self { context: word as u32, stream: (word >> 32) as u32 }
+    }
+}
+
+/// What the messages to one process take there, by their class, as far as it has not said that it is
+/// free again. Never more entries than its window has room for messages.
+#[derive(Debug)]
+pub(super) struct Flows {
+    taken: HashMap<Class, u64, FixedState>,
+    pub(super) limits: Limits,
+}
+
+impl Default for Flows {
+    fn default() -> Self {
+        let taken = HashMap::with_hasher(FixedState::default());
+        Self { taken, limits: Limits::default() }
+    }
+}
+
+impl Flows {
+    #[inline]
+    pub(super) fn has_room(&self, class: Class, charge: usize) -> bool {
+        let Limits { context, stream } = self.limits;
+        let limit = if class.tag.is_some() { stream } else { context };
+        let taken = self.taken.get(&class).copied().unwrap_or(0);
+        taken.saturating_add(charge as u64) <= limit.into()
+    }
+
+    #[inline]
+    pub(super) fn take(&mut self, class: Class, charge: u32) {
+        *self.taken.entry(class).or_insert(0) += u64::from(charge);
+    }
+
+    /// Room of messages with this context and tag is free again; `false` if there was not so much.
+    pub(super) fn free(&mut self, context: Context, tag: Tag, bytes: u32) -> bool {
+        // A context may have become one without receives of any tag since.
+        let mut rest = u64::from(bytes);
+        for tag in [Some(tag), None] {
+            let class = Class { context, tag };
+            let Some(taken) = self.taken.get_mut(&class) else { continue };
+            let freed = rest.min(*taken);
+            *taken -= freed;
+            rest -= freed;
+            if *taken == 0 {
+                self.taken.remove(&class);
+            }
+        }
+        rest == 0
+    }
+
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.values().sum()
+    }
+}
+
+/// Room that is free again, and what its sender was not told of that, by context and tag.
+#[derive(Debug, Default)]
+pub(super) struct Untold {
+    entries: Vec<(Context, Tag, u32)>,
+    /// The sender should be told as soon as a packet can leave.
+    pub(super) due: bool,
+}
+
+/// Bytes of an entry in a packet.
+const ENTRY_BYTES: usize = 12;
+/// Entries after which a sender is told. Among so many of the last, one with the same key is added to.
+const MANY: usize = 32;
+
+impl Untold {
+    #[inline]
+    pub(super) fn add(&mut self, context: Context, tag: Tag, bytes: u32, limit: u32) {
+        let first = self.entries.len().saturating_sub(MANY);
+        let mut latest = self.entries[first..].iter_mut().rev();
+        let sum = match latest.find(|entry| (entry.0, entry.1) == (context, tag)) {
+            Some(entry) => {
+                entry.2 += bytes;
+                entry.2
+            }
+            None => {
+                self.entries.push((context, tag, bytes));
+                bytes
+            }
+        };
+        self.due |= self.entries.len() >= MANY || sum >= limit / 2;
+    }
+
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| u64::from(entry.2)).sum()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Writes as many entries as a packet of `room` bytes holds; their number, and their sum.
+    pub(super) fn emit(&self, room: usize, packet: &mut Vec<u8>) -> (usize, u64) {
+        let count = self.entries.len().min((room / ENTRY_BYTES).max(1));
+        packet.clear();
+        let mut sum = 0;
+        for (context, tag, bytes) in &self.entries[..count] {
+            for word in [context.0, tag.0, *bytes] {
+                packet.extend_from_slice(&word.to_le_bytes());
+            }
+            sum += u64::from(*bytes);
+        }
+        (count, sum)
+    }
+
+    /// So many entries have left.
+    pub(super) fn told(&mut self, count: usize) {
+        self.entries.drain(..count);
+        self.due = self.due && !self.entries.is_empty();
+    }
+}
+
+/// The entries of a packet; `None` where its bytes are no such packet.
+pub(super) fn parse(packet: &[u8]) -> Option<impl Iterator<Item = (Context, Tag, u32)>> {
+    let (entries, []) = packet.as_chunks::<ENTRY_BYTES>() else { return None };
+    Some(entries.iter().map(|entry| {
+        let (words, _) = entry.as_chunks::<4>();
+        let [context, tag, bytes] = [words[0], words[1], words[2]].map(u32::from_le_bytes);
+        (Context(context), Tag(tag), bytes)
+    }))
+}
