@@ -74,17 +74,32 @@ fn hostile_port(name: &str) -> (Port, Arc<Socket>) {
     (port, given)
 }
 
-/// Does to a channel what its holder can: fills it, drains it, sends descriptors.
-pub(crate) fn abuse(file: &Socket, step: usize) {
+/// What a hostile process does to a channel for a round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Attack {
+    /// Keeps it full.
+    Fill,
+    /// Takes all that comes.
+    Drain,
+    /// Sends descriptors.
+    Pass,
+}
+
+impl Attack {
+    pub(crate) const fn of(round: usize) -> Self {
+        [Self::Fill, Self::Drain, Self::Pass][round / 2 % 3]
+    }
+}
+
+/// Attacks a channel once.
+pub(crate) fn abuse(file: &Socket, attack: Attack) {
     // Not to be held up itself.
     fcntl_setfl(file, OFlags::NONBLOCK).unwrap();
     let mut bytes = [0; 4_096];
-    match step % 4 {
-        0 => while rustix::io::write(file, &(u64::MAX - 1).to_ne_bytes()).is_ok() {},
-        1 => while rustix::io::read(file, &mut bytes).is_ok_and(|count| count > 0) {},
-        // One that has ended takes none.
-        2 if step > 100 => _ = file.send(&[0], &[file.as_fd(), file.as_fd()]),
-        _ => {}
+    match attack {
+        Attack::Fill => while rustix::io::write(file, &(u64::MAX - 1).to_ne_bytes()).is_ok() {},
+        Attack::Drain => while rustix::io::read(file, &mut bytes).is_ok_and(|count| count > 0) {},
+        Attack::Pass => _ = file.send(&[0], &[file.as_fd(), file.as_fd()]),
     }
     // A call without `MSG_DONTWAIT` blocks from now on, for every process that shares the file.
     fcntl_setfl(file, OFlags::empty()).unwrap();
@@ -96,22 +111,16 @@ pub(crate) fn pause() {
     std::thread::sleep(Duration::from_micros(100));
 }
 
-fn attack(name: &str, stop: &AtomicBool) {
+fn run(attack: Attack, name: &str, stop: &AtomicBool) {
+    let (mut port, given) = hostile_port(name);
     while !stop.load(Ordering::Relaxed) {
-        let (mut port, given) = hostile_port(name);
-        for step in 0..200 {
-            abuse(&given, step);
-            // The NIC completes it, and finds this side waiting.
-            let _ = pin!(port.completion()).poll(&mut Context::from_waker(Waker::noop()));
-            while port.submit(&Command::default()).is_err() {
-                if stop.load(Ordering::Relaxed) {
-                    return;
-                }
-                while port.take().is_some() {}
-                std::thread::yield_now();
-            }
-            pause();
-        }
+        abuse(&given, attack);
+        // The NIC completes the command, and finds this side waiting.
+        let _ = pin!(port.completion()).poll(&mut Context::from_waker(Waker::noop()));
+        // An error means that so many are under way.
+        let _ = port.submit(&Command::default());
+        while port.take().is_some() {}
+        pause();
     }
 }
 
@@ -167,7 +176,7 @@ fn a_hostile_client_harms_itself_alone() {
             }
             let stop = Arc::new(AtomicBool::new(false));
             let (of, name) = (Arc::clone(&stop), name.clone());
-            let hostile = std::thread::spawn(move || attack(&name, &of));
+            let hostile = std::thread::spawn(move || run(Attack::of(round), &name, &of));
             let took = ask_for_a_round(&mut port, HELD).await;
             stop.store(true, Ordering::Relaxed);
             hostile.join().unwrap();

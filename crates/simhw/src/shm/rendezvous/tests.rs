@@ -10,7 +10,7 @@ use crate::frame::{Frame, Header};
 use crate::hardware::{Firmware, Hardware, Source};
 use crate::host::Host;
 use crate::id::{DmaId, PortId, TimerId};
-use crate::nicd::tests::{abuse, assert_no_slower, pause};
+use crate::nicd::tests::{Attack, abuse, assert_no_slower, pause};
 use crate::port::{Command, Completion, Port, Status};
 use crate::region::Payload;
 use crate::shm::ShmNic;
@@ -82,26 +82,21 @@ fn answer(socket: &Socket) -> Option<Greeting> {
     receive::<0>(socket).ok().map(|(greeting, [])| greeting)
 }
 
-fn attack(name: &str, stop: &AtomicBool) {
+fn run(attack: Attack, name: &str, stop: &AtomicBool) {
+    let (ours, theirs) = Socket::pair().unwrap();
+    let (socket, segment, shape) = greet(name, &theirs);
+    assert!(answer(&socket).is_some(), "it is a peer");
+    let theirs = Socket::new(theirs);
+    let mut receiver = Receiver::new(segment, shape.lane_bytes(), shape);
     while !stop.load(Ordering::Relaxed) {
-        let (ours, theirs) = Socket::pair().unwrap();
-        let (socket, segment, shape) = greet(name, &theirs);
-        assert!(answer(&socket).is_some(), "it is a peer");
-        let theirs = Socket::new(theirs);
-        let mut receiver = Receiver::new(segment, shape.lane_bytes(), shape);
-        for step in 0..400 {
-            // Both ends are its own: it has made them.
-            abuse(&ours, step);
-            abuse(&theirs, step);
-            receiver.fall_asleep();
-            while receiver.has_frame() {
-                receiver.give_back(0);
-            }
-            if stop.load(Ordering::Relaxed) {
-                return;
-            }
-            pause();
+        // Both ends are its own: it has made them.
+        abuse(&ours, attack);
+        abuse(&theirs, attack);
+        receiver.fall_asleep();
+        while receiver.has_frame() {
+            receiver.give_back(0);
         }
+        pause();
     }
 }
 
@@ -137,7 +132,7 @@ fn a_hostile_peer_harms_itself_alone() {
             }
             let stop = Arc::new(AtomicBool::new(false));
             let (of, name) = (Arc::clone(&stop), name.clone());
-            let hostile = std::thread::spawn(move || attack(&name, &of));
+            let hostile = std::thread::spawn(move || run(Attack::of(round), &name, &of));
             held.push(ask_for_a_round(&mut port, HELD).await);
             stop.store(true, Ordering::Relaxed);
             hostile.join().unwrap();
@@ -163,7 +158,7 @@ fn a_peer_that_passes_what_may_block_is_refused() {
         fcntl_setfl(&pipe, OFlags::empty()).unwrap();
         let inet = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let other = crate::passing::seqpacket().unwrap();
-        for channel in [pipe, inet.into(), other] {
+        for channel in [inet.into(), other, pipe] {
             let (socket, segment, shape) = greet(&name, &channel);
             Receiver::new(segment, shape.lane_bytes(), shape).fall_asleep();
             assert_eq!(answer(&socket), None, "it is no channel");
