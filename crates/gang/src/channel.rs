@@ -24,7 +24,7 @@ use midplane_simhw::region::Payload;
 use thiserror::Error;
 
 use crate::names::Rank;
-use crate::wait::{WAIT_STATE, WaitState};
+use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
 use command::{ATTACH, GANG, LOOK, WAIT, WANTS_ROOM};
 use geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
 #[cfg(target_os = "linux")]
@@ -399,7 +399,8 @@ impl Channel {
     /// # Cancel safety
     /// Dropping the future loses nothing; this process computes then.
     pub async fn wait_as(&mut self, state: WaitState) -> Result<(), Closed> {
-        let said = Said(self.descriptor.memory.clone());
+        let Descriptor { memory, handle, .. } = &self.descriptor;
+        let said = Said { memory: memory.clone(), owner: *handle };
         said.say(state);
         self.news(matches!(state, WaitState::Send { .. })).await
     }
@@ -467,17 +468,27 @@ impl Channel {
 }
 
 /// What a process waits for, in the channel's memory, until it waits no longer.
-struct Said(memory::Memory);
+struct Said {
+    memory: memory::Memory,
+    /// The handle of its context.
+    owner: u64,
+}
 
 impl Said {
     fn say(&self, state: WaitState) {
-        self.0.write(WAIT_STATE, &state.emit()).expect("the geometry fits the memory");
+        let written = self.memory.write(WAIT_STATE, &state.emit(self.owner));
+        written.expect("the geometry fits the memory");
     }
 }
 
 impl Drop for Said {
     fn drop(&mut self) {
-        self.say(WaitState::Running);
+        let mut bytes = [0; WAIT_BYTES];
+        let read = self.memory.read(WAIT_STATE, &mut bytes);
+        // A process that is ended while its context is saved elsewhere has no say in this memory.
+        if read.is_ok() && WaitState::is_of(self.owner, &bytes) {
+            self.say(WaitState::Running);
+        }
     }
 }
 

@@ -10,6 +10,13 @@
 //! - [`snapshot`]: a rank's part in checkpoints
 //! - [`link`], [`message`]: what daemons and front ends say to each other, and how
 //!
+//! # Trust
+//!
+//! Front ends are this user's, by the socket. Daemons of other hosts prove who they are ([`link::Credentials`]). With keys of
+//! the hosts' own, only listed hosts join, each as itself; a daemon hands on what those below it in the tree report, so a host
+//! trusts those between it and the root. With the shared key alone, whoever has it can be any host that is not connected, and
+//! receives the commands and environments of later jobs.
+//!
 //! Everything that decides is the same that runs in virtual time: [`Agenda`](crate::agenda::Agenda),
 //! [`Relay`](crate::daemon::Relay), the policies. This is what waits for real processes and sockets.
 

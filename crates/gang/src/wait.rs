@@ -8,6 +8,8 @@ use crate::names::Rank;
 pub(crate) const WAIT_STATE: usize = 16;
 /// Its bytes.
 pub(crate) const WAIT_BYTES: usize = 16;
+/// Where in them the context's handle is.
+const OWNER: usize = 8;
 
 /// What a process is doing. Processes that poll look like ones that run, so they say it.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
@@ -33,8 +35,10 @@ pub enum WaitState {
 }
 
 impl WaitState {
-    pub(crate) fn emit(self) -> [u8; WAIT_BYTES] {
+    /// As it lies in memory that several contexts may have in turn: `owner` is the handle of the one that says it.
+    pub(crate) fn emit(self, owner: u64) -> [u8; WAIT_BYTES] {
         let mut bytes = [0; WAIT_BYTES];
+        bytes[OWNER..].copy_from_slice(&owner.to_le_bytes());
         let rank = |bytes: &mut [u8; WAIT_BYTES], rank: Rank| {
             bytes[2..4].copy_from_slice(&rank.0.to_le_bytes());
         };
@@ -53,6 +57,11 @@ impl WaitState {
             }
         }
         bytes
+    }
+
+    /// Whether a context has said it.
+    pub(crate) fn is_of(owner: u64, bytes: &[u8; WAIT_BYTES]) -> bool {
+        bytes[OWNER..] == owner.to_le_bytes()
     }
 
     /// Any bytes are some state: what makes no sense is taken for one that runs.
@@ -78,7 +87,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_process_says_is_what_is_read(from: Option<u16>, tag: Option<u32>, to: u16) {
+        fn what_a_process_says_is_what_is_read(from: Option<u16>, tag: Option<u32>, to: u16, owner: u64) {
             let states = [
                 WaitState::Running,
                 WaitState::Idle,
@@ -86,7 +95,9 @@ mod tests {
                 WaitState::Send { to: Rank(to) },
             ];
             for state in states {
-                prop_assert_eq!(WaitState::parse(state.emit()), state);
+                prop_assert_eq!(WaitState::parse(state.emit(owner)), state);
+                prop_assert!(WaitState::is_of(owner, &state.emit(owner)));
+                prop_assert!(!WaitState::is_of(!owner, &state.emit(owner)));
             }
         }
     }

@@ -7,10 +7,12 @@ use std::time::Duration;
 use crate::job::{open, places, world};
 use midplane_gang::channel::geometry::{FifoSize, Geometry};
 use midplane_gang::channel::{Channel, Descriptor, SendError};
-use midplane_gang::context::NetworkContext;
+use midplane_gang::context::{ChannelContext, NetworkContext};
+use midplane_gang::controller::{ContextOptions, Controller};
 use midplane_gang::detect::{Deadlock, LeadingTag, Verdict};
-use midplane_gang::names::{JobId, Rank};
+use midplane_gang::names::{ChannelId, Epoch, JobId, Place, Rank};
 use midplane_gang::network::Network;
+use midplane_gang::process::Reins;
 use midplane_gang::wait::WaitState;
 use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
@@ -163,6 +165,47 @@ fn a_process_that_waits_for_a_clock_as_well_is_not_taken_for_one_that_waits_for_
     let (last, before) = seen.cuts.split_last().unwrap();
     assert!(before.iter().all(|(verdict, _)| *verdict == Verdict::Live), "{before:?}");
     assert_eq!((&last.0, &seen.last), (&Verdict::Terminated, &vec![2, 1]));
+}
+
+/// Waits once, for this.
+async fn wait_once(host: SimHost, descriptor: Descriptor, state: WaitState) {
+    let mut channel = Channel::attach(&host, descriptor).await.unwrap();
+    channel.wait_as(state).await.unwrap();
+}
+
+/// Two contexts have the same FIFOs in turn. The process of one is ended while the other has them.
+#[test]
+fn a_process_that_is_ended_while_it_stands_still_changes_nothing_of_another_s_wait() {
+    let mut world = world(1, 3, Faults::NONE);
+    let host = world.host(NodeId(0));
+    let task = async move {
+        let pause = || host.sleep_until(host.now() + Duration::from_micros(50));
+        let channel = ChannelId(1);
+        let mut controller = Controller::open(&host, channel, FIFOS, true).unwrap();
+        let places = vec![Place { node: NodeId(0), channel }];
+        let for_itself = WaitState::Receive { from: Some(Rank(0)), tag: None };
+        let mut held = Vec::new();
+        for (job, state) in [(1, WaitState::Idle), (2, for_itself)] {
+            let (rank, places) = (Rank(0), places.clone());
+            let options = ContextOptions { job: JobId(job), rank, places };
+            let context = controller.open_context(options).await.unwrap();
+            let fresh = ChannelContext::fresh(rank, FIFOS);
+            controller.restore(context, &fresh).await.unwrap();
+            controller.start(context, Epoch(1)).await.unwrap();
+            let (reins, descriptor) = (Reins::new(), controller.descriptor(context));
+            host.spawn(reins.hold(wait_once(host.clone(), descriptor, state)));
+            pause().await;
+            reins.stop(host.now());
+            controller.stop(context).await.unwrap();
+            held.push(reins);
+            if job == 2 {
+                held[0].kill();
+                pause().await;
+            }
+            assert_eq!(controller.save(context, true).await.unwrap().wait, state);
+        }
+    };
+    world.block_on(NodeId(0), task).expect("it comes to its end");
 }
 
 fn programs(seed: u64) -> Vec<Vec<Act>> {

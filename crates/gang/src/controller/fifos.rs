@@ -104,7 +104,7 @@ pub(super) fn write_fifos(descriptor: &Descriptor, saved: &ChannelContext) -> Op
     }
     memory.write(SENT, &saved.sent().to_le_bytes()).ok()?;
     memory.write(CONSUMED, &saved.consumed.to_le_bytes()).ok()?;
-    memory.write(WAIT_STATE, &saved.wait.emit()).ok()
+    memory.write(WAIT_STATE, &saved.wait.emit(descriptor.handle)).ok()
 }
 
 impl ChannelContext {
