@@ -254,7 +254,7 @@ fn check_receiver(seed: u64) {
         stops += 1;
     }
     scene.finish();
-    assert!(stops > 20, "{stops} stops");
+    assert!(stops > 20, "seed {seed}: {stops} stops");
     assert_eq!(scene.free_buffers(), traffic.buffers as u32, "seed {seed}: all came back");
     assert_eq!(scene.given_up(), (0, 0), "seed {seed}: dead peers, lost tokens");
 }
@@ -281,7 +281,7 @@ fn check_uncontrolled(seed: u64) {
         stops += 1;
     }
     scene.finish();
-    assert!(stops > 5, "{stops} stops");
+    assert!(stops > 5, "seed {seed}: {stops} stops");
     assert_eq!(scene.free_buffers(), traffic.buffers as u32, "seed {seed}: all came back");
 }
 
@@ -310,7 +310,9 @@ fn check_senders(seed: u64) {
         stops += 1;
     }
     scene.finish();
-    assert!(stops > 10 && scene.stopped > Duration::from_secs(2), "{stops} stops");
+    // All messages take 2.9 s of the receiver's link, one sender's 0.7 s: the first stop of up to 3 s may outlast the other
+    // senders, but the short ones after it do not outlast the one that stood still.
+    assert!(stops > 5 && scene.stopped > Duration::from_secs(2), "seed {seed}: {stops} stops");
     assert_eq!(scene.given_up(), (0, 0), "seed {seed}: dead peers, lost tokens");
 }
 
