@@ -154,7 +154,7 @@ impl<C: Carrier> Engine<C> {
             by_tag: BTreeSet::new(),
             limits: config.limits(eager),
             unshared: config.total,
-            scratch: Vec::new(),
+            scratch: Vec::with_capacity(flows::PACKET_BYTES),
             busy: Vec::new(),
             to_self: VecDeque::new(),
             pool: Pool::default(),

@@ -100,6 +100,8 @@ pub(super) struct Untold {
 const ENTRY_BYTES: usize = 12;
 /// Entries after which a sender is told. Among so many of the last, one with the same key is added to.
 const MANY: usize = 32;
+/// Bytes of a packet of so many entries.
+pub(super) const PACKET_BYTES: usize = MANY * ENTRY_BYTES;
 
 impl Untold {
     #[inline]
