@@ -1,0 +1,207 @@
+//! The end of a program: communicator, NIC, host and runtime are dropped in any order, and nothing blocks.
+#![cfg(all(target_os = "linux", feature = "service"))]
+
+use std::any::Any;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use midplane_nicvm::control::ControlConfig;
+use midplane_nicvm::unit::Unit;
+use midplane_simhw::host::Host;
+use midplane_simhw::id::NodeId;
+use midplane_simhw::rng::Rng;
+use midplane_simhw::shm::{ShmConfig, ShmNic};
+use midplane_simhw::udp::{Coprocessor, StartError, UdpConfig, UdpNic};
+use midplane_via::VIA;
+use midplane_via::firmware::{Via, ViaConfig};
+use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::{Config, Engine};
+use midplane_via::message::envelope::{Peer, Tag};
+use midplane_via::message::group::Rank;
+use midplane_via::message::process::Process;
+use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
+use midplane_via::service::Streams;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Runtime;
+use tokio::sync::Barrier;
+
+/// Only what hangs takes so long.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Orders of dropping over each fabric.
+const ORDERS: u64 = 200;
+
+type World = Communicator<Engine<RdmaCarrier>>;
+
+fn unit() -> Unit {
+    // Longer than a busy machine lets a process stand still.
+    let patience = Duration::from_secs(30);
+    let mut control = ControlConfig::default();
+    control.dead_after(patience);
+    let mut unit = Unit::new(control);
+    unit.install(VIA, Via::new(ViaConfig::default().dead_after(patience))).unwrap();
+    unit
+}
+
+async fn join(host: &impl Host) -> World {
+    let own = Peer(host.node().0.into());
+    let nodes = [NodeId(0), NodeId(1)];
+    let carrier = RdmaCarrier::open(host, own, &nodes, RdmaConfig::default()).await.unwrap();
+    let (process, scope) = Process::new(Engine::new(carrier, Config::default()), 2).unwrap();
+    Communicator::world(process, scope)
+}
+
+/// Some messages, after which something may still be under way, and a task may wait.
+async fn talk(world: &World, rng: &mut Rng) {
+    let other = Rank(1 - world.rank().0);
+    for length in [10, 100_000] {
+        world.send_receive((other, Tag(1)), vec![1; length], other, Tag(1)).await.unwrap();
+    }
+    if rng.below(2) == 0 {
+        let all = world.clone();
+        tokio::spawn(async move { drop(all.receive(None, Tag(7)).await) });
+    }
+    if rng.below(2) == 0 {
+        let all = world.clone();
+        tokio::spawn(async move { all.send(other, Tag(8), vec![1; 1 << 20]).await });
+    }
+    let (all, count) = (world.clone(), rng.below(4));
+    tokio::spawn(async move { streams(&all, count).await });
+    for _ in 0..4 {
+        // They go on meanwhile.
+        world.send_receive((other, Tag(3)), vec![1], other, Tag(3)).await.unwrap();
+    }
+}
+
+/// Streams of bytes whose tasks read and write until they are dropped, as those of a server do.
+async fn streams(world: &World, count: u64) -> std::io::Result<()> {
+    let all = Streams::new(world.clone());
+    for number in 0..count.max(1) {
+        let mut stream = match world.rank() {
+            Rank(0) => all.connect(Rank(1)).await.map_err(std::io::Error::other)?,
+            _ if number == 0 => all.accept().await.map_err(std::io::Error::other)?,
+            _ => return Ok(()),
+        };
+        if world.rank() == Rank(0) {
+            stream.write_all(&[1; 3_000]).await?;
+        } else {
+            stream.read_exact(&mut [0; 3_000]).await?;
+        }
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        tokio::spawn(
+            async move { while reader.read(&mut [0; 5_000]).await.is_ok_and(|n| n > 0) {} },
+        );
+        tokio::spawn(async move { while writer.write_all(&[2; 5_000]).await.is_ok() {} });
+    }
+    Ok(())
+}
+
+/// Drops all in an order of its own, within the runtime or outside of it, as long as there is one.
+fn drop_all(mut things: Vec<(&'static str, Box<dyn Any>)>, rng: &mut Rng, at: &Sender<String>) {
+    while !things.is_empty() {
+        let next = rng.below(things.len() as u64) as usize;
+        let (name, thing) = things.swap_remove(next);
+        let is_within = rng.below(2) == 0;
+        let runtime = things.iter().find_map(|(_, thing)| thing.downcast_ref::<Runtime>());
+        let _ = at.send(format!("{name} {is_within}"));
+        match runtime.filter(|_| is_within) {
+            Some(runtime) => runtime.block_on(async { drop(thing) }),
+            None => drop(thing),
+        }
+    }
+}
+
+/// One process: a runtime of one thread, a NIC, a communicator.
+fn process<N: 'static, H: Host + Clone + 'static>(
+    start: impl FnOnce() -> (N, H),
+    seed: u64,
+    both_talked: &Barrier,
+    at: &Sender<String>,
+) {
+    let mut rng = Rng::new(seed, "dropping");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (nic, host, world) = runtime.block_on(async {
+        let (nic, host) = start();
+        let world = join(&host).await;
+        talk(&world, &mut rng).await;
+        both_talked.wait().await;
+        (nic, host, world)
+    });
+    let things: Vec<(&'static str, Box<dyn Any>)> = vec![
+        ("runtime", Box::new(runtime)),
+        ("nic", Box::new(nic)),
+        ("host", Box::new(host)),
+        ("world", Box::new(world)),
+    ];
+    drop_all(things, &mut rng, at);
+}
+
+/// Runs two processes as threads; which of their steps hangs is told.
+fn both(run: impl Fn(u16, &Barrier, &Sender<String>) + Clone + Send + 'static, seed: u64) {
+    let both_talked = Arc::new(Barrier::new(2));
+    let ends: Vec<_> = [0, 1]
+        .map(|node| {
+            let (tell, told) = channel();
+            let (run, both_talked) = (run.clone(), Arc::clone(&both_talked));
+            std::thread::spawn(move || {
+                run(node, &both_talked, &tell);
+                let _ = tell.send("end".into());
+            });
+            told
+        })
+        .into_iter()
+        .collect();
+    for (node, told) in ends.iter().enumerate() {
+        let mut steps = Vec::new();
+        while steps.last().is_none_or(|last| last != "end") {
+            match told.recv_timeout(LIMIT) {
+                Ok(step) => steps.push(step),
+                Err(error) => panic!("order {seed}: process {node} after {steps:?}: {error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn programs_over_shared_memory_end_in_any_order_of_drops() {
+    for seed in 0..ORDERS {
+        let name = format!("midplane-dropping-{}-{seed}", std::process::id());
+        let run = move |node: u16, both_talked: &Barrier, at: &Sender<String>| {
+            let start = || {
+                let nic = ShmNic::start(ShmConfig::new(&name, NodeId(node), 2), unit()).unwrap();
+                let host = nic.host();
+                (nic, host)
+            };
+            process(start, 2 * seed + u64::from(node), both_talked, at);
+        };
+        both(run, seed);
+    }
+}
+
+#[test]
+fn programs_over_udp_end_in_any_order_of_drops() {
+    for seed in 0..ORDERS {
+        // The system's choice, and nobody else's for as long as it is not bound anew.
+        let sockets = [0, 1].map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        let peers: Vec<SocketAddr> = sockets.iter().map(|s| s.local_addr().unwrap()).collect();
+        drop(sockets);
+        let run = move |node: u16, both_talked: &Barrier, at: &Sender<String>| {
+            let how = [Coprocessor::Thread, Coprocessor::Task][(seed % 2) as usize];
+            let start = || loop {
+                let config = UdpConfig::new(NodeId(node), peers.clone()).coprocessor(how);
+                match UdpNic::start(config, unit()) {
+                    Ok(nic) => {
+                        let host = nic.host();
+                        break (nic, host);
+                    }
+                    // Another test has it for a moment.
+                    Err(StartError::PortInUse(_)) => std::thread::yield_now(),
+                    Err(error) => panic!("{error}"),
+                }
+            };
+            process(start, 2 * seed + u64::from(node), both_talked, at);
+        };
+        both(run, seed);
+    }
+}
