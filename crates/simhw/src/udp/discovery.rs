@@ -143,6 +143,16 @@ impl Discovery {
         self.phase
     }
 
+    /// Whether the next full datagram starts a search upwards: the time to say anew what is worth a try.
+    pub(super) fn is_raising(&self, now: Instant) -> bool {
+        self.phase == Phase::Complete && self.round.is_none() && self.raise_at <= now
+    }
+
+    /// The interface takes datagrams of up to `limit` bytes now.
+    pub(super) fn set_limit(&mut self, limit: usize) {
+        self.limit = limit.max(self.confirmed);
+    }
+
     /// The sender has sent a datagram of `bytes`: if it was a full one, what is due begins.
     pub(super) fn on_sent(&mut self, now: Instant, bytes: usize) {
         if bytes < self.confirmed || self.round.is_some() {
@@ -151,7 +161,7 @@ impl Discovery {
         match self.phase {
             Phase::Idle => self.begin_base(now),
             Phase::Error if self.confirm_at <= now => self.begin_base(now),
-            Phase::Complete if self.raise_at <= now => {
+            Phase::Complete if self.is_raising(now) => {
                 self.too_long = self.limit + 1;
                 self.search(now);
             }

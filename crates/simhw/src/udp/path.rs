@@ -34,8 +34,8 @@ pub(super) fn headers(address: SocketAddr) -> usize {
     UDP_HEADER + if address.ip().to_canonical().is_ipv4() { 20 } else { 40 }
 }
 
-/// The MTU of the interface that datagrams to `address` leave by, IP's header counted; `None` where the
-/// system does not tell, which is everywhere but on Linux.
+/// The MTU that the system has for datagrams to `address`, IP's header counted: the interface's, or less where a
+/// router has said so lately. `None` where the system does not tell, which is everywhere but on Linux.
 pub(super) fn interface_mtu(address: SocketAddr) -> Option<usize> {
     system::Probe::new(address)?.mtu()
 }

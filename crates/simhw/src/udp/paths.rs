@@ -40,12 +40,15 @@ impl Paths {
         if self.vouched.is_some() || bytes < self.usable(to) {
             return;
         }
-        let most = self.most;
-        let machine = self.machines.entry(to).or_insert_with(|| {
-            let headers = path::headers(address);
+        let (most, headers) = (self.most, path::headers(address));
+        let limit = || {
             let fits = path::interface_mtu(address).map(|mtu| mtu.saturating_sub(headers));
-            Discovery::new(headers, fits.unwrap_or(most).min(most))
-        });
+            fits.unwrap_or(most).min(most)
+        };
+        let machine = self.machines.entry(to).or_insert_with(|| Discovery::new(headers, limit()));
+        if machine.is_raising(now) {
+            machine.set_limit(limit());
+        }
         machine.on_sent(now, bytes);
         self.probing.insert(to);
     }

@@ -229,6 +229,19 @@ fn a_length_that_the_interface_refuses_is_not_tried_again() {
 }
 
 #[test]
+fn an_interface_that_takes_more_is_followed_at_the_next_search() {
+    let mut path = Path::new(1_472, 8_972);
+    path.run(SECOND);
+    assert_eq!(path.machine.usable(), 1_472);
+    while !path.machine.is_raising(path.now) {
+        path.run(5 * MILLISECOND);
+    }
+    path.machine.set_limit(8_972);
+    path.run(SECOND);
+    assert_eq!(path.machine.usable(), 8_972);
+}
+
+#[test]
 fn answers_to_nothing_are_ignored() {
     let mut path = Path::new(9_000, 9_000);
     path.run(SECOND);
