@@ -10,12 +10,15 @@ mod report;
 mod place;
 mod spread;
 
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{ArgGroup, Parser, ValueEnum};
 use midplane::gang::agenda::{AgendaConfig, Phases, WithItself};
 use midplane::gang::channel::geometry::Geometry;
 use midplane::gang::daemon::Mode;
@@ -28,7 +31,8 @@ use midplane::gang::live::message::Cluster;
 use midplane::gang::live::stub;
 use midplane::gang::schedule::{Placing, Policy, QueueTree, RoundRobin};
 use midplane::gang::tree::DEFAULT_ARITY;
-use midplane::simhw::seal::Key;
+use midplane::simhw::launch;
+use midplane::simhw::seal::{Identity, Key, PublicKey, SecretKey};
 use midplane::simhw::udp::resolve_peers;
 use place::Place;
 use spread::Spread;
@@ -46,6 +50,11 @@ Examples:
   printf 'one:24800\\ntwo:24800\\nthree:24800\\n' > hosts
   gangd --host 1 --peers hosts --key key
 
+  # The same with a key for each host: who has another one is no host, and none can be another
+  gangd --make-key secret            # on each host; prints the public key for the list
+  printf 'one:24800 KEY\ntwo:24800 KEY\nthree:24800 KEY\n' > hosts
+  gangd --host 1 --peers hosts --secret-key secret
+
   # All three at once, over ssh: `gangd`, the two files and this folder are in the same place everywhere
   gangd --peers hosts --key key --spread
 
@@ -62,6 +71,7 @@ Exit code: 0 it was ended; 1 it could not serve; 2 bad input.";
 /// once; jobs that need different slots run at the same time.
 #[derive(Debug, Parser)]
 #[command(name = "gangd", version, after_help = EXAMPLES)]
+#[command(group(ArgGroup::new("keys").args(["key", "secret_key"]).multiple(true)))]
 struct Arguments {
     /// Which of the hosts this one is, from 0
     ///
@@ -69,22 +79,30 @@ struct Arguments {
     /// indexed Kubernetes job; otherwise it is the first.
     #[arg(long, value_name = "NUMBER")]
     host: Option<u16>,
-    /// One daemon's host:port a line, in the order of hosts. Without it, and with a key, srun and its like say
-    /// where the others are; without both, this host is alone
-    #[arg(long, value_name = "FILE", requires = "key")]
+    /// One daemon's host:port a line, in the order of hosts, each with the host's public key behind it or none with one.
+    /// Without it, and with a key, srun and its like say where the others are; without both, this host is alone
+    #[arg(long, value_name = "FILE", requires = "keys")]
     peers: Option<PathBuf>,
     /// Instead of --peers: one host a line, "HOST", "HOST slots=N" or "HOST:N"; a daemon on each
-    #[arg(long, value_name = "FILE", requires = "key", conflicts_with = "peers")]
+    #[arg(long, value_name = "FILE", requires = "keys", conflicts_with = "peers")]
     hostfile: Option<PathBuf>,
     /// The port of each host's daemon, with a hostfile or a launcher; 24700 unless given
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// The key that all daemons share, NUMBER:SECRET with 64 hexadecimal digits
+    /// The key that all daemons share, NUMBER:SECRET with 64 hexadecimal digits. Without keys of the hosts' own, whoever
+    /// has it can be any of the hosts
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// This host's own secret key, 64 hexadecimal digits; --peers has the public key of each host. "{host}" in the name
+    /// is this host's number, for a folder that several hosts share
+    #[arg(long, value_name = "FILE", requires = "peers")]
+    secret_key: Option<PathBuf>,
+    /// Make a host's secret key, in a new file that this user alone may read, and print its public key
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    make_key: Option<PathBuf>,
     /// Start the daemons of the other hosts as well, from host 0: by `ssh HOST ...`, with these options, in the
     /// same folder. They end with this one
-    #[arg(long, requires = "key")]
+    #[arg(long, requires = "keys")]
     spread: bool,
     /// What runs a command on another host, with its first arguments
     #[arg(long, default_value = "ssh -o BatchMode=yes", value_name = "COMMAND")]
@@ -194,6 +212,27 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xCBF2_9CE4_8422_2325, mix)
 }
 
+/// Which host this is among those that the list has keys for.
+fn identity(arguments: &Arguments, place: launch::Place) -> Result<Option<Identity>, String> {
+    match &arguments.secret_key {
+        Some(path) => {
+            let path = path.to_string_lossy().replace("{host}", &place.rank.to_string());
+            place.identity(path.as_ref()).map(Some).map_err(|error| error.to_string())
+        }
+        None if place.keys.is_empty() => Ok(None),
+        None => Err("--peers: it has a key for each host; give this one's by --secret-key".into()),
+    }
+}
+
+/// Makes a host's secret key.
+fn make_key(path: &Path) -> Result<PublicKey, String> {
+    let wrong = |what: &dyn std::fmt::Display| format!("--make-key {}: {what}", path.display());
+    let secret = SecretKey::generate().map_err(|error| wrong(&error))?;
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| writeln!(file, "{}", secret.to_text()));
+    written.map_err(|error| wrong(&error)).map(|()| secret.public())
+}
+
 fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
     let key = match &arguments.key {
         Some(path) => {
@@ -204,7 +243,13 @@ fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
         }
         None => None,
     };
-    let Place { host, peers, slots } = place::find(arguments)?;
+    let Place { host, peers, keys, slots } = place::find(arguments)?;
+    let identity = identity(arguments, launch::Place { rank: host, peers: peers.clone(), keys })?;
+    if identity.is_none() && peers.len() > 1 {
+        eprintln!(
+            "gangd: one key for all hosts: whoever has it can be any of them; --secret-key tells them apart"
+        );
+    }
     let hosts = u16::try_from(peers.len().max(1)).map_err(|_| "--peers: too many")?;
     let there = std::thread::available_parallelism().map_or(1, |count| count.get() as u16);
     let slots = arguments.slots.or(slots).unwrap_or(there);
@@ -221,6 +266,7 @@ fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
         cluster: Cluster { hosts, slots, arity: arguments.arity },
         peers,
         key,
+        identity,
         socket: arguments.socket.clone().unwrap_or_else(default_socket),
         patience: Duration::from_millis(arguments.patience_ms),
         freezer: match arguments.freezer {
@@ -238,6 +284,15 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
+    if let Some(path) = &arguments.make_key {
+        return match make_key(path) {
+            Ok(public) => {
+                report::say(&format!("{public}\n"));
+                ExitCode::SUCCESS
+            }
+            Err(error) => report::fail(&error, report::BAD_INPUT),
+        };
+    }
     let options = match options(&arguments) {
         Ok(options) => options,
         Err(error) => return report::fail(&error, report::BAD_INPUT),

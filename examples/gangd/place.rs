@@ -1,15 +1,17 @@
 //! Which of a cluster's hosts this one is, and where the others are.
 
-use midplane::simhw::launch::{Launch, LaunchError};
+use midplane::simhw::launch::{self, Launch, LaunchError};
+use midplane::simhw::seal::PublicKey;
 
 use crate::Arguments;
 
-/// This host among all, from 0, the daemons' `host:port` in the order of hosts, and how many slots a hostfile
-/// gives to each.
+/// This host among all, from 0, the daemons' `host:port` in the order of hosts, their keys, if the list has some, and
+/// how many slots a hostfile gives to each.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Place {
     pub(crate) host: u16,
     pub(crate) peers: Vec<String>,
+    pub(crate) keys: Vec<PublicKey>,
     pub(crate) slots: Option<u16>,
 }
 
@@ -25,27 +27,31 @@ pub(crate) fn find(arguments: &Arguments) -> Result<Place, String> {
         }
         _ => Ok(place),
     };
-    if arguments.key.is_none() {
+    if arguments.key.is_none() && arguments.secret_key.is_none() {
         return checked(Place { host: said.unwrap_or(0), ..Place::default() });
     }
     let by_hand = arguments.peers.is_some() || arguments.hostfile.is_some();
     let text = |error: LaunchError| error.to_string();
-    let launch = Launch::new().peers(arguments.peers.clone()).hostfile(arguments.hostfile.clone());
-    let launch = launch.port(arguments.port);
+    let flags = Launch::new().peers(arguments.peers.clone()).hostfile(arguments.hostfile.clone());
+    let flags = flags.port(arguments.port);
     let place = match said.is_some() || arguments.spread {
         true => None,
-        false => match launch.place() {
+        false => match flags.place() {
             // Nobody says which of them this is: the first.
             Err(LaunchError::NoRank(_)) => None,
             place => place.map_err(text)?,
         },
     };
     match place {
-        Some(place) if !by_hand => Ok(Place { host: place.rank, peers: place.peers, slots: None }),
+        Some(place) if !by_hand => {
+            let launch::Place { rank, peers, keys } = place;
+            Ok(Place { host: rank, peers, keys, slots: None })
+        }
         place => {
-            let (peers, slots) = hosts(launch.read_peers().map_err(text)?, arguments)?;
+            let (entries, keys) = flags.read_keyed_peers().map_err(text)?;
+            let (peers, slots) = hosts(entries, arguments)?;
             let host = said.or_else(|| place.map(|place| place.rank)).unwrap_or(0);
-            checked(Place { host, peers, slots })
+            checked(Place { host, peers, keys, slots })
         }
     }
 }
