@@ -2,10 +2,10 @@
 
 #[path = "../examples/trace/scenario.rs"]
 #[expect(dead_code, reason = "what a scenario says is the example's business")]
-mod scenario;
+mod text;
 
 use midplane::simhw::fault::FaultKind;
-use scenario::{in_one_line, parse};
+use text::{in_one_line, parse};
 
 const EXAMPLE: &str = include_str!("../examples/trace/example.toml");
 

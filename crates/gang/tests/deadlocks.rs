@@ -216,7 +216,7 @@ fn programs(seed: u64) -> Vec<Vec<Act>> {
         match dice.below(5) {
             0 => Act::Work(dice.below(40_000)),
             1 | 2 if other != own => Act::Send(other as u16, tag),
-            3 | 4 if seed % 4 > 0 => {
+            3 | 4 if !seed.is_multiple_of(4) => {
                 let from = dice.chance(0.7).then_some(other as u16);
                 Act::Receive(from, dice.chance(0.7).then_some(tag))
             }

@@ -54,11 +54,16 @@ impl<F: Future> Future for Polls<F> {
     }
 }
 
+/// A daemon, and how it ended.
+type Ended = (u16, Result<(), String>);
+/// A job, a rank of it, and its digests.
+type Received = (u16, u16, Vec<u64>);
+
 /// How the daemons' calls have ended, by node; and of each rank that came to its end, the digests.
 #[derive(Clone, Default)]
 struct Ends {
-    daemons: Arc<Mutex<Vec<(u16, Result<(), String>)>>>,
-    ranks: Arc<Mutex<Vec<(u16, u16, Vec<u64>)>>>,
+    daemons: Arc<Mutex<Vec<Ended>>>,
+    ranks: Arc<Mutex<Vec<Received>>>,
 }
 
 impl Ends {

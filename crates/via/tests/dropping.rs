@@ -1,5 +1,4 @@
 //! The end of a program: communicator, NIC, host and runtime are dropped in any order, and nothing blocks.
-#![cfg(all(target_os = "linux", feature = "service"))]
 
 use std::any::Any;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};

@@ -5,6 +5,8 @@ mod connecting;
 mod death;
 mod descriptor_allocations;
 mod direct;
+#[cfg(all(target_os = "linux", feature = "service"))]
+mod dropping;
 mod engines;
 mod errors;
 mod hostile;
