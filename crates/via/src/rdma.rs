@@ -249,8 +249,9 @@ impl RdmaCarrier {
         }
     }
 
-    /// Connections that are being made go on.
+    /// Connections that are being made go on, and receive descriptors are posted that found no room.
     fn progress(&mut self) {
+        self.repost();
         let mut at = 0;
         while let Some(&peer) = self.connecting.get(at) {
             let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else { return };

@@ -234,6 +234,7 @@ impl Link {
             if self.post_receive(nic, descriptor).is_ok() && self.unposted.len() > before {
                 return false;
             }
+            self.tell(nic, false);
         }
         true
     }
