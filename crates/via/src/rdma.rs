@@ -256,8 +256,9 @@ impl RdmaCarrier {
         }
     }
 
-    /// Connections that are being made go on.
-    fn connect_all(&mut self) {
+    /// Connections that are being made go on, and receive descriptors are posted that found no room.
+    fn progress(&mut self) {
+        self.repost();
         let mut at = 0;
         while let Some(&peer) = self.connecting.get(at) {
             let Some(Some(link)) = self.links.get_mut(peer.0 as usize) else { return };
@@ -373,7 +374,7 @@ impl Carrier for RdmaCarrier {
         let (peer, arrival) = loop {
             let before = self.nic.handled();
             // Before what comes over a connection that was made again.
-            self.connect_all();
+            self.progress();
             if let Some(peer) = self.returned.pop_front() {
                 return Some(Event::Returned(peer));
             }

@@ -13,7 +13,7 @@ fn operation() -> impl Strategy<Value = Op> {
     let words = (
         prop_oneof![3 => 0_u32..300, 1 => any::<u32>()],
         0_u32..2,
-        (prop_oneof![1_u32..9, Just(2_u32)], prop_oneof![Just(0_u32), 0_u32..16])
+        (prop_oneof![1_u32..13, Just(2_u32)], prop_oneof![Just(0_u32), 0_u32..16])
             .prop_map(|(kind, marks)| kind | marks << 8),
         1_u32..3,
         0_u32..2,

@@ -259,6 +259,7 @@ impl Link {
             if self.post_receive(nic, descriptor).is_ok() && self.unposted.len() > before {
                 return false;
             }
+            self.tell(nic, false);
         }
         true
     }

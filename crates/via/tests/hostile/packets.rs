@@ -190,7 +190,7 @@ fn step(bytes: &[u8; STEP]) -> Op {
         _ => {
             let small = |at: usize, below: u8| u32::from(bytes[at] % below);
             let length = if bytes[4] < 224 { small(4, 224) } else { u32::MAX - small(5, 8) };
-            let what = small(6, 10) | small(7, 16) << 8;
+            let what = small(6, 14) | small(7, 16) << 8;
             let words = [length, small(5, 2), what, 1 + small(2, 2), small(3, 2), small(1, 4)];
             let handles = [handle(8), handle(16)];
             Op::Packet { from: 1 + small(2, 3), words, handles, payload: short(22) % 300, mend }
