@@ -131,10 +131,7 @@ impl Nics {
     }
 
     /// How the command that was posted has ended; `None` once the NIC has stopped.
-    fn poll_end(
-        &self,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Option<Completion>, MessageError>> {
+    fn poll_end(&self, context: &Context<'_>) -> Poll<Result<Option<Completion>, MessageError>> {
         let (mut deferred, armed) = (Deferred::default(), Waker::from(Arc::clone(&self.bell)));
         self.bell.pass_to(once(context.waker()), &mut deferred);
         deferred.run();
