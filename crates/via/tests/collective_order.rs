@@ -33,7 +33,7 @@ fn on_each_rank(program: impl Fn(&World) + Clone + Send + 'static) {
     }
 }
 
-#[expect(clippy::ptr_arg, reason = "what reductions take")]
+#[expect(clippy::ptr_arg, reason = "so are operators given what they join")]
 fn add(first: &mut Vec<u8>, second: &[u8]) {
     first[0] += second[0];
 }

@@ -183,6 +183,12 @@ fn place(fabric: &str) -> String {
     format!("{first},{second}")
 }
 
+/// For so long there is no process.
+#[expect(clippy::disallowed_methods, reason = "the time between two processes is what is tried")]
+fn stay_away(pause: Duration) {
+    std::thread::sleep(pause);
+}
+
 /// A pair is killed; another one starts where it was, the second process `apart` after the first.
 #[expect(clippy::disallowed_methods, reason = "how far apart they start is what is tried")]
 fn a_pair_after_a_killed_one(fabric: &str, apart: Duration) {
@@ -190,7 +196,7 @@ fn a_pair_after_a_killed_one(fabric: &str, apart: Duration) {
     for _ in 0..2 {
         let first = Program::start(fabric, 0, &place);
         first.hears("started");
-        std::thread::sleep(apart);
+        stay_away(apart);
         let second = Program::start(fabric, 1, &place);
         second.hears("talks");
         first.hears("talks");
@@ -228,7 +234,7 @@ fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
     goes.hears("talks");
     for _ in 0..3 {
         goes.kill();
-        std::thread::sleep(pause);
+        stay_away(pause);
         goes = Program::start(fabric, returns, &place);
         goes.hears("talks");
         let lost = stays.hears("lost");
