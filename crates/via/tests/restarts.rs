@@ -190,7 +190,6 @@ fn stay_away(pause: Duration) {
 }
 
 /// A pair is killed; another one starts where it was, the second process `apart` after the first.
-#[expect(clippy::disallowed_methods, reason = "how far apart they start is what is tried")]
 fn a_pair_after_a_killed_one(fabric: &str, apart: Duration) {
     let place = place(fabric);
     for _ in 0..2 {
@@ -225,7 +224,6 @@ fn a_pair_starts_over_lanes_after_a_killed_one() {
 
 /// One of two is killed and started again after `pause`, thrice: the other one's connection ends, and it
 /// talks with the new process.
-#[expect(clippy::disallowed_methods, reason = "how long it is gone is what is tried")]
 fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
     let place = place(fabric);
     let stays = Program::start(fabric, 1 - returns, &place);
