@@ -45,7 +45,8 @@ fn eager_messages_allocate_nothing() {
             for length in [0, 8, 64, 4096] {
                 let bytes = vec![7; length];
                 let mut storage = Vec::with_capacity(4096);
-                for _ in 0..2_000 {
+                // Long enough that credit has left several times, through each of the carrier's packets.
+                for _ in 0..10_000 {
                     storage = pass(&mut pair, &bytes, storage, mode, early);
                 }
                 let counts = allocation_counter::measure(|| {
