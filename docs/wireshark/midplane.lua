@@ -15,6 +15,7 @@ local VERSION = 1
 -- Every table here is compared with the protocol's own types by a test of the crate that has them (tables.rs).
 local kinds = {
     [0] = "Data", [1] = "Control", [2] = "Acknowledge", [3] = "Hello", [4] = "Welcome", [5] = "Returned",
+    [6] = "Piece", [7] = "Probe", [8] = "Probed",
 }
 local extensions = {
     [1] = "Messages", [2] = "Coordination", [3] = "VIA", [5] = "Collectives", [6] = "Memory", [7] = "Installer",
