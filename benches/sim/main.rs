@@ -57,7 +57,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// What a second of real time brought, in each of the runs.
+/// Counts per second of real time, one a run.
 #[derive(Debug, Default)]
 struct Speeds {
     packets: Vec<f64>,
@@ -66,7 +66,7 @@ struct Speeds {
     allocations_per_packet: f64,
 }
 
-/// What a row's runs have given, and its unit.
+/// Holds a row's results and their unit.
 type Measured = (Vec<f64>, &'static str);
 
 const RUNS: usize = 7;
@@ -215,7 +215,7 @@ const ROWS: [Row; 14] = [
     row("... with a task and a port of 16 commands each", "", || megabytes(Some(16))),
 ];
 
-/// How much longer the same events take with the digest than without it, in each of several pairs.
+/// Times the same events with and without the digest, in several pairs; returns the ratios.
 fn digest_cost() -> Measured {
     let time = |digesting: bool| {
         let mut world = load::engine(1_000);

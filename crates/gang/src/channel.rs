@@ -467,7 +467,7 @@ impl Channel {
     }
 }
 
-/// What a process waits for, in the channel's memory, until it waits no longer.
+/// Publishes a process's wait state in the channel's memory, and withdraws it when dropped.
 struct Said {
     memory: memory::Memory,
     /// The handle of its context.

@@ -131,7 +131,7 @@ pub enum DaemonError {
     /// A daemon was dropped, or has failed: those of the whole cluster end, and what they have started.
     #[error("the daemon of node {node} is gone, and all daemons end with it; start them again")]
     Gone {
-        /// That daemon's node.
+        /// The node of the daemon.
         node: NodeId,
     },
 }
@@ -186,7 +186,7 @@ impl<H: Host> Daemon<H> {
         self.owner.run(|core| Box::pin(core.order(action))).await
     }
 
-    /// What came of an order whose call was dropped, once it is carried out; `None` if there was none.
+    /// Waits for an order whose call was dropped, and returns its result; `None` if there was no such order.
     pub(crate) async fn dropped_order(&mut self) -> Option<Result<Outcome, DaemonError>> {
         self.owner.dropped().await
     }

@@ -33,7 +33,7 @@ impl Tree {
         (first..last).map(|child| child as u16)
     }
 
-    /// Whether `node` is `above`, or below it.
+    /// Returns whether `node` is `above`, or below it.
     #[must_use]
     pub fn is_within(&self, node: u16, above: u16) -> bool {
         let mut way = std::iter::successors(Some(node), |node| self.parent(*node));

@@ -8,7 +8,7 @@ use crate::names::Rank;
 pub(crate) const WAIT_STATE: usize = 16;
 /// Its bytes.
 pub(crate) const WAIT_BYTES: usize = 16;
-/// Where in them the context's handle is.
+/// Position of the context's handle among the words.
 const OWNER: usize = 8;
 
 /// What a process is doing. Processes that poll look like ones that run, so they say it.
@@ -59,7 +59,7 @@ impl WaitState {
         bytes
     }
 
-    /// Whether a context has said it.
+    /// Returns whether a context published the words.
     pub(crate) fn is_of(owner: u64, bytes: &[u8; WAIT_BYTES]) -> bool {
         bytes[OWNER..] == owner.to_le_bytes()
     }

@@ -146,7 +146,7 @@ struct Entry {
 /// The capabilities that a node has given.
 pub struct Capabilities {
     node: NodeId,
-    /// ChaCha with 20 rounds, keyed by the node's secret: whoever holds keys can neither compute the secret nor
+    /// ChaCha with 20 rounds, keyed by the node's secret: a holder of keys can neither compute the secret nor
     /// another key. `None` until the NIC starts.
     keys: Option<ChaCha20Rng>,
     entries: Vec<Entry>,

@@ -15,7 +15,7 @@ use crate::time::Instant;
 const BACKLOG: i32 = 1_024;
 /// Connections that one call accepts: processes that connect faster wait for the next.
 const BATCH: usize = 64;
-/// How long no connection is accepted after the system had no descriptor for one: shorter than a client's patience,
+/// Pause in accepting after the system had no descriptor for a connection: shorter than a client's patience,
 /// and long enough to cost no processor time.
 const REST: Duration = Duration::from_millis(50);
 

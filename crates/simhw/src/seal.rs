@@ -2,7 +2,7 @@
 //!
 //! No I/O and no clock here: [`Seals`] is handed datagrams and the time, and asked what to send.
 //!
-//! Who takes part is told by two kinds of keys:
+//! Two kinds of keys admit nodes:
 //!
 //! - An [`Identity`]: a key pair for each node, and the list of all public keys. A key that is not on the list
 //!   joins nothing, and no node can speak as another: the source of a frame that opens is certain.

@@ -14,10 +14,10 @@ use super::{Action, DaemonConfig, DaemonError, Order, Outcome, Relay, Start};
 use crate::names::Rank;
 use crate::tree::Tree;
 
-/// How long a daemon that ends waits until the others have taken its last message.
+/// Time that an ending daemon gives the others to take its last message.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What came of a work, and the daemon that has done it.
+/// The result of a work, and the daemon that did it.
 pub(super) type Done<H> = (Box<Core<H>>, Result<Outcome, DaemonError>);
 
 /// A daemon between two of its works.
@@ -55,7 +55,7 @@ impl<H: Host> Core<H> {
         self.has_quit
     }
 
-    /// Carries out what it is told, until it is told to quit.
+    /// Carries out orders until the order to quit.
     pub(super) async fn serve(mut self: Box<Self>) -> Done<H> {
         let served = self.serve_all().await;
         (self, served.map(|()| Outcome::default()))

@@ -1,4 +1,4 @@
-//! What a daemon does on its own host: contexts, and the processes that use them.
+//! The daemon's work on its own host: contexts, and the processes that use them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::process::Reins;
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) job: JobId,
-    /// Which of the node's user channels.
+    /// Index among the node's user channels.
     pub(super) slot: usize,
     pub(super) context: ContextId,
     reins: Reins,

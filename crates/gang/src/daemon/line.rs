@@ -90,7 +90,7 @@ impl Line {
         Arc::clone(&self.halt)
     }
 
-    /// What `wait` returns, unless this daemon is dropped.
+    /// Returns what `wait` returns, unless this daemon is dropped.
     async fn unless_halted<T>(
         wait: impl Future<Output = Result<T, Closed>>,
         (node, halt): (NodeId, &Halt),
@@ -174,7 +174,7 @@ impl Line {
                 return;
             }
         }
-        // A channel that is closed has nobody to wait for.
+        // A closed channel has no peer to wait for.
         let _ = self.flush().await;
     }
 }

@@ -1,4 +1,4 @@
-//! Where a daemon's work is kept, so that it outlives the call that has begun it.
+//! Holds a daemon's work, so that it outlives the call that began it.
 //!
 //! A call polls the work itself. If the call is dropped, a task of the daemon's polls it to its end; if the daemon is
 //! dropped, that task tells the other daemons.
@@ -21,7 +21,7 @@ struct Slot<H> {
     /// Between two works.
     core: Option<Box<Core<H>>>,
     work: Option<Work<H>>,
-    /// What came of the last work, until a call takes it.
+    /// The result of the last work, until a call takes it.
     done: Option<Result<Outcome, DaemonError>>,
     /// A call polls the work.
     is_attended: bool,
@@ -58,7 +58,7 @@ impl<H: Host> Slot<H> {
         self.end = Some(error);
     }
 
-    /// What the daemon's own task does.
+    /// Runs as the daemon's own task.
     fn keep(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if !self.is_attended {
             let _ = self.poll_work(context);
@@ -149,7 +149,7 @@ impl<H: Host> Owner<H> {
         done.expect("a work that has ended has a result")
     }
 
-    /// What came of the last work, once it has ended, if nobody has taken that.
+    /// Waits for the last work, and returns its result unless a call has taken it.
     #[expect(clippy::needless_pass_by_ref_mut, reason = "one work at a time")]
     pub(super) async fn dropped(&mut self) -> Option<Result<Outcome, DaemonError>> {
         let _attended = Attended(&self.slot);

@@ -154,7 +154,7 @@ pub enum StartError {
         "the keys are those of host {own} of {listed}, and this is host {host} of {hosts}: list a key for each host"
     )]
     Identity {
-        /// Whose the secret is.
+        /// The owner of the secret.
         own: u16,
         /// Hosts in the list of keys.
         listed: usize,
@@ -233,7 +233,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// What this daemon proves to others, if there may be some.
+/// Credentials of this daemon, if the cluster has other hosts.
 fn credentials(options: &DaemonOptions) -> Result<Option<Credentials>, StartError> {
     let DaemonOptions { host, cluster, identity, key, .. } = options;
     if let Some(identity) = identity {

@@ -62,7 +62,7 @@ pub(super) enum Event {
     Feeds(JobId, oneshot::Sender<mpsc::Sender<Frame>>),
     /// It is gone.
     ClientGone(ClientId),
-    /// Somebody was not admitted.
+    /// A daemon was refused.
     Refused(Refusal),
     /// The channels have done something.
     Channels(Told),

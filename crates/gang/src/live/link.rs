@@ -156,7 +156,7 @@ pub fn local(stream: tokio::net::UnixStream) -> (Sender, Receiver) {
     pair((Box::new(reader), Box::new(writer)), None)
 }
 
-/// What daemons of different hosts prove to each other.
+/// Keys with which daemons of different hosts authenticate each other.
 #[derive(Clone, Debug)]
 pub enum Credentials {
     /// A key that all hosts share. Its holders are not told apart: each can claim to be any host.
@@ -166,7 +166,7 @@ pub enum Credentials {
 }
 
 impl Credentials {
-    /// What these keys prove; `None` without any.
+    /// Returns the credentials that these keys make; `None` without any key.
     #[must_use]
     pub fn new(identity: Option<Identity>, key: Option<Key>) -> Option<Self> {
         match (identity, key) {

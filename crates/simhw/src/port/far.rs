@@ -169,9 +169,9 @@ pub(crate) struct Grant {
     pub(crate) depth: usize,
     /// Bytes of the segment of its rings.
     pub(crate) bytes: usize,
-    /// That segment's, to be passed on.
+    /// The segment's descriptor, to be passed on.
     pub(crate) file: OwnedFd,
-    /// Where the application and the process of the NIC wake each other: the NIC's end.
+    /// The NIC's end of the channel on which application and NIC wake each other.
     pub(crate) channel: Arc<Socket>,
     /// The application's end, to be passed on.
     pub(crate) theirs: OwnedFd,

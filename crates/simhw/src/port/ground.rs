@@ -308,7 +308,7 @@ mod tests {
             assert!((REGISTRATIONS / 2..=REGISTRATIONS).contains(&registered), "{registered}");
             assert_eq!(register().unwrap_err(), RegisterError::Busy);
             assert!(rung.take() > 0, "the NIC is told that there is something to take");
-            // What could not be told is told first.
+            // Sends deferred notices first.
             nic.sync();
             register().unwrap();
             nic.sync();

@@ -1,4 +1,4 @@
-//! What a handshake is based on: the fabric's key, and with it the keys of the two nodes, or not.
+//! The keys that a handshake uses: the fabric's, the two nodes' own, or both.
 
 use snow::Builder;
 

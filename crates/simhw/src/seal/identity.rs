@@ -19,7 +19,7 @@ const BYTES: usize = 32;
 #[derive(Clone, Eq, PartialEq)]
 pub struct SecretKey([u8; BYTES]);
 
-/// What others know a node by: the public key of its [`SecretKey`]. As text it is 64 hexadecimal digits.
+/// Identifies a node to the others: the public key of its [`SecretKey`]. As text it is 64 hexadecimal digits.
 #[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
 pub struct PublicKey([u8; BYTES]);
 
@@ -42,7 +42,7 @@ pub enum IdentityError {
     Outside {
         /// The node.
         node: NodeId,
-        /// How many keys there are.
+        /// Number of keys.
         keys: usize,
     },
     /// The list has another key for the node than its own.
@@ -52,7 +52,7 @@ pub enum IdentityError {
     NotOwn {
         /// The node.
         node: NodeId,
-        /// What the list has.
+        /// The public key that the list has.
         listed: PublicKey,
         /// The public key of its secret.
         own: PublicKey,
@@ -166,7 +166,7 @@ pub(super) fn unhex(digits: &str) -> Option<[u8; BYTES]> {
     Some(bytes)
 }
 
-/// Who a node is, and who the others are: its secret key, and the public key of each node.
+/// A node's identity: its secret key, and the list of all nodes' public keys.
 ///
 /// The list admits: a key that is not on it joins nothing, and a key speaks for its own node only.
 #[derive(Clone)]
@@ -209,7 +209,7 @@ impl Identity {
         self.0.node
     }
 
-    /// How many nodes the list names.
+    /// Returns the number of nodes on the list.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.0.peers.len()

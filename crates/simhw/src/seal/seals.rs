@@ -44,11 +44,11 @@ pub enum SealConfigError {
     Identity {
         /// The node that the keys are of.
         named: NodeId,
-        /// How many nodes have a key.
+        /// Number of nodes that have a key.
         keys: usize,
         /// The node.
         node: NodeId,
-        /// How many nodes there are.
+        /// Number of nodes.
         nodes: usize,
     },
     /// Session keys need them.
@@ -84,7 +84,7 @@ pub struct Seals {
     life: u64,
     /// The first is the one to begin with; all are accepted.
     keys: Vec<Key>,
-    /// Where nodes are told apart.
+    /// The node's identity, if nodes have keys of their own.
     identity: Option<Identity>,
     peers: Vec<Peer>,
     /// Nodes with which a handshake is under way that this node has begun.
@@ -406,7 +406,7 @@ impl Seals {
     }
 }
 
-/// Whether the keys of nodes are those of the nodes that there are.
+/// Checks that there is one key for each node.
 pub(crate) fn check_identity(
     node: NodeId,
     nodes: usize,

@@ -29,7 +29,7 @@ pub(super) struct Core<F> {
     engine: Mutex<Option<Engine<F>>>,
     news: Mutex<Vec<News>>,
     has_news: AtomicBool,
-    /// What wakes the driver.
+    /// Wake-ups of the driver.
     wakes: Arc<Wakes>,
     /// The driver looks, every tick, whether applications still give the NIC its turns.
     is_watched: AtomicBool,

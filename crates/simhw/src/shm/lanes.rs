@@ -58,9 +58,9 @@ pub enum News<'a> {
     /// A process is gone, or did not come in the time that [`ShmConfig::join_within`] gives it: nothing more comes
     /// from it, and nothing goes there, until [`News::Returned`].
     Left(NodeId),
-    /// A process is gone, and another one is there in its place: what comes from here on is the other one's.
+    /// A process has exited, and another one has taken its place: later frames are the other one's.
     Restarted(NodeId),
-    /// A process is there in the place of one that was gone.
+    /// A process has taken the place of one that had exited.
     Returned(NodeId),
 }
 
@@ -133,7 +133,7 @@ pub struct Lanes {
     looks: Looks,
     /// Some may be leaving, have returned, or have shown memory.
     has_tidings: bool,
-    /// Processes that have returned and nobody has polled for.
+    /// Processes that have returned and that no poll has reported yet.
     returned: VecDeque<NodeId>,
     /// Memory that others show and nobody has polled for.
     shown: VecDeque<Shown>,

@@ -34,7 +34,7 @@ struct Peer {
     sender: Sender,
     /// Where the payloads of its frames lie.
     segment: Arc<Segment>,
-    /// Where it is woken.
+    /// Wake-ups of the NIC.
     channel: Arc<Socket>,
     /// Something is staged for it, or published and it was not woken for that.
     is_touched: bool,

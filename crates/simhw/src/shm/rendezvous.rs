@@ -41,7 +41,7 @@ pub(super) struct Link {
     pub(super) node: NodeId,
     pub(super) sender: Sender,
     pub(super) receiver: Receiver,
-    /// Where the two wake each other.
+    /// Channel on which the two processes wake each other.
     pub(super) channel: Arc<Socket>,
     /// Where memory is passed on.
     pub(super) socket: Arc<Socket>,

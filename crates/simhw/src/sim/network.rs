@@ -67,7 +67,7 @@ pub(super) struct Network {
     pub(super) hosts: Vec<(LinkId, LinkId)>,
     pub(super) framing: Framing,
     pub(super) rng: Rng,
-    /// What the firmware of all NICs draws secrets from.
+    /// Random stream of the secrets of all NICs' firmware.
     pub(super) secrets: Rng,
     /// With cells, for each node: the frames whose last piece has not arrived, one for each NIC that
     /// sends to it, in the order of those.

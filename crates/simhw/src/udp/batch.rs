@@ -196,7 +196,7 @@ impl Socket {
     }
 }
 
-/// Whether the system has refused a datagram as longer than its interface allows.
+/// The system refused a datagram as longer than its interface allows.
 #[cfg(target_os = "linux")]
 fn is_too_long(error: &io::Error) -> bool {
     error.raw_os_error() == Some(nix::errno::Errno::EMSGSIZE as i32)

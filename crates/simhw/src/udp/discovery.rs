@@ -46,7 +46,7 @@ const REMEMBERED: usize = 16;
 /// MTUs of common links, tunnels and overlays, IP's header counted: tried before others.
 const COMMON_MTUS: [usize; 7] = [9_000, 1_500, 1_492, 1_450, 1_420, 1_400, 1_280];
 
-/// Where a machine is.
+/// State of the discovery on one path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Phase {
     /// No full datagram was sent yet.
@@ -80,7 +80,7 @@ struct Sent {
     at: Instant,
 }
 
-/// What is known of the datagrams to one peer.
+/// Discovers the longest datagram to one peer.
 ///
 /// After any call that takes the time, drain [`Discovery::poll_transmit`] and re-read
 /// [`Discovery::poll_timeout`]. The time never goes back.
@@ -137,7 +137,7 @@ impl Discovery {
         self.confirmed
     }
 
-    /// Where the machine is.
+    /// State of the discovery.
     #[cfg(test)]
     pub(super) const fn phase(&self) -> Phase {
         self.phase

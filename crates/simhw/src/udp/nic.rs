@@ -107,7 +107,7 @@ impl Staged {
     }
 }
 
-/// What seals the frames of a checked configuration, if it has keys.
+/// Makes the seals of a checked configuration, if it has keys.
 pub(super) fn seals(config: &UdpConfig) -> Result<Option<Seals>, SealConfigError> {
     let (node, peers, keys) = (config.node, config.peers.len(), config.keys.clone());
     match &config.identity {

@@ -1,4 +1,4 @@
-//! How long datagrams to each peer may be: found out, or said by the configuration.
+//! The longest datagram to each peer: discovered, or configured.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use crate::time::Instant;
 /// The paths from one NIC. Datagrams are counted with their seals.
 #[derive(Debug)]
 pub(super) struct Paths {
-    /// Somebody vouches for that many bytes on each path.
+    /// The configuration vouches for this many bytes on each path.
     vouched: Option<usize>,
     /// Bytes of the longest datagram that there is: a frame of the most bytes, and its seal.
     most: usize,

@@ -58,7 +58,7 @@ pub(super) fn cut(
     })
 }
 
-/// Where a piece belongs, once it was checked.
+/// A checked piece's place in its frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Place {
     offset: usize,

@@ -97,15 +97,15 @@ struct Desk {
     links: Vec<Link>,
     /// Processes with which messages wait that this one was told of.
     hinting: BTreeSet<Peer>,
-    /// How often a process was lost.
+    /// Counts losses of processes.
     losses: u32,
     /// A process has left a collective operation before it had ended: what tells of it is held.
     has_left: bool,
     /// Contexts in which no receive asks for any tag.
     by_tag: BTreeSet<Context>,
-    /// What the messages of a class may take of a window here.
+    /// Bytes of a window here that the messages of one class may take.
     limits: Limits,
-    /// What of the memory for unexpected messages no process may take yet.
+    /// Bytes of the memory for unexpected messages that no window has yet.
     unshared: usize,
     /// Memory for a packet.
     scratch: Vec<u8>,

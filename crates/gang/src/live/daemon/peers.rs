@@ -101,7 +101,7 @@ async fn serve_child(
     abort.abort();
 }
 
-/// Looks for somebody above, the nearest that answers, again and again.
+/// Dials the daemons above in turn, until the nearest one that answers admits this daemon.
 pub(super) async fn stay_below(
     addresses: Vec<String>,
     credentials: Credentials,

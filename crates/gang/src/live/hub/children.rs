@@ -19,7 +19,7 @@ const REPORT_EACH: Duration = Duration::from_secs(1);
 pub(super) struct Child {
     connection: u64,
     pub(super) to: mpsc::UnboundedSender<Down>,
-    /// It, and whoever is below it.
+    /// Its host, and the hosts below it.
     pub(super) hosts: BTreeSet<u16>,
     /// It was asked then whether it is there, and has said nothing since.
     probed_at: Option<Instant>,
@@ -30,9 +30,9 @@ pub(super) struct Child {
 pub(in super::super) enum Refusal {
     /// A host with a key of its own says that it is another.
     Another {
-        /// Whose key it is.
+        /// The host that the key belongs to.
         node: u16,
-        /// Which host it says that it is.
+        /// The host that the daemon claims to be.
         claims: u16,
     },
     /// The host has a connection that is alive, or was a moment ago.

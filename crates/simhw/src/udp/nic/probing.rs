@@ -1,4 +1,4 @@
-//! What a NIC does for the paths of its datagrams: probes, their answers, pieces that have arrived.
+//! A NIC's part in path discovery: probes, their answers, and received pieces.
 
 use super::Nic;
 use crate::drops::DropCause;
@@ -40,7 +40,7 @@ impl Nic {
         self.line.commit();
     }
 
-    /// What is due about paths. Nothing may be staged.
+    /// Sends due probes. No effect may be staged.
     pub(in crate::udp) fn run_paths(&mut self) {
         if self.paths.poll_timeout() <= self.now {
             self.paths.handle_timeout(self.now);

@@ -22,7 +22,7 @@ use crate::message::request::Failure;
 /// One process's way to the NICs; one operation is under way at a time.
 pub(in crate::message) struct Nics {
     state: Mutex<State>,
-    /// What the port wakes: the task whose operation is under way.
+    /// Wakes the task whose operation is under way.
     bell: Arc<Bell>,
 }
 

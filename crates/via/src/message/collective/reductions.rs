@@ -156,7 +156,7 @@ impl<P: Progression> Communicator<P> {
         }
     }
 
-    /// Whether the NICs carry out a reduction of these words.
+    /// Returns whether the NICs carry out a reduction of these words.
     fn words_by_nics(&self, words: &[u64]) -> bool {
         carried::fits(words) && self.nics.is_some()
     }

@@ -56,7 +56,7 @@ impl Waiters {
         self.list[place].probes = true;
     }
 
-    /// What wakes this one, to be armed now.
+    /// Returns the waker of this waiter, to be armed now.
     pub(super) fn lead(&mut self, place: usize) -> &Waker {
         self.leader = Some(place);
         self.bell.pass_to(once(&self.list[place].waker), &mut self.deferred);

@@ -100,7 +100,7 @@ impl Config {
         self
     }
 
-    /// What the messages of a class may take, if whole ones have up to `eager` bytes.
+    /// Returns the limits of a class, if eager messages have up to `eager` bytes.
     pub(super) fn limits(&self, eager: usize) -> Limits {
         let (least, window) = (ENTRY + eager, self.window);
         let word = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);

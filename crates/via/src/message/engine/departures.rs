@@ -177,7 +177,7 @@ impl Desk {
         Attempt::Left { answered }
     }
 
-    /// Which messages a message keeps its order with.
+    /// Returns the class of a message: it keeps its order with the messages of that class.
     #[inline]
     fn class(&self, route: Route) -> Class {
         let by_tag = !self.by_tag.is_empty() && self.by_tag.contains(&route.context);
@@ -470,7 +470,7 @@ impl Desk {
     }
 }
 
-/// Whether a packet answers a question that its addressee may ask as often as it likes.
+/// Returns whether a packet answers a question that its addressee may repeat without limit.
 const fn is_owed(kind: Kind) -> bool {
     matches!(kind, Kind::Withdrawn | Kind::Sought)
 }

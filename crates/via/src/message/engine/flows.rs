@@ -1,4 +1,4 @@
-//! What the messages of each class take of a receiver's window.
+//! Credits by class: the bytes of a receiver's window that the messages of each class take.
 //!
 //! A class is a context, or a context and a tag where no receive asks for any tag. Each has a limit of
 //! its own, so that messages of one that nobody receives leave room for those of the others.
@@ -15,7 +15,7 @@ pub(super) struct Class {
     pub(super) tag: Option<Tag>,
 }
 
-/// What a receiver lets the messages of a class take of its window.
+/// Limits that a receiver sets on the messages of a class, in bytes of its window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
     /// All messages of a context.
@@ -25,7 +25,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// As a word of an envelope.
+    /// Packs both limits into a word of an envelope.
     pub(super) fn to_word(self) -> u64 {
         u64::from(self.context) | u64::from(self.stream) << 32
     }
@@ -36,7 +36,7 @@ impl Limits {
     }
 }
 
-/// What the messages to one process take there, by their class, as far as it has not said that it is
+/// Bytes that the messages to one process take there, by class, as far as it has not said that they are
 /// free again. Never more entries than its window has room for messages.
 #[derive(Debug)]
 pub(super) struct Flows {

@@ -9,7 +9,7 @@ use super::flows::Class;
 use crate::message::envelope::{Context, Tag};
 use crate::message::request::Request;
 
-/// Whether the receiver knows of a message.
+/// State of a message that waits with its sender.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Place {
     /// It has forgotten the hint, or the hint is on its way.
@@ -92,7 +92,7 @@ impl Hinted {
         .map(|waiting| waiting.send)
     }
 
-    /// Whether messages of a class wait here: later ones wait behind them.
+    /// Returns whether messages of a class wait here: later ones wait behind them.
     #[inline]
     pub(super) fn holds(&self, Class { context, tag }: Class) -> bool {
         if self.order.is_empty() {
@@ -106,7 +106,7 @@ impl Hinted {
         }
     }
 
-    /// Whether any message may be offered.
+    /// Returns whether any message may be offered.
     pub(super) fn has_free(&self) -> bool {
         self.waiting.values().any(Waiting::is_free)
     }

@@ -23,7 +23,7 @@ pub(super) struct Stream {
 pub(super) struct Link {
     pub(super) known: bool,
     pub(super) lost: bool,
-    /// How often a process had been lost when this one was, last; 0 if it never was.
+    /// Count of all losses when this process was last lost; 0 if it never was.
     pub(super) lost_at: u32,
     /// It is in the list of those that have something to leave.
     pub(super) listed: bool,
@@ -32,11 +32,11 @@ pub(super) struct Link {
     pub(super) next_in: u32,
     /// It has said what our messages may take of its window.
     pub(super) open: bool,
-    /// What our messages took of its window altogether, and may take; what they take by class.
+    /// Bytes of its window that our messages took in all, and may take; and by class.
     pub(super) charged: u64,
     pub(super) limit: u64,
     pub(super) flows: Flows,
-    /// What it may take of our window for unexpected messages, and whether it was told so.
+    /// Bytes of our window that its unexpected messages may take; `greeted`: it was told so.
     pub(super) window: u64,
     pub(super) greeted: bool,
     /// What its messages took of our window altogether, what of that is free again, and what it was
@@ -67,12 +67,12 @@ impl Link {
             && self.flows.has_room(class, charge)
     }
 
-    /// What its messages may take of our window altogether.
+    /// Returns the bytes of our window that its messages may take in all.
     pub(super) const fn granted(&self) -> u64 {
         self.window + self.told
     }
 
-    /// Whether it should be told what it may take.
+    /// Returns whether a credit packet to it is due.
     pub(super) fn owes_credit(&self) -> bool {
         self.known && !self.lost && (!self.greeted || self.untold.due)
     }

@@ -10,7 +10,7 @@ use crate::message::matching::{Held, Key, Pattern, PostedId};
 use crate::message::progression::{Claim, Probe};
 use crate::message::request::{Failure, Operation, Request, Status};
 
-/// What [`Kind::Sought`] says in `sequence`: more such messages wait, and any do.
+/// Bits of `sequence` in [`Kind::Sought`]: more such messages wait, and any do.
 const MORE_SUCH: u32 = 1;
 const MORE: u32 = 2;
 
