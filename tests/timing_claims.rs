@@ -20,8 +20,15 @@ fn judged(ratios: [f64; 3], theirs: [f64; 3], wanted: f64) -> Verdict {
 #[test]
 fn the_median_counts_where_theirs_is_steady() {
     assert_eq!(judged([0.9, 1.2, 1.3], STEADY, 1.0), Verdict::Holds);
-    assert_eq!(judged([0.8, 0.9, 1.3], STEADY, 1.0), Verdict::Slower);
+    assert_eq!(judged([0.8, 0.9, 1.3], STEADY, 1.0), Verdict::Missed);
     assert_eq!(judged([1.1, 1.2, 1.6], STEADY, 1.5), Verdict::Missed);
+}
+
+#[test]
+fn a_row_whose_bound_is_below_one_says_that_it_is_slower() {
+    assert_eq!(judged([0.6, 0.7, 1.3], STEADY, 0.5), Verdict::Slower);
+    assert_eq!(judged([0.9, 1.2, 1.3], STEADY, 0.5), Verdict::Holds);
+    assert_eq!(judged([0.4, 0.4, 0.6], STEADY, 0.5), Verdict::Missed);
 }
 
 #[test]
@@ -29,7 +36,8 @@ fn rounds_must_agree_where_theirs_is_not_steady() {
     assert_eq!(judged([1.1, 1.2, 1.3], UNSTEADY, 1.0), Verdict::Holds);
     assert_eq!(judged([0.9, 1.2, 1.3], UNSTEADY, 1.0), Verdict::Unclear);
     assert_eq!(judged([0.8, 0.9, 1.3], UNSTEADY, 1.0), Verdict::Unclear);
-    assert_eq!(judged([0.7, 0.8, 0.9], UNSTEADY, 1.0), Verdict::Slower);
+    assert_eq!(judged([0.7, 0.8, 0.9], UNSTEADY, 1.0), Verdict::Missed);
+    assert_eq!(judged([0.7, 0.8, 0.9], UNSTEADY, 0.5), Verdict::Slower);
 }
 
 #[test]
@@ -51,9 +59,9 @@ fn only_evidence_makes_a_missed_claim_the_machines() {
     let (quiet, busy) = (|| None, || Some("30 % was stolen".to_owned()));
     assert_eq!(outcome(&[Holds, NotJudged], busy), Ok(0));
     assert_eq!(outcome(&[Holds, Missed], quiet), Ok(1));
-    assert_eq!(outcome(&[Holds, Slower], quiet), Ok(1));
-    assert_eq!(outcome(&[Slower, Unclear], quiet), Ok(1));
-    assert!(outcome(&[Holds, Slower], busy).is_err());
+    assert_eq!(outcome(&[Holds, Slower], quiet), Ok(0));
+    assert_eq!(outcome(&[Missed, Unclear], quiet), Ok(1));
+    assert!(outcome(&[Holds, Missed], busy).is_err());
     assert!(outcome(&[Holds, Unclear], quiet).is_err());
     // What could not be measured is broken, however busy the machine is.
     assert_eq!(outcome(&[Holds, NoNumber], busy), Ok(1));

@@ -20,9 +20,9 @@ that port, holds as little, and loses nothing. A ratio above 1 is ours ahead: th
 their lowest and their highest.
 
 Verdicts, by the same bounds on one host and across several:
-  holds          the ratio is at least what is wanted
-  does not hold  it is less
-  slower         it is less, and theirs is ahead
+  holds          the ratio is at least what is wanted, and ours is ahead
+  slower         it is at least what is wanted, and theirs is ahead
+  does not hold  it is less than what is wanted
   unclear        theirs is more than 1.5 times as fast in one round as in another, and the rounds' ratios
                  lie on both sides of the bound
   not judged     fewer than 3 rounds, or a build without optimization

@@ -33,9 +33,11 @@ pub(crate) struct Row {
 /// Less than one message in the measured time: what a goodput is at least taken for.
 const LEAST_MBPS: f64 = 0.1;
 
-/// Four processes on two processors wait for each other's wake-ups, whoever carries the words: NICs are not claimed to be
-/// ahead of TCP there, only to take at most a quarter longer.
-const CLOSE: f64 = 0.8;
+/// A NIC over UDP is a task of its host here, so that its barriers and sums are slower than TCP: 0.7 to 0.9 of its speed on
+/// two quiet cores. The bound finds what makes them slower still.
+const BEHIND: f64 = 0.5;
+/// Tokens pass 10 KB messages in datagrams of 1,472 bytes, of which 48 are the frame's header, and wait for each other.
+const NEAR: f64 = 0.85;
 
 /// What a row compares.
 struct Comparison {
@@ -94,7 +96,7 @@ fn comparisons() -> Vec<Comparison> {
         Comparison::fan_in(
             "fan-in by tokens, 10 KB, compared with TCP",
             sides(Contest::FanIn),
-            0.9,
+            NEAR,
         ),
         Comparison::fan_in(
             "fan-in by Warp, 10 KB, compared with UDP",
@@ -108,8 +110,8 @@ fn comparisons() -> Vec<Comparison> {
             1.0,
         ),
         faster(Question::Fresh, ("age of others' state, compared with TCP", "ms"), fresh, 2.0),
-        faster(Question::Together, ("barrier on NICs, compared with TCP", "us"), barrier, CLOSE),
-        faster(Question::Together, ("sum of all on NICs, compared with TCP", "us"), sum, CLOSE),
+        faster(Question::Together, ("barrier on NICs, compared with TCP", "us"), barrier, BEHIND),
+        faster(Question::Together, ("sum of all on NICs, compared with TCP", "us"), sum, BEHIND),
         #[cfg(target_os = "linux")]
         faster(
             Question::Job,

@@ -23,12 +23,12 @@ const MOST_OTHERS: f64 = 0.1;
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Verdict {
-    /// Ours is ahead by what is claimed, or more.
+    /// The ratio is at least what is claimed, and ours is ahead.
     Holds,
-    /// Ours is ahead, or close, but by less than is claimed.
-    Missed,
-    /// Theirs is ahead.
+    /// The ratio is at least what is claimed, which is less than 1, and theirs is ahead: no failure.
     Slower,
+    /// The ratio is less than what is claimed.
+    Missed,
     /// The anchor's rounds differ too much, and the rounds' ratios lie on both sides of the bound.
     Unclear,
     /// A build without optimization, or too few rounds.
@@ -103,10 +103,10 @@ impl Compared {
     pub(crate) fn judge(&self, wanted: f64) -> Verdict {
         let is_steady = self.anchor_spread <= MOST_SPREAD;
         match self {
-            _ if self.lowest_ratio >= wanted => Verdict::Holds,
-            _ if is_steady && self.ratio >= wanted => Verdict::Holds,
+            _ if self.lowest_ratio >= wanted || is_steady && self.ratio >= wanted => {
+                if self.ratio < 1.0 { Verdict::Slower } else { Verdict::Holds }
+            }
             _ if !is_steady && self.highest_ratio >= wanted => Verdict::Unclear,
-            _ if self.ratio < 1.0 => Verdict::Slower,
             _ => Verdict::Missed,
         }
     }
@@ -200,7 +200,7 @@ pub(crate) fn outcome(
     if any(&[Verdict::NoNumber]) {
         return Ok(report::DID_NOT_HOLD);
     }
-    if any(&[Verdict::Missed, Verdict::Slower]) {
+    if any(&[Verdict::Missed]) {
         return evidence().map_or(Ok(report::DID_NOT_HOLD), Err);
     }
     match any(&[Verdict::Unclear]) {
