@@ -245,11 +245,6 @@ fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
     };
     let Place { host, peers, keys, slots } = place::find(arguments)?;
     let identity = identity(arguments, launch::Place { rank: host, peers: peers.clone(), keys })?;
-    if identity.is_none() && peers.len() > 1 {
-        eprintln!(
-            "gangd: one key for all hosts: whoever has it can be any of them; --secret-key tells them apart"
-        );
-    }
     let hosts = u16::try_from(peers.len().max(1)).map_err(|_| "--peers: too many")?;
     let there = std::thread::available_parallelism().map_or(1, |count| count.get() as u16);
     let slots = arguments.slots.or(slots).unwrap_or(there);
@@ -329,7 +324,15 @@ fn main() -> ExitCode {
         spread::end_with_input();
     }
     let socket = options.socket.display().to_string();
-    let ready = || report::say(&format!("gangd: {socket}\n"));
+    let shares_a_key = options.identity.is_none() && options.peers.len() > 1;
+    let ready = || {
+        report::say(&format!("gangd: {socket}\n"));
+        if shares_a_key {
+            eprintln!(
+                "gangd: all hosts share one key, and each can speak as any other; --secret-key tells them apart"
+            );
+        }
+    };
     match runtime.block_on(serve(options, policy, agenda, ready)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error @ (StartError::Nic(_) | StartError::System(_))) => {
