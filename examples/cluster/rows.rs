@@ -35,7 +35,7 @@ const LEAST_MBPS: f64 = 0.1;
 
 /// A NIC over UDP is a task of its host here, so that its barriers and sums are slower than TCP: 0.7 to 0.9 of its speed on
 /// two quiet cores. The bound finds what makes them slower still.
-const BEHIND: f64 = 0.5;
+const BEHIND: f64 = 0.4;
 /// Tokens pass 10 KB messages in datagrams of 1,472 bytes, of which 48 are the frame's header, and wait for each other.
 const NEAR: f64 = 0.85;
 
