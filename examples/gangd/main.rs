@@ -273,6 +273,19 @@ fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
     })
 }
 
+fn agenda(arguments: &Arguments) -> AgendaConfig {
+    AgendaConfig {
+        slice: Duration::from_millis(arguments.slice_ms),
+        phases: Phases::Two,
+        with_itself: match arguments.with_itself.map(NonZeroU32::new) {
+            None => WithItself::Never,
+            Some(None) => WithItself::Always,
+            Some(Some(each)) => WithItself::Alternately(each),
+        },
+        visit: Duration::from_millis(arguments.visit_ms),
+    }
+}
+
 fn main() -> ExitCode {
     stub::play_part();
     let arguments = match command_line::parse::<Arguments>(std::env::args_os()) {
@@ -297,16 +310,7 @@ fn main() -> ExitCode {
         PolicyName::QueueTree => Box::new(QueueTree::new(slots, Placing::LeastLoaded)),
         PolicyName::RoundRobin => Box::new(RoundRobin::new(slots)),
     };
-    let agenda = AgendaConfig {
-        slice: Duration::from_millis(arguments.slice_ms),
-        phases: Phases::Two,
-        with_itself: match arguments.with_itself.map(NonZeroU32::new) {
-            None => WithItself::Never,
-            Some(None) => WithItself::Always,
-            Some(Some(each)) => WithItself::Alternately(each),
-        },
-        visit: Duration::from_millis(arguments.visit_ms),
-    };
+    let agenda = agenda(&arguments);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,

@@ -123,7 +123,7 @@ pub(crate) fn udp(case: Case<UdpHost>) {
             nics.iter().map(|nic| case(Site { host: nic.host(), exchange: Arc::clone(&exchange) })),
         )
         .await;
-        run_all(nics.into_iter().map(async |nic| drop(nic.shutdown().await))).await;
+        run_all(nics.into_iter().map(async |nic| _ = nic.shutdown().await)).await;
     });
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn shm(case: Case<ShmHost>) {
             nics.iter().map(|nic| case(Site { host: nic.host(), exchange: Arc::clone(&exchange) })),
         )
         .await;
-        run_all(nics.into_iter().map(async |nic| drop(nic.shutdown().await))).await;
+        run_all(nics.into_iter().map(async |nic| _ = nic.shutdown().await)).await;
     });
 }
 
@@ -151,7 +151,7 @@ pub(crate) fn mapped_shm(case: Case<ClientHost>) {
         run_all(clients(&name).map(|host| case(Site { host, exchange: Arc::clone(&exchange) })))
             .await;
         drop(servers);
-        run_all(nics.into_iter().map(async |nic| drop(nic.shutdown().await))).await;
+        run_all(nics.into_iter().map(async |nic| _ = nic.shutdown().await)).await;
     });
 }
 
@@ -166,7 +166,7 @@ pub(crate) fn mapped_udp(case: Case<ClientHost>) {
         run_all(clients(&name).map(|host| case(Site { host, exchange: Arc::clone(&exchange) })))
             .await;
         drop(servers);
-        run_all(nics.into_iter().map(async |nic| drop(nic.shutdown().await))).await;
+        run_all(nics.into_iter().map(async |nic| _ = nic.shutdown().await)).await;
     });
 }
 
