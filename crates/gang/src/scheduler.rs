@@ -114,7 +114,7 @@ impl<H: Host> Scheduler<H> {
     /// [`DaemonError`].
     ///
     /// # Cancel safety
-    /// Dropped, no further order is given; the next call goes on with what came of the last one.
+    /// If the future is dropped, no further order is given. The next call continues with the last order's result.
     pub async fn run(&mut self) -> Result<(), DaemonError> {
         let host = self.root.host().clone();
         if let Some(outcome) = self.root.dropped_order().await {

@@ -11,8 +11,8 @@
 //! a peer begin at 1,200 bytes and grow to what its path carries, as probes find out (packetisation-layer
 //! path MTU discovery, RFC 8899); on a host's own interface that takes two round trips. A probe is sent
 //! when there is a full datagram to send, and so idle paths carry none. While full datagrams are sent, one
-//! probe a second confirms that they still pass; if three are lost and shorter ones are not, datagrams
-//! shrink. [`UdpConfig::datagram_bytes`] says a length instead, for networks that somebody vouches for.
+//! probe a second confirms that they still pass; if six in a row are lost and shorter ones are not,
+//! datagrams shrink. [`UdpConfig::datagram_bytes`] sets a length instead, for networks that the operator vouches for.
 //!
 //! [`Hardware::mtu_to`](crate::hardware::Hardware::mtu_to) tells the firmware what one datagram to a peer
 //! carries now. Firmware that cuts its messages there loses one datagram's worth where a datagram is lost.

@@ -243,7 +243,7 @@ pub async fn accept<T: DeserializeOwned>(
         };
         stream.write_all(&reply).await?;
         let (sender, mut receiver) = sealed(stream, ends);
-        // Once it opens, whoever dials is the host that it says.
+        // Once it opens, the dialling daemon is the host that it claims to be.
         let first = receiver.message().await?.ok_or(io::ErrorKind::UnexpectedEof)?;
         Ok((host, first, (sender, receiver)))
     };

@@ -200,7 +200,7 @@ pub enum Up {
     Here(Vec<u16>),
     /// These can't any more.
     Gone(Vec<u16>),
-    /// It is there.
+    /// Answers [`Down::Probe`]: the daemon is alive.
     Present,
 }
 

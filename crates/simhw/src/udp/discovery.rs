@@ -1,7 +1,9 @@
 //! Finds how long datagrams to one peer may be: packetisation-layer path MTU discovery (RFC 8899).
 //!
 //! No I/O and no clock here. Probes are datagrams of the length in question, with don't-fragment set; the
-//! peer acknowledges each. No word of a router is needed, and none is believed.
+//! peer acknowledges each. No word of a router is needed, and none makes a datagram longer. The caller's
+//! limit may come from one, though (the system's MTU of a path): a forged word delays growth until the next
+//! search upwards.
 //!
 //! ```text
 //!          full datagram sent            acknowledged              nothing left to try
