@@ -1,7 +1,11 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+#[cfg(target_os = "linux")]
+mod error;
 pub mod guide;
+#[cfg(target_os = "linux")]
+mod node;
 pub mod prelude;
 
 pub use midplane_gang as gang;
@@ -9,4 +13,14 @@ pub use midplane_nicvm as nicvm;
 pub use midplane_pipeline as pipeline;
 pub use midplane_simhw as simhw;
 pub use midplane_via as via;
+#[cfg(target_os = "linux")]
+pub use midplane_via::session::Stream;
 pub use midplane_warp as warp;
+
+#[cfg(target_os = "linux")]
+pub use error::{Error, ErrorKind};
+#[cfg(target_os = "linux")]
+pub use node::{
+    Connector, DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, Listener, Node, NodeBuilder, PeerInfo,
+    PeerName,
+};

@@ -6,6 +6,8 @@ mod conformance;
 mod dissector;
 #[cfg(target_os = "linux")]
 mod nicd;
+#[cfg(target_os = "linux")]
+mod node;
 mod readme;
 mod scenario;
 mod stopping;

@@ -1,6 +1,6 @@
 //! Accepts connections from processes of this host: peers, and clients of a daemon.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -79,5 +79,11 @@ impl Acceptor {
             }
         }
         taken
+    }
+}
+
+impl AsFd for Acceptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 }

@@ -15,6 +15,7 @@
 //! it alone for 10 ms at most. A process that is stopped takes its NIC with it: what has to go on
 //! then has its NIC in another process.
 
+mod byte_ring;
 mod config;
 mod core;
 mod driver;
@@ -27,6 +28,7 @@ pub mod measure;
 mod nic;
 mod rendezvous;
 mod retry;
+pub mod rings;
 
 use std::sync::Arc;
 
@@ -42,6 +44,7 @@ use crate::nicd::{PortServer, ServeError, ServerConfig};
 use crate::time::nanos;
 use crate::wakes::Wakes;
 
+pub use byte_ring::{Corrupt, LEAST_CAPACITY, Record, RingReceiver, RingSender};
 pub use config::{
     DEFAULT_AREA_BYTES, DEFAULT_AREA_BYTES_OF_ALL, DEFAULT_JOIN_WITHIN, DEFAULT_MTU, DEFAULT_RATE,
     DEFAULT_SLOTS, DEFAULT_SPIN, MAX_NAME, MAX_NODES, MAX_SLOTS, MIN_AREAS, ShmConfig, StartError,

@@ -84,6 +84,30 @@ impl Wakes {
         }
     }
 
+    /// Takes all wake-ups that have come: calls `each` with the number of each channel that has any, and whether the
+    /// peer has ended it, or misuses it.
+    pub(crate) fn take_each(&self, mut each: impl FnMut(u64, bool)) {
+        loop {
+            let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let Ok((events, _)) = epoll::wait(&self.ready, &mut events, Some(&now)) else { return };
+            for event in &*events {
+                let number = event.data.u64();
+                let channel = self.channels().get(&number).cloned();
+                if let Some(channel) = channel {
+                    let is_gone = !channel.take_wakes() || { event.flags }.contains(EventFlags::HUP);
+                    if is_gone {
+                        self.remove(number);
+                    }
+                    each(number, is_gone);
+                }
+            }
+            if events.len() < BATCH {
+                return;
+            }
+        }
+    }
+
     fn empty(&self, number: u64) {
         let channel = self.channels().get(&number).cloned();
         if channel.is_some_and(|channel| !channel.take_wakes()) {

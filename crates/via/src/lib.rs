@@ -36,6 +36,8 @@ pub mod outcome;
 pub mod rdma;
 #[cfg(feature = "service")]
 pub mod service;
+#[cfg(all(feature = "session", target_os = "linux"))]
+pub mod session;
 pub mod slots;
 
 pub use command::VIA;

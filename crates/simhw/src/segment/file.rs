@@ -39,6 +39,8 @@ pub(crate) enum Kind {
     Port = 2,
     /// Memory that such a port's regions lie in.
     Arena = 3,
+    /// The two byte rings between two processes.
+    Rings = 4,
 }
 
 /// Why a segment was refused.

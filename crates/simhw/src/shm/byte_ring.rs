@@ -1,0 +1,303 @@
+//! One direction between two processes: records of up to a quarter of the ring, one behind the other in shared memory.
+//!
+//! A record begins at a cache line. Its first word has the length of its payload and a flag that says that it is
+//! published; two words of the caller's follow, then the payload. The producer writes the payload, the caller's words
+//! and a zero in the line behind the record first, and the first word last, with release. So the consumer, which polls
+//! that word, sees a whole record or none, and a producer that is killed at any instruction leaves no half of one.
+//!
+//! The consumer returns bytes by a count that only grows. A side that parks sets a flag, and the other side takes the
+//! flag when it has something for it: each park costs one wake-up at most.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use crate::segment::{LINE, Line, Segment, View};
+use crate::sync::{Ordering, fence};
+
+/// Words of a record that are the sender's.
+const WORDS: usize = 2;
+/// Bytes of a record before its payload.
+const HEAD: usize = (1 + WORDS) * 8;
+/// Lines before the records: bytes returned, who has parked, where the producer runs.
+const LINES: usize = 3 * LINE;
+/// The flag of a first word that says that its record is published.
+const PUBLISHED: u64 = 1 << 63;
+/// Least bytes of a ring.
+pub const LEAST_CAPACITY: usize = 4_096;
+
+/// Bytes of memory that a ring of `capacity` takes.
+pub(crate) const fn ring_bytes(capacity: usize) -> usize {
+    LINES + capacity
+}
+
+/// Bytes that a record with a payload of `length` takes.
+const fn record_bytes(length: usize) -> usize {
+    (HEAD + length).next_multiple_of(LINE)
+}
+
+/// Where a ring lies in its segment.
+#[derive(Clone, Debug)]
+struct Place {
+    segment: Arc<Segment>,
+    offset: usize,
+    /// Bytes of the records; a power of two.
+    capacity: usize,
+}
+
+impl Place {
+    #[expect(clippy::cast_possible_truncation, reason = "below the capacity")]
+    const fn index(&self, at: u64) -> usize {
+        at as usize & (self.capacity - 1)
+    }
+
+    fn line(&self, at: u64) -> &Line {
+        self.segment.line(self.offset + LINES + self.index(at))
+    }
+
+    fn returned(&self) -> &Line {
+        self.segment.line(self.offset)
+    }
+
+    /// Word 0: the consumer has parked. Word 1: the producer waits for room.
+    fn parked(&self) -> &Line {
+        self.segment.line(self.offset + LINE)
+    }
+
+    /// Word 0: the processor on which the producer's process has run last, plus 1; 0 before it has told.
+    fn processor(&self) -> &Line {
+        self.segment.line(self.offset + 2 * LINE)
+    }
+
+    /// The two parts of `length` bytes at `at`: offsets in the segment, and the length of the first.
+    fn parts(&self, at: u64, length: usize) -> (usize, usize) {
+        let index = self.index(at);
+        (self.offset + LINES + index, length.min(self.capacity - index))
+    }
+
+    fn store(&self, at: u64, from: View<'_>) {
+        let (start, first) = self.parts(at, from.len());
+        let parts = from.slice(0..first).zip(from.slice(first..from.len()));
+        let (head, rest) = parts.expect("the first part is at most all");
+        self.segment.store(start, head).expect("within the ring");
+        self.segment.store(self.offset + LINES, rest).expect("within the ring");
+    }
+
+    fn load(&self, at: u64, out: &mut [u8]) {
+        let (start, first) = self.parts(at, out.len());
+        let (head, rest) = out.split_at_mut(first);
+        let view = |offset, length| self.segment.view(offset, length).expect("within the ring");
+        view(start, head.len()).copy_to(head);
+        view(self.offset + LINES, rest.len()).copy_to(rest);
+    }
+}
+
+const CONSUMER: usize = 0;
+const PRODUCER: usize = 1;
+
+/// Whether that side has parked; true once for each park.
+fn takes(parked: &Line, side: usize) -> bool {
+    let word = &parked[side];
+    word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub struct RingSender {
+    place: Place,
+    /// Where the next record begins.
+    tail: u64,
+    returned: u64,
+}
+
+/// The reading end.
+#[derive(Debug)]
+pub struct RingReceiver {
+    place: Place,
+    next: u64,
+    returned: u64,
+}
+
+/// A record that is published.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Record {
+    /// The sender's words.
+    pub words: [u64; 2],
+    /// Bytes of the payload.
+    pub length: usize,
+}
+
+/// The peer has written what no correct process writes: nothing more can be read.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Corrupt;
+
+/// Both ends of a ring of `capacity` bytes, a power of two, at `offset` of a zeroed segment.
+pub(crate) fn ring(
+    segment: &Arc<Segment>,
+    offset: usize,
+    capacity: usize,
+) -> (RingSender, RingReceiver) {
+    debug_assert!(capacity.is_power_of_two() && capacity >= LEAST_CAPACITY);
+    let place = Place { segment: Arc::clone(segment), offset, capacity };
+    (
+        RingSender { place: place.clone(), tail: 0, returned: 0 },
+        RingReceiver { place, next: 0, returned: 0 },
+    )
+}
+
+impl RingSender {
+    /// Bytes of the longest record that is taken: a quarter of the ring.
+    #[must_use]
+    pub const fn most(&self) -> usize {
+        self.place.capacity / 4 - HEAD
+    }
+
+    /// Bytes of payload that [`RingSender::push`] takes now; `None` if it takes no record.
+    #[must_use]
+    pub fn room(&mut self) -> Option<usize> {
+        let most = self.most();
+        if self.free() < record_bytes(most) + LINE {
+            self.see_returned();
+        }
+        self.free().checked_sub(HEAD.next_multiple_of(LINE) + LINE)?;
+        Some((self.free() - LINE - HEAD).min(most))
+    }
+
+    /// Bytes that are known to be free.
+    #[expect(clippy::cast_possible_truncation, reason = "at most the capacity")]
+    const fn free(&self) -> usize {
+        self.place.capacity - (self.tail - self.returned) as usize
+    }
+
+    fn see_returned(&mut self) {
+        let returned = self.place.returned()[0].load(Ordering::Acquire);
+        // The other side may write anything: what it can't have returned, it has not.
+        if returned > self.returned && returned <= self.tail && returned.is_multiple_of(LINE as u64)
+        {
+            self.returned = returned;
+        }
+    }
+
+    /// Publishes a record whose payload is the bytes of `parts`, one after the other.
+    ///
+    /// # Panics
+    /// If the parts are longer than [`RingSender::room`] has said.
+    pub fn push(&mut self, words: [u64; 2], parts: &[IoSlice<'_>]) {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        let bytes = record_bytes(length);
+        assert!(bytes + LINE <= self.free(), "no room was promised for {length} bytes");
+        let next = self.tail + bytes as u64;
+        self.place.line(next)[0].store(0, Ordering::Relaxed);
+        let mut at = self.tail + HEAD as u64;
+        for part in parts {
+            self.place.store(at, View::from(&**part));
+            at += part.len() as u64;
+        }
+        let line = self.place.line(self.tail);
+        for (word, value) in line[1..].iter().zip(words) {
+            word.store(value, Ordering::Relaxed);
+        }
+        line[0].store(length as u64 | PUBLISHED, Ordering::Release);
+        self.tail = next;
+    }
+
+    /// Whether the consumer has parked since it was last woken, and must be woken now. Call it after the last of a
+    /// batch of records.
+    #[must_use]
+    pub fn must_wake(&self) -> bool {
+        fence(Ordering::SeqCst);
+        takes(self.place.parked(), CONSUMER)
+    }
+
+    /// Asks the consumer for a wake-up once there is room. Check [`RingSender::room`] again afterwards.
+    pub fn await_room(&self) {
+        self.place.parked()[PRODUCER].store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Publishes on which processor this process runs.
+    pub fn publish_processor(&self, processor: usize) {
+        let word = &self.place.processor()[0];
+        let value = processor as u64 + 1;
+        if word.load(Ordering::Relaxed) != value {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+impl RingReceiver {
+    /// The next record, if one is published.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if the peer has written a record that no ring has.
+    pub fn peek(&self) -> Result<Option<Record>, Corrupt> {
+        let line = self.place.line(self.next);
+        let first = line[0].load(Ordering::Acquire);
+        if first & PUBLISHED == 0 {
+            return Ok(None);
+        }
+        let length = usize::try_from(first & !PUBLISHED).map_err(|_| Corrupt)?;
+        if length > self.place.capacity / 4 - HEAD {
+            return Err(Corrupt);
+        }
+        let words = std::array::from_fn(|at| line[1 + at].load(Ordering::Relaxed));
+        Ok(Some(Record { words, length }))
+    }
+
+    /// Copies bytes of the payload of the [next](RingReceiver::peek) record, from `offset` on.
+    ///
+    /// # Panics
+    /// If they are more than the ring has.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        assert!(offset + out.len() <= self.place.capacity, "a record is shorter than its ring");
+        self.place.load(self.next + (HEAD + offset) as u64, out);
+    }
+
+    /// Ends the use of the next record, `record`; whether the producer waits for room and must be woken now.
+    #[must_use]
+    pub fn advance(&mut self, record: Record) -> bool {
+        self.next += record_bytes(record.length) as u64;
+        if self.next - self.returned < self.place.capacity as u64 / 8 {
+            return false;
+        }
+        self.return_room()
+    }
+
+    /// Returns all bytes that were read; whether the producer waits for them and must be woken now.
+    fn return_room(&mut self) -> bool {
+        self.returned = self.next;
+        self.place.returned()[0].store(self.next, Ordering::Release);
+        fence(Ordering::SeqCst);
+        takes(self.place.parked(), PRODUCER)
+    }
+
+    /// Returns what was read and asks for a wake-up: with the next record the producer wakes this side. Check
+    /// [`RingReceiver::peek`] again afterwards. Whether the producer waits for room and must be woken now.
+    #[must_use]
+    pub fn park(&mut self) -> bool {
+        self.place.parked()[CONSUMER].store(1, Ordering::Relaxed);
+        if self.returned == self.next {
+            fence(Ordering::SeqCst);
+            return false;
+        }
+        self.return_room()
+    }
+
+    /// Takes back the request for a wake-up.
+    pub fn unpark(&self) {
+        let word = &self.place.parked()[CONSUMER];
+        if word.load(Ordering::Relaxed) != 0 {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The processor on which the peer's process has run last, if it has told.
+    #[must_use]
+    pub fn processor(&self) -> Option<usize> {
+        let word = self.place.processor()[0].load(Ordering::Relaxed);
+        usize::try_from(word).ok()?.checked_sub(1)
+    }
+}
+
+#[cfg(all(test, not(midplane_loom)))]
+#[path = "byte_ring/tests.rs"]
+mod tests;

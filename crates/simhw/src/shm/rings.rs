@@ -1,0 +1,252 @@
+//! Pairs of byte rings between processes of one host: how they are made, and how they wake each other.
+//!
+//! A process listens at a name in the abstract namespace of Unix sockets, so nothing is left in a file system when it
+//! ends, however it ends. Another process connects, makes the memory of both rings and passes it on, with one end of a
+//! channel on which the two wake each other. Only processes of the same user are admitted, as the system knows them.
+//! The connection ends with that; the end of the channel is the end of the peer.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use rustix::net::SocketAddrUnix;
+
+use super::byte_ring::{LEAST_CAPACITY, RingReceiver, RingSender, ring, ring_bytes};
+use crate::acceptor::Acceptor;
+use crate::live::clock::Clock;
+use crate::passing::{MAGIC, Passed, Socket};
+use crate::segment::{Kind, Segment};
+use crate::wakes::Wakes;
+
+/// Version of the greeting and of the rings' layout.
+const VERSION: u64 = 1;
+/// Words of a greeting: what it is, its version, bytes of each ring, and a word of the caller's.
+const WORDS: usize = 4;
+/// Most bytes of a ring.
+pub const MOST_CAPACITY: usize = 16 << 20;
+
+/// Both directions between two processes. Dropping it ends it for both.
+#[derive(Debug)]
+pub struct RingPair {
+    /// The direction to the peer.
+    pub sender: RingSender,
+    /// The direction from the peer.
+    pub receiver: RingReceiver,
+    channel: Arc<Socket>,
+}
+
+impl RingPair {
+    /// Wakes the peer's process.
+    pub fn wake(&self) {
+        self.channel.wake();
+    }
+
+    /// Makes the ends of two processes that are threads of this one.
+    ///
+    /// # Errors
+    /// The system's: it has no descriptors.
+    pub fn local(capacity: usize) -> io::Result<[Self; 2]> {
+        let segment = Arc::new(Segment::private(2 * ring_bytes(capacity)));
+        let [there, back] = rings(&segment, capacity);
+        let (one, other) = Socket::pair()?;
+        Ok([
+            Self { sender: there.0, receiver: back.1, channel: Arc::new(one) },
+            Self { sender: back.0, receiver: there.1, channel: Arc::new(Socket::new(other)) },
+        ])
+    }
+}
+
+impl Drop for RingPair {
+    fn drop(&mut self) {
+        // A set of wake-ups may still have it.
+        self.channel.hang_up();
+    }
+}
+
+fn rings(segment: &Arc<Segment>, capacity: usize) -> [(RingSender, RingReceiver); 2] {
+    [0, ring_bytes(capacity)].map(|offset| ring(segment, offset, capacity))
+}
+
+/// Connects to the process that listens at `name` in the abstract namespace, by rings of `capacity` bytes, and passes it
+/// `word`.
+///
+/// # Errors
+/// The system's: `ConnectionRefused` if no process listens at the name.
+///
+/// # Panics
+/// If `capacity` is no power of two from [`LEAST_CAPACITY`] to [`MOST_CAPACITY`].
+pub fn connect(name: &[u8], capacity: usize, word: u64) -> io::Result<RingPair> {
+    assert!(is_capacity(capacity), "a power of two within bounds");
+    let socket = Socket::connect(&SocketAddrUnix::new_abstract_name(name)?)?;
+    let bytes = 2 * ring_bytes(capacity);
+    let (segment, file) = Segment::shared(Kind::Rings, bytes).map_err(io::Error::other)?;
+    let (channel, theirs) = Socket::pair()?;
+    socket.send(&[MAGIC, VERSION, capacity as u64, word], &[file.as_fd(), theirs.as_fd()])?;
+    let [there, back] = rings(&Arc::new(segment), capacity);
+    Ok(RingPair { sender: there.0, receiver: back.1, channel: Arc::new(channel) })
+}
+
+const fn is_capacity(bytes: usize) -> bool {
+    bytes.is_power_of_two() && bytes >= LEAST_CAPACITY && bytes <= MOST_CAPACITY
+}
+
+/// A process's name in the abstract namespace, where others connect.
+#[derive(Debug)]
+pub struct RingListener(Acceptor);
+
+impl RingListener {
+    /// Listens at `name`, for processes of the same user.
+    ///
+    /// # Errors
+    /// The system's: `AddrInUse` if another process listens there.
+    pub fn bind(name: &[u8]) -> io::Result<Self> {
+        let address = SocketAddrUnix::new_abstract_name(name)?;
+        Ok(Self(Acceptor::open(&address, Vec::new())?))
+    }
+
+    /// Accepts the connections that wait, a batch at most. Call it when the descriptor is readable.
+    pub fn accept(&mut self) -> Vec<RingRequest> {
+        self.0.accept(true, Clock::now()).into_iter().map(RingRequest).collect()
+    }
+}
+
+impl AsRawFd for RingListener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+/// A connection whose greeting has not been read.
+#[derive(Debug)]
+pub struct RingRequest(Socket);
+
+impl RingRequest {
+    /// Reads the greeting, once the descriptor is readable: the rings, and the word that the peer has passed.
+    ///
+    /// # Errors
+    /// `WouldBlock` if it has not come; `InvalidData` if it is none, or its memory is not what it says.
+    pub fn accept(&self) -> io::Result<(RingPair, u64)> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        let (words, passed) = self.0.receive::<WORDS>()?.ok_or_else(invalid)?;
+        let [MAGIC, VERSION, capacity, word] = words else { return Err(invalid()) };
+        let capacity = usize::try_from(capacity).ok().filter(|bytes| is_capacity(*bytes));
+        let capacity = capacity.ok_or_else(invalid)?;
+        let [memory, channel]: [Passed; 2] = passed.try_into().map_err(|_| invalid())?;
+        let file = memory.memory().ok_or_else(invalid)?;
+        let channel = channel.channel(&self.0).ok_or_else(invalid)?;
+        let user = self.0.user()?;
+        let segment =
+            Segment::open(&file, Kind::Rings, 2 * ring_bytes(capacity), |owner| owner == user)
+                .map_err(io::Error::other)?;
+        let [there, back] = rings(&Arc::new(segment), capacity);
+        let pair = RingPair { sender: back.0, receiver: there.1, channel: Arc::new(channel) };
+        Ok((pair, word))
+    }
+}
+
+impl AsRawFd for RingRequest {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// The wake-ups of a process: one descriptor that is readable when a peer has woken it.
+#[derive(Clone, Debug)]
+pub struct WakeSet(Arc<Wakes>);
+
+impl WakeSet {
+    /// A set without peers.
+    ///
+    /// # Errors
+    /// The system's: it has no descriptors.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Wakes::new()?))
+    }
+
+    /// Adds the wake-ups of a pair under `number`, which no other pair of the set has.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn add(&self, number: u64, pair: &RingPair) -> io::Result<()> {
+        self.0.add(number, Arc::clone(&pair.channel))
+    }
+
+    /// Removes the wake-ups of a pair.
+    pub fn remove(&self, number: u64) {
+        self.0.remove(number);
+    }
+
+    /// Takes the wake-ups that have come: calls `each` with the number of a pair, and whether its peer is gone.
+    pub fn take(&self, each: impl FnMut(u64, bool)) {
+        self.0.take_each(each);
+    }
+}
+
+impl AsFd for WakeSet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for WakeSet {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+#[cfg(all(test, not(midplane_loom)))]
+mod tests {
+    use std::io::IoSlice;
+
+    use super::*;
+
+    fn name() -> String {
+        format!("midplane/test/{}/{:x}", std::process::id(), getrandom::u64().unwrap())
+    }
+
+    #[test]
+    fn a_record_crosses_in_each_direction_and_the_end_is_told() {
+        let name = name();
+        let mut listener = RingListener::bind(name.as_bytes()).unwrap();
+        let mut one = connect(name.as_bytes(), LEAST_CAPACITY, 7).unwrap();
+        let request = listener.accept().pop().unwrap();
+        let (mut other, word) = request.accept().unwrap();
+        assert_eq!(word, 7);
+        for (from, to) in [(0, 1), (1, 0)] {
+            let pairs = [&mut one, &mut other];
+            let room = pairs[from].sender.room().unwrap();
+            assert!(room >= 5);
+            pairs[from].sender.push([1, 2], &[IoSlice::new(b"hello")]);
+            let record = pairs[to].receiver.peek().unwrap().unwrap();
+            let mut bytes = [0; 5];
+            pairs[to].receiver.read(0, &mut bytes);
+            assert_eq!((record.words, &bytes), ([1, 2], b"hello"));
+        }
+        let wakes = WakeSet::new().unwrap();
+        wakes.add(3, &other).unwrap();
+        one.wake();
+        let mut told = Vec::new();
+        wakes.take(|number, is_gone| told.push((number, is_gone)));
+        drop(one);
+        wakes.take(|number, is_gone| told.push((number, is_gone)));
+        assert_eq!(told, [(3, false), (3, true)]);
+    }
+
+    #[test]
+    fn a_greeting_that_is_none_is_refused() {
+        let name = name();
+        let mut listener = RingListener::bind(name.as_bytes()).unwrap();
+        assert!(connect(b"midplane/test/nobody", LEAST_CAPACITY, 0).is_err());
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let words = [MAGIC, VERSION, LEAST_CAPACITY as u64, 0];
+        for (at, word) in [(0, 1), (1, 99), (2, 1 << 40), (2, 5_000), (3, 0)] {
+            let socket = Socket::connect(&address).unwrap();
+            let request = listener.accept().pop().unwrap();
+            assert_eq!(request.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            let mut words = words;
+            words[at] = word;
+            socket.send(&words, &[]).unwrap();
+            assert_eq!(request.accept().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
+    }
+}

@@ -1,0 +1,631 @@
+//! The streams between two processes over one wire: what they have sent, may send, and wait for.
+//!
+//! It performs no I/O of its own and reads no clock. After each call that changes it, take its events and wakers, and
+//! see that [`Core::flush`] is called in the same turn.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+use std::task::Waker;
+
+use super::flow::{FIRST_WINDOW, Flow, LEAST_WINDOW, MOST_WINDOW};
+use super::frame::{FIN, Header, Kind, Reason};
+use super::wire::{Incoming, Wire};
+
+/// Bytes of the longest payload of a frame that is not data.
+pub(super) const MOST_CONTROL: usize = 8 * 1024;
+/// Streams that a peer may have open.
+const MOST_STREAMS: usize = 16 * 1024;
+/// Bytes that the peer of a session may send before they are read, over all streams, but for [`LEAST_WINDOW`] of each.
+const BUDGET: u64 = 256 << 20;
+/// Frames that one call handles.
+const FRAMES_PER_TURN: usize = 256;
+
+/// What a session has to tell its node.
+#[derive(Debug, Eq, PartialEq)]
+pub(super) enum Event {
+    /// The peer has described itself.
+    Hello(Vec<u8>),
+    /// The peer has opened a stream to a service.
+    Opened { stream: u32, service: String },
+    /// The peer opens no more streams, and accepts none.
+    Goodbye,
+    /// Nothing more comes.
+    Ended(Ended),
+}
+
+/// Why a session ended.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Ended {
+    /// The peer's process has ended, or has dropped the session.
+    Gone,
+    /// The peer has sent what no correct peer sends.
+    Violation,
+    /// This node has ended it.
+    Closed,
+}
+
+/// Where bytes go that are read as they come.
+pub(super) struct Direct<'a, 'b> {
+    pub(super) stream: u32,
+    pub(super) into: &'a mut tokio::io::ReadBuf<'b>,
+}
+
+/// The streams of a session.
+#[derive(Debug)]
+pub(super) struct Core {
+    wire: Wire,
+    flows: HashMap<u32, Flow>,
+    next: u32,
+    /// Streams with frames due.
+    queued: VecDeque<u32>,
+    /// Streams whose writers wait for room on the wire.
+    crowded: VecDeque<u32>,
+    /// Descriptions that the wire has not taken; the newest alone counts.
+    hello: Option<Vec<u8>>,
+    goodbye: bool,
+    /// Bytes that the peer may send before they are read.
+    committed: u64,
+    opened_by_peer: usize,
+    pub(super) events: VecDeque<Event>,
+    pub(super) wakers: Vec<Waker>,
+    pub(super) ended: Option<Ended>,
+    /// Flush has something to do.
+    pub(super) is_dirty: bool,
+}
+
+impl Core {
+    /// A session over a wire; the two ends differ in `is_first`.
+    pub(super) fn new(wire: Wire, is_first: bool) -> Self {
+        Self {
+            wire,
+            flows: HashMap::new(),
+            next: if is_first { 2 } else { 1 },
+            queued: VecDeque::new(),
+            crowded: VecDeque::new(),
+            hello: None,
+            goodbye: false,
+            committed: 0,
+            opened_by_peer: 0,
+            events: VecDeque::new(),
+            wakers: Vec::new(),
+            ended: None,
+            is_dirty: false,
+        }
+    }
+
+    /// Describes this node to the peer.
+    pub(super) fn say(&mut self, hello: Vec<u8>) {
+        debug_assert!(hello.len() <= MOST_CONTROL);
+        self.hello = Some(hello);
+        self.is_dirty = true;
+    }
+
+    /// Tells the peer that this node opens and accepts no more streams.
+    pub(super) const fn say_goodbye(&mut self) {
+        self.goodbye = true;
+        self.is_dirty = true;
+    }
+
+    /// Opens a stream to a service of the peer; `None` if the wire takes no frame now.
+    pub(super) fn open(&mut self, service: &str) -> Option<u32> {
+        self.wire.room().filter(|room| *room >= service.len())?;
+        while self.flows.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(2);
+        }
+        let stream = self.next;
+        self.next = self.next.wrapping_add(2);
+        let window = self.first_window();
+        self.committed += window;
+        self.flows.insert(stream, Flow::new(window, 0, false));
+        let header = Header::new(Kind::Open, stream, window);
+        self.wire.push(header.words(), &[IoSlice::new(service.as_bytes())]);
+        self.is_dirty = true;
+        Some(stream)
+    }
+
+    /// Accepts a stream that the peer has opened.
+    pub(super) fn accept(&mut self, stream: u32) {
+        if let Some(flow) = self.flows.get_mut(&stream) {
+            flow.is_accepted = true;
+            flow.due.accepted = true;
+            self.queue(stream);
+        }
+    }
+
+    /// Ends a stream in both directions.
+    pub(super) fn reset(&mut self, stream: u32, reason: Reason) {
+        if let Some(flow) = self.flows.get_mut(&stream)
+            && flow.reset.is_none()
+        {
+            flow.reset = Some(reason);
+            flow.due.reset = Some(reason);
+            self.wakers.extend(flow.take_wakers());
+            self.queue(stream);
+        }
+    }
+
+    pub(super) fn flow(&mut self, stream: u32) -> Option<&mut Flow> {
+        self.flows.get_mut(&stream)
+    }
+
+    /// Streams that are open at either end.
+    pub(super) fn streams(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// The application has dropped a stream: what it has written arrives, the rest is thrown away.
+    pub(super) fn drop_stream(&mut self, stream: u32) {
+        let Some(flow) = self.flows.get_mut(&stream) else { return };
+        flow.is_dropped = true;
+        let bytes = flow.receive.held.clear();
+        flow.receive.consumed += bytes;
+        self.committed = self.committed.saturating_sub(bytes);
+        (flow.receive.waker, flow.send.waker) = (None, None);
+        if flow.reset.is_none() {
+            if !flow.send.is_finished {
+                flow.send.is_finished = true;
+                flow.due.fin = true;
+            }
+            flow.due.stop = !flow.receive.is_finished;
+        }
+        self.queue(stream);
+    }
+
+    /// The application writes no more.
+    pub(super) fn finish(&mut self, stream: u32) {
+        if let Some(flow) = self.flows.get_mut(&stream)
+            && !flow.send.is_finished
+        {
+            flow.send.is_finished = true;
+            flow.due.fin = true;
+            self.queue(stream);
+        }
+    }
+
+    /// Sends what credit and wire allow of `parts`; returns how many bytes. If it is none, the writer is woken once
+    /// there may be room.
+    pub(super) fn write(&mut self, stream: u32, parts: &[IoSlice<'_>], waker: &Waker) -> usize {
+        let Self { wire, flows, crowded, .. } = self;
+        let Some(flow) = flows.get_mut(&stream) else { return 0 };
+        let mut cursor = Parts::new(parts);
+        let mut asked = false;
+        loop {
+            let credit = usize::try_from(flow.send.limit - flow.send.sent).unwrap_or(usize::MAX);
+            let room = wire.room().filter(|room| *room >= LEAST_PIECE);
+            let Some(room) = room.filter(|_| credit > 0 && !cursor.is_empty()) else {
+                if cursor.taken > 0 || cursor.is_empty() {
+                    break;
+                }
+                flow.send.waker = Some(waker.clone());
+                if credit == 0 {
+                    flow.due.blocked = true;
+                    self.queue(stream);
+                    return 0;
+                }
+                if !asked {
+                    wire.await_room();
+                    asked = true;
+                    continue;
+                }
+                if !crowded.contains(&stream) {
+                    crowded.push_back(stream);
+                }
+                return 0;
+            };
+            let header = Header::new(Kind::Data, stream, 0);
+            let taken = cursor.take(room.min(credit), |pieces| wire.push(header.words(), pieces));
+            flow.send.sent += taken as u64;
+            if cursor.taken > EARLY {
+                // The peer reads the first bytes while the next are written.
+                wire.flush();
+            }
+        }
+        self.is_dirty = true;
+        cursor.taken
+    }
+
+    /// Sends what is due, and makes the peer see it.
+    pub(super) fn flush(&mut self) {
+        self.is_dirty = false;
+        self.send_own();
+        while let Some(stream) = self.queued.front().copied() {
+            if self.send_due(stream) {
+                self.queued.pop_front();
+            } else if !self.has_room() {
+                self.is_dirty = true;
+                break;
+            }
+        }
+        self.wire.flush();
+    }
+
+    fn send_own(&mut self) {
+        let room = self.wire.room();
+        if let Some(hello) =
+            self.hello.take_if(|hello| room.is_some_and(|room| room >= hello.len()))
+        {
+            self.wire.push(Header::new(Kind::Hello, 0, 0).words(), &[IoSlice::new(&hello)]);
+        }
+        if self.goodbye && self.wire.room().is_some() {
+            self.goodbye = false;
+            self.wire.push(Header::new(Kind::Goodbye, 0, 0).words(), &[]);
+        }
+        self.is_dirty |= self.hello.is_some() || self.goodbye;
+    }
+
+    /// Sends the frames that are due of a stream; `false` if the wire has no room for all.
+    fn send_due(&mut self, stream: u32) -> bool {
+        let Self { wire, flows, .. } = self;
+        let Some(flow) = flows.get_mut(&stream) else { return true };
+        while let Some(header) = next_due(stream, flow) {
+            if wire.room().is_none() {
+                return false;
+            }
+            wire.push(header.words(), &[]);
+            done(header, flow);
+        }
+        flow.is_queued = false;
+        self.forget_if_over(stream);
+        true
+    }
+
+    fn queue(&mut self, stream: u32) {
+        self.is_dirty = true;
+        if let Some(flow) = self.flows.get_mut(&stream)
+            && !std::mem::replace(&mut flow.is_queued, true)
+        {
+            self.queued.push_back(stream);
+        }
+    }
+
+    fn forget_if_over(&mut self, stream: u32) {
+        if let Some(flow) = self.flows.get(&stream)
+            && flow.is_over()
+        {
+            self.committed = self.committed.saturating_sub(flow.committed());
+            self.opened_by_peer -= usize::from(stream % 2 != self.next % 2);
+            self.flows.remove(&stream);
+        }
+    }
+
+    fn first_window(&self) -> u64 {
+        (BUDGET.saturating_sub(self.committed) / 64).clamp(LEAST_WINDOW, FIRST_WINDOW)
+    }
+
+    /// Bytes of a stream were read: grants more once half the window is free.
+    pub(super) fn consumed(&mut self, stream: u32, bytes: u64) {
+        let Some(flow) = self.flows.get_mut(&stream) else { return };
+        let receive = &mut flow.receive;
+        receive.consumed += bytes;
+        self.committed = self.committed.saturating_sub(bytes);
+        let left = receive.granted - receive.consumed;
+        if left <= receive.window / 2 && !receive.is_finished {
+            self.committed += receive.window - left;
+            receive.granted += receive.window - left;
+            flow.due.credit = true;
+            self.queue(stream);
+        }
+    }
+
+    /// Wakes the writers that wait for room, if there is any.
+    pub(super) fn wake_crowded(&mut self) {
+        if self.crowded.is_empty() || !self.has_room() {
+            return;
+        }
+        for stream in std::mem::take(&mut self.crowded) {
+            let waker = self.flows.get_mut(&stream).and_then(|flow| flow.send.waker.take());
+            self.wakers.extend(waker);
+        }
+    }
+
+    /// Whether the wire takes a frame. If not, this process is woken once it does.
+    fn has_room(&mut self) -> bool {
+        self.wire.room().is_some() || {
+            self.wire.await_room();
+            self.wire.room().is_some()
+        }
+    }
+
+    /// Whether the next frame has bytes for a task that waits to read them, and could read them where they are.
+    pub(super) fn wake_reader(&mut self) -> bool {
+        let Ok(Some(incoming)) = self.wire.peek() else { return false };
+        let Some(header) = Header::parse(incoming.words) else { return false };
+        let flow = self.flows.get_mut(&header.stream).filter(|_| header.kind == Kind::Data);
+        let waker = flow.and_then(|flow| flow.receive.waker.take());
+        let found = waker.is_some();
+        self.wakers.extend(waker);
+        found
+    }
+
+    /// Handles frames that have come, a batch at most; bytes for the stream of `direct` go where it says. Whether
+    /// there was any.
+    pub(super) fn pump(&mut self, mut direct: Option<Direct<'_, '_>>) -> bool {
+        let mut any = false;
+        for _ in 0..FRAMES_PER_TURN {
+            if self.ended.is_some() {
+                break;
+            }
+            let incoming = match self.wire.peek() {
+                Ok(Some(incoming)) => incoming,
+                Ok(None) => break,
+                Err(_) => {
+                    self.end(Ended::Violation);
+                    break;
+                }
+            };
+            any = true;
+            let is_full = direct.as_ref().is_some_and(|direct| direct.into.remaining() == 0);
+            if is_full {
+                break;
+            }
+            if self.handle(incoming, direct.as_mut()).is_none() {
+                self.end(Ended::Violation);
+                break;
+            }
+        }
+        any
+    }
+
+    /// Handles one frame; `None` if no correct peer sends it.
+    fn handle(&mut self, incoming: Incoming, direct: Option<&mut Direct<'_, '_>>) -> Option<()> {
+        let header = Header::parse(incoming.words)?;
+        if header.kind == Kind::Data {
+            return self.on_data(header, incoming, direct);
+        }
+        if incoming.length > MOST_CONTROL {
+            return None;
+        }
+        let mut payload = vec![0; incoming.length];
+        self.wire.read(&mut payload);
+        match header.kind {
+            Kind::Hello => self.events.push_back(Event::Hello(payload)),
+            Kind::Goodbye => self.events.push_back(Event::Goodbye),
+            Kind::Open => return self.on_open(header, payload),
+            _ => return self.on_control(header),
+        }
+        // A peer that describes itself faster than its node listens is none that follows the protocol.
+        (self.events.len() <= MOST_STREAMS).then_some(())
+    }
+
+    fn on_open(&mut self, header: Header, payload: Vec<u8>) -> Option<()> {
+        let is_theirs = header.stream % 2 != self.next % 2;
+        if !is_theirs || self.flows.contains_key(&header.stream) {
+            return None;
+        }
+        let service = String::from_utf8(payload).ok()?;
+        let window = self.first_window();
+        self.committed += window;
+        self.opened_by_peer += 1;
+        let mut flow = Flow::new(window, header.value, false);
+        if self.opened_by_peer > MOST_STREAMS {
+            if self.opened_by_peer > 2 * MOST_STREAMS {
+                return None;
+            }
+            (flow.reset, flow.due.reset) = (Some(Reason::TooMany), Some(Reason::TooMany));
+            flow.is_dropped = true;
+            self.flows.insert(header.stream, flow);
+            self.queue(header.stream);
+            return Some(());
+        }
+        self.flows.insert(header.stream, flow);
+        self.events.push_back(Event::Opened { stream: header.stream, service });
+        Some(())
+    }
+
+    /// A frame about a stream. One about a stream that is over here had left before the peer knew.
+    fn on_control(&mut self, header: Header) -> Option<()> {
+        let Some(flow) = self.flows.get_mut(&header.stream) else { return Some(()) };
+        match header.kind {
+            Kind::Accepted => {
+                flow.is_accepted = true;
+                flow.send.limit = flow.send.limit.max(header.value);
+                self.wakers.extend(flow.take_wakers());
+            }
+            Kind::Credit => {
+                flow.send.limit = flow.send.limit.max(header.value);
+                self.wakers.extend(flow.send.waker.take());
+            }
+            Kind::Blocked => self.widen(header.stream),
+            Kind::Stop => {
+                flow.send.is_stopped = true;
+                self.wakers.extend(flow.send.waker.take());
+            }
+            Kind::Reset => {
+                flow.reset.get_or_insert(Reason::of(header.value));
+                flow.due = Default::default();
+                self.wakers.extend(flow.take_wakers());
+                self.forget_if_over(header.stream);
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// The peer waits for credit though the application reads as fast as it can: the window doubles.
+    fn widen(&mut self, stream: u32) {
+        let Some(flow) = self.flows.get_mut(&stream) else { return };
+        let receive = &mut flow.receive;
+        let keeps_up = receive.held.is_empty();
+        let grows = receive.window.min(MOST_WINDOW - receive.window);
+        if keeps_up && self.committed + grows <= BUDGET {
+            receive.window += grows;
+            self.consumed(stream, 0);
+        }
+    }
+
+    fn on_data(
+        &mut self,
+        header: Header,
+        incoming: Incoming,
+        direct: Option<&mut Direct<'_, '_>>,
+    ) -> Option<()> {
+        let Self { wire, flows, .. } = self;
+        let Some(flow) = flows.get_mut(&header.stream) else {
+            wire.skip();
+            return Some(());
+        };
+        if incoming.left == incoming.length {
+            flow.receive.received += incoming.length as u64;
+            if flow.receive.received > flow.receive.granted || flow.receive.is_finished {
+                return None;
+            }
+        }
+        let mut left = incoming.left;
+        let mut taken = 0;
+        if let Some(direct) = direct.filter(|direct| direct.stream == header.stream) {
+            if flow.receive.held.is_empty() {
+                taken = left.min(direct.into.remaining());
+                wire.read(direct.into.initialize_unfilled_to(taken));
+                direct.into.advance(taken);
+                left -= taken;
+            }
+            if left > 0 {
+                self.consumed(header.stream, taken as u64);
+                return Some(());
+            }
+        }
+        let is_lost = flow.is_dropped || flow.reset.is_some();
+        if is_lost {
+            taken += left;
+            wire.skip();
+        } else if left > 0 {
+            flow.receive.held.add(left, |out| wire.read(out));
+        } else if incoming.length == 0 {
+            wire.skip();
+        }
+        if header.flags & FIN != 0 {
+            flow.receive.is_finished = true;
+            flow.due.credit = false;
+        }
+        self.wakers.extend(flow.receive.waker.take());
+        self.consumed(header.stream, taken as u64);
+        self.forget_if_over(header.stream);
+        Some(())
+    }
+
+    /// Ends the session: all of its streams are reset.
+    pub(super) fn end(&mut self, why: Ended) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.ended = Some(why);
+        for flow in self.flows.values_mut() {
+            flow.reset.get_or_insert(Reason::Dropped);
+            self.wakers.extend(flow.take_wakers());
+        }
+        // The peer learns of it by the end of the wire; what was sent before is still there for it.
+        self.wire = Wire::Closed;
+        self.events.push_back(Event::Ended(why));
+    }
+
+    /// Asks the peer for a wake-up by the next frame; `false` if there is one already.
+    pub(super) fn park(&mut self) -> bool {
+        !self.wire.park()
+    }
+
+    /// Polls on `processor` from now on. Whether the peer runs on another one.
+    pub(super) fn unpark(&self, processor: usize) -> bool {
+        self.wire.unpark(processor)
+    }
+
+    /// The wire is gone, or was ended by the peer: what has come is still handled.
+    pub(super) fn on_wire_ended(&mut self) {
+        while self.pump(None) {}
+        self.end(Ended::Gone);
+    }
+}
+
+/// Bytes of room below which a writer waits for more: short frames cost as much as long ones.
+const LEAST_PIECE: usize = 2_048;
+/// Bytes of one write after which the peer is woken before its end.
+const EARLY: usize = 32 * 1024;
+
+/// The next frame that is due of a stream.
+fn next_due(stream: u32, flow: &Flow) -> Option<Header> {
+    let header = |kind, value| Some(Header::new(kind, stream, value));
+    let due = &flow.due;
+    if let Some(reason) = due.reset {
+        return header(Kind::Reset, reason as u64);
+    }
+    if flow.reset.is_some() {
+        return None;
+    }
+    if due.accepted {
+        return header(Kind::Accepted, flow.receive.granted);
+    }
+    if due.credit {
+        return header(Kind::Credit, flow.receive.granted);
+    }
+    if due.blocked {
+        return header(Kind::Blocked, flow.send.limit);
+    }
+    if due.stop {
+        return header(Kind::Stop, 0);
+    }
+    due.fin.then(|| Header { flags: FIN, ..Header::new(Kind::Data, stream, 0) })
+}
+
+/// A frame that was due has left.
+fn done(header: Header, flow: &mut Flow) {
+    let due = &mut flow.due;
+    match header.kind {
+        Kind::Reset => *due = Default::default(),
+        Kind::Accepted => (due.accepted, due.credit) = (false, false),
+        Kind::Credit => due.credit = false,
+        Kind::Blocked => due.blocked = false,
+        Kind::Stop => due.stop = false,
+        _ => {
+            due.fin = false;
+            flow.send.has_left = true;
+        }
+    }
+}
+
+/// Slices of bytes that are taken from the front.
+struct Parts<'a> {
+    parts: &'a [IoSlice<'a>],
+    /// Bytes of the first that are taken.
+    offset: usize,
+    taken: usize,
+}
+
+/// Slices that one frame gathers.
+const GATHERED: usize = 16;
+
+impl<'a> Parts<'a> {
+    fn new(parts: &'a [IoSlice<'a>]) -> Self {
+        let mut parts = Self { parts, offset: 0, taken: 0 };
+        parts.skip_empty();
+        parts
+    }
+
+    const fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    fn skip_empty(&mut self) {
+        while let [first, rest @ ..] = self.parts
+            && self.offset >= first.len()
+        {
+            (self.parts, self.offset) = (rest, 0);
+        }
+    }
+
+    /// Takes up to `most` bytes; returns how many.
+    fn take(&mut self, most: usize, push: impl FnOnce(&[IoSlice<'_>])) -> usize {
+        let mut gathered = [IoSlice::new(&[]); GATHERED];
+        let (mut count, mut bytes) = (0, 0);
+        while count < GATHERED && bytes < most && !self.is_empty() {
+            let first: &'a [u8] = &self.parts[0];
+            let piece = &first[self.offset..];
+            let piece = &piece[..piece.len().min(most - bytes)];
+            gathered[count] = IoSlice::new(piece);
+            (count, bytes) = (count + 1, bytes + piece.len());
+            self.offset += piece.len();
+            self.skip_empty();
+        }
+        push(&gathered[..count]);
+        self.taken += bytes;
+        bytes
+    }
+}

@@ -1,0 +1,287 @@
+//! Moves what the sessions of a process send and receive: one task.
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use midplane_simhw::shm::rings::WakeSet;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+use super::core::Event;
+use super::frame::Reason;
+use super::{Ended, Hub, Session, Stream};
+
+/// How long the driver polls for an answer at most before it parks: a little more than a wake-up across processors
+/// takes, which is 31 us where this was measured.
+const SPIN: Duration = Duration::from_micros(50);
+/// Times in a row that polling was in vain after which it is tried at full length once more.
+const ANEW: u32 = 16;
+/// How often the time is halved at most.
+const HALVINGS: u32 = 5;
+
+/// What a process does with what its sessions receive.
+pub trait Handler {
+    /// The peer has described itself.
+    fn on_hello(&mut self, session: &Arc<Session>, hello: &[u8]);
+
+    /// The peer has opened a stream to a service. Returns whether it is accepted; dropping the stream ends it.
+    fn on_stream(
+        &mut self,
+        session: &Arc<Session>,
+        service: &str,
+        stream: Stream,
+    ) -> Result<(), Refusal>;
+
+    /// The peer opens and accepts no more streams.
+    fn on_goodbye(&mut self, session: &Arc<Session>);
+
+    /// The session has ended.
+    fn on_ended(&mut self, session: &Arc<Session>, why: Ended);
+}
+
+/// Why a stream is refused.
+#[derive(Debug)]
+pub enum Refusal {
+    /// There is no such service.
+    NoService,
+    /// Too many streams wait to be accepted.
+    TooMany,
+}
+
+/// A session that is polled.
+struct Active {
+    session: Arc<Session>,
+    /// When its last frame was handled.
+    last: Instant,
+    /// Turns since then.
+    vain: u32,
+}
+
+/// Moves what the sessions of a process send and receive.
+#[derive(Debug)]
+pub struct Driver {
+    hub: Arc<Hub>,
+    io: AsyncFd<WakeSet>,
+    active: Vec<Active>,
+    /// All sessions that have not ended, by number.
+    all: std::collections::BTreeMap<u64, Arc<Session>>,
+    /// Times in a row that polling was in vain.
+    vain: u32,
+    is_current_thread: bool,
+}
+
+impl std::fmt::Debug for Active {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Active").field("session", &self.session.number).finish_non_exhaustive()
+    }
+}
+
+/// What a turn has found.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Found {
+    /// Nothing, and nothing is expected soon.
+    Nothing,
+    /// Nothing, but an answer may come soon.
+    Hope,
+    /// Something.
+    Something,
+}
+
+impl Driver {
+    pub(super) fn new(hub: Arc<Hub>, wakes: WakeSet) -> io::Result<Self> {
+        #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
+        let io = AsyncFd::with_interest(wakes, Interest::READABLE)?;
+        let flavor = Handle::current().runtime_flavor();
+        let is_current_thread = flavor == RuntimeFlavor::CurrentThread;
+        let all = std::collections::BTreeMap::new();
+        Ok(Self { hub, io, active: Vec::new(), all, vain: 0, is_current_thread })
+    }
+
+    /// Moves frames until the sessions are closed.
+    pub async fn run(mut self, mut handler: impl Handler) {
+        loop {
+            let found = self.turn(&mut handler);
+            if self.hub.is_closed.load(Ordering::Acquire) {
+                break;
+            }
+            if found > Found::Nothing {
+                self.yield_to_tasks().await;
+            } else {
+                poll_fn(|context| self.poll_wake(context)).await;
+            }
+        }
+        self.take_dirty();
+        for session in self.all.into_values() {
+            self.hub.wakes.remove(session.number);
+            session.end();
+        }
+    }
+
+    /// Lets all tasks run that can.
+    async fn yield_to_tasks(&self) {
+        if !self.is_current_thread {
+            return tokio::task::yield_now().await;
+        }
+        // At the end of the queue, without asking the system for events before.
+        let mut has_yielded = false;
+        poll_fn(|context| {
+            if std::mem::replace(&mut has_yielded, true) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Polls each active session once, and parks those of which nothing is expected.
+    fn turn(&mut self, handler: &mut impl Handler) -> Found {
+        self.take_dirty();
+        self.take_wakes();
+        let Some(now) = (!self.active.is_empty()).then(now) else { return Found::Nothing };
+        let processor = rustix::thread::sched_getcpu();
+        let mut all = Found::Nothing;
+        let mut index = 0;
+        while index < self.active.len() {
+            let found = self.poll_session(index, now, processor, handler);
+            all = all.max(found);
+            if found == Found::Nothing {
+                self.active.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        all
+    }
+
+    fn poll_session(
+        &mut self,
+        index: usize,
+        now: Instant,
+        processor: usize,
+        handler: &mut impl Handler,
+    ) -> Found {
+        let spin = self.spin();
+        let active = &mut self.active[index];
+        let session = Arc::clone(&active.session);
+        let mut core = session.lock();
+        let is_elsewhere = core.unpark(processor);
+        let any = core.wake_reader() || core.pump(None);
+        core.wake_crowded();
+        if core.is_dirty {
+            core.flush();
+        }
+        let wakers = std::mem::take(&mut core.wakers);
+        let events = std::mem::take(&mut core.events);
+        let mut found = if any || !wakers.is_empty() { Found::Something } else { Found::Hope };
+        if found == Found::Something {
+            if active.vain > 0 {
+                self.vain = 0;
+            }
+            (active.last, active.vain) = (now, 0);
+        } else if active.vain > 1 && !(is_elsewhere && now < active.last + spin) {
+            if is_elsewhere && active.vain > 2 {
+                self.vain = self.vain.wrapping_add(1);
+            }
+            found = if core.park() { Found::Nothing } else { Found::Something };
+        } else {
+            active.vain += 1;
+        }
+        drop(core);
+        wakers.into_iter().for_each(std::task::Waker::wake);
+        for event in events {
+            self.tell(&session, event, handler);
+        }
+        found
+    }
+
+    /// How long polling is worth while now.
+    fn spin(&self) -> Duration {
+        if self.vain.is_multiple_of(ANEW) { SPIN } else { SPIN / (1 << self.vain.min(HALVINGS)) }
+    }
+
+    fn tell(&mut self, session: &Arc<Session>, event: Event, handler: &mut impl Handler) {
+        match event {
+            Event::Hello(hello) => handler.on_hello(session, &hello),
+            Event::Goodbye => handler.on_goodbye(session),
+            Event::Ended(why) => {
+                self.all.remove(&session.number);
+                self.hub.wakes.remove(session.number);
+                handler.on_ended(session, why);
+            }
+            Event::Opened { stream, service } => {
+                let handle = Stream::new(Arc::clone(session), stream);
+                match handler.on_stream(session, &service, handle) {
+                    Ok(()) => session.with(|core| core.accept(stream)),
+                    Err(Refusal::NoService) => session.refuse(stream, Reason::NoService),
+                    Err(Refusal::TooMany) => session.refuse(stream, Reason::TooMany),
+                }
+            }
+        }
+    }
+
+    /// Activates the sessions that have something to flush.
+    fn take_dirty(&mut self) {
+        let dirty = std::mem::take(&mut *self.hub.dirty());
+        for session in dirty {
+            session.is_listed.store(false, Ordering::Relaxed);
+            self.activate(session);
+        }
+    }
+
+    fn activate(&mut self, session: Arc<Session>) {
+        let number = session.number;
+        self.all.entry(number).or_insert_with(|| Arc::clone(&session));
+        match self.active.iter_mut().find(|active| active.session.number == number) {
+            Some(active) => active.vain = 0,
+            None => self.active.push(Active { session, last: now(), vain: 0 }),
+        }
+    }
+
+    /// Takes the wake-ups that the runtime has told of.
+    fn take_wakes(&mut self) {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        if let Poll::Ready(Ok(mut ready)) = self.io.poll_read_ready(&mut context) {
+            ready.clear_ready();
+            self.on_wakes();
+        }
+    }
+
+    fn on_wakes(&mut self) {
+        let mut told = Vec::new();
+        self.io.get_ref().take(|number, is_gone| told.push((number, is_gone)));
+        for (number, is_gone) in told {
+            let Some(session) = self.all.get(&number).cloned() else { continue };
+            if is_gone {
+                session.lock().on_wire_ended();
+            }
+            self.activate(session);
+        }
+    }
+
+    fn poll_wake(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.hub.driver.register(context.waker());
+        if !self.hub.dirty().is_empty() || self.hub.is_closed.load(Ordering::Acquire) {
+            return Poll::Ready(());
+        }
+        match self.io.poll_read_ready(context) {
+            Poll::Ready(Ok(mut ready)) => {
+                ready.clear_ready();
+                self.on_wakes();
+                Poll::Ready(())
+            }
+            Poll::Ready(Err(_)) => Poll::Ready(()),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a driver reads the clock")]
+fn now() -> Instant {
+    Instant::now()
+}

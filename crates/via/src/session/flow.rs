@@ -1,0 +1,177 @@
+//! One stream's state at one end: what has come and was not read, and the credit of both directions.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use super::frame::Reason;
+
+/// Bytes that a stream may be ahead of its reader at first.
+pub(super) const FIRST_WINDOW: u64 = 256 * 1024;
+/// The same while a session has committed all that it may.
+pub(super) const LEAST_WINDOW: u64 = 4 * 1024;
+/// Bytes that a stream may be ahead of its reader at most.
+pub(super) const MOST_WINDOW: u64 = 4 << 20;
+
+/// A stream at one end.
+#[derive(Debug)]
+pub(super) struct Flow {
+    pub(super) receive: Receive,
+    pub(super) send: Send,
+    /// Frames about it that the wire has not taken.
+    pub(super) due: Due,
+    /// It stands among those that have something due.
+    pub(super) is_queued: bool,
+    /// The peer, or this node, has ended it in both directions.
+    pub(super) reset: Option<Reason>,
+    /// The application has dropped it.
+    pub(super) is_dropped: bool,
+    /// The peer has accepted it, or opened it.
+    pub(super) is_accepted: bool,
+}
+
+/// Frames that are to be sent about a stream.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Due {
+    pub(super) accepted: bool,
+    pub(super) credit: bool,
+    pub(super) blocked: bool,
+    pub(super) fin: bool,
+    pub(super) stop: bool,
+    pub(super) reset: Option<Reason>,
+}
+
+impl Due {
+    pub(super) fn is_none(self) -> bool {
+        self == Self::default()
+    }
+}
+
+/// The direction from the peer.
+#[derive(Debug)]
+pub(super) struct Receive {
+    /// Bytes that have come and were not read, in the order of the stream.
+    pub(super) held: Held,
+    /// Bytes that have come.
+    pub(super) received: u64,
+    /// Bytes that were read or thrown away.
+    pub(super) consumed: u64,
+    /// Bytes that the peer may send.
+    pub(super) granted: u64,
+    pub(super) window: u64,
+    pub(super) is_finished: bool,
+    pub(super) waker: Option<Waker>,
+}
+
+/// The direction to the peer.
+#[derive(Debug)]
+pub(super) struct Send {
+    pub(super) sent: u64,
+    /// Bytes that may be sent.
+    pub(super) limit: u64,
+    /// The application writes no more.
+    pub(super) is_finished: bool,
+    /// The frame that says so has left.
+    pub(super) has_left: bool,
+    /// The peer reads no more.
+    pub(super) is_stopped: bool,
+    pub(super) waker: Option<Waker>,
+}
+
+impl Flow {
+    /// A stream on which the peer may send `window` bytes, and this end `limit`.
+    pub(super) fn new(window: u64, limit: u64, is_accepted: bool) -> Self {
+        Self {
+            receive: Receive {
+                held: Held::default(),
+                received: 0,
+                consumed: 0,
+                granted: window,
+                window,
+                is_finished: false,
+                waker: None,
+            },
+            send: Send {
+                sent: 0,
+                limit,
+                is_finished: false,
+                has_left: false,
+                is_stopped: false,
+                waker: None,
+            },
+            due: Due::default(),
+            is_queued: false,
+            reset: None,
+            is_dropped: false,
+            is_accepted,
+        }
+    }
+
+    /// Bytes that the peer may send, or has sent, and that the application has not read.
+    pub(super) const fn committed(&self) -> u64 {
+        self.receive.granted - self.receive.consumed
+    }
+
+    /// Whether neither end needs it any longer.
+    pub(super) fn is_over(&self) -> bool {
+        let is_done = self.receive.is_finished && self.send.has_left;
+        self.is_dropped && self.due.is_none() && (is_done || self.reset.is_some())
+    }
+
+    /// Takes the wakers of the tasks that read and write.
+    pub(super) fn take_wakers(&mut self) -> impl Iterator<Item = Waker> + use<> {
+        [self.receive.waker.take(), self.send.waker.take()].into_iter().flatten()
+    }
+}
+
+/// Bytes in the order in which they came, in pieces; none of it is kept once it was read.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    pieces: VecDeque<Vec<u8>>,
+    /// Bytes of the first piece that were read.
+    read: usize,
+}
+
+/// Bytes that a piece has room for at least, so that short frames share one.
+const PIECE: usize = 4_096;
+
+impl Held {
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Adds `length` bytes, which `fill` writes.
+    pub(super) fn add(&mut self, length: usize, fill: impl FnOnce(&mut [u8])) {
+        let fits = |piece: &&mut Vec<u8>| piece.capacity() - piece.len() >= length;
+        let piece = match self.pieces.back_mut().filter(fits) {
+            Some(piece) => piece,
+            None => {
+                self.pieces.push_back(Vec::with_capacity(length.max(PIECE)));
+                self.pieces.back_mut().expect("one was added")
+            }
+        };
+        let start = piece.len();
+        piece.resize(start + length, 0);
+        fill(&mut piece[start..]);
+    }
+
+    /// The next bytes, which stand together.
+    pub(super) fn front(&self) -> &[u8] {
+        self.pieces.front().map_or(&[], |piece| &piece[self.read..])
+    }
+
+    /// The first `count` bytes of [`Held::front`] were read.
+    pub(super) fn consume(&mut self, count: usize) {
+        self.read += count;
+        if self.pieces.front().is_some_and(|piece| self.read >= piece.len()) {
+            self.pieces.pop_front();
+            self.read = 0;
+        }
+    }
+
+    /// Throws all of it away; returns how many bytes it was.
+    pub(super) fn clear(&mut self) -> u64 {
+        let bytes: usize = self.pieces.iter().map(Vec::len).sum::<usize>() - self.read;
+        *self = Self::default();
+        bytes as u64
+    }
+}

@@ -1,0 +1,125 @@
+//! Frames of a session: what one process tells the other on the wire between them.
+//!
+//! A frame is two words and a payload. The first word has the kind in its lowest byte, flags in the next and the number
+//! of the stream in its upper half; the second word is the kind's own.
+
+/// What a frame is about.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// Describes the sender: the payload is the application's.
+    Hello = 1,
+    /// Opens a stream to the service that the payload names; the value is the credit of the stream.
+    Open = 2,
+    /// Accepts a stream; the value is its credit.
+    Accepted = 3,
+    /// Bytes of a stream.
+    Data = 4,
+    /// Raises the credit of a stream: the value is the number of bytes, from the first on, that may be sent.
+    Credit = 5,
+    /// The sender would write more than its credit.
+    Blocked = 6,
+    /// Ends a stream in both directions; the value is a [`Reason`].
+    Reset = 7,
+    /// The sender reads no more of a stream.
+    Stop = 8,
+    /// The sender opens no more streams, and accepts none.
+    Goodbye = 9,
+}
+
+/// The flag of a [`Kind::Data`] frame behind which its direction has no more bytes.
+pub(super) const FIN: u8 = 1;
+
+impl Kind {
+    const ALL: [Self; 9] = [
+        Self::Hello,
+        Self::Open,
+        Self::Accepted,
+        Self::Data,
+        Self::Credit,
+        Self::Blocked,
+        Self::Reset,
+        Self::Stop,
+        Self::Goodbye,
+    ];
+}
+
+/// The two words of a frame, taken apart.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Header {
+    pub(super) kind: Kind,
+    pub(super) flags: u8,
+    pub(super) stream: u32,
+    pub(super) value: u64,
+}
+
+impl Header {
+    pub(super) const fn new(kind: Kind, stream: u32, value: u64) -> Self {
+        Self { kind, flags: 0, stream, value }
+    }
+
+    pub(super) fn words(self) -> [u64; 2] {
+        let low = u64::from(self.kind as u8) | u64::from(self.flags) << 8;
+        [low | u64::from(self.stream) << 32, self.value]
+    }
+
+    /// Reads the words of a frame; `None` if no correct peer sends them.
+    #[expect(clippy::cast_possible_truncation, reason = "takes a word apart")]
+    pub(super) fn parse([first, value]: [u64; 2]) -> Option<Self> {
+        let kind = *Kind::ALL.get((first as u8).checked_sub(1)? as usize)?;
+        let flags = (first >> 8) as u8;
+        let fits = flags == 0 || (flags == FIN && kind == Kind::Data);
+        if !fits || (first >> 16) as u16 != 0 {
+            return None;
+        }
+        Some(Self { kind, flags, stream: (first >> 32) as u32, value })
+    }
+}
+
+/// Why a stream was reset.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u64)]
+pub(super) enum Reason {
+    /// The process dropped the stream, or was told to.
+    Dropped = 0,
+    /// The node offers no such service.
+    NoService = 1,
+    /// Too many streams wait to be accepted, or are open.
+    TooMany = 2,
+}
+
+impl Reason {
+    pub(super) const fn of(value: u64) -> Self {
+        match value {
+            1 => Self::NoService,
+            2 => Self::TooMany,
+            _ => Self::Dropped,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn words_are_one_frame_or_none(first: u64, value: u64, kind in 0_u64..14, stream: u32) {
+            for first in [first, kind | u64::from(stream) << 32, kind | 1 << 8] {
+                if let Some(header) = Header::parse([first, value]) {
+                    prop_assert_eq!(header.words(), [first, value]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_kind_survives() {
+        for kind in Kind::ALL {
+            let header = Header::new(kind, 9, 1 << 40);
+            assert_eq!(Header::parse(header.words()), Some(header));
+        }
+    }
+}

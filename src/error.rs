@@ -1,0 +1,75 @@
+//! The one error of the front door.
+
+use std::fmt;
+use std::io;
+
+/// What went wrong, and so what to do about it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The configuration can't be: the text names what to change.
+    Config,
+    /// Another node, or another listener, has the name or address. Choose another one, or stop the other process.
+    InUse,
+    /// No node that was asked offers the service. Start one, or wait for one: [`NodeBuilder::connect_within`].
+    ///
+    /// [`NodeBuilder::connect_within`]: crate::NodeBuilder::connect_within
+    NoService,
+    /// The node was shut down.
+    Closed,
+    /// The system refused something: the source says what.
+    System,
+}
+
+/// An error of the front door: a [kind](Error::kind) to match on, a text to read, and a source where there is one.
+#[derive(Debug)]
+pub struct Error {
+    kind: ErrorKind,
+    text: String,
+    source: Option<io::Error>,
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into(), source: None }
+    }
+
+    pub(crate) fn system(doing: &str, source: io::Error) -> Self {
+        let in_use = source.kind() == io::ErrorKind::AddrInUse;
+        let kind = if in_use { ErrorKind::InUse } else { ErrorKind::System };
+        Self { kind, text: format!("{doing}: {source}"), source: Some(source) }
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub const fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind {
+            ErrorKind::Config => io::ErrorKind::InvalidInput,
+            ErrorKind::InUse => io::ErrorKind::AddrInUse,
+            ErrorKind::NoService => io::ErrorKind::NotFound,
+            ErrorKind::Closed => io::ErrorKind::NotConnected,
+            ErrorKind::System => {
+                error.source.as_ref().map_or(io::ErrorKind::Other, io::Error::kind)
+            }
+        };
+        Self::new(kind, error)
+    }
+}

@@ -1,0 +1,99 @@
+//! How a node is configured.
+
+use std::io;
+use std::time::Duration;
+
+use super::{Node, check_name};
+use crate::error::Error;
+
+/// 5 s: longer than a service takes to restart.
+pub const DEFAULT_CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// 10 s: longer than most requests take.
+pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
+
+/// Configures a [`Node`]; every setting has a default that suits a service on one host.
+#[derive(Clone, Debug)]
+#[must_use = "a node runs once `start` was awaited"]
+pub struct NodeBuilder {
+    name: Option<String>,
+    pub(super) cluster: String,
+    pub(super) connect_within: Duration,
+    pub(super) drain: Duration,
+}
+
+impl Default for NodeBuilder {
+    fn default() -> Self {
+        Self {
+            name: None,
+            cluster: "default".into(),
+            connect_within: DEFAULT_CONNECT_WITHIN,
+            drain: DEFAULT_DRAIN,
+        }
+    }
+}
+
+impl NodeBuilder {
+    /// The node's name, 1 to 100 bytes; others see it. Default: the program's name and its process.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// The cluster: only nodes of one cluster meet. 1 to 40 letters, digits, `-`, `_` and `.`. Default: `default`.
+    pub fn cluster(mut self, cluster: impl Into<String>) -> Self {
+        self.cluster = cluster.into();
+        self
+    }
+
+    /// How long [`Node::connect`] waits for a service that no node offers; zero: not at all. Default:
+    /// [`DEFAULT_CONNECT_WITHIN`].
+    pub const fn connect_within(mut self, time: Duration) -> Self {
+        self.connect_within = time;
+        self
+    }
+
+    /// How long [`Node::shutdown`] waits for streams to end. Default: [`DEFAULT_DRAIN`].
+    pub const fn drain(mut self, time: Duration) -> Self {
+        self.drain = time;
+        self
+    }
+
+    /// Starts the node.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for a name that can't be,
+    /// [`ErrorKind::System`](crate::ErrorKind::System).
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time.
+    pub async fn start(self) -> Result<Node, Error> {
+        if let Some(name) = &self.name {
+            check_name("a node's name", name)?;
+        }
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if !(1..=40).contains(&self.cluster.len()) || !self.cluster.chars().all(is_plain) {
+            let text = format!(
+                "a cluster's name has 1 to 40 letters, digits, '-', '_' and '.': {:?} has others",
+                self.cluster
+            );
+            return Err(Error::new(crate::ErrorKind::Config, text));
+        }
+        Node::start(self)
+    }
+
+    pub(super) fn resolved_name(&self) -> String {
+        self.name.clone().unwrap_or_else(|| {
+            let program = std::env::args_os().next().unwrap_or_default();
+            let program = std::path::Path::new(&program).file_name().unwrap_or_default();
+            let program: String = program.to_string_lossy().chars().take(60).collect();
+            format!("{program}-{}", std::process::id())
+        })
+    }
+}
+
+/// A number that nobody can guess.
+pub(super) fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(u64::from_le_bytes(bytes))
+}

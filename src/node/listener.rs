@@ -1,0 +1,104 @@
+//! Accepts the streams that peers open to a service.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use midplane_via::session::Stream;
+use tokio::sync::mpsc;
+
+use super::state::Shared;
+use crate::error::{Error, ErrorKind};
+
+/// Streams of one listener that may wait to be accepted: more are refused.
+pub(super) const BACKLOG: usize = 1_024;
+
+/// A stream that waits to be accepted.
+#[derive(Debug)]
+pub(super) struct Accepted {
+    pub(super) stream: Stream,
+    pub(super) id: u64,
+    pub(super) name: String,
+}
+
+/// The node at the other end of a stream.
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub struct PeerName {
+    /// Its name.
+    pub name: String,
+    /// The number that tells it from all others, and from its former self.
+    pub id: u64,
+}
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// Accepts the streams that peers open to a service of this node; made by [`Node::listen`](crate::Node::listen).
+///
+/// Dropped, it withdraws the service: streams that wait to be accepted are reset.
+#[derive(Debug)]
+pub struct Listener {
+    service: String,
+    inbox: mpsc::Receiver<Accepted>,
+    shared: Arc<Shared>,
+}
+
+impl Listener {
+    pub(super) const fn new(
+        service: String,
+        inbox: mpsc::Receiver<Accepted>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self { service, inbox, shared }
+    }
+
+    /// Waits for the next stream.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] once the node was shut down.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken no stream.
+    pub async fn accept(&mut self) -> Result<(Stream, PeerName), Error> {
+        std::future::poll_fn(|context| self.poll_accept(context)).await
+    }
+
+    /// The same for code that polls.
+    pub fn poll_accept(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(Stream, PeerName), Error>> {
+        self.inbox.poll_recv(context).map(|accepted| match accepted {
+            Some(Accepted { stream, id, name }) => Ok((stream, PeerName { name, id })),
+            None => Err(Error::new(ErrorKind::Closed, "the node was shut down")),
+        })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.shared.withdraw(&self.service);
+    }
+}
+
+#[cfg(feature = "axum")]
+impl axum::serve::Listener for Listener {
+    type Io = Stream;
+    type Addr = PeerName;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        match Self::accept(self).await {
+            Ok(accepted) => accepted,
+            // Nothing comes any more; the server ends with the process, or by its own signal.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        Ok(PeerName { name: self.service.clone(), id: 0 })
+    }
+}

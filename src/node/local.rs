@@ -1,0 +1,106 @@
+//! How the nodes of one host find each other: by names in the abstract namespace of Unix sockets.
+//!
+//! A node listens at `midplane/node/USER/CLUSTER/ID`, and the system lists such names in `/proc/net/unix`. Nothing is
+//! left when a process ends, however it ends. Containers find each other where they share the network namespace.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use midplane_simhw::shm::rings::{RingListener, RingRequest, connect};
+use midplane_via::session::Session;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Semaphore;
+
+use super::state::Shared;
+
+/// Bytes of each ring between two nodes.
+const RING: usize = 512 * 1024;
+/// Connections whose greeting may be awaited at once, and how long for each.
+const GREETINGS: usize = 64;
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The nodes of a cluster on this host.
+#[derive(Debug)]
+pub(super) struct Local {
+    prefix: String,
+    id: u64,
+}
+
+impl Local {
+    pub(super) fn new(cluster: &str, id: u64) -> Self {
+        let user = rustix::process::geteuid().as_raw();
+        Self { prefix: format!("midplane/node/{user}/{cluster}/"), id }
+    }
+
+    fn name(&self, id: u64) -> String {
+        format!("{}{id:016x}", self.prefix)
+    }
+
+    /// Listens for other nodes until `shared` is dropped.
+    pub(super) fn listen(&self, shared: &Arc<Shared>) -> io::Result<()> {
+        let listener = RingListener::bind(self.name(self.id).as_bytes())?;
+        #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
+        let listener = AsyncFd::with_interest(listener, Interest::READABLE)?;
+        let task = tokio::spawn(accept(listener, Arc::downgrade(shared)));
+        shared.on_end(task.abort_handle());
+        Ok(())
+    }
+
+    /// Nodes of the cluster that listen now.
+    pub(super) fn list(&self) -> BTreeSet<u64> {
+        // Lines end in the name, with `@` for the byte that says that it is abstract.
+        let Ok(names) = std::fs::read_to_string("/proc/net/unix") else { return BTreeSet::new() };
+        let ids = names.lines().filter_map(|line| {
+            let (_, name) = line.rsplit_once('@')?;
+            let id = name.strip_prefix(&self.prefix)?;
+            u64::from_str_radix(id, 16).ok().filter(|number| self.name(*number) == name)
+        });
+        ids.collect()
+    }
+
+    /// Connects to a node.
+    pub(super) fn dial(&self, shared: &Shared, id: u64) -> io::Result<Arc<Session>> {
+        let pair = connect(self.name(id).as_bytes(), RING, self.id)?;
+        shared.sessions().over_rings(pair, true)
+    }
+}
+
+async fn accept(mut listener: AsyncFd<RingListener>, shared: std::sync::Weak<Shared>) {
+    let greetings = Arc::new(Semaphore::new(GREETINGS));
+    loop {
+        let Ok(mut ready) = listener.readable_mut().await else { return };
+        let requests = ready.get_inner_mut().accept();
+        if requests.is_empty() {
+            ready.clear_ready();
+        }
+        for request in requests {
+            let Ok(permit) = Arc::clone(&greetings).acquire_owned().await else { return };
+            let shared = shared.clone();
+            tokio::spawn(async move {
+                let greeted = tokio::time::timeout(PATIENCE, greet(request)).await;
+                drop(permit);
+                if let (Ok(Ok(pair)), Some(shared)) = (greeted, shared.upgrade())
+                    && let Ok(session) = shared.sessions().over_rings(pair, false)
+                {
+                    shared.on_session(&session);
+                }
+            });
+        }
+    }
+}
+
+/// Waits for the greeting of a node that has connected.
+async fn greet(request: RingRequest) -> io::Result<midplane_simhw::shm::rings::RingPair> {
+    #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
+    let request = AsyncFd::with_interest(request, Interest::READABLE)?;
+    loop {
+        let mut ready = request.readable().await?;
+        match request.get_ref().accept() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+            greeted => return greeted.map(|(pair, _)| pair),
+        }
+    }
+}
