@@ -8,6 +8,8 @@ mod driver;
 mod flow;
 mod frame;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::io;

@@ -128,7 +128,7 @@ impl Stream {
 }
 
 /// Copies bytes that have come before; whether there were any.
-fn copy_held(core: &mut Core, number: u32, into: &mut ReadBuf<'_>) -> bool {
+pub(super) fn copy_held(core: &mut Core, number: u32, into: &mut ReadBuf<'_>) -> bool {
     let Some(flow) = core.flow(number) else { return false };
     let mut copied = 0;
     while into.remaining() > 0 && !flow.receive.held.is_empty() {

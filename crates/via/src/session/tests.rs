@@ -1,0 +1,295 @@
+//! Two ends of a session in one thread: random programs against a model, and peers that break the protocol.
+
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::task::Waker;
+
+use midplane_simhw::shm::rings::RingPair;
+use proptest::prelude::*;
+use tokio::io::ReadBuf;
+
+use super::core::{Core, Direct, Ended, Event};
+use super::frame::{FIN, Header, Kind};
+use super::wire::Wire;
+
+/// Bytes of the rings: few frames fill one.
+const RING: usize = 16 * 1024;
+
+fn pair() -> [Core; 2] {
+    let [one, other] = RingPair::local(RING).unwrap();
+    [Core::new(Wire::ring(one), true), Core::new(Wire::ring(other), false)]
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Open { end: usize },
+    Write { end: usize, stream: usize, length: usize },
+    Read { end: usize, stream: usize, length: usize },
+    Finish { end: usize, stream: usize },
+    Drop { end: usize, stream: usize },
+    Turn { end: usize },
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let place = || (0_usize..2, 0_usize..6);
+    let op = prop_oneof![
+        1 => (0_usize..2).prop_map(|end| Op::Open { end }),
+        6 => (place(), 1_usize..40_000)
+            .prop_map(|((end, stream), length)| Op::Write { end, stream, length }),
+        6 => (place(), 1_usize..40_000)
+            .prop_map(|((end, stream), length)| Op::Read { end, stream, length }),
+        1 => place().prop_map(|(end, stream)| Op::Finish { end, stream }),
+        1 => place().prop_map(|(end, stream)| Op::Drop { end, stream }),
+        6 => (0_usize..2).prop_map(|end| Op::Turn { end }),
+    ];
+    proptest::collection::vec(op, 1..250)
+}
+
+/// The byte at a place of a direction: what is lost, doubled or out of order shows.
+fn byte(end: usize, stream: u32, at: u64) -> u8 {
+    (at.wrapping_mul(31) ^ at >> 9 ^ u64::from(stream) * 7 ^ end as u64) as u8
+}
+
+/// What the model knows of one end of a stream.
+#[derive(Debug, Default)]
+struct Known {
+    written: u64,
+    read: u64,
+    is_finished: bool,
+    has_ended: bool,
+    is_dropped: bool,
+}
+
+struct World {
+    ends: [Core; 2],
+    streams: Vec<u32>,
+    known: BTreeMap<(usize, u32), Known>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { ends: pair(), streams: Vec::new(), known: BTreeMap::new() }
+    }
+
+    fn turn(&mut self, end: usize) {
+        let core = &mut self.ends[end];
+        core.pump(None);
+        core.wake_crowded();
+        core.flush();
+        core.wakers.clear();
+        for event in core.events.drain(..).collect::<Vec<_>>() {
+            match event {
+                Event::Opened { stream, service } => {
+                    assert_eq!(service, "service");
+                    self.ends[end].accept(stream);
+                    self.known.insert((end, stream), Known::default());
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(self.ends[end].ended, None);
+    }
+
+    fn known(&mut self, end: usize, stream: usize) -> Option<(u32, &mut Known)> {
+        let number = *self.streams.get(stream % self.streams.len().max(1))?;
+        let known = self.known.get_mut(&(end, number)).filter(|known| !known.is_dropped);
+        Some((number, known?))
+    }
+
+    fn write(&mut self, end: usize, stream: usize, length: usize) {
+        let Some((number, known)) = self.known(end, stream) else { return };
+        if known.is_finished {
+            return;
+        }
+        let at = known.written;
+        let bytes: Vec<u8> = (at..at + length as u64).map(|at| byte(end, number, at)).collect();
+        let (head, rest) = bytes.split_at(bytes.len() / 3);
+        let parts = [IoSlice::new(head), IoSlice::new(&[]), IoSlice::new(rest)];
+        let written = self.ends[end].write(number, &parts, Waker::noop());
+        self.known.get_mut(&(end, number)).unwrap().written += written as u64;
+    }
+
+    /// Reads as [`Stream`](super::Stream) does; whether there were bytes, or the end.
+    fn read(&mut self, end: usize, stream: usize, length: usize) -> bool {
+        let Some((number, _)) = self.known(end, stream) else { return false };
+        let mut bytes = vec![0; length];
+        let mut into = ReadBuf::new(&mut bytes);
+        let core = &mut self.ends[end];
+        if !super::stream::copy_held(core, number, &mut into) {
+            core.pump(Some(Direct { stream: number, into: &mut into }));
+            if into.filled().is_empty() {
+                super::stream::copy_held(core, number, &mut into);
+            }
+        }
+        let is_finished = core.flow(number).is_none_or(|flow| {
+            flow.receive.is_finished && flow.receive.held.is_empty()
+        });
+        let other = self.known.get(&(1 - end, number)).map_or(0, |known| known.written);
+        let known = self.known.get_mut(&(end, number)).unwrap();
+        for one in into.filled() {
+            assert_eq!(*one, byte(1 - end, number, known.read), "byte {} of {number}", known.read);
+            known.read += 1;
+        }
+        assert!(known.read <= other, "no byte that was not written");
+        if is_finished && into.filled().is_empty() {
+            known.has_ended = true;
+        }
+        !into.filled().is_empty() || is_finished
+    }
+
+    fn run(&mut self, op: Op) {
+        match op {
+            Op::Open { end } => {
+                if self.streams.len() < 6
+                    && let Some(number) = self.ends[end].open("service")
+                {
+                    self.streams.push(number);
+                    self.known.insert((end, number), Known::default());
+                }
+            }
+            Op::Write { end, stream, length } => self.write(end, stream, length),
+            Op::Read { end, stream, length } => drop(self.read(end, stream, length)),
+            Op::Finish { end, stream } => {
+                if let Some((number, known)) = self.known(end, stream) {
+                    known.is_finished = true;
+                    self.ends[end].finish(number);
+                }
+            }
+            Op::Drop { end, stream } => {
+                if let Some((number, known)) = self.known(end, stream) {
+                    known.is_dropped = true;
+                    self.ends[end].drop_stream(number);
+                }
+            }
+            Op::Turn { end } => self.turn(end),
+        }
+    }
+
+    /// Finishes everything: each byte arrives where its reader is still there, and nothing is left.
+    fn settle(&mut self) {
+        for round in 0.. {
+            assert!(round < 10_000, "it never ends: {:?}", self.known);
+            (0..2).for_each(|end| self.turn(end));
+            for ((end, stream), known) in &mut self.known {
+                if !known.is_dropped {
+                    known.is_finished = true;
+                    self.ends[*end].finish(*stream);
+                }
+            }
+            let mut all = true;
+            for end in 0..2 {
+                for stream in 0..self.streams.len() {
+                    self.read(end, stream, 50_000);
+                }
+            }
+            for known in self.known.values() {
+                all &= known.has_ended || known.is_dropped;
+            }
+            if all {
+                break;
+            }
+        }
+        for ((end, stream), known) in &self.known {
+            let other = self.known.get(&(1 - end, *stream)).filter(|_| !known.is_dropped);
+            if let Some(other) = other {
+                assert_eq!(known.read, other.written, "stream {stream} at end {end}");
+            }
+        }
+        for ((end, stream), known) in std::mem::take(&mut self.known) {
+            if !known.is_dropped {
+                self.ends[end].drop_stream(stream);
+            }
+        }
+        (0..20).for_each(|round| self.turn(round % 2));
+        assert_eq!(self.ends.each_ref().map(Core::streams), [0, 0], "nothing is kept");
+    }
+}
+
+proptest! {
+    #[test]
+    fn each_byte_arrives_once_and_in_order_whatever_is_dropped(ops in ops()) {
+        let mut world = World::new();
+        for op in ops {
+            world.run(op);
+        }
+        world.settle();
+    }
+
+    #[test]
+    fn a_peer_that_sends_anything_ends_its_session_at_most(
+        frames in proptest::collection::vec((0_u64..12, 0_u8..2, 0_u32..6, any::<u64>(), 0_usize..3_000), 0..60),
+    ) {
+        let [mut hostile, here] = RingPair::local(RING).unwrap();
+        let mut here = Core::new(Wire::ring(here), false);
+        here.open("service");
+        for (kind, flags, stream, value, length) in frames {
+            let first = kind | u64::from(flags) << 8 | u64::from(stream) << 32;
+            if hostile.sender.room().is_some_and(|room| room >= length) {
+                hostile.sender.push([first, value], &[IoSlice::new(&vec![b'x'; length])]);
+            }
+            here.pump(None);
+            here.flush();
+            while let Some(event) = here.events.pop_front() {
+                if let Event::Opened { stream, .. } = event {
+                    here.accept(stream);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_beyond_the_credit_end_the_session() {
+    let [mut hostile, here] = RingPair::local(1 << 20).unwrap();
+    let mut here = Core::new(Wire::ring(here), false);
+    let push = |pair: &mut RingPair, header: Header, bytes: &[u8]| {
+        pair.sender.push(header.words(), &[IoSlice::new(bytes)]);
+    };
+    push(&mut hostile, Header::new(Kind::Open, 2, 0), b"service");
+    for _ in 0..9 {
+        assert_eq!(here.ended, None);
+        push(&mut hostile, Header::new(Kind::Data, 2, 0), &[0; 32 * 1024]);
+        here.pump(None);
+    }
+    assert_eq!(here.ended, Some(Ended::Violation));
+}
+
+#[test]
+fn bytes_behind_the_end_of_a_stream_end_the_session() {
+    let [mut hostile, here] = RingPair::local(RING).unwrap();
+    let mut here = Core::new(Wire::ring(here), false);
+    let frames = [
+        (Header::new(Kind::Open, 2, 0), &b"service"[..]),
+        (Header { flags: FIN, ..Header::new(Kind::Data, 2, 0) }, b""),
+        (Header::new(Kind::Data, 2, 0), b"more"),
+    ];
+    for (header, bytes) in frames {
+        assert_eq!(here.ended, None);
+        hostile.sender.push(header.words(), &[IoSlice::new(bytes)]);
+        here.pump(None);
+    }
+    assert_eq!(here.ended, Some(Ended::Violation));
+}
+
+#[test]
+fn streams_beyond_the_bound_are_refused_and_the_session_goes_on() {
+    let [mut here, mut there] = pair();
+    let mut opened = 0;
+    let mut refused = 0;
+    for _ in 0..17_000 {
+        while here.open("service").is_none() {
+            there.pump(None);
+            there.flush();
+            here.pump(None);
+        }
+        there.pump(None);
+        there.flush();
+        opened += there.events.drain(..).count();
+        here.pump(None);
+    }
+    for stream in (2..34_002).step_by(2) {
+        refused += usize::from(here.flow(stream).is_some_and(|flow| flow.reset.is_some()));
+    }
+    assert_eq!(opened, 16 * 1024);
+    assert!(refused > 0 && here.ended.is_none() && there.ended.is_none());
+}
