@@ -1,4 +1,4 @@
-//! The README's first program, as it is printed: three senders, and nothing is lost.
+//! The README's programs, as they are printed: a service that is killed and comes back, three senders that lose nothing.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -9,15 +9,18 @@ use std::time::Duration;
 
 const README: &str = include_str!("../README.md");
 const PROGRAM: &str = include_str!("../examples/hello.rs");
+const GREET: &str = include_str!("../examples/greet.rs");
 const SENDERS: usize = 3;
 const LINES: usize = 1_000;
 /// Longest between two lines, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
-fn the_readme_prints_the_program_that_is_run_here() {
-    let (_, code) = PROGRAM.split_once("\n\n").expect("what it is, then the program");
-    assert!(README.contains(&format!("```rust,no_run\n{code}```\n")));
+fn the_readme_prints_the_programs_that_are_run_here() {
+    for program in [PROGRAM, GREET] {
+        let (_, code) = program.split_once("\n\n").expect("what it is, then the program");
+        assert!(README.contains(&format!("```rust,no_run\n{code}```\n")));
+    }
 }
 
 /// A process of the program; it ends with this test.
@@ -47,16 +50,16 @@ impl Node {
     }
 }
 
-/// The program, which `cargo test` builds with all other examples before it runs tests; built where only this test was
+/// A program, which `cargo test` builds with all other examples before it runs tests; built where only this test was
 /// asked for.
-fn program() -> PathBuf {
+fn program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let profile = tests.parent().and_then(|deps| deps.parent()).unwrap();
-    let program = profile.join("examples").join(format!("hello{}", std::env::consts::EXE_SUFFIX));
+    let program = profile.join("examples").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
     if !program.is_file() {
         let cargo = std::env::var_os("CARGO").expect("cargo runs this test");
         let built = Command::new(cargo)
-            .args(["build", "--quiet", "--package", "midplane", "--example", "hello"])
+            .args(["build", "--quiet", "--package", "midplane", "--example", name])
             .status();
         assert!(built.unwrap().success());
     }
@@ -72,7 +75,7 @@ fn free_addresses(count: usize) -> Vec<SocketAddr> {
 
 #[test]
 fn three_senders_lose_no_line_to_one_receiver() {
-    let (program, peers) = (program(), free_addresses(1 + SENDERS));
+    let (program, peers) = (program("hello"), free_addresses(1 + SENDERS));
     let mut receiver = Node::start(&program, 0, &peers);
     let mut senders: Vec<Node> =
         (1..=SENDERS).map(|rank| Node::start(&program, rank, &peers)).collect();
@@ -113,4 +116,28 @@ fn three_senders_lose_no_line_to_one_receiver() {
     }
     drop(receiver);
     reader.join().unwrap();
+}
+
+/// A process of the other program, in a cluster of this test's.
+#[cfg(target_os = "linux")]
+fn greet(argument: &str) -> Node {
+    let mut command = Command::new(program("greet"));
+    command.arg(argument).env("MIDPLANE_CLUSTER", format!("greet-{}", std::process::id()));
+    Node(command.stdout(Stdio::piped()).spawn().unwrap())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_service_that_is_killed_is_reached_again_once_it_is_back() {
+    for name in ["Ada", "Grace"] {
+        // The client waits for the service, which comes second.
+        let mut client = greet(name);
+        let service = greet("serve");
+        let mut greeting = String::new();
+        client.output().read_line(&mut greeting).unwrap();
+        let expected = format!("hello {name}, of greet-");
+        assert!(greeting.starts_with(&expected), "{greeting}");
+        // Dropping it kills it.
+        drop(service);
+    }
 }

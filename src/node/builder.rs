@@ -25,7 +25,7 @@ impl Default for NodeBuilder {
     fn default() -> Self {
         Self {
             name: None,
-            cluster: "default".into(),
+            cluster: std::env::var("MIDPLANE_CLUSTER").unwrap_or_else(|_| "default".into()),
             connect_within: DEFAULT_CONNECT_WITHIN,
             drain: DEFAULT_DRAIN,
         }
@@ -39,7 +39,8 @@ impl NodeBuilder {
         self
     }
 
-    /// The cluster: only nodes of one cluster meet. 1 to 40 letters, digits, `-`, `_` and `.`. Default: `default`.
+    /// The cluster: only nodes of one cluster meet. 1 to 40 letters, digits, `-`, `_` and `.`. Default:
+    /// `MIDPLANE_CLUSTER` of the environment, or `default`.
     pub fn cluster(mut self, cluster: impl Into<String>) -> Self {
         self.cluster = cluster.into();
         self

@@ -95,7 +95,8 @@ impl Wakes {
                 let number = event.data.u64();
                 let channel = self.channels().get(&number).cloned();
                 if let Some(channel) = channel {
-                    let is_gone = !channel.take_wakes() || { event.flags }.contains(EventFlags::HUP);
+                    let is_gone =
+                        !channel.take_wakes() || { event.flags }.contains(EventFlags::HUP);
                     if is_gone {
                         self.remove(number);
                     }

@@ -121,9 +121,9 @@ impl World {
                 super::stream::copy_held(core, number, &mut into);
             }
         }
-        let is_finished = core.flow(number).is_none_or(|flow| {
-            flow.receive.is_finished && flow.receive.held.is_empty()
-        });
+        let is_finished = core
+            .flow(number)
+            .is_none_or(|flow| flow.receive.is_finished && flow.receive.held.is_empty());
         let other = self.known.get(&(1 - end, number)).map_or(0, |known| known.written);
         let known = self.known.get_mut(&(end, number)).unwrap();
         for one in into.filled() {
