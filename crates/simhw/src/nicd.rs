@@ -28,7 +28,7 @@ use crate::port::{Grant, PortOptions};
 
 pub use client::{Client, ClientConfig, ClientHost, ConnectError};
 pub use holders::PortHolders;
-pub use server::{DEFAULT_LOAN, PortServer, ServeError, ServerConfig};
+pub use server::{DEFAULT_CONNECTIONS, DEFAULT_LOAN, PortServer, ServeError, ServerConfig};
 
 /// A NIC, to who serves its ports.
 pub(crate) trait Source: Send + Sync {
