@@ -1,6 +1,8 @@
 //! Accepts connections from processes of this host: peers, and clients of a daemon.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -8,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, listen};
 use rustix::process::geteuid;
 
-use crate::passing::{Socket, seqpacket};
+use crate::passing::{Place, Socket, seqpacket};
 use crate::time::Instant;
 
 /// Connections that may wait to be taken.
@@ -24,17 +26,26 @@ const REST: Duration = Duration::from_millis(50);
 pub(crate) struct Acceptor {
     listener: OwnedFd,
     admitted: Vec<u32>,
+    /// Connections that each process may have, those included that are not closed yet.
+    most: usize,
+    /// Of each process with any: cloned for each of them.
+    connections: BTreeMap<u32, Arc<()>>,
     /// The system had no descriptor for a connection that waits, and that makes the listener readable all the time.
     rests_until: Option<Instant>,
 }
 
 impl Acceptor {
-    /// Listens at `address` for processes of the own user and of the users that are admitted.
-    pub(crate) fn open(address: &SocketAddrUnix, admitted: Vec<u32>) -> rustix::io::Result<Self> {
+    /// Listens at `address` for processes of the own user and of the users that are admitted. A process that has
+    /// `most` connections gets no further one.
+    pub(crate) fn open(
+        address: &SocketAddrUnix,
+        admitted: Vec<u32>,
+        most: usize,
+    ) -> rustix::io::Result<Self> {
         let listener = seqpacket()?;
         bind(&listener, address)?;
         listen(&listener, BACKLOG)?;
-        Ok(Self { listener, admitted, rests_until: None })
+        Ok(Self { listener, admitted, most, connections: BTreeMap::new(), rests_until: None })
     }
 
     pub(crate) fn admits(&self, user: u32) -> bool {
@@ -65,7 +76,8 @@ impl Acceptor {
             match accept_with(&self.listener, flags) {
                 Ok(socket) => {
                     let socket = Socket::new(socket);
-                    if socket.user().is_ok_and(|user| self.admits(user)) {
+                    if let Some(place) = self.place_of(&socket) {
+                        socket.occupy(place);
                         taken.push(socket);
                     }
                 }
@@ -79,6 +91,16 @@ impl Acceptor {
             }
         }
         taken
+    }
+
+    /// Returns a place for a connection, unless its process is not admitted or has no place left.
+    fn place_of(&mut self, socket: &Socket) -> Option<Place> {
+        if !self.admits(socket.user().ok()?) {
+            return None;
+        }
+        self.connections.retain(|_, its| Arc::strong_count(its) > 1);
+        let its = self.connections.entry(socket.process().ok()?).or_default();
+        (Arc::strong_count(its) <= self.most).then(|| Arc::new(Arc::clone(its)))
     }
 }
 

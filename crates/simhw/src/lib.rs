@@ -20,6 +20,7 @@
 
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 mod acceptor;
+mod deferred;
 pub mod drops;
 pub mod fault;
 pub mod frame;

@@ -15,7 +15,7 @@
 //!   is touched. Clients are processes of the daemon's user, and of those that it admits (peer
 //!   credentials); nothing here has a name in the file system.
 //! - Neither side waits for the other: each port has a channel of its own for wake-ups, on which no call blocks. What
-//!   a client is lent in all its ports is [bounded](ServerConfig::loan).
+//!   a client is lent in all its ports is [bounded](ServerConfig::loan), and so are [its ports](ServerConfig::connections).
 
 mod client;
 mod holders;
@@ -28,7 +28,7 @@ use crate::port::{Grant, PortOptions};
 
 pub use client::{Client, ClientConfig, ClientHost, ConnectError};
 pub use holders::PortHolders;
-pub use server::{DEFAULT_LOAN, PortServer, ServeError, ServerConfig};
+pub use server::{DEFAULT_CONNECTIONS, DEFAULT_LOAN, PortServer, ServeError, ServerConfig};
 
 /// A NIC, to who serves its ports.
 pub(crate) trait Source: Send + Sync {

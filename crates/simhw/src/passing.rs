@@ -3,21 +3,22 @@
 //! The process at the other end of a [`Socket`] may be hostile, and may have a copy of this end. So no call here
 //! blocks: each passes `MSG_DONTWAIT`, which holds whatever the file's flags say. A descriptor from another process is
 //! used only once its kind is known. One of an unknown kind is closed on a thread that has no other work: closing a
-//! file may block until its file system answers, or until its data is sent.
+//! file may block until its file system answers, or until its data is sent. Where no descriptor is expected, none is
+//! taken in: it is closed with the socket that it came over, on that thread.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{OnceLock, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 
 use rustix::cmsg_space;
 use rustix::fs::fcntl_get_seals;
 use rustix::io::Errno;
-use rustix::net::sockopt::{socket_domain, socket_peercred, socket_type};
+use rustix::net::sockopt::{set_socket_passcred, socket_domain, socket_peercred, socket_type};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect,
-    recvmsg, sendmsg, shutdown, socket_with, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType, connect, recvmsg, sendmsg, shutdown, socket_with, socketpair,
 };
 
 /// "MIDPLANE" in ASCII, as a little-endian word: how all that is said begins.
@@ -34,9 +35,16 @@ const ROUNDS: usize = 8;
 /// A message of `W` words with its descriptors.
 pub(crate) type Message<const W: usize> = ([u64; W], Vec<Passed>);
 
+/// Counts one connection of a process, among those of that process: its descriptors hold clones until they are closed.
+pub(crate) type Place = Arc<Arc<()>>;
+
 /// A descriptor that a thread of its own closes.
 #[derive(Debug)]
-struct Aside(Option<OwnedFd>);
+struct Aside {
+    /// There until it is closed.
+    file: Option<OwnedFd>,
+    place: OnceLock<Place>,
+}
 
 /// This process's end of a connection to another one; dropping it ends the connection for both.
 #[derive(Debug)]
@@ -51,7 +59,18 @@ pub(crate) fn seqpacket() -> rustix::io::Result<OwnedFd> {
 impl Socket {
     /// Wraps a socket that was accepted.
     pub(crate) const fn new(socket: OwnedFd) -> Self {
-        Self(Aside(Some(socket)))
+        Self(Aside::new(socket))
+    }
+
+    /// Counts this socket, and what descriptors come over it, at `place` from now on.
+    pub(crate) fn occupy(&self, place: Place) {
+        // It can fail only if the socket is counted already.
+        let _ = self.0.place.set(place);
+    }
+
+    /// Returns the place at which this socket is counted.
+    pub(crate) fn place(&self) -> Option<Place> {
+        self.0.place.get().cloned()
     }
 
     /// Connects to the process that listens at `address`.
@@ -123,9 +142,22 @@ impl Socket {
                 _ => None,
             })
             .flatten()
-            .map(|file| Passed(Aside(Some(file))))
+            .map(|file| Passed(Aside { file: Some(file), place: self.0.place.clone() }))
             .collect();
         Ok((received.bytes, descriptors))
+    }
+
+    /// Returns how many of the bytes that come next fit, and whether descriptors come with them. It takes neither.
+    fn peek(&self, bytes: &mut [u8]) -> rustix::io::Result<(usize, bool)> {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut with = RecvAncillaryBuffer::default();
+        let next = recvmsg(self, &mut [IoSliceMut::new(bytes)], &mut with, flags)?;
+        Ok((next.bytes, next.flags.contains(ReturnFlags::CTRUNC)))
+    }
+
+    /// Returns whether descriptors come with the next message. It takes none.
+    pub(crate) fn brings_descriptors(&self) -> bool {
+        self.peek(&mut [0]).is_ok_and(|(_, brings)| brings)
     }
 
     /// Wakes the process at the other end of a channel.
@@ -139,13 +171,27 @@ impl Socket {
     pub(crate) fn take_wakes(&self) -> bool {
         let mut bytes = [0; WAKES];
         for _ in 0..ROUNDS {
-            match self.receive_bytes(&mut bytes) {
+            let Ok((count, brings)) = self.peek(&mut bytes) else { break };
+            if brings {
+                return false;
+            }
+            // A peer with a copy of this end may have taken what was seen: then other bytes come, and what with them.
+            match self.receive_bytes(&mut bytes[..count]) {
                 Ok((_, descriptors)) if !descriptors.is_empty() => return false,
                 Ok((WAKES, _)) => {}
                 Ok(_) | Err(_) => break,
             }
         }
         true
+    }
+
+    /// Returns whether nothing that was sent waits here, descriptors least of all. The connection has ended.
+    fn is_empty(&self) -> bool {
+        // A message without bytes looks like the end. With credentials asked for and no room for them, the system reports
+        // each message as it reports descriptors. A stream has no such messages.
+        let tells =
+            socket_type(self) == Ok(SocketType::STREAM) || set_socket_passcred(self, true).is_ok();
+        self.take_wakes() && tells && self.peek(&mut [0]) == Ok((0, false))
     }
 
     /// Ends the connection: both ends learn so.
@@ -156,9 +202,13 @@ impl Socket {
 }
 
 impl Drop for Socket {
-    /// Descriptors that have come and were not received are closed with the socket, on the thread that closes it.
+    /// Descriptors that have come and were not received are closed with the socket: on the thread for that. A socket
+    /// without any is closed here, and waits for no other.
     fn drop(&mut self) {
         self.hang_up();
+        if self.is_empty() {
+            self.0.file = None;
+        }
     }
 }
 
@@ -183,7 +233,7 @@ impl Passed {
     pub(crate) fn memory(mut self) -> Option<OwnedFd> {
         // Fails at once for a file of any other kind, without asking its file system.
         fcntl_get_seals(self.0.file()).ok()?;
-        self.0.0.take()
+        self.0.file.take()
     }
 
     /// Returns the end of a channel for wake-ups if the process at the other end of `from` has made it.
@@ -197,29 +247,35 @@ impl Passed {
 }
 
 impl Aside {
+    const fn new(file: OwnedFd) -> Self {
+        Self { file: Some(file), place: OnceLock::new() }
+    }
+
     fn file(&self) -> &OwnedFd {
-        self.0.as_ref().expect("it is taken out at its end alone")
+        self.file.as_ref().expect("it is taken out at its end alone")
     }
 }
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        self.0.take().into_iter().for_each(close_aside);
+        if let Some(file) = self.file.take() {
+            close_aside(file, self.place.take());
+        }
     }
 }
 
-/// Closes a file on a thread that does nothing else, where that may block.
-fn close_aside(file: OwnedFd) {
-    static CLOSER: OnceLock<mpsc::Sender<OwnedFd>> = OnceLock::new();
+/// Closes a file on a thread that does nothing else, where that may block; then its place is free.
+fn close_aside(file: OwnedFd, place: Option<Place>) {
+    static CLOSER: OnceLock<mpsc::Sender<(OwnedFd, Option<Place>)>> = OnceLock::new();
     let closer = CLOSER.get_or_init(|| {
-        let (outbox, inbox) = mpsc::channel::<OwnedFd>();
+        let (outbox, inbox) = mpsc::channel::<(OwnedFd, Option<Place>)>();
         let close = move || inbox.into_iter().for_each(drop);
         // Without a thread the channel has no other end, and sending fails.
         let _ = std::thread::Builder::new().name("midplane close".into()).spawn(close);
         outbox
     });
     // If the system refused the thread, the file is closed here.
-    let _ = closer.send(file);
+    let _ = closer.send((file, place));
 }
 
 #[cfg(test)]
@@ -283,5 +339,68 @@ mod tests {
             assert!(passed(stranger.try_clone().unwrap()).memory().is_none());
             assert!(passed(stranger).channel(&ours).is_none());
         }
+    }
+
+    /// A descriptor whose closing ends no sooner than what this returns is dropped.
+    fn closed_late() -> (OwnedFd, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (theirs, _) = listener.accept().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        while std::io::Write::write(&mut ours, &[0; 1 << 16]).is_ok() {}
+        let hour = Some(std::time::Duration::from_secs(3_600));
+        rustix::net::sockopt::set_socket_linger(&ours, hour).unwrap();
+        ours.set_nonblocking(false).unwrap();
+        (ours.into(), theirs)
+    }
+
+    /// Waits until `place` is free: on the machine's clock, a minute means that it never is.
+    fn wait_until_free(place: &Place) {
+        for _ in 0..60_000_000 / 100 {
+            if Arc::strong_count(place) == 1 {
+                return;
+            }
+            crate::nicd::tests::pause();
+        }
+        panic!("a socket is not closed");
+    }
+
+    #[test]
+    fn a_descriptor_whose_closing_never_returns_holds_up_its_sender_alone() {
+        let (hostile, honest) = (Place::default(), Place::default());
+        let (late, reader) = closed_late();
+        let (from, to) = connection();
+        to.occupy(Arc::clone(&hostile));
+        from.send(&[1], &[late.as_fd()]).unwrap();
+        drop(late);
+        assert!(to.brings_descriptors());
+        drop((from, to));
+        for _ in 0..100 {
+            let (from, to) = connection();
+            let (ours, theirs) = Socket::pair().unwrap();
+            for socket in [&to, &ours] {
+                socket.occupy(Arc::clone(&honest));
+            }
+            Socket::new(theirs).wake();
+            drop((from, to, ours));
+            assert_eq!(Arc::strong_count(&honest), 1, "nothing waits to be closed");
+        }
+        assert_eq!(Arc::strong_count(&hostile), 2, "it is counted for as long as it is open");
+        drop(reader);
+        wait_until_free(&hostile);
+    }
+
+    #[test]
+    fn messages_without_bytes_hide_no_descriptor_from_the_end_of_a_socket() {
+        let (place, (late, reader)) = (Place::default(), closed_late());
+        let (from, to) = connection();
+        to.occupy(Arc::clone(&place));
+        for _ in 0..4 {
+            from.send::<0>(&[], &[]).unwrap();
+        }
+        from.send::<0>(&[], &[late.as_fd()]).unwrap();
+        drop((late, from, to));
+        drop(reader);
+        wait_until_free(&place);
     }
 }

@@ -9,3 +9,4 @@ mod shm_lanes;
 mod sim;
 mod switch;
 mod udp;
+mod wakers;

@@ -76,4 +76,4 @@ pub use client::{Call, CallError, Client};
 pub use connection::Streams;
 pub use lane::{DEFAULT_DEPTH, DEFAULT_MAX_MESSAGE, LaneError, Permit, Receiver, Sender};
 pub use server::{Counters, DEFAULT_HANDLED, Server};
-pub use stream::ByteStream;
+pub use stream::{ByteStream, DEFAULT_DROPPED};

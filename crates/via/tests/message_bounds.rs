@@ -11,11 +11,13 @@ use midplane_via::message::progression::{InitError, Progression, Wait};
 const WINDOW: usize = 64 * 1024;
 const PACKETS: u32 = 100_000;
 
-/// A peer that sends what `make` makes of the number of each packet, and takes nothing.
+/// A peer that sends what `make` makes of the number of each packet.
 struct Flood<M> {
     make: M,
     next: u32,
     bytes: Vec<u8>,
+    /// It takes what it is sent, credit above all.
+    takes: bool,
 }
 
 impl<M: FnMut(u32) -> (Envelope, usize) + Send> Carrier for Flood<M> {
@@ -29,7 +31,7 @@ impl<M: FnMut(u32) -> (Envelope, usize) + Send> Carrier for Flood<M> {
         4096
     }
     fn post(&mut self, _: Peer, _: &Envelope, _: &[u8]) -> Result<(), Refusal> {
-        Err(Refusal::Full)
+        if self.takes { Ok(()) } else { Err(Refusal::Full) }
     }
     fn poll(&mut self) -> Option<Event<'_>> {
         if self.next == PACKETS {
@@ -62,8 +64,8 @@ fn packet(kind: Kind, number: u32) -> Envelope {
 
 /// The most bytes that an engine keeps while it is flooded; whether it still listens afterwards.
 #[track_caller]
-fn flood(make: impl FnMut(u32) -> (Envelope, usize) + Send) -> bool {
-    let flood = Flood { make, next: 0, bytes: vec![7; 4096] };
+fn flood(takes: bool, make: impl FnMut(u32) -> (Envelope, usize) + Send) -> bool {
+    let flood = Flood { make, next: 0, bytes: vec![7; 4096], takes };
     let mut engine = Engine::new(flood, Config::default().window(WINDOW));
     engine.init().unwrap();
     engine.addprocs(&[Peer(1)]).unwrap();
@@ -81,17 +83,17 @@ fn flood(make: impl FnMut(u32) -> (Envelope, usize) + Send) -> bool {
 
 #[test]
 fn requests_to_take_messages_back_are_kept_up_to_a_bound() {
-    assert!(!flood(|number| (packet(Kind::Withdraw, number), 0)), "it breaks the protocol");
+    assert!(!flood(false, |number| (packet(Kind::Withdraw, number), 0)), "it breaks the protocol");
 }
 
 #[test]
 fn questions_after_messages_are_kept_up_to_a_bound() {
-    assert!(!flood(|number| (packet(Kind::Seek, number), 0)), "it breaks the protocol");
+    assert!(!flood(false, |number| (packet(Kind::Seek, number), 0)), "it breaks the protocol");
 }
 
 #[test]
 fn hints_leave_nothing_behind() {
-    assert!(flood(|number| (packet(Kind::Hint, number), 0)));
+    assert!(flood(false, |number| (packet(Kind::Hint, number), 0)));
 }
 
 #[test]
@@ -101,16 +103,16 @@ fn messages_are_kept_up_to_the_window() {
             let envelope = packet(Kind::Eager, number);
             (Envelope { length: length as u32, ..envelope }, length)
         };
-        assert!(!flood(eager), "it passes its window");
+        assert!(!flood(false, eager), "it passes its window");
     }
     let announced = |number| (Envelope { length: 9, ..packet(Kind::Announce, number) }, 0);
-    assert!(!flood(announced), "it passes its window");
+    assert!(!flood(false, announced), "it passes its window");
 }
 
 /// Each takes back the message before it: the window never fills, and grants are due all the time.
 #[test]
 fn credit_that_a_peer_does_not_take_is_kept_once() {
-    flood(|number| match number % 3 {
+    flood(false, |number| match number % 3 {
         0 => (Envelope { sequence: number / 3, tag: Tag(1), ..packet(Kind::Announce, 0) }, 0),
         1 => (Envelope { tag: Tag(1), ..packet(Kind::Withdraw, 0) }, 0),
         _ => (packet(Kind::Hint, number), 0),
@@ -120,6 +122,20 @@ fn credit_that_a_peer_does_not_take_is_kept_once() {
 #[test]
 fn answers_that_nobody_awaits_end_their_sender() {
     for kind in [Kind::Clear, Kind::Acknowledge, Kind::Withdrawn, Kind::Sought, Kind::Settle] {
-        assert!(!flood(|number| (packet(kind, number), 0)), "{kind:?}");
+        assert!(!flood(false, |number| (packet(kind, number), 0)), "{kind:?}");
     }
+}
+
+/// The tag of a notice that its sender has left a collective operation.
+const LEFT: Tag = Tag(1 << 31);
+
+#[test]
+fn notices_of_collective_operations_that_were_left_are_kept_up_to_a_bound_and_take_no_window() {
+    let notice = |number: u32| Envelope {
+        tag: LEFT,
+        context: Context(2 * number + 1),
+        from: 0,
+        ..packet(Kind::Eager, number)
+    };
+    assert!(flood(true, |number| (notice(number), 0)), "it follows the protocol");
 }

@@ -6,11 +6,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
+use midplane_simhw::seal::{Identity, Key, SecretKey};
 use midplane_simhw::shm::{ShmConfig, ShmNic};
 use midplane_simhw::udp::{UdpConfig, UdpNic};
 use midplane_via::VIA;
@@ -26,6 +27,11 @@ use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 
 /// What a child is told to do: the fabric, its rank, and where the fabric is.
 const ORDER: &str = "MIDPLANE_RESTARTS_ORDER";
+
+/// How soon a process that returns is talked to, its own start included.
+const SOON: Duration = Duration::from_secs(1);
+/// So much longer it may take where other programs have the processors: a lost retry of two seconds still shows.
+const SLACK: Duration = Duration::from_secs(2);
 
 /// On the machine's clock: only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -112,15 +118,32 @@ fn child() {
                 let nic = ShmNic::start(ShmConfig::new(place, NodeId(rank), 2), unit()).unwrap();
                 over(&nic.host()).await;
             }
-            "udp" => {
-                let peers: Vec<SocketAddr> =
-                    place.split(',').map(|address| address.parse().unwrap()).collect();
-                let nic = UdpNic::start(UdpConfig::new(NodeId(rank), peers), unit()).unwrap();
+            "udp" | "sealed" | "identified" => {
+                let nic = UdpNic::start(on_sockets(fabric, NodeId(rank), place), unit()).unwrap();
                 over(&nic.host()).await;
             }
             other => panic!("no fabric {other}"),
         }
     });
+}
+
+/// The node's configuration over UDP: without keys, with a key of the fabric, with keys of the nodes.
+fn on_sockets(fabric: &str, node: NodeId, place: &str) -> UdpConfig {
+    let (addresses, secrets) = place.split_once(';').unwrap_or((place, ""));
+    let peers: Vec<SocketAddr> =
+        addresses.split(',').map(|address| address.parse().unwrap()).collect();
+    let config = UdpConfig::new(node, peers);
+    match fabric {
+        "sealed" => config.key(Key::new(1, [3; 32])),
+        "identified" => {
+            let secrets: Vec<SecretKey> =
+                secrets.split(',').map(|secret| secret.parse().unwrap()).collect();
+            let list = secrets.iter().map(SecretKey::public).collect();
+            let own = secrets[node.index()].clone();
+            config.identity(Identity::new(node, own, list).unwrap())
+        }
+        _ => config,
+    }
 }
 
 fn unit() -> Unit {
@@ -171,7 +194,7 @@ async fn talk<C: Carrier + 'static>(carrier: C) {
 
 /// Where the two processes of a fabric find each other; no other test has it.
 fn place(fabric: &str) -> String {
-    if fabric != "udp" {
+    if !["udp", "sealed", "identified"].contains(&fabric) {
         return format!(
             "midplane-restarts-{fabric}-{}-{:?}",
             std::process::id(),
@@ -180,7 +203,12 @@ fn place(fabric: &str) -> String {
     }
     let sockets = [0, 1].map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     let [first, second] = sockets.map(|socket| socket.local_addr().unwrap().to_string());
-    format!("{first},{second}")
+    let addresses = format!("{first},{second}");
+    if fabric != "identified" {
+        return addresses;
+    }
+    let [first, second] = [(); 2].map(|()| SecretKey::generate().unwrap().to_text());
+    format!("{addresses};{first},{second}")
 }
 
 /// For so long there is no process.
@@ -224,6 +252,7 @@ fn a_pair_starts_over_lanes_after_a_killed_one() {
 
 /// One of two is killed and started again after `pause`, thrice: the other one's connection ends, and it
 /// talks with the new process.
+#[expect(clippy::disallowed_methods, reason = "the time until it is talked to is what is tried")]
 fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
     let place = place(fabric);
     let stays = Program::start(fabric, 1 - returns, &place);
@@ -233,8 +262,12 @@ fn one_of_two_returns(fabric: &str, returns: u32, pause: Duration) {
     for _ in 0..3 {
         goes.kill();
         stay_away(pause);
+        let begin = Instant::now();
         goes = Program::start(fabric, returns, &place);
         goes.hears("talks");
+        let took = begin.elapsed();
+        println!("{fabric}: after {pause:?}, rank {returns} was talked to within {took:?}");
+        assert!(took < SOON + SLACK, "it took {took:?}");
         let lost = stays.hears("lost");
         assert!(lost.contains("gone"), "{lost}");
         stays.hears("talks");
@@ -263,4 +296,23 @@ fn a_process_that_returns_is_talked_to_over_lanes() {
         one_of_two_returns("lanes", returns, Duration::from_millis(200));
     }
     one_of_two_returns("lanes", 1, Duration::from_secs(2));
+}
+
+#[test]
+fn a_process_that_returns_with_its_keys_is_talked_to_over_udp() {
+    for fabric in ["sealed", "identified"] {
+        for returns in [0, 1] {
+            one_of_two_returns(fabric, returns, Duration::from_millis(200));
+        }
+    }
+}
+
+#[test]
+#[ignore = "it waits for minutes"]
+fn a_process_that_returns_after_20_s_is_talked_to_on_each_live_fabric() {
+    std::thread::scope(|all| {
+        for fabric in ["udp", "sealed", "identified", "shm", "lanes"] {
+            all.spawn(move || one_of_two_returns(fabric, 1, Duration::from_secs(20)));
+        }
+    });
 }

@@ -12,7 +12,8 @@ use midplane_via::message::group::Rank;
 use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
 use midplane_via::message::process::{MessageError, Process};
 use midplane_via::message::request::Failure;
-use midplane_via::service::{CallError, Client, LaneError, Receiver, Server};
+use midplane_via::service::{CallError, Client, LaneError, Receiver, Server, Streams};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower_service::Service;
 
 type World = Communicator<Engine<MemoryCarrier>>;
@@ -133,4 +134,31 @@ fn a_request_or_an_item_that_is_too_long_is_not_kept() {
     let truncated = Failure::Truncated { length: 1 << 20, room: 11 };
     let failed = LaneError::Message(MessageError::Failed(truncated));
     assert_eq!(soon(&views, receiver.receive()), Some(Err(failed)));
+}
+
+#[test]
+fn a_peer_that_never_ends_its_streams_makes_a_process_keep_no_more_than_its_bound() {
+    const MOST: usize = 8;
+    let views = pair();
+    let accepts = Streams::new(views[0].clone()).dropped(MOST);
+    let connects = Streams::new(views[1].clone());
+    let mut never_ended = Vec::new();
+    for _ in 0..200 {
+        let mut stream = soon(&views, connects.connect(Rank(0))).unwrap().unwrap();
+        soon(&views, stream.write_all(b"some")).unwrap().unwrap();
+        never_ended.push(stream);
+        drop(soon(&views, accepts.accept()).unwrap().unwrap());
+    }
+    // What was dropped is looked at when another one is accepted: one more receive is that one's.
+    assert!(soon(&views, accepts.accept()).is_none());
+    let waiting = views[0].explain().waiting.len();
+    assert!(waiting <= MOST + 1, "{waiting} receives");
+
+    // Other streams of the same peer are served.
+    let mut writes = soon(&views, connects.connect(Rank(0))).unwrap().unwrap();
+    let mut reads = soon(&views, accepts.accept()).unwrap().unwrap();
+    for _ in 0..100 {
+        soon(&views, writes.write_all(&[7; 10_000])).unwrap().unwrap();
+        soon(&views, reads.read_exact(&mut [0; 10_000])).unwrap().unwrap();
+    }
 }

@@ -148,6 +148,10 @@ pub(super) fn ask(socket: &Socket, request: Request) -> io::Result<(Answer, Vec<
 
 /// The daemon's: the next request; `None` if the client is gone, or says what makes no sense.
 pub(super) fn next(socket: &Socket) -> Option<Request> {
+    // A client passes no descriptors.
+    if socket.brings_descriptors() {
+        return None;
+    }
     Request::parse(socket.receive().ok()??.0)
 }
 

@@ -26,6 +26,8 @@ use crate::wakes::Wakes;
 
 /// Memory that one client may have lent in all its ports: 1 GiB; what is not touched takes none.
 pub const DEFAULT_LOAN: usize = 1 << 30;
+/// Connections that one client, a process, may have: one for each of its ports.
+pub const DEFAULT_CONNECTIONS: usize = 256;
 /// Least memory that is lent at once: each loan is a mapping, and a process can have some 65,000.
 const LEAST_LOAN: usize = 64 << 10;
 /// As long as waking a parked process takes.
@@ -42,6 +44,7 @@ pub struct ServerConfig {
     admitted: Vec<u32>,
     spin: Duration,
     loan: usize,
+    connections: usize,
 }
 
 impl ServerConfig {
@@ -49,7 +52,7 @@ impl ServerConfig {
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         let (admitted, spin, loan) = (Vec::new(), DEFAULT_SPIN, DEFAULT_LOAN);
-        Self { name: name.into(), admitted, spin, loan }
+        Self { name: name.into(), admitted, spin, loan, connections: DEFAULT_CONNECTIONS }
     }
 
     /// Admits processes of this user, too. Default: those of the own user only.
@@ -73,6 +76,15 @@ impl ServerConfig {
     #[must_use]
     pub const fn loan(mut self, bytes: usize) -> Self {
         self.loan = bytes;
+        self
+    }
+
+    /// Bounds the connections that one client, a process, has at a time: one for each of its ports, and one for each
+    /// [`Client::connect`](super::Client::connect) while that lasts. The daemon closes further ones unheard: opening a
+    /// port fails as [`OpenError::System`](crate::host::OpenError::System). Default: [`DEFAULT_CONNECTIONS`].
+    #[must_use]
+    pub const fn connections(mut self, most: usize) -> Self {
+        self.connections = most;
         self
     }
 }
@@ -108,13 +120,14 @@ pub struct PortServer {
 
 impl PortServer {
     pub(crate) fn open(config: ServerConfig, nic: Arc<dyn Source>) -> Result<Self, ServeError> {
-        let ServerConfig { name, admitted, spin, loan } = config;
+        let ServerConfig { name, admitted, spin, loan, connections } = config;
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(ServeError::Name(name.len()));
         }
         let system = |error: Errno| ServeError::System(error.kind());
         let node = nic.node();
-        let acceptor = Acceptor::open(&address(&name, node).map_err(system)?, admitted);
+        let address = address(&name, node).map_err(system)?;
+        let acceptor = Acceptor::open(&address, admitted, connections);
         let acceptor = acceptor.map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => ServeError::Occupied { node, name: name.clone() },
             kind => ServeError::System(kind),
@@ -363,6 +376,7 @@ impl Room {
             let refused = OpenError::System(io::ErrorKind::OutOfMemory);
             return answer(socket, Answer::Refused(refused), &[]).is_ok();
         }
+        socket.place().into_iter().for_each(|place| channel.occupy(place));
         // Before it can do anything with it.
         self.holders.add(port, process);
         let (epoch, spin_nanos) = (name.epoch, self.spin_nanos);

@@ -215,3 +215,41 @@ fn a_client_is_lent_no_more_in_all_its_ports_than_in_one() {
         nic.shutdown().await;
     });
 }
+
+#[test]
+fn a_client_has_no_more_connections_than_its_bound() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let name = format!("connecting client {}", std::process::id());
+        let nic = ShmNic::start(ShmConfig::new(name.clone(), NodeId(0), 1), Done).unwrap();
+        let server = nic.serve_ports(ServerConfig::new(&name).connections(3)).unwrap();
+        let host = Client::connect(ClientConfig::new(&name, NodeId(0))).unwrap().host();
+        // The daemon may not have closed the connection before: at most three are open at any time.
+        let mut ports = Vec::new();
+        let full = async {
+            while ports.len() < 3 {
+                ports.extend(host.open_port().ok());
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, full).await.expect("three are admitted");
+        for _ in 0..10 {
+            assert!(matches!(host.open_port(), Err(OpenError::System(_))));
+        }
+        // Those that it has go on.
+        for port in &mut ports {
+            port.submit(&Command { cookie: 7, ..Command::default() }).unwrap();
+            let done = tokio::time::timeout(PATIENCE, port.completion()).await;
+            assert_eq!(done.unwrap().unwrap().cookie, 7);
+        }
+        ports.pop();
+        let again = async {
+            while host.open_port().is_err() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, again).await.expect("there is a place again");
+        drop(server);
+        nic.shutdown().await;
+    });
+}

@@ -9,6 +9,7 @@ use atomic_waker::AtomicWaker;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 use super::ground::Ground;
 use super::{PortName, RegisterError};
+use crate::deferred;
 use crate::id::PortId;
 use crate::region::{Memory, RegionOptions, RegionRef};
 
@@ -143,21 +144,21 @@ impl Registrar {
 
     /// The NIC's: something was completed.
     pub(crate) fn wake(&self) {
-        self.waker.wake();
+        deferred::wake(self.waker.take());
     }
 
     /// The NIC's: something was completed, and a fence has passed since.
     pub(super) fn wake_waiting(&self) {
         if self.waiting.load(Ordering::Relaxed) {
             self.waiting.store(false, Ordering::Relaxed);
-            self.waker.wake();
+            self.wake();
         }
     }
 
     /// The NIC's: it has stopped.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.waker.wake();
+        self.wake();
     }
 
     /// The NIC's: whether something was registered or deregistered since the last time.

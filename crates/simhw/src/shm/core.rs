@@ -2,12 +2,14 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::task::{Wake, Waker};
 
 use tokio::sync::watch;
 
 use super::ShmCounters;
 use super::engine::Engine;
 use super::rendezvous::{Link, Lobby};
+use crate::deferred::{self, Held};
 use crate::hardware::Firmware;
 use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
@@ -23,6 +25,28 @@ enum News {
     Left(NodeId),
 }
 
+/// The peers that are there.
+struct Peers {
+    joined: Mutex<Vec<NodeId>>,
+    shown: watch::Sender<Vec<NodeId>>,
+}
+
+impl Peers {
+    fn change(self: &Arc<Self>, change: impl FnOnce(&mut Vec<NodeId>)) {
+        change(&mut self.joined.lock().unwrap_or_else(PoisonError::into_inner));
+        deferred::wake(Some(Waker::from(Arc::clone(self))));
+    }
+}
+
+impl Wake for Peers {
+    /// Shows the peers that are there by now to tasks that watch: once no lock is held, as that wakes those tasks.
+    fn wake(self: Arc<Self>) {
+        self.shown.send_modify(|shown| {
+            shown.clone_from(&self.joined.lock().unwrap_or_else(PoisonError::into_inner));
+        });
+    }
+}
+
 /// A NIC, to all who run it. The engine is gone once the NIC has stopped.
 pub(super) struct Core<F> {
     node: NodeId,
@@ -36,7 +60,7 @@ pub(super) struct Core<F> {
     /// When the driver wakes by itself, in nanoseconds.
     driver_wakes: AtomicU64,
     is_ending: AtomicBool,
-    peers: watch::Sender<Vec<NodeId>>,
+    peers: Arc<Peers>,
     last_counters: Mutex<ShmCounters>,
     spin_nanos: u32,
 }
@@ -71,15 +95,15 @@ impl<F: Firmware> Core<F> {
             is_watched: AtomicBool::new(false),
             driver_wakes: AtomicU64::new(0),
             is_ending: AtomicBool::new(false),
-            peers: watch::Sender::new(Vec::new()),
+            peers: Arc::new(Peers { joined: Mutex::default(), shown: watch::Sender::default() }),
             last_counters: Mutex::default(),
             spin_nanos,
         }
     }
 
-    /// The engine. One whose firmware has panicked is thrown away: its ports close.
-    fn engine(&self) -> MutexGuard<'_, Option<Engine<F>>> {
-        self.engine.lock().unwrap_or_else(thrown_away)
+    /// The engine; what becomes due to be woken waits for this to be released. One whose firmware has panicked is thrown away: its ports close.
+    fn engine(&self) -> Held<'_, Option<Engine<F>>> {
+        Held::new(|| self.engine.lock().unwrap_or_else(thrown_away))
     }
 
     /// Wakes the driver.
@@ -109,7 +133,7 @@ impl<F: Firmware> Core<F> {
                         continue;
                     }
                     engine.join(link);
-                    self.peers.send_modify(|peers| {
+                    self.peers.change(|peers| {
                         peers.retain(|peer| *peer != node);
                         peers.push(node);
                         peers.sort_unstable();
@@ -118,7 +142,7 @@ impl<F: Firmware> Core<F> {
                 News::Left(node) => {
                     self.wakes.remove(node.0.into());
                     engine.leave(node);
-                    self.peers.send_modify(|peers| peers.retain(|peer| *peer != node));
+                    self.peers.change(|peers| peers.retain(|peer| *peer != node));
                 }
             }
         }
@@ -127,11 +151,12 @@ impl<F: Firmware> Core<F> {
     /// An application looks: the NIC takes a turn, unless somebody else gives it one.
     #[inline]
     fn visit(&self) -> bool {
-        let mut engine = match self.engine.try_lock() {
-            Ok(engine) => engine,
-            Err(TryLockError::WouldBlock) => return false,
-            Err(TryLockError::Poisoned(poisoned)) => thrown_away(poisoned),
-        };
+        let engine = Held::try_new(|| match self.engine.try_lock() {
+            Ok(engine) => Some(engine),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(poisoned)) => Some(thrown_away(poisoned)),
+        });
+        let Some(mut engine) = engine else { return false };
         let Some(engine) = &mut *engine else { return false };
         self.take_news(engine);
         let was_any = engine.visit();
@@ -280,7 +305,7 @@ impl<F: Firmware + Send + 'static> Station for Core<F> {
     }
 
     fn peers(&self) -> watch::Receiver<Vec<NodeId>> {
-        self.peers.subscribe()
+        self.peers.shown.subscribe()
     }
 }
 

@@ -34,6 +34,8 @@ use greeting::{Greeting, Kind as Message, receive, send, take};
 const RETRY: Duration = Duration::from_millis(20);
 /// How long a connection may take to say what it is.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Connections of one process beside those of peers: of tries that have failed, until they are closed.
+const SPARE: usize = 16;
 
 /// Both directions to a peer.
 #[derive(Debug)]
@@ -124,7 +126,9 @@ impl Rendezvous {
             Terms { node: config.node, nodes: config.nodes, incarnation, shape: config.shape() };
         let system = |error: rustix::io::Errno| StartError::System(error.kind());
         let address = address(&config.name, config.node).map_err(system)?;
-        let acceptor = Acceptor::open(&address, config.admitted.clone());
+        // A process may be all peers, each of which starts again.
+        let most = 2 * usize::from(config.nodes) + SPARE;
+        let acceptor = Acceptor::open(&address, config.admitted.clone(), most);
         let acceptor = acceptor.map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => {
                 StartError::Occupied { node: config.node, name: config.name.clone() }

@@ -15,6 +15,7 @@ use super::engine::Engine;
 use super::looks::Looks;
 use super::nic::Nic;
 use super::watched::Watched;
+use crate::deferred::Held;
 use crate::hardware::Firmware;
 use crate::time::Instant;
 
@@ -64,18 +65,18 @@ enum Next {
 }
 
 impl<F: Firmware> Core<F> {
-    /// The engine. One whose firmware has panicked is thrown away: its ports close.
-    fn engine(&self) -> MutexGuard<'_, Option<Engine<F>>> {
-        self.engine.lock().unwrap_or_else(thrown_away)
+    /// The engine; what becomes due to be woken waits for this to be released. One whose firmware has panicked is thrown away: its ports close.
+    fn engine(&self) -> Held<'_, Option<Engine<F>>> {
+        Held::new(|| self.engine.lock().unwrap_or_else(thrown_away))
     }
 
     /// The same, unless somebody has it.
-    fn free_engine(&self) -> Option<MutexGuard<'_, Option<Engine<F>>>> {
-        match self.engine.try_lock() {
+    fn free_engine(&self) -> Option<Held<'_, Option<Engine<F>>>> {
+        Held::try_new(|| match self.engine.try_lock() {
             Ok(engine) => Some(engine),
             Err(TryLockError::WouldBlock) => None,
             Err(TryLockError::Poisoned(poisoned)) => Some(thrown_away(poisoned)),
-        }
+        })
     }
 
     /// A turn of the NIC, which asks the system by itself if it `looks`.

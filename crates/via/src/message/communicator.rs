@@ -464,12 +464,12 @@ impl<P: Progression> Communicator<P> {
 
     /// The process in the place of a member that was lost takes no part in collective operations, and none go
     /// on that another process has left.
-    fn check_member(&self, process: &mut Process<P>, rank: Rank) -> Result<(), MessageError> {
+    fn check_member(&self, process: &Process<P>, rank: Rank) -> Result<(), MessageError> {
         let peer = self.scope.group().peer(rank)?;
         if process.lower().has_returned(peer, self.losses) {
             return Err(Failure::PeerRestarted(peer).into());
         }
-        if process.lower_mut().was_left(self.scope.collective()) {
+        if process.lower().was_left(self.scope.collective()) {
             return Err(Failure::Abandoned.into());
         }
         Ok(())

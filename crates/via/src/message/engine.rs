@@ -30,7 +30,7 @@ use bytes::Bytes;
 use midplane_simhw::region::Payload;
 
 use super::carrier::{Carrier, Event};
-use super::envelope::{Context, Envelope, LEFT, Peer, Tag};
+use super::envelope::{Context, Envelope, Peer, Tag};
 use super::explain::Explanation;
 use super::matching::{Held, Key, Matching, Pattern};
 use super::progression::{
@@ -99,7 +99,7 @@ struct Desk {
     hinting: BTreeSet<Peer>,
     /// Counts losses of processes.
     losses: u32,
-    /// A process has left a collective operation before it had ended: what tells of it is held.
+    /// A process has left a collective operation before it had ended: its link says which.
     has_left: bool,
     /// Contexts in which no receive asks for any tag.
     by_tag: BTreeSet<Context>,
@@ -460,9 +460,8 @@ impl<C: Carrier> Progression for Engine<C> {
         self.desk.losses
     }
 
-    fn was_left(&mut self, context: Context) -> bool {
-        let left = Pattern { context, source: None, tag: Some(LEFT) };
-        self.desk.has_left && self.desk.matching.peek(&left).is_some()
+    fn was_left(&self, context: Context) -> bool {
+        self.desk.has_left && self.desk.links.iter().any(|link| link.left.contains(&context))
     }
 
     fn has_returned(&self, peer: Peer, losses: u32) -> bool {

@@ -195,7 +195,7 @@ pub trait Progression {
     }
 
     /// Whether another process has left a collective operation of this context before it had ended.
-    fn was_left(&mut self, _context: Context) -> bool {
+    fn was_left(&self, _context: Context) -> bool {
         false
     }
 

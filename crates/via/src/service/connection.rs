@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::lane::{Receiver, Sender};
-use super::stream::{Abandoned, ByteStream};
+use super::stream::{Abandoned, ByteStream, DEFAULT_DROPPED};
 use crate::message::communicator::Communicator;
 use crate::message::envelope::Tag;
 use crate::message::group::Rank;
@@ -43,7 +43,18 @@ impl<P: Progression> Streams<P> {
     #[must_use]
     pub fn new(communicator: Communicator<P>) -> Self {
         communicator.assert_no_any_tag();
-        Self { communicator, next: Arc::default(), abandoned: Arc::default() }
+        let abandoned = Arc::new(Abandoned::new(DEFAULT_DROPPED));
+        Self { communicator, next: Arc::default(), abandoned }
+    }
+
+    /// Bounds, for each peer, the streams that were dropped here before the peer ended them and whose bytes this process
+    /// still takes in and throws away. Beyond it, the oldest is given up: what the peer writes there waits in the peer's
+    /// window for unexpected messages, which it then has less of. For clones and streams that are made later. Default:
+    /// [`DEFAULT_DROPPED`].
+    #[must_use]
+    pub fn dropped(mut self, streams: usize) -> Self {
+        self.abandoned = Arc::new(Abandoned::new(streams));
+        self
     }
 
     /// A connection with `peer`, which accepts it when it likes: what is written before that waits.

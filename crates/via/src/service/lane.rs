@@ -256,6 +256,11 @@ impl<P: Progression> Receiver<P> {
         self.ended
     }
 
+    /// The process that sends.
+    pub(super) const fn peer(&self) -> Rank {
+        self.from
+    }
+
     pub(super) fn poll_receive(
         &mut self,
         context: &mut Context<'_>,

@@ -17,23 +17,39 @@ use crate::message::request::Failure;
 /// Most bytes of one message: a longer write is several.
 const MOST: usize = 64 * 1024;
 
+/// Streams of one process that were dropped before that process had ended them, and whose bytes are still taken in.
+pub const DEFAULT_DROPPED: usize = 64;
+
 /// Ends that were dropped before theirs had ended: what still comes for them is thrown away.
 #[derive(Debug)]
-pub(super) struct Abandoned<P: Progression>(Mutex<Vec<Receiver<P>>>);
-
-impl<P: Progression> Default for Abandoned<P> {
-    fn default() -> Self {
-        Self(Mutex::new(Vec::new()))
-    }
+pub(super) struct Abandoned<P: Progression> {
+    /// Of each process, the oldest first.
+    receivers: Mutex<Vec<Receiver<P>>>,
+    /// Most of one process.
+    most: usize,
 }
 
 impl<P: Progression> Abandoned<P> {
-    fn lock(&self) -> MutexGuard<'_, Vec<Receiver<P>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) const fn new(most: usize) -> Self {
+        Self { receivers: Mutex::new(Vec::new()), most }
     }
 
+    fn lock(&self) -> MutexGuard<'_, Vec<Receiver<P>>> {
+        self.receivers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Beyond the bound, the oldest of the same process is given up: what comes for that stays in the process's window.
     fn insert(&self, receiver: Receiver<P>) {
-        self.lock().push(receiver);
+        let peer = receiver.peer();
+        let mut receivers = self.lock();
+        receivers.push(receiver);
+        let is_its = |one: &Receiver<P>| one.peer() == peer;
+        let surplus = receivers.iter().filter(|one| is_its(one)).count() > self.most;
+        let oldest = receivers.iter().position(is_its).filter(|_| surplus);
+        let given_up = oldest.map(|at| receivers.remove(at));
+        // Not under the lock, as its end may wake others.
+        drop(receivers);
+        drop(given_up);
     }
 
     /// The lock is not held meanwhile: what ends here may wake others, who may drop streams.
@@ -41,7 +57,7 @@ impl<P: Progression> Abandoned<P> {
         let mut receivers = std::mem::take(&mut *self.lock());
         if !receivers.is_empty() {
             receivers.retain_mut(|one| !one.discard());
-            self.lock().append(&mut receivers);
+            receivers.drain(..).for_each(|one| self.insert(one));
         }
     }
 }
@@ -55,7 +71,8 @@ impl<P: Progression> Abandoned<P> {
 /// that was written.
 ///
 /// What arrives for a stream that is dropped is thrown away whenever another stream of the same
-/// [`Streams`](super::Streams) reads or is accepted; its writer is not told.
+/// [`Streams`](super::Streams) reads or is accepted; its writer is not told. That is so for a
+/// [bounded](super::Streams::dropped) number of streams of one peer.
 ///
 /// # Cancel safety
 /// That of tokio's traits: a read or write that is dropped has read or written nothing.

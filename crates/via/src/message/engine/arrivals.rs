@@ -119,7 +119,14 @@ impl Desk {
         let charge = self.admit(from, envelope, payload.len())?;
         let key = Key::of(envelope);
         if key.tag == LEFT && key.context.is_collective() {
-            self.leave(key.context);
+            self.free(key, charge);
+            self.leave(key);
+            if envelope.kind == Kind::Announce {
+                self.answer(from, Kind::Clear, Marks::NONE, (envelope.from, 0), 0);
+            } else {
+                self.acknowledge(from, envelope.from);
+            }
+            return Ok(());
         }
         let (arrival, receive) = self.matching.arrive(key);
         match receive {

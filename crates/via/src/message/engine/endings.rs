@@ -2,7 +2,7 @@
 
 use super::flows::{Flows, Untold};
 use super::seeks::Seeks;
-use super::{Arrived, Desk, Link};
+use super::{Arrived, Desk, ENTRY, Link};
 use crate::message::envelope::{Context, Peer};
 use crate::message::explain::{Explanation, Missing, Unmatched};
 use crate::message::matching::{Held, Key};
@@ -139,9 +139,17 @@ impl Desk {
         });
     }
 
-    /// A process has left a collective operation before it had ended: here it ends as well.
-    pub(super) fn leave(&mut self, context: Context) {
+    /// A process has left a collective operation before it had ended: here it ends as well. Of each process, as many
+    /// such notices are kept as its window would hold; those of the oldest communicators are forgotten first.
+    pub(super) fn leave(&mut self, Key { context, source, .. }: Key) {
         self.has_left = true;
+        let most = self.config.window / ENTRY;
+        if let Some(link) = self.link_mut(source) {
+            link.left.insert(context);
+            if link.left.len() > most {
+                link.left.pop_first();
+            }
+        }
         self.fail(Failure::Abandoned, |record| match record.operation {
             Operation::Send { context: at, .. } => at == context,
             Operation::Receive(pattern) => pattern.context == context,

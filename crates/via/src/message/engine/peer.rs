@@ -1,11 +1,11 @@
 //! What an engine knows of another process.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::flows::{Class, Flows, Untold};
 use super::hinted::Hinted;
 use super::seeks::Seeks;
-use crate::message::envelope::Envelope;
+use crate::message::envelope::{Context, Envelope};
 use crate::message::request::Request;
 
 /// An announced message whose bytes are leaving.
@@ -57,6 +57,8 @@ pub(super) struct Link {
     /// Messages to it that wait here, and what is asked of those that wait there.
     pub(super) hinted: Hinted,
     pub(super) seeks: Seeks,
+    /// Contexts of collective operations that it has left.
+    pub(super) left: BTreeSet<Context>,
 }
 
 impl Link {
