@@ -21,6 +21,7 @@ mod one_at_a_time;
 mod programs;
 mod quarantine;
 mod reassembly;
+mod restarts;
 mod senders;
 mod small;
 mod stops;
