@@ -16,6 +16,7 @@ mod hostile;
 mod hostile_memory;
 mod incast;
 mod install;
+mod killed;
 mod messages;
 mod one_at_a_time;
 mod programs;
