@@ -6,10 +6,15 @@
 //! first bit follows the last one's last. The receiver hears nothing of it, unless its buffers are
 //! part of the token, or a token is lost.
 //!
+//! A receiver that restarts tells all senders to give up the tokens of its former incarnation, and makes a new one a
+//! lease later. Messages that left for the former incarnation are lost.
+//!
+//! - `buffers`: the receiver's buffers in a token
 //! - [`config`]: which links there are, and how they are used
 //! - [`lead`]: how early a token is released
 //! - `link`: the token protocol of one link, at one sender
 
+mod buffers;
 pub mod config;
 pub mod lead;
 mod lease;
@@ -43,6 +48,7 @@ use crate::control::MAX_MESSAGE;
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId, TransmitNews};
 use crate::messages::{self, Messages};
 use crate::timeout::Service;
+use buffers::{BufferRequest, Promise};
 use link::{Link, LinkSetup, Outbox};
 use message::{Body, LinkMessage};
 use route::{GRANT_BYTES, Route, State};
@@ -93,36 +99,6 @@ struct Place {
     wants_buffers: Option<BufferRequest>,
     /// The last promise of buffers to a sender.
     promised: Promise,
-}
-
-/// A sender that waits for the receiver's buffers.
-#[derive(Clone, Copy, Debug)]
-struct BufferRequest {
-    from: Party,
-    /// The epoch of the sender's token.
-    epoch: Epoch,
-    /// Messages sent into buffers since the epoch began.
-    consumed: u32,
-    /// When the first of equal requests came.
-    since: Instant,
-}
-
-impl BufferRequest {
-    /// Whether `other` asks for the same, again.
-    fn repeats(&self, other: &Self) -> bool {
-        (self.from, self.epoch, self.consumed) == (other.from, other.epoch, other.consumed)
-    }
-}
-
-/// A promise of buffers.
-#[derive(Clone, Copy, Debug, Default)]
-struct Promise {
-    /// The epoch of the token that carries it.
-    epoch: Epoch,
-    /// Messages that had been sent in this epoch.
-    sent: u32,
-    /// Messages that had arrived.
-    arrived: u32,
 }
 
 impl Place {
@@ -313,31 +289,6 @@ impl Coordination {
         } else if let Some(link) = &mut place.link {
             let trip_ns = grant_nanos(nic, &place.config.senders);
             link.handle(now, party, message.clock, trip_ns, message.body);
-        }
-    }
-
-    /// Answers senders that wait for buffers, if there are any. Messages under way are still to
-    /// take theirs: what has not come within a while is lost.
-    fn lend_buffers(&mut self, nic: &mut Context<'_>) {
-        let (free, arrived) = (self.receiver.free_buffers(), self.receiver.arrived());
-        let now = nic.now();
-        let patience_ns = nanos(self.config.lease) / 16;
-        for place in &mut self.places {
-            let Some(request) = place.wants_buffers.filter(|_| free > 0) else { continue };
-            let BufferRequest { epoch, consumed, .. } = request;
-            let last = place.promised;
-            let all_here = epoch == last.epoch
-                && consumed.checked_sub(last.sent) == Some(arrived.wrapping_sub(last.arrived));
-            let lost_by = request.since.plus_nanos(patience_ns);
-            if !all_here && now < lost_by {
-                nic.set_timeout_at(LENDING, Service::Exact, lost_by);
-                continue;
-            }
-            place.wants_buffers = None;
-            place.promised = Promise { epoch, sent: consumed, arrived };
-            let Some(node) = place.node(request.from) else { continue };
-            let body = Body::AddBuffers { epoch, limit: consumed.saturating_add(free) };
-            say(nic, node, place.config.number, body);
         }
     }
 
