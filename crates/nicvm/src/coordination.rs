@@ -6,10 +6,15 @@
 //! first bit follows the last one's last. The receiver hears nothing of it, unless its buffers are
 //! part of the token, or a token is lost.
 //!
+//! A receiver that restarts tells all senders to give up the tokens of its former incarnation, and makes a new one a
+//! lease later. Messages that left for the former incarnation are lost.
+//!
+//! - `buffers`: the receiver's buffers in a token
 //! - [`config`]: which links there are, and how they are used
 //! - [`lead`]: how early a token is released
 //! - `link`: the token protocol of one link, at one sender
 
+mod buffers;
 pub mod config;
 pub mod lead;
 mod lease;
@@ -21,6 +26,7 @@ mod route;
 mod tests;
 mod witness;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use midplane_simhw::frame::{Frame, HEADER_BYTES};
@@ -42,6 +48,7 @@ use crate::control::MAX_MESSAGE;
 use crate::extension::{Extension, InitError, PeerEvent, TimeoutId, TransmitNews};
 use crate::messages::{self, Messages};
 use crate::timeout::Service;
+use buffers::{BufferRequest, Promise};
 use link::{Link, LinkSetup, Outbox};
 use message::{Body, LinkMessage};
 use route::{GRANT_BYTES, Route, State};
@@ -90,18 +97,8 @@ struct Place {
     user: Option<usize>,
     /// Who waits for the receiver's buffers.
     wants_buffers: Option<BufferRequest>,
-    /// Messages that had been sent, and those that had arrived, when buffers were last promised.
-    promised: (u32, u32),
-}
-
-/// A sender that waits for the receiver's buffers.
-#[derive(Clone, Copy, Debug)]
-struct BufferRequest {
-    from: Party,
-    /// Messages sent into buffers since the epoch began.
-    consumed: u32,
-    /// When it came.
-    since: Instant,
+    /// The last promise of buffers to a sender.
+    promised: Promise,
 }
 
 impl Place {
@@ -143,6 +140,8 @@ pub struct Coordination {
     receiver: Messages,
     /// When the links want to be looked at.
     alarm: Option<Instant>,
+    /// The newest known incarnation of each party's unit.
+    incarnations: BTreeMap<NodeId, Incarnation>,
 }
 
 impl Coordination {
@@ -159,6 +158,7 @@ impl Coordination {
             next_route: 0,
             receiver: Messages::new(),
             alarm: None,
+            incarnations: BTreeMap::new(),
         })
     }
 
@@ -202,7 +202,7 @@ impl Coordination {
                 witness,
                 user: None,
                 wants_buffers: None,
-                promised: (0, 0),
+                promised: Promise::default(),
             });
         }
         for (destination, links) in &config.routes {
@@ -277,8 +277,10 @@ impl Coordination {
             return;
         };
         let Some(party) = place.party(from) else { return };
-        if let Body::NeedBuffers { consumed } = message.body {
-            place.wants_buffers = Some(BufferRequest { from: party, consumed, since: now });
+        if let Body::NeedBuffers { epoch, consumed } = message.body {
+            let request = BufferRequest { from: party, epoch, consumed, since: now };
+            let known = place.wants_buffers.filter(|known| known.repeats(&request));
+            place.wants_buffers = Some(known.unwrap_or(request));
             self.lend_buffers(nic);
             return;
         }
@@ -290,27 +292,39 @@ impl Coordination {
         }
     }
 
-    /// Answers senders that wait for buffers, if there are any. Messages under way are still to
-    /// take theirs: what has not come within a while is lost.
-    fn lend_buffers(&mut self, nic: &mut Context<'_>) {
-        let (free, arrived) = (self.receiver.free_buffers(), self.receiver.arrived());
+    /// The unit of `node` is up in this incarnation; `restarted`: a former one was known here.
+    fn on_incarnation(
+        &mut self,
+        nic: &Context<'_>,
+        node: NodeId,
+        incarnation: Incarnation,
+        restarted: bool,
+    ) {
+        if restarted {
+            self.on_lost(nic, node, true);
+        }
         let now = nic.now();
-        let patience_ns = nanos(self.config.lease) / 16;
-        for place in &mut self.places {
-            let Some(request) = place.wants_buffers.filter(|_| free > 0) else { continue };
-            let (sent_then, arrived_then) = place.promised;
-            let all_here =
-                request.consumed.checked_sub(sent_then) == Some(arrived.wrapping_sub(arrived_then));
-            let lost_by = request.since.plus_nanos(patience_ns);
-            if !all_here && now < lost_by {
-                nic.set_timeout_at(LENDING, Service::Exact, lost_by);
-                continue;
+        for place in self.places.iter_mut().filter(|place| place.config.witness == node) {
+            if let Some(link) = &mut place.link {
+                link.on_witness(now, incarnation);
             }
-            place.wants_buffers = None;
-            place.promised = (request.consumed, arrived);
-            let Some(node) = place.node(request.from) else { continue };
-            let body = Body::AddBuffers { limit: request.consumed.saturating_add(free) };
-            say(nic, node, place.config.number, body);
+        }
+    }
+
+    /// The unit of `node` does not answer any more, or has lost what it knew.
+    fn on_lost(&mut self, nic: &Context<'_>, node: NodeId, restarted: bool) {
+        let now = nic.now();
+        for place in &mut self.places {
+            let Some(party) = place.party(node) else { continue };
+            if let Some(link) = &mut place.link {
+                link.on_lost(now, party, restarted);
+            }
+            if let Some(witness) = place.witness.as_mut().filter(|_| restarted) {
+                witness.on_restarted(party);
+            }
+            if place.wants_buffers.is_some_and(|request| request.from == party) {
+                place.wants_buffers = None;
+            }
         }
     }
 
@@ -368,6 +382,7 @@ fn say(nic: &mut Context<'_>, to: NodeId, link: u16, body: Body) {
 impl Extension for Coordination {
     fn init(&mut self, nic: &mut Context<'_>) -> Result<(), InitError> {
         self.start(nic);
+        self.flush(nic);
         let extension = nic.extension();
         nic.steer_gate().map_err(|_| InitError::Refused {
             extension,
@@ -429,20 +444,17 @@ impl Extension for Coordination {
     }
 
     fn on_peer(&mut self, nic: &mut Context<'_>, event: PeerEvent) {
-        let (node, restarted) = match event {
-            PeerEvent::Up(..) => return,
-            PeerEvent::Restarted(node, _) => (node, true),
-            PeerEvent::Down(node) => (node, false),
-        };
-        let now = nic.now();
-        for place in &mut self.places {
-            let party = place.party(node);
-            if let (Some(party), Some(link)) = (party, &mut place.link) {
-                link.on_lost(now, party, restarted);
+        match event {
+            // A peer that was down may be back in the same incarnation: it has kept what it knew.
+            PeerEvent::Up(node, incarnation) | PeerEvent::Restarted(node, incarnation) => {
+                if !self.places.iter().any(|place| place.party(node).is_some()) {
+                    return;
+                }
+                let known = self.incarnations.insert(node, incarnation);
+                let restarted = known.is_some_and(|known| known != incarnation);
+                self.on_incarnation(nic, node, incarnation, restarted);
             }
-            if place.wants_buffers.is_some_and(|request| Some(request.from) == party) {
-                place.wants_buffers = None;
-            }
+            PeerEvent::Down(node) => self.on_lost(nic, node, false),
         }
         self.settle(nic);
     }

@@ -14,6 +14,7 @@ mod leaving;
 
 use std::collections::VecDeque;
 
+use midplane_simhw::id::Incarnation;
 use midplane_simhw::time::Instant;
 
 use super::lease::Lease;
@@ -99,6 +100,8 @@ pub(crate) struct Link {
     given_before: u32,
     /// For each sender, the number of its last grant.
     taken: Vec<u32>,
+    /// Parties that did not answer, and of which nothing has been heard since.
+    down: Parties,
     /// This sender has gone.
     left: bool,
     outbox: Outbox,
@@ -131,6 +134,7 @@ impl Link {
             given: None,
             given_before: 0,
             taken: vec![0; setup.senders],
+            down: Parties::default(),
             left: false,
             outbox: VecDeque::new(),
             counters: LinkCounters::default(),
@@ -214,8 +218,8 @@ impl Link {
     /// Asks the receiver for buffers.
     pub(crate) fn ask_buffers(&mut self) {
         if let Some(token) = &self.token {
-            let consumed = token.consumed;
-            self.send(Party::WITNESS, Body::NeedBuffers { consumed });
+            let (epoch, consumed) = (self.epoch, token.consumed);
+            self.send(Party::WITNESS, Body::NeedBuffers { epoch, consumed });
         }
     }
 
@@ -274,6 +278,7 @@ impl Link {
             return;
         }
         self.lease.on_clock(now, from, clock);
+        self.down = self.down.without(from);
         match body {
             Body::UniReqLink { epoch, requesters } => {
                 self.learn_epoch(now, epoch, None, None);
@@ -305,8 +310,8 @@ impl Link {
             }
             Body::AskSupport { epoch, round } => self.on_ask(now, from, epoch, round),
             Body::Support { epoch, round } => self.lease.on_support(from, epoch, round),
-            Body::AddBuffers { limit } => {
-                if let Some(token) = &mut self.token {
+            Body::AddBuffers { epoch, limit } => {
+                if let Some(token) = self.token.as_mut().filter(|_| epoch == self.epoch) {
                     token.buffers = token.buffers.max(limit);
                 }
             }
@@ -322,13 +327,26 @@ impl Link {
         // Another life of it does not know what this one has taken.
         self.given.take_if(|(to, _)| *to == party);
         self.forget_request(party);
+        self.down = if restarted { self.down.without(party) } else { self.down.with(party) };
         let concerns = if restarted {
-            self.request.is_some() && self.suspected == Some(party)
+            // Whether or not the token is wanted here: its former self may have been the last to know of it.
+            self.token.is_none() && self.suspected == Some(party)
         } else {
             self.live.contains(party) && (self.request.is_some() || self.needs_lease())
         };
         if concerns && party != Party::WITNESS {
             self.recover(now, if restarted { None } else { Some(party) });
+        }
+    }
+
+    /// The witness is up in this incarnation: tokens that a former one has made are void, for it neither
+    /// stands by them nor has promised their buffers.
+    pub(crate) fn on_witness(&mut self, now: Instant, incarnation: Incarnation) {
+        let base = Epoch::base(incarnation);
+        let known = self.epoch > Epoch::default() && self.epoch < base && self.given_up < base;
+        // The token of the genesis is nobody's: the first incarnation stands by it.
+        if known && incarnation != Incarnation::FIRST && !self.left {
+            self.on_give_up(now, base);
         }
     }
 

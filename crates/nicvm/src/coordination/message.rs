@@ -1,6 +1,7 @@
 //! The control messages of sender coordination: the paper's four, under their names, and those that
 //! recovery and receive buffers need.
 
+use midplane_simhw::id::Incarnation;
 use midplane_simhw::wire::{self, WireError};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,11 @@ pub struct Epoch(pub u64);
 impl Epoch {
     /// The token that exists without anybody having made it, where all start together.
     pub(crate) const GENESIS: Self = Self(1);
+
+    /// The epoch before the first one that a witness makes in this incarnation.
+    pub(crate) fn base(incarnation: Incarnation) -> Self {
+        Self(u64::from(incarnation.0) << 32)
+    }
 }
 
 /// A token on its way.
@@ -72,10 +78,10 @@ pub(crate) enum Body {
     /// I go: I stand by nothing any more, take nothing, and want nothing until I say so in another
     /// life. `taken`: the number of your last grant that has reached me, 0 for none.
     Leave { epoch: Epoch, taken: u32 },
-    /// To the receiver: all buffers are used; so many messages were sent.
-    NeedBuffers { consumed: u32 },
-    /// From the receiver: there are buffers for messages up to this number.
-    AddBuffers { limit: u32 },
+    /// To the receiver: all buffers are used; so many messages were sent in this epoch.
+    NeedBuffers { epoch: Epoch, consumed: u32 },
+    /// From the receiver: there are buffers for messages of this epoch up to this number.
+    AddBuffers { epoch: Epoch, limit: u32 },
 }
 
 /// A control message: which link, and what about it.

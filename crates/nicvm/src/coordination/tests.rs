@@ -54,7 +54,7 @@ struct Node {
     wanted: u32,
     turns: u32,
     waiting_since: Option<u64>,
-    /// The life of each node that it last heard of.
+    /// The life of each node that it last heard of; 0 for none.
     heard: Vec<u32>,
 }
 
@@ -95,7 +95,7 @@ impl Net {
                 wanted: 0,
                 turns: 0,
                 waiting_since: None,
-                heard: vec![1; senders + 1],
+                heard: Vec::new(),
             }
         });
         let nodes: Vec<Node> = nodes.collect();
@@ -126,6 +126,7 @@ impl Net {
         let node = &mut self.nodes[at];
         let now = node.clock.at(self.t);
         let genesis = self.genesis && node.life == 1;
+        node.heard = vec![0; senders + 1];
         let quiet_until = if genesis { now } else { now.plus_nanos(LEASE_NS) };
         node.role = if node.party == Party::WITNESS {
             let incarnation = Incarnation(node.life);
@@ -172,7 +173,7 @@ impl Net {
             .collect();
         for from in told {
             self.channels.remove(&(from, at));
-            self.lose(from, at, true);
+            self.hear(from, at);
         }
     }
 
@@ -183,8 +184,27 @@ impl Net {
     fn lose(&mut self, node: usize, peer: usize, restarted: bool) {
         let party = self.nodes[peer].party;
         let now = self.nodes[node].clock.at(self.t);
-        if let Role::Sender(link) = &mut self.nodes[node].role {
-            link.on_lost(now, party, restarted);
+        match &mut self.nodes[node].role {
+            Role::Sender(link) => link.on_lost(now, party, restarted),
+            Role::Witness(witness) if restarted => witness.on_restarted(party),
+            Role::Witness(_) | Role::Down => {}
+        }
+    }
+
+    /// A node hears of the present life of a peer.
+    fn hear(&mut self, node: usize, peer: usize) {
+        let life = self.nodes[peer].life;
+        let known = std::mem::replace(&mut self.nodes[node].heard[peer], life);
+        if known == life {
+            return;
+        }
+        if known > 0 {
+            self.lose(node, peer, true);
+        }
+        let now = self.nodes[node].clock.at(self.t);
+        let is_witness = self.nodes[peer].party == Party::WITNESS;
+        if let (Role::Sender(link), true) = (&mut self.nodes[node].role, is_witness) {
+            link.on_witness(now, Incarnation(life));
         }
     }
 
@@ -244,10 +264,7 @@ impl Net {
     }
 
     fn handle(&mut self, from: usize, to: usize, message: InFlight) {
-        let life = std::mem::replace(&mut self.nodes[to].heard[from], message.lives.0);
-        if life < message.lives.0 {
-            self.lose(to, from, true);
-        }
+        self.hear(to, from);
         let party = self.nodes[from].party;
         let now = self.nodes[to].clock.at(self.t);
         match &mut self.nodes[to].role {

@@ -50,10 +50,10 @@ impl Witness {
         genesis: bool,
         quiet_until: Instant,
     ) -> Self {
-        Self {
+        let mut witness = Self {
             senders,
             lease_ns,
-            base: Epoch(u64::from(incarnation.0) << 32),
+            base: Epoch::base(incarnation),
             first_life: incarnation == Incarnation::FIRST,
             epoch: if genesis { Epoch::GENESIS } else { Epoch::default() },
             given_up: Epoch::default(),
@@ -64,7 +64,12 @@ impl Witness {
             holder: None,
             quiet_until,
             outbox: Outbox::new(),
+        };
+        if !genesis {
+            // Senders that wait for a former incarnation learn at once that this one is here.
+            Parties::first(senders).iter().for_each(|party| witness.have_given_up(party));
         }
+        witness
     }
 
     pub(crate) fn handle(&mut self, now: Instant, from: Party, body: Body) {
@@ -86,6 +91,17 @@ impl Witness {
             }
             Body::BcastReqLink { requester, .. } => self.on_request(now, requester),
             _ => {}
+        }
+    }
+
+    /// A sender is up in another incarnation. It need not be left out any more; but if the token may have been
+    /// its former self's, it gives that up.
+    pub(crate) fn on_restarted(&mut self, party: Party) {
+        if let Some(entry) = self.excluded.get_mut(usize::from(party.0)) {
+            *entry = None;
+        }
+        if self.holder.is_none_or(|holder| holder == party) {
+            self.have_given_up(party);
         }
     }
 
@@ -256,9 +272,17 @@ impl Witness {
             self.handle_timeout(now);
         } else if self.holder == Some(Party::WITNESS) {
             self.grant(requester, Vec::new());
+        } else if self.epoch == Epoch::default() {
+            self.have_given_up(requester);
         } else {
             self.hint(requester);
         }
+    }
+
+    /// Has a sender give up all tokens that may be; it says when it has.
+    fn have_given_up(&mut self, party: Party) {
+        let epoch = if self.epoch == Epoch::default() { self.base } else { self.epoch };
+        self.outbox.push_back((party, Body::GiveUp { epoch }));
     }
 
     fn hint(&mut self, to: Party) {

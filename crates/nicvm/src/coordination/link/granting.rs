@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use midplane_simhw::time::Instant;
 
 use super::super::member::Party;
-use super::super::message::{Body, Grant, QUEUE_IN_GRANT, REQUESTERS};
+use super::super::message::{Body, Epoch, Grant, QUEUE_IN_GRANT, REQUESTERS};
 use super::{Link, Request, Token};
 use crate::planted::{self, Bug};
 
@@ -13,9 +13,18 @@ impl Link {
     pub(super) fn request_token(&mut self, now: Instant, tries: u32) {
         self.request = Some(Request { sent: now, tries });
         let (epoch, me) = (self.epoch, self.setup.me);
-        match self.suspected.filter(|holder| *holder != me) {
+        // No holder gives its token to a sender that was left out: the witness takes that in again.
+        let left_out = (!self.live.contains(me)).then_some(Party::WITNESS);
+        match left_out.or(self.suspected).filter(|holder| *holder != me) {
             Some(holder) => self.send(holder, Body::UniReqLink { epoch, requesters: vec![me] }),
-            None => self.broadcast(&Body::BcastReqLink { epoch, requester: me }, None),
+            None => {
+                let body = Body::BcastReqLink { epoch, requester: me };
+                self.broadcast(&body, None);
+                // Of a token that has never been heard of here, the witness knows most.
+                if epoch == Epoch::default() {
+                    self.send(Party::WITNESS, body);
+                }
+            }
         }
     }
 
@@ -157,7 +166,9 @@ impl Link {
         };
         self.token = Some(token);
         self.granted = Some(now);
-        if self.wants {
+        if self.is_unsupported() {
+            self.give_back(now);
+        } else if self.wants {
             self.keep_lease(now);
         } else if !self.pass_on(now) {
             self.announce();

@@ -64,6 +64,23 @@ impl Link {
         }
     }
 
+    /// Whether a sender that must stand by the epoch is known not to answer.
+    pub(super) fn is_unsupported(&self) -> bool {
+        !self.live.without(self.setup.me).and(self.down).is_empty()
+    }
+
+    /// Returns a token that has just come to the witness, which leaves out all who do not answer.
+    pub(super) fn give_back(&mut self, now: Instant) {
+        let epoch = self.epoch;
+        for suspect in self.live.without(self.setup.me).and(self.down).iter() {
+            let body = Body::RecoverLink { epoch, suspect: Some(suspect), gave_up: false };
+            self.send(Party::WITNESS, body);
+        }
+        self.counters.recoveries += 1;
+        self.on_request(Party::WITNESS, Party::WITNESS, false);
+        self.grant_if_free(now);
+    }
+
     pub(super) fn on_give_up(&mut self, now: Instant, epoch: Epoch) {
         self.given_up = self.given_up.max(epoch);
         if self.epoch <= self.given_up {
