@@ -21,6 +21,7 @@ use midplane_simhw::sim::{SimHost, World};
 use midplane_simhw::switch::{Buffer, DiscardPolicy, SwitchProfile};
 use midplane_simhw::time::LineRate;
 use midplane_simhw::topology::Topology;
+use proptest::prelude::*;
 
 /// A switch with a little room at each port, and NICs with a little more, that drop nothing.
 fn myrinet(nodes: u16, seed: u64, flow: Flow) -> World<Unit> {
@@ -142,6 +143,14 @@ fn ack_and_nack_never_deadlock_where_back_pressure_alone_often_does() {
     }
     println!("of 150 random programs back-pressure alone stopped {stuck} for ever, Ack/Nack none");
     assert!((10..150).contains(&stuck), "{stuck} of 150");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(75))]
+    #[test]
+    fn ack_and_nack_never_deadlock_from_new_seeds(seed: u64) {
+        assert!(ends(seed, Flow::AckNack), "seed {seed}: Ack/Nack is stuck");
+    }
 }
 
 /// A daemon's order comes on channel 0, to go on with the process on channel 1, whose FIFO is full.

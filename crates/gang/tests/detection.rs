@@ -10,6 +10,7 @@ use midplane_gang::monitor::{Activity, FourCounters, Token, TokenMove};
 use midplane_gang::names::{Epoch, JobId, Rank};
 use midplane_gang::wait::WaitState;
 use midplane_simhw::rng::Rng;
+use proptest::prelude::*;
 
 const FIFOS: Geometry = Geometry {
     send: FifoSize { messages: 3, bytes: 4096 },
@@ -348,6 +349,14 @@ fn verdicts_are_never_false_and_never_missed() {
     let tally = random_runs(100_000);
     assert!(tally.terminated > 20_000 && tally.deadlocked > 20_000, "{tally:?}");
     assert!(tally.cycles > 5_000 && tally.unmatched > 5_000, "{tally:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
+    #[test]
+    fn verdicts_are_never_false_and_never_missed_from_new_seeds(seed: u64) {
+        random_run(seed, &mut Tally::default());
+    }
 }
 
 #[test]

@@ -28,6 +28,7 @@ use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::group::Rank;
 use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
+use proptest::prelude::*;
 
 const WARDEN: PortId = PortId(1_024);
 
@@ -114,26 +115,51 @@ fn echo_under_stops(seed: u64, faults: Faults, one_side: bool) -> u32 {
     *stops.lock().unwrap()
 }
 
+fn check_both_stopped(seed: u64) {
+    let stops = echo_under_stops(seed, Faults::NONE, false);
+    assert!(stops > 3, "seed {seed}: {stops} stops");
+}
+
+fn check_one_stopped(seed: u64) {
+    echo_under_stops(seed, Faults::NONE, true);
+}
+
+fn check_stops_and_losses(seed: u64) {
+    let faults = Faults { loss: 0.01, duplicate: 0.01, reorder: 0.02, ..Faults::NONE };
+    echo_under_stops(seed, faults, seed.is_multiple_of(2));
+}
+
 #[test]
 fn interfaces_survive_stops_that_are_longer_than_they_wait_for_the_dead() {
-    for seed in 0..6 {
-        let stops = echo_under_stops(seed, Faults::NONE, false);
-        assert!(stops > 3, "{stops}");
-    }
+    (0..6).for_each(check_both_stopped);
 }
 
 #[test]
 fn a_peer_that_goes_on_takes_a_stopped_one_neither_for_dead_nor_for_broken() {
-    for seed in 0..6 {
-        echo_under_stops(seed, Faults::NONE, true);
-    }
+    (0..6).for_each(check_one_stopped);
 }
 
 #[test]
 fn stops_and_losses_together_lose_nothing() {
-    let faults = Faults { loss: 0.01, duplicate: 0.01, reorder: 0.02, ..Faults::NONE };
-    for seed in 0..6 {
-        echo_under_stops(seed, faults, seed % 2 == 0);
+    (0..6).for_each(check_stops_and_losses);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3))]
+
+    #[test]
+    fn interfaces_survive_long_stops_from_new_seeds(seed: u64) {
+        check_both_stopped(seed);
+    }
+
+    #[test]
+    fn a_stopped_peer_is_neither_dead_nor_broken_from_new_seeds(seed: u64) {
+        check_one_stopped(seed);
+    }
+
+    #[test]
+    fn stops_and_losses_together_lose_nothing_from_new_seeds(seed: u64) {
+        check_stops_and_losses(seed);
     }
 }
 

@@ -43,13 +43,23 @@ const BAD: Faults = Faults {
     ..Faults::NONE
 };
 
-/// Whoever is refused by it for the first time adds nothing to it.
+/// Whoever is refused by a context for the first time adds nothing to it.
+fn check_saved_context(seed: u64) {
+    let (ranks, nodes) = (3, 2);
+    let way = Way::CopyAhead;
+    run(Run { ranks, nodes, seed, faults: BAD, way, count: 20, ..Run::default() });
+}
+
 #[test]
 fn a_context_that_is_saved_while_others_run_stays_as_it_is() {
-    for seed in 163_500..163_600 {
-        let (ranks, nodes) = (3, 2);
-        let way = Way::CopyAhead;
-        run(Run { ranks, nodes, seed, faults: BAD, way, count: 20, ..Run::default() });
+    (163_500..163_600).for_each(check_saved_context);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(50))]
+    #[test]
+    fn a_context_that_is_saved_stays_as_it_is_from_new_seeds(seed in 0_u64..1 << 60) {
+        check_saved_context(seed);
     }
 }
 

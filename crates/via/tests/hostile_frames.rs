@@ -50,21 +50,24 @@ fn an_honest_node_is_answered() {
     assert_eq!(forger::run(Vec::new()).echoed, ECHOES);
 }
 
-/// Sessions of the fuzz target that every run of the tests makes.
-const SESSIONS: u64 = 3_000;
+/// Makes a session of the fuzz target.
+fn check_session(seed: u64) -> Verdict {
+    let mut rng = Rng::new(seed, "frames");
+    let bytes = rng.between(0, 60 * FRAME as u64);
+    let mut input = vec![0; bytes as usize];
+    rng.fill(&mut input);
+    let verdict = session::run(&input);
+    assert!(!verdict.touched, "seed {seed}: memory that is not open was written");
+    assert!(!verdict.leaked, "seed {seed}: memory that is not open was read");
+    assert_eq!(verdict.traps, 0, "seed {seed}: a handler panicked");
+    verdict
+}
 
 #[test]
 fn any_bytes_are_frames_that_touch_and_read_nothing_that_is_not_open() {
+    const SESSIONS: u64 = 3_000;
     let mut sum = Verdict::default();
-    for seed in 0..SESSIONS {
-        let mut rng = Rng::new(seed, "frames");
-        let bytes = rng.between(0, 60 * FRAME as u64);
-        let mut input = vec![0; bytes as usize];
-        rng.fill(&mut input);
-        let verdict = session::run(&input);
-        assert!(!verdict.touched, "seed {seed}: memory that is not open was written");
-        assert!(!verdict.leaked, "seed {seed}: memory that is not open was read");
-        assert_eq!(verdict.traps, 0, "seed {seed}: a handler panicked");
+    for verdict in (0..SESSIONS).map(check_session) {
         sum.received += verdict.received;
         sum.written += verdict.written;
         sum.read += verdict.read;
@@ -72,4 +75,12 @@ fn any_bytes_are_frames_that_touch_and_read_nothing_that_is_not_open() {
     // They get as far as memory: a session that broke at its first frame would prove nothing.
     let reached = [sum.received, sum.written, sum.read];
     assert!(reached.iter().all(|count| *count > SESSIONS / 10), "{reached:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+    #[test]
+    fn any_bytes_are_frames_that_touch_nothing_that_is_not_open_from_new_seeds(seed: u64) {
+        check_session(seed);
+    }
 }

@@ -51,16 +51,24 @@ fn a_whole_message_that_says_the_greatest_length_is_refused() {
     packets::run(&[Op::Packet { from: 1, words, handles: [0; 2], payload: 8, mend: false }]);
 }
 
-/// Runs of the fuzz target that every run of the tests makes.
-const RUNS: u64 = 3_000;
+/// Makes a run of the fuzz target.
+fn check_packets(seed: u64) {
+    let mut rng = Rng::new(seed, "packets");
+    let bytes = rng.between(0, 80 * STEP as u64);
+    let mut input = vec![0; bytes as usize];
+    rng.fill(&mut input);
+    packets::run(&packets::steps(&input));
+}
 
 #[test]
 fn any_bytes_are_packets_that_stop_nobody() {
-    for seed in 0..RUNS {
-        let mut rng = Rng::new(seed, "packets");
-        let bytes = rng.between(0, 80 * STEP as u64);
-        let mut input = vec![0; bytes as usize];
-        rng.fill(&mut input);
-        packets::run(&packets::steps(&input));
+    (0..3_000).for_each(check_packets);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+    #[test]
+    fn any_bytes_are_packets_that_stop_nobody_from_new_seeds(seed: u64) {
+        check_packets(seed);
     }
 }

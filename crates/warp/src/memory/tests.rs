@@ -181,68 +181,98 @@ impl Cluster {
     }
 }
 
-#[test]
-fn c4_each_level_keeps_its_promise_over_random_histories() {
-    for seed in 0..50 {
-        for level in [Level::Slow, Level::Pram, Level::Coherent] {
-            let mut cluster = Cluster::new(4, seed, 0.3);
-            cluster.play(400, &[level], 6);
-            // A writer may be the last to see its own coherent write.
-            cluster.settle();
-            assert_eq!(cluster.check(), Ok(()), "{level:?}, seed {seed}");
-        }
+fn check_levels(seed: u64) {
+    for level in [Level::Slow, Level::Pram, Level::Coherent] {
+        let mut cluster = Cluster::new(4, seed, 0.3);
+        cluster.play(400, &[level], 6);
+        // A writer may be the last to see its own coherent write.
+        cluster.settle();
+        assert_eq!(cluster.check(), Ok(()), "{level:?}, seed {seed}");
     }
 }
 
 #[test]
+fn c4_each_level_keeps_its_promise_over_random_histories() {
+    (0..50).for_each(check_levels);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(25))]
+    #[test]
+    fn c4_each_level_keeps_its_promise_from_new_seeds(seed: u64) {
+        check_levels(seed);
+    }
+}
+
+fn check_copies(seed: u64) {
+    let mut cluster = Cluster::new(4, seed, 0.5);
+    cluster.play(300, &[Level::Slow], 6);
+    cluster.settle();
+    for location in 0..6 {
+        let values: Vec<_> =
+            cluster.nodes.iter().flatten().map(|memory| memory.read(location)).collect();
+        assert!(values.windows(2).all(|pair| pair[0] == pair[1]), "{location}: {values:?}");
+    }
+    assert!(cluster.nodes.iter().flatten().all(|memory| memory.unacknowledged() == 0));
+}
+
+#[test]
 fn after_the_last_slow_write_all_copies_are_alike_at_half_loss() {
-    for seed in 0..30 {
-        let mut cluster = Cluster::new(4, seed, 0.5);
-        cluster.play(300, &[Level::Slow], 6);
-        cluster.settle();
-        for location in 0..6 {
-            let values: Vec<_> =
-                cluster.nodes.iter().flatten().map(|memory| memory.read(location)).collect();
-            assert!(values.windows(2).all(|pair| pair[0] == pair[1]), "{location}: {values:?}");
+    (0..30).for_each(check_copies);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(15))]
+    #[test]
+    fn all_copies_are_alike_at_half_loss_from_new_seeds(seed: u64) {
+        check_copies(seed);
+    }
+}
+
+fn check_deaths(seed: u64) {
+    let mut cluster = Cluster::new(5, seed, 0.0);
+    cluster.play(150, &[Level::Coherent], 4);
+    cluster.kill(0);
+    cluster.play(200, &[Level::Coherent], 4);
+    if seed % 2 == 0 {
+        cluster.kill(1);
+        cluster.play(200, &[Level::Coherent], 4);
+    }
+    cluster.settle();
+    for location in 0..4 {
+        for node in 0..5 {
+            cluster.read(node, location);
         }
-        assert!(cluster.nodes.iter().flatten().all(|memory| memory.unacknowledged() == 0));
+    }
+    let dead: Vec<usize> = (0..5).filter(|at| cluster.nodes[*at].is_none()).collect();
+    // Writes of the dead have no event where their place was not heard of: all reads must
+    // still be of one order, which the orders of the living tell.
+    let logs: Vec<_> = cluster.nodes.iter().flatten().map(|m| m.coherent.order()).collect();
+    assert!(logs.windows(2).all(|pair| pair[0] == pair[1]), "seed {seed}");
+    for (at, tickets) in cluster.tickets.iter().enumerate() {
+        assert!(dead.contains(&at) || tickets.is_empty(), "seed {seed}: {at} waits");
+    }
+    let order = logs[0].clone();
+    for (node, events) in &cluster.history {
+        for event in events {
+            if let Event::Read { origin: Some(origin), .. } = event {
+                let (writer, _) = order[origin.order as usize - 1];
+                assert_eq!(writer, origin.writer, "seed {seed}: node {node} saw another order");
+            }
+        }
     }
 }
 
 #[test]
 fn the_sequencer_may_die_and_no_write_that_was_seen_is_lost() {
-    for seed in 0..60 {
-        let mut cluster = Cluster::new(5, seed, 0.0);
-        cluster.play(150, &[Level::Coherent], 4);
-        cluster.kill(0);
-        cluster.play(200, &[Level::Coherent], 4);
-        if seed % 2 == 0 {
-            cluster.kill(1);
-            cluster.play(200, &[Level::Coherent], 4);
-        }
-        cluster.settle();
-        for location in 0..4 {
-            for node in 0..5 {
-                cluster.read(node, location);
-            }
-        }
-        let dead: Vec<usize> = (0..5).filter(|at| cluster.nodes[*at].is_none()).collect();
-        // Writes of the dead have no event where their place was not heard of: all reads must
-        // still be of one order, which the orders of the living tell.
-        let logs: Vec<_> = cluster.nodes.iter().flatten().map(|m| m.coherent.order()).collect();
-        assert!(logs.windows(2).all(|pair| pair[0] == pair[1]), "seed {seed}");
-        for (at, tickets) in cluster.tickets.iter().enumerate() {
-            assert!(dead.contains(&at) || tickets.is_empty(), "seed {seed}: {at} waits");
-        }
-        let order = logs[0].clone();
-        for (node, events) in &cluster.history {
-            for event in events {
-                if let Event::Read { origin: Some(origin), .. } = event {
-                    let (writer, _) = order[origin.order as usize - 1];
-                    assert_eq!(writer, origin.writer, "seed {seed}: node {node} saw another order");
-                }
-            }
-        }
+    (0..60).for_each(check_deaths);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+    #[test]
+    fn the_sequencer_may_die_and_no_write_is_lost_from_new_seeds(seed: u64) {
+        check_deaths(seed);
     }
 }
 
@@ -257,16 +287,26 @@ fn a_minority_commits_nothing() {
     assert_eq!(cluster.nodes[2].as_ref().unwrap().read(0), None);
 }
 
+fn check_mixed(seed: u64) {
+    let mut cluster = Cluster::new(3, seed, 0.2);
+    cluster.play(300, &[Level::Slow, Level::Pram, Level::Coherent], 2);
+    cluster.settle();
+    for location in 0..2 {
+        (0..3).for_each(|node| cluster.read(node, location));
+    }
+    assert_eq!(check::slow(&cluster.history), Ok(()), "seed {seed}");
+}
+
 #[test]
 fn levels_may_be_mixed_on_one_location() {
-    for seed in 0..40 {
-        let mut cluster = Cluster::new(3, seed, 0.2);
-        cluster.play(300, &[Level::Slow, Level::Pram, Level::Coherent], 2);
-        cluster.settle();
-        for location in 0..2 {
-            (0..3).for_each(|node| cluster.read(node, location));
-        }
-        assert_eq!(check::slow(&cluster.history), Ok(()), "seed {seed}");
+    (0..40).for_each(check_mixed);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20))]
+    #[test]
+    fn levels_may_be_mixed_on_one_location_from_new_seeds(seed: u64) {
+        check_mixed(seed);
     }
 }
 

@@ -81,21 +81,31 @@ impl Pair {
     }
 }
 
+fn check_visible(seed: u64) {
+    let mut pair = Pair::new(seed, 0.5, 1e9);
+    // Writes for a while, some keys often and one only once, at the end.
+    for round in 0..200_u64 {
+        let key = pair.rng.below(19) as u32;
+        pair.slots.write(pair.now, key, round);
+        (0..5).for_each(|_| pair.step());
+    }
+    for key in 0..20 {
+        pair.slots.write(pair.now, key, u64::from(key));
+    }
+    pair.run(3);
+    assert_eq!(pair.missing(20), 0, "seed {seed}, loss measured {:.2}", pair.slots.loss);
+}
+
 #[test]
 fn c3_at_half_loss_every_last_value_is_visible_within_three_delays() {
-    for seed in 0..300 {
-        let mut pair = Pair::new(seed, 0.5, 1e9);
-        // Writes for a while, some keys often and one only once, at the end.
-        for round in 0..200_u64 {
-            let key = pair.rng.below(19) as u32;
-            pair.slots.write(pair.now, key, round);
-            (0..5).for_each(|_| pair.step());
-        }
-        for key in 0..20 {
-            pair.slots.write(pair.now, key, u64::from(key));
-        }
-        pair.run(3);
-        assert_eq!(pair.missing(20), 0, "seed {seed}, loss measured {:.2}", pair.slots.loss);
+    (0..300).for_each(check_visible);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+    #[test]
+    fn c3_every_last_value_is_visible_from_new_seeds(seed: u64) {
+        check_visible(seed);
     }
 }
 

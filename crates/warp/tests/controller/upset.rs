@@ -2,6 +2,7 @@
 
 use midplane_simhw::rng::Rng;
 use midplane_warp::model::Fluid;
+use proptest::prelude::{ProptestConfig, proptest};
 
 use crate::controller::scenario::{Draw, LOOP, PRODUCT, SERVICE};
 
@@ -79,35 +80,55 @@ fn w8_without_feedback_a_rate_decays_to_its_floor_and_comes_back() {
     }
 }
 
+/// Whether the path grows and shrinks as well, and in how many delays the senders are to be at work again.
+struct Upset {
+    path_changes: bool,
+    delays: u32,
+}
+
+fn check_comes_back(seed: u64, upset: &Upset) {
+    let mut rng = Rng::new(seed, "liveness");
+    let senders = 1 + rng.below(8) as usize;
+    let draw = Draw::random(senders, seed);
+    let mut fluid = draw.fluid();
+    for _ in 0..rng.below(12) {
+        match rng.below(4) {
+            0 => fluid.service = SERVICE * (0.05 + 2.0 * rng.unit()),
+            1 => fluid.is_feedback_cut = !fluid.is_feedback_cut,
+            2 if !upset.path_changes => {}
+            2 => fluid.senders().iter_mut().for_each(|sender| {
+                sender.delay = LOOP.mul_f64(0.2 + 3.0 * rng.unit());
+            }),
+            _ => fluid.ask_for_a_drain(),
+        }
+        fluid.run(LOOP * rng.between(1, 60) as u32, |_| ());
+    }
+    // From here on the link is healthy. What stands in the queue is served first.
+    fluid.service = SERVICE;
+    fluid.is_feedback_cut = false;
+    fluid.senders().iter_mut().for_each(|sender| sender.delay = LOOP);
+    let mut served = 0.0;
+    fluid.run(draw.feedback_delay() * upset.delays, |_| ());
+    let mut looks = 0.0;
+    fluid.run(draw.feedback_delay() * 20, |fluid| {
+        looks += 1.0;
+        served += if fluid.queue() > 0.0 { 1.0 } else { fluid.load().min(1.0) };
+    });
+    assert!(served / looks >= 0.9, "seed {seed}: {} {:?}", served / looks, fluid.rates());
+}
+
 #[test]
 fn w8_every_reachable_state_comes_back_to_work_within_50_delays() {
-    for seed in 0..40 {
-        let mut rng = Rng::new(seed, "liveness");
-        let senders = 1 + rng.below(8) as usize;
-        let draw = Draw::random(senders, seed);
-        let mut fluid = draw.fluid();
-        for _ in 0..rng.below(12) {
-            match rng.below(4) {
-                0 => fluid.service = SERVICE * (0.05 + 2.0 * rng.unit()),
-                1 => fluid.is_feedback_cut = !fluid.is_feedback_cut,
-                2 => fluid.senders().iter_mut().for_each(|sender| {
-                    sender.delay = LOOP.mul_f64(0.2 + 3.0 * rng.unit());
-                }),
-                _ => fluid.ask_for_a_drain(),
-            }
-            fluid.run(LOOP * rng.between(1, 60) as u32, |_| ());
-        }
-        // From here on the link is healthy. What stands in the queue is served first.
-        fluid.service = SERVICE;
-        fluid.is_feedback_cut = false;
-        fluid.senders().iter_mut().for_each(|sender| sender.delay = LOOP);
-        let mut served = 0.0;
-        fluid.run(draw.feedback_delay() * 50, |_| ());
-        let mut looks = 0.0;
-        fluid.run(draw.feedback_delay() * 20, |fluid| {
-            looks += 1.0;
-            served += if fluid.queue() > 0.0 { 1.0 } else { fluid.load().min(1.0) };
-        });
-        assert!(served / looks >= 0.9, "seed {seed}: {} {:?}", served / looks, fluid.rates());
+    let upset = Upset { path_changes: true, delays: 50 };
+    (0..40).for_each(|seed| check_comes_back(seed, &upset));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20))]
+    /// The bound is loose, and the path stays: one seed in thousands takes 65 delays, and where the path grew longer one in two
+    /// hundred is not back after 300, which `docs/tests.md` lists.
+    #[test]
+    fn w8_every_state_on_a_path_that_stays_comes_back_from_new_seeds(seed: u64) {
+        check_comes_back(seed, &Upset { path_changes: false, delays: 150 });
     }
 }
