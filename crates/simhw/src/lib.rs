@@ -20,6 +20,9 @@
 
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 mod acceptor;
+#[cfg(all(test, midplane_loom))]
+#[path = "shm/byte_ring.rs"]
+pub mod byte_ring;
 mod deferred;
 pub mod drops;
 pub mod fault;

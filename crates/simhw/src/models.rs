@@ -7,6 +7,7 @@ use loom::sync::Notify;
 use loom::sync::atomic::AtomicBool;
 use loom::thread;
 
+use crate::byte_ring::{self, LEAST_CAPACITY, RingReceiver, RingSender};
 use crate::frame::Header;
 use crate::id::PortId;
 use crate::lane::{Receiver, Sender, Shape};
@@ -259,5 +260,78 @@ fn a_client_that_waits_is_woken_by_what_completes() {
         };
         assert_eq!(entry, [7; 7]);
         nic.join().unwrap();
+    });
+}
+
+fn byte_ring() -> (RingSender, RingReceiver) {
+    let segment = Arc::new(Segment::private(byte_ring::ring_bytes(LEAST_CAPACITY)));
+    byte_ring::ring(&segment, 0, LEAST_CAPACITY)
+}
+
+#[test]
+fn a_byte_ring_passes_whole_records_in_order() {
+    check(|| {
+        let (mut sender, mut receiver) = byte_ring();
+        let writer =
+            thread::spawn(move || (1..=2).for_each(|number| sender.push([number; 2], &[])));
+        for number in 1..=2 {
+            let record = loop {
+                match receiver.peek().unwrap() {
+                    Some(record) => break record,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!(record.words, [number; 2]);
+            let _ = receiver.advance(record);
+        }
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn no_wake_is_lost_between_the_last_poll_of_a_byte_ring_and_parking() {
+    check(|| {
+        let (mut sender, mut receiver) = byte_ring();
+        let event = Arc::new(Notify::new());
+        let rings = Arc::clone(&event);
+        let writer = thread::spawn(move || {
+            sender.push([1; 2], &[]);
+            if sender.must_wake() {
+                rings.notify();
+            }
+        });
+        let _ = receiver.park();
+        while receiver.peek().unwrap().is_none() {
+            event.wait();
+        }
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn no_wake_is_lost_between_a_full_byte_ring_and_waiting_for_room() {
+    check(|| {
+        let (mut sender, mut receiver) = byte_ring();
+        while sender.room().is_some() {
+            sender.push([1; 2], &[]);
+        }
+        let event = Arc::new(Notify::new());
+        let rings = Arc::clone(&event);
+        let reader = thread::spawn(move || {
+            while let Some(record) = receiver.peek().unwrap() {
+                if receiver.advance(record) {
+                    rings.notify();
+                    break;
+                }
+            }
+            if receiver.park() {
+                rings.notify();
+            }
+        });
+        sender.await_room();
+        while sender.room().is_none() {
+            event.wait();
+        }
+        reader.join().unwrap();
     });
 }

@@ -22,6 +22,8 @@ use crate::wakes::Wakes;
 const VERSION: u64 = 1;
 /// Words of a greeting: what it is, its version, bytes of each ring, and a word of the caller's.
 const WORDS: usize = 4;
+/// Connections that one process may have to a listener.
+const PER_PROCESS: usize = 256;
 /// Most bytes of a ring.
 pub const MOST_CAPACITY: usize = 16 << 20;
 
@@ -101,7 +103,7 @@ impl RingListener {
     /// The system's: `AddrInUse` if another process listens there.
     pub fn bind(name: &[u8]) -> io::Result<Self> {
         let address = SocketAddrUnix::new_abstract_name(name)?;
-        Ok(Self(Acceptor::open(&address, Vec::new())?))
+        Ok(Self(Acceptor::open(&address, Vec::new(), PER_PROCESS)?))
     }
 
     /// Accepts the connections that wait, a batch at most. Call it when the descriptor is readable.
