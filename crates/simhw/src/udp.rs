@@ -39,7 +39,7 @@
 mod batch;
 mod config;
 mod desk;
-mod discovery;
+pub mod discovery;
 mod driver;
 mod engine;
 mod host;

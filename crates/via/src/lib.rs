@@ -15,6 +15,7 @@
 //!   reliability
 //! - `service`, with the feature of that name: byte streams, message streams and request-reply for
 //!   services that know tokio, futures and tower
+//! - `wire`, with the feature of that name: reliable byte pipes between processes, over UDP datagrams
 #![forbid(unsafe_code)]
 
 pub mod attributes;
@@ -37,5 +38,7 @@ pub mod rdma;
 #[cfg(feature = "service")]
 pub mod service;
 pub mod slots;
+#[cfg(feature = "wire")]
+pub mod wire;
 
 pub use command::VIA;

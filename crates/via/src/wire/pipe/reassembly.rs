@@ -1,0 +1,142 @@
+//! Received bytes, in order again: what the application reads, and the window that bounds what the peer sends.
+
+use midplane_simhw::time::Instant;
+
+use super::chunks::Chunks;
+use super::ranges::Ranges;
+
+/// Bytes of the window at first.
+pub(super) const FIRST_WINDOW: u64 = 256 << 10;
+
+/// Why a peer's bytes are refused.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct PastWindow;
+
+/// Received bytes that the application has not consumed.
+#[derive(Debug)]
+pub(super) struct Reassembly {
+    chunks: Chunks,
+    consumed: u64,
+    /// Every byte before it was received.
+    in_order: u64,
+    /// Received bytes behind a gap.
+    later: Ranges,
+    /// Bytes past what is consumed that the peer may send.
+    window: u64,
+    most_window: u64,
+    /// Largest offset that the peer was allowed.
+    advertised: u64,
+    /// When and at which offset the application began the current round trip of consumption.
+    round_at: Instant,
+    round_from: u64,
+}
+
+impl Reassembly {
+    pub(super) fn new(most_window: u64) -> Self {
+        let window = FIRST_WINDOW.min(most_window);
+        Self {
+            chunks: Chunks::default(),
+            consumed: 0,
+            in_order: 0,
+            later: Ranges::default(),
+            window,
+            most_window,
+            advertised: window,
+            round_at: Instant::ZERO,
+            round_from: 0,
+        }
+    }
+
+    /// Takes bytes; returns whether the application has more to read.
+    pub(super) fn insert(&mut self, offset: u64, bytes: &[u8]) -> Result<bool, PastWindow> {
+        let end = offset + bytes.len() as u64;
+        if end > self.advertised {
+            return Err(PastWindow);
+        }
+        if end <= self.in_order {
+            return Ok(false);
+        }
+        let skipped = self.in_order.saturating_sub(offset);
+        let (offset, bytes) = (offset + skipped, &bytes[skipped as usize..]);
+        if offset > self.in_order {
+            self.insert_later(offset, bytes);
+            return Ok(false);
+        }
+        if self.later.is_empty() {
+            self.chunks.write(offset, bytes);
+            self.in_order = end;
+            return Ok(true);
+        }
+        self.insert_later(offset, bytes);
+        if let Some((_, end)) = self.later.pop_first() {
+            self.in_order = end;
+        }
+        Ok(true)
+    }
+
+    /// Writes only what is missing: bytes that were received once never change.
+    fn insert_later(&mut self, offset: u64, bytes: &[u8]) {
+        let end = offset + bytes.len() as u64;
+        let mut missing = Ranges::default();
+        missing.insert(offset, end);
+        for (begin, until) in self.later.newest_first() {
+            if until <= offset {
+                break;
+            }
+            missing.remove(begin, until);
+        }
+        while let Some((from, to)) = missing.pop_first() {
+            self.chunks.write(from, &bytes[(from - offset) as usize..(to - offset) as usize]);
+        }
+        self.later.insert(offset, end);
+    }
+
+    /// Returns bytes in order, in one piece.
+    pub(super) fn readable(&self) -> &[u8] {
+        self.chunks.piece(self.consumed, self.in_order)
+    }
+
+    /// The application has taken `bytes`. The window grows if it takes half of it within two round trips.
+    pub(super) fn consume(&mut self, now: Instant, bytes: usize, round_trip: u64) {
+        let bytes = (bytes as u64).min(self.in_order - self.consumed);
+        self.consumed += bytes;
+        self.chunks.release(self.consumed);
+        if now.nanos_since(self.round_at) > 2 * round_trip {
+            self.round_at = now;
+            self.round_from = self.consumed - bytes;
+        }
+        if self.consumed - self.round_from >= self.window / 2 {
+            self.window = (2 * self.window).min(self.most_window);
+            self.round_at = now;
+            self.round_from = self.consumed;
+        }
+    }
+
+    /// Whether the peer should be told of a window that has grown by a quarter.
+    pub(super) const fn is_update_due(&self) -> bool {
+        self.consumed + self.window - self.advertised >= self.window / 4
+    }
+
+    /// Returns the window to advertise, and takes it as advertised.
+    pub(super) fn advertise(&mut self) -> u64 {
+        self.advertised = self.advertised.max(self.consumed + self.window);
+        self.advertised
+    }
+
+    pub(super) const fn in_order(&self) -> u64 {
+        self.in_order
+    }
+
+    /// Whether bytes are missing before some that were received.
+    pub(super) fn has_gap(&self) -> bool {
+        !self.later.is_empty()
+    }
+
+    pub(super) fn trim(&mut self) {
+        self.chunks.trim(self.consumed == self.in_order && self.later.is_empty());
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.chunks.memory_bytes()
+    }
+}
