@@ -44,3 +44,7 @@ mod transfers;
 mod unread_streams;
 mod vi_states;
 mod wakers;
+#[cfg(feature = "wire")]
+mod wire_pipe;
+#[cfg(feature = "wire")]
+mod wire_socket;
