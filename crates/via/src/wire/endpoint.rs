@@ -231,7 +231,7 @@ impl Endpoint {
         }
     }
 
-    /// The system has refused datagrams of `bytes` of a connection as longer than its interface takes.
+    /// The system refuses a connection's datagrams of `bytes` and more: its interface takes no longer ones.
     pub fn handle_refused(&mut self, now: Instant, id: PipeId, bytes: usize) {
         if let Some(pipe) = self.pipe(id) {
             pipe.handle_refused(now, bytes);

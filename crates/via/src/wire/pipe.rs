@@ -33,7 +33,7 @@ pub use config::{Config, Ended, RefuseReason, Stats};
 use congestion::Controller;
 use loss::{Loss, Outcome};
 use pacing::Pacer;
-use packet::{COOKIE_BYTES, VERSION};
+use packet::COOKIE_BYTES;
 use reassembly::{FIRST_WINDOW, Reassembly};
 use sealing::{Begun, Message, Seal};
 use send_buffer::SendBuffer;
@@ -44,6 +44,8 @@ const DIAL_AGAIN: (u64, u64) = (100_000_000, 1_000_000_000);
 const SUSPECTED: u64 = 1_000_000_000;
 /// Nanoseconds for which a sealed connection waits for the peer's own word after a stranger's.
 const HEARSAY: u64 = 500_000_000;
+/// Nanoseconds of silence after which memory in reserve is released.
+const TRIM: u64 = 1_000_000_000;
 /// Nanoseconds for which an acceptor waits for the dialer's first packet.
 const CONFIRM: u64 = 5_000_000_000;
 
@@ -110,6 +112,8 @@ pub struct Pipe {
     hearsay: Option<(Ended, Instant)>,
     heard_at: Instant,
     keepalive_at: Instant,
+    /// When the memory of an idle connection is released.
+    trim_at: Instant,
     /// When the pacer lets the next packet pass; far in the future if it holds none back.
     paced_until: Instant,
     /// Packets that may leave although the window is full: the peer is silent.
@@ -187,6 +191,7 @@ impl Pipe {
             hearsay: None,
             heard_at: now,
             keepalive_at: now.plus_nanos(config.idle_timeout / 3),
+            trim_at: Instant::FAR_FUTURE,
             paced_until: Instant::FAR_FUTURE,
             probes: 0,
             is_ping_due: false,
@@ -312,6 +317,7 @@ impl Pipe {
             self.discovery.poll_timeout(),
             self.paced_until,
             self.keepalive_at,
+            self.trim_at,
             self.idle_at(),
             self.closing.map_or(Instant::FAR_FUTURE, |closing| closing.give_up),
             self.hearsay.map_or(Instant::FAR_FUTURE, |(_, at)| at),
@@ -341,9 +347,5 @@ impl Pipe {
     /// Whether there is more to read or more room to write since the last call.
     pub(crate) fn take_progress(&mut self) -> bool {
         std::mem::take(&mut self.has_progress)
-    }
-
-    fn version() -> u8 {
-        VERSION
     }
 }

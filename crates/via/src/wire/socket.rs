@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
+use midplane_simhw::udp::interface_mtu;
 use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
@@ -47,6 +48,15 @@ pub struct Socket {
 #[expect(clippy::disallowed_methods, reason = "the driver has the clock")]
 fn real_now() -> std::time::Instant {
     std::time::Instant::now()
+}
+
+/// Bytes of the shortest datagram that the system refuses, as one of these was.
+fn refused_bytes(outgoing: &Outgoing) -> usize {
+    let headers = if outgoing.to.ip().to_canonical().is_ipv4() { 28 } else { 48 };
+    let bytes = outgoing.transmit.segment_bytes;
+    let fits = interface_mtu(outgoing.to).map(|mtu| mtu.saturating_sub(headers));
+    // Where the system does not tell, half is tried next.
+    fits.unwrap_or(bytes / 2).min(bytes - 1) + 1
 }
 
 impl Socket {
@@ -189,7 +199,7 @@ impl Socket {
                 }
                 Err(error) if quinn_udp::is_msg_size_err(&error) => {
                     if let Some(id) = outgoing.pipe {
-                        endpoint.handle_refused(now, id, outgoing.transmit.segment_bytes);
+                        endpoint.handle_refused(now, id, refused_bytes(&outgoing));
                     }
                 }
                 // What could not be sent counts as lost on the way.

@@ -11,8 +11,12 @@ const MOST_REMEMBERED: usize = 64;
 const PACKETS: u32 = 8;
 /// Bytes of such packets, after which one is due at once: two packets of a host's own interface.
 const BYTES: usize = 96 << 10;
-/// Nanoseconds that an acknowledgement may wait for company.
-pub(super) const DELAY: u64 = 1_000_000;
+/// Nanoseconds that an acknowledgement of a large packet may wait: more of them follow.
+const DELAY: u64 = 1_000_000;
+/// Nanoseconds for one of a small packet: an answer that carries it along is likely.
+const SMALL_DELAY: u64 = 20_000_000;
+/// Bytes of a packet that is large, or none if it asks for nothing else.
+const LARGE_BYTES: usize = 1_000;
 
 /// Received packet numbers.
 #[derive(Debug)]
@@ -66,7 +70,9 @@ impl Acks {
         if number != largest || self.packets >= PACKETS || self.bytes >= BYTES {
             self.due = now;
         } else {
-            self.due = self.due.min(now.plus_nanos(DELAY));
+            let is_small = (1..LARGE_BYTES).contains(&bytes);
+            let delay = if is_small { SMALL_DELAY } else { DELAY };
+            self.due = self.due.min(now.plus_nanos(delay));
         }
     }
 

@@ -4,9 +4,9 @@ use midplane_simhw::time::Instant;
 
 use super::config::{Ended, RefuseReason, reason};
 use super::congestion::Acked;
-use super::loss::{Kind, Sent};
-use super::packet::{Accept, Acknowledgement, Body, HEADER_BYTES, Packet};
-use super::{HEARSAY, Pipe};
+use super::loss::{Kind, Outcome, Sent};
+use super::packet::{Accept, Acknowledgement, Body, HEADER_BYTES, Packet, VERSION};
+use super::{HEARSAY, Pipe, TRIM};
 
 /// A packet that is not what it should be: malformed, forged, or received before.
 struct Bad;
@@ -43,7 +43,7 @@ impl Pipe {
             match begun.finish(accept.acceptor, accept.noise) {
                 Ok(seal) => self.seal = Some(seal),
                 Err(begun) => {
-                    dialing.begun = Some(begun);
+                    dialing.begun = Some(*begun);
                     self.dialing = Some(dialing);
                     return Err(Bad);
                 }
@@ -84,7 +84,7 @@ impl Pipe {
             return Err(Bad);
         }
         self.hear_of(match said {
-            _ if version != Self::version() => Ended::Version(version),
+            _ if version != VERSION => Ended::Version(version),
             reason::VERSION => Ended::Version(version),
             reason::KEY => Ended::KeyDoesNotFit,
             reason::FULL => Ended::Refused(RefuseReason::Full),
@@ -160,6 +160,7 @@ impl Pipe {
         self.heard_at = self.now;
         self.hearsay = None;
         self.keepalive_at = self.now.plus_nanos(self.config.idle_timeout / 3);
+        self.trim_at = self.now.plus_nanos(TRIM);
         if self.accept.take().is_some() {
             self.has_progress = true;
         }
@@ -172,7 +173,7 @@ impl Pipe {
         let mut outcome = std::mem::take(&mut self.outcome);
         self.loss.handle_acknowledged(self.now, acknowledgement.ranges(), delay, &mut outcome);
         // What is used by half is what limits soon: acknowledgements come in batches.
-        let is_window_limited = self.is_window_limited || 2 * used >= self.window();
+        let is_window_limited = self.is_window_limited || 2 * used >= self.law.window();
         for sent in outcome.acked.drain(..) {
             self.on_acked(sent, is_window_limited);
         }
@@ -233,7 +234,7 @@ impl Pipe {
         }
     }
 
-    /// The system has refused a datagram of `bytes` as longer than its interface takes.
+    /// The system refuses datagrams of `bytes` and more: its interface takes no longer ones.
     pub fn handle_refused(&mut self, now: Instant, bytes: usize) {
         self.now = now;
         self.discovery.handle_refused(now, bytes);
@@ -269,12 +270,24 @@ impl Pipe {
         if self.keepalive_at <= now {
             self.keepalive_at = now.plus_nanos(self.config.idle_timeout / 3);
             self.is_ping_due = true;
-            self.send.trim();
-            self.receive.trim();
+        }
+        if self.trim_at <= now {
+            self.trim();
         }
         self.discovery.handle_timeout(now);
         self.on_mtu();
         self.handle_loss_timeout();
+    }
+
+    /// Releases the memory of a connection that is idle.
+    fn trim(&mut self) {
+        self.trim_at = Instant::FAR_FUTURE;
+        self.send.trim();
+        self.receive.trim();
+        self.loss.trim();
+        self.outcome = Outcome::default();
+        self.body = Vec::new();
+        self.plain = Vec::new();
     }
 
     fn handle_loss_timeout(&mut self) {

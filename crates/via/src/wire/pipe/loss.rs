@@ -11,7 +11,7 @@ const GRANULARITY: u64 = 1_000_000;
 /// Nanoseconds of a round trip while none was measured.
 const FIRST_ROUND_TRIP: u64 = 100_000_000;
 /// Nanoseconds that a peer may keep an acknowledgement back: its delay, and a scheduler's.
-const MOST_ACK_DELAY: u64 = 5_000_000;
+const MOST_ACK_DELAY: u64 = 25_000_000;
 /// Most nanoseconds between two probes: a path that returns is found soon.
 const MOST_TIMEOUT: u64 = 2_000_000_000;
 
@@ -202,6 +202,11 @@ impl Loss {
     /// The oldest packet that carries bytes and is not acknowledged.
     pub(super) fn oldest(&self) -> Option<Sent> {
         self.sent.iter().find(|sent| sent.kind != Kind::Settled && sent.from < sent.to).copied()
+    }
+
+    /// Releases memory in reserve.
+    pub(super) fn trim(&mut self) {
+        self.sent.shrink_to_fit();
     }
 
     /// When the oldest packet in flight was sent.

@@ -339,3 +339,93 @@ impl<'a> Body<'a> {
         self.flags & !flag::ACKNOWLEDGE != 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_bytes_of_version_1_never_change() {
+        let mut out = Vec::new();
+        let dial = Dial {
+            version: 1,
+            sealed: true,
+            dialer: 0x0102,
+            cookie: [3; COOKIE_BYTES],
+            socket_bytes: 0x0405,
+            noise: &[6; NOISE_BYTES],
+        };
+        dial.emit(&mut out);
+        let mut golden = vec![1, 1, 1, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0];
+        golden.extend([3; 16]);
+        golden.extend([5, 4, 0, 0, 0, 0, 0, 0]);
+        golden.extend([6; 48]);
+        golden.resize(1_200, 0);
+        assert_eq!(out, golden);
+        assert_eq!(Packet::parse(&out), Some(Packet::Dial(dial)));
+
+        out.clear();
+        let accept = Accept { dialer: 1, acceptor: 2, socket_bytes: 3, noise: &[4] };
+        accept.emit(&mut out);
+        let golden = [3_u8, 1, 0, 0, 0, 0, 0, 0]
+            .into_iter()
+            .chain([1_u8, 2, 3].into_iter().flat_map(|field| u64::from(field).to_le_bytes()));
+        assert_eq!(out, golden.chain([4]).collect::<Vec<u8>>());
+        assert_eq!(Packet::parse(&out), Some(Packet::Accept(accept)));
+
+        out.clear();
+        emit_header(7, 8, &mut out);
+        assert_eq!(out, [4, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+
+        out.clear();
+        let ranges = [(18, 20), (5, 6)];
+        Acknowledgement::new(ranges.into_iter(), 9, 10).unwrap().emit(&mut out);
+        let golden = [
+            19, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 12, 0, 0,
+            0, 1, 0, 0, 0,
+        ];
+        assert_eq!(out, golden);
+    }
+
+    #[test]
+    fn a_dial_of_another_version_is_still_read() {
+        let mut dial = vec![0; DIAL_BYTES];
+        dial[..2].copy_from_slice(&[1, 9]);
+        dial[8] = 5;
+        let read = Packet::parse(&dial);
+        assert!(matches!(read, Some(Packet::Dial(Dial { version: 9, dialer: 5, .. }))), "{read:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn an_acknowledgement_is_read_as_it_was_written(
+            steps in proptest::collection::vec((1_u64..1_000, 1_u64..1_000), 1..40),
+            delay: u32,
+            window: u64,
+        ) {
+            let mut end = 1_000_000;
+            let ranges: Vec<(u64, u64)> = steps.iter().map(|(gap, length)| {
+                let range = (end - gap - length, end - gap);
+                end = range.0;
+                range
+            }).collect();
+            let written = Acknowledgement::new(ranges.into_iter(), delay, window).unwrap();
+            let mut out = vec![flag::ACKNOWLEDGE];
+            written.emit(&mut out);
+            prop_assert_eq!(Body::parse(&out).unwrap().acknowledgement, Some(written));
+            for length in 0..out.len() {
+                prop_assert!(Body::parse(&out[..length]).is_none());
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_a_reader_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0_u8..8) {
+            let _ = Body::parse(&bytes);
+            if bytes.len() > 1 {
+                bytes[..2].copy_from_slice(&[kind, 1]);
+            }
+            let _ = Packet::parse(&bytes);
+        }
+    }
+}

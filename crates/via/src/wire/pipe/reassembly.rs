@@ -140,3 +140,61 @@ impl Reassembly {
         self.chunks.memory_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The byte at an offset, in the copy `copy` of the stream.
+    fn bytes(from: u64, to: u64) -> Vec<u8> {
+        (from..to).map(|offset| (offset * 7 / 5) as u8).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_in_any_order_are_read_in_order_and_never_change(
+            pieces in proptest::collection::vec((0_u64..2_000, 0_u64..300), 1..120),
+        ) {
+            let mut reassembly = Reassembly::new(FIRST_WINDOW);
+            let mut received = Ranges::default();
+            let mut read = Vec::new();
+            for (from, length) in pieces {
+                let mut piece = bytes(from, from + length);
+                // What was received once is not overwritten by a liar.
+                for (at, byte) in piece.iter_mut().enumerate() {
+                    if received.contains(from + at as u64) {
+                        *byte ^= 0xff;
+                    }
+                }
+                reassembly.insert(from, &piece).unwrap();
+                received.insert(from, from + length);
+                let readable = reassembly.readable().len() / 2;
+                read.extend_from_slice(&reassembly.readable()[..readable]);
+                reassembly.consume(Instant::ZERO, readable, 1);
+            }
+            read.extend_from_slice(reassembly.readable());
+            let expected = received.first().filter(|range| range.0 == 0).map_or(0, |range| range.1);
+            prop_assert_eq!(read, bytes(0, expected));
+        }
+    }
+
+    #[test]
+    fn bytes_past_the_window_are_refused_and_it_grows_with_a_busy_reader() {
+        let mut reassembly = Reassembly::new(1 << 20);
+        assert_eq!(reassembly.insert(FIRST_WINDOW - 1, &[1, 2]), Err(PastWindow));
+        let mut offset = 0;
+        for millisecond in 0..40 {
+            let window = reassembly.advertise();
+            let piece = vec![0; (window - offset).min(100_000) as usize];
+            assert_eq!(reassembly.insert(offset, &piece), Ok(true));
+            offset += piece.len() as u64;
+            while !reassembly.readable().is_empty() {
+                let now = Instant::from_nanos(millisecond * 1_000_000);
+                reassembly.consume(now, reassembly.readable().len(), 10_000_000);
+            }
+        }
+        assert_eq!(reassembly.advertise() - offset, 1 << 20);
+        assert!(reassembly.memory_bytes() <= 6 * (64 << 10));
+    }
+}

@@ -59,11 +59,11 @@ impl Begun {
     }
 
     /// Takes the answer; itself again if it is of another key.
-    pub(super) fn finish(mut self, acceptor: u64, message: &[u8]) -> Result<Seal, Self> {
+    pub(super) fn finish(mut self, acceptor: u64, message: &[u8]) -> Result<Seal, Box<Self>> {
         let mut said = [0; 8];
         let read = self.0.read_message(message, &mut said);
         if read != Ok(said.len()) || u64::from_le_bytes(said) != acceptor {
-            return Err(self);
+            return Err(Box::new(self));
         }
         let transport = self.0.into_stateless_transport_mode();
         Ok(Seal(transport.expect("a handshake of two messages has ended with the second")))

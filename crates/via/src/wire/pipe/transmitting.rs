@@ -3,7 +3,7 @@
 use midplane_simhw::time::Instant;
 
 use super::loss::{Kind, Sent};
-use super::packet::{Dial, FIELDS_BYTES, HEADER_BYTES, TAG_BYTES, emit_header, flag};
+use super::packet::{Dial, FIELDS_BYTES, HEADER_BYTES, TAG_BYTES, VERSION, emit_header, flag};
 use super::{DIAL_AGAIN, Ended, Pipe, Transmit};
 
 /// Most bytes of datagrams in one train.
@@ -59,7 +59,7 @@ impl Pipe {
         dialing.at = now.plus_nanos(dialing.again_after);
         dialing.again_after = (2 * dialing.again_after).min(DIAL_AGAIN.1);
         let dial = Dial {
-            version: Self::version(),
+            version: VERSION,
             sealed: dialing.message.is_some(),
             dialer: local,
             cookie: dialing.cookie,
@@ -96,7 +96,8 @@ impl Pipe {
             let may_send =
                 self.probes > 0 || (self.loss.in_flight() < window && self.pacer.has_room());
             if !may_send && self.send.has_something(self.peer_window) {
-                self.is_window_limited = true;
+                self.is_window_limited =
+                    self.loss.in_flight() < window || window == self.law.window();
                 if self.loss.in_flight() < window {
                     self.paced_until = self.pacer.ready_at(window, round_trip, self.mtu);
                 }
