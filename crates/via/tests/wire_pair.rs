@@ -244,13 +244,20 @@ impl App {
 
 /// Runs both applications until each has read all; returns whether they have.
 pub(crate) fn exchange(pair: &mut Pair, apps: &mut [App; 2], nanos: u64) -> bool {
-    pair.run_until(nanos, |pair| {
+    let until = pair.now.plus_nanos(nanos);
+    loop {
         apps[0].work(0, pair);
         apps[1].work(1, pair);
-        let done = apps[0].read == apps[1].total && apps[1].read == apps[0].total;
-        done.then_some(())
-    })
-    .is_some()
+        if apps[0].read == apps[1].total && apps[1].read == apps[0].total {
+            return true;
+        }
+        // A slow reader reads again a millisecond later.
+        let waits = (0..2).any(|end| !pair.pipe(end, apps[end].id).readable().is_empty());
+        let next = if waits { pair.now.plus_nanos(MS).min(until) } else { until };
+        if !pair.step(next) && next == until {
+            return false;
+        }
+    }
 }
 
 /// A seed of this run, or the one of a failure: `WIRE_SEED=n`.

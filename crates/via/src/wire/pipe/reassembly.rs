@@ -96,7 +96,8 @@ impl Reassembly {
         self.chunks.piece(self.consumed, self.in_order)
     }
 
-    /// The application has taken `bytes`. The window grows if it takes half of it within two round trips.
+    /// The application has taken `bytes`. The window grows if the application takes half of it within two round
+    /// trips, or has caught up while the peer had less than half of it left: it was what held the peer back.
     pub(super) fn consume(&mut self, now: Instant, bytes: usize, round_trip: u64) {
         let bytes = (bytes as u64).min(self.in_order - self.consumed);
         self.consumed += bytes;
@@ -105,7 +106,9 @@ impl Reassembly {
             self.round_at = now;
             self.round_from = self.consumed - bytes;
         }
-        if self.consumed - self.round_from >= self.window / 2 {
+        let took_half = self.consumed - self.round_from >= self.window / 2;
+        let has_caught_up = self.consumed == self.in_order;
+        if took_half || (has_caught_up && self.advertised - self.in_order < self.window / 2) {
             self.window = (2 * self.window).min(self.most_window);
             self.round_at = now;
             self.round_from = self.consumed;

@@ -96,8 +96,7 @@ impl Pipe {
             let may_send =
                 self.probes > 0 || (self.loss.in_flight() < window && self.pacer.has_room());
             if !may_send && self.send.has_something(self.peer_window) {
-                self.is_window_limited =
-                    self.loss.in_flight() < window || window == self.law.window();
+                self.is_window_limited = window == self.law.window();
                 if self.loss.in_flight() < window {
                     self.paced_until = self.pacer.ready_at(window, round_trip, self.mtu);
                 }
