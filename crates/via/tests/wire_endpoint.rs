@@ -164,3 +164,32 @@ fn random_and_changed_packets_neither_panic_nor_harm_other_pipes() {
         });
     }
 }
+
+#[test]
+fn a_report_that_nobody_receives_ends_a_pipe_unless_the_peer_answers() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, _) = pair.connect();
+    let (now, peer) = (pair.now, pair.addresses[1]);
+    // A forged report.
+    pair.ends[0].handle_unreachable(now, SocketAddr::new(peer.ip(), 0));
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), None);
+    pair.is_cut = true;
+    let now = pair.now;
+    pair.ends[0].handle_unreachable(now, SocketAddr::new(peer.ip(), 0));
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Unreachable));
+}
+
+#[test]
+fn a_report_about_a_host_does_not_end_pipes_to_its_suspended_processes() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, _) = pair.connect();
+    let (now, ip) = (pair.now, pair.addresses[1].ip());
+    let gone = pair.ends[0].dial(now, SocketAddr::new(ip, 9));
+    pair.is_cut = true;
+    pair.ends[0].handle_unreachable(now, SocketAddr::new(ip, 0));
+    pair.run(3 * SECOND);
+    assert_eq!(pair.pipe(0, gone).ended(), Some(Ended::Unreachable));
+    assert_eq!(pair.pipe(0, dialed).ended(), None);
+}

@@ -27,9 +27,9 @@ fn bytes_arrive_once_and_in_order_on_a_path_that_does_everything_wrong() {
         };
         let key = rng.chance(0.3).then(|| Key::new(1, [7; 32]));
         let mut pair = Pair::new(seed, path, || Config::default().key(key.clone()));
+        let (dialed, accepted) = pair.connect();
         // What is sealed may be changed on the way as well.
         pair.path.corrupt = if key.is_some() { 0.05 } else { 0.0 };
-        let (dialed, accepted) = pair.connect();
         let total = rng.below(400_000);
         let mut apps = [App::new(dialed, 1, total, 2), App::new(accepted, 2, 100_000, 1)];
         apps[1].most_read = 1_000 + rng.below(20_000) as usize;

@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use midplane_simhw::seal::Key;
 use midplane_via::wire::endpoint::{Endpoint, Event, PipeId};
-use midplane_via::wire::pipe::Config;
+use midplane_via::wire::pipe::{Config, Ended};
 use midplane_via::wire::socket::Socket;
 
 /// Polls until `step` returns something; `step` is called after each turn.
@@ -115,4 +115,22 @@ fn a_quarter_of_a_gibibyte_crosses_loopback() {
 #[test]
 fn the_same_sealed() {
     moves_all(Some(&Key::new(1, [9; 32])), 16 << 20);
+}
+
+#[test]
+fn a_process_that_ended_is_noticed_by_who_sends_to_it() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (mut socket, mut endpoint) = node(None);
+        // Nobody has this port any more.
+        let (gone, _) = node(None);
+        let address = gone.local_addr().unwrap();
+        drop(gone);
+        endpoint.dial(socket.now(), address);
+        let ended = drive(&mut socket, &mut endpoint, |_, event| match event {
+            Some(Event::Ended(_, end)) => Some(end),
+            _ => None,
+        });
+        assert_eq!(ended.await, Ended::Unreachable);
+    });
 }

@@ -238,6 +238,29 @@ impl Endpoint {
         }
     }
 
+    /// The network reports that nobody receives at `peer`; port 0 if it does not say at which port.
+    ///
+    /// All connections there are asked for a sign of life. Those that the report is certainly about end unless the peer
+    /// answers soon: dials, and all if only one peer of the host is known.
+    pub fn handle_unreachable(&mut self, now: Instant, peer: SocketAddr) {
+        let is_there = |entry: &Entry| {
+            entry.peer.ip() == peer.ip() && [0, entry.peer.port()].contains(&peer.port())
+        };
+        let there =
+            self.slots.iter().filter_map(|slot| slot.entry.as_deref()).filter(|e| is_there(e));
+        let mut ports = there.map(|entry| entry.peer.port());
+        let first = ports.next();
+        let is_certain = ports.all(|port| Some(port) == first);
+        for slot in 0..self.slots.len() as u32 {
+            if let Some(entry) = &mut self.slots[slot as usize].entry
+                && is_there(entry)
+            {
+                entry.pipe.handle_unreachable(now, is_certain);
+                self.enqueue(slot);
+            }
+        }
+    }
+
     /// Appends the next datagrams to `out`, of one connection, as many as `most_segments`.
     #[must_use]
     pub fn poll_transmit(

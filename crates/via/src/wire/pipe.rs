@@ -42,8 +42,8 @@ use send_buffer::SendBuffer;
 const DIAL_AGAIN: (u64, u64) = (100_000_000, 1_000_000_000);
 /// Nanoseconds of silence, while something is outstanding, after which a peer is suspected.
 const SUSPECTED: u64 = 1_000_000_000;
-/// Nanoseconds for which a sealed connection waits for the peer's own word after a stranger's.
-const HEARSAY: u64 = 500_000_000;
+/// Nanoseconds for which a connection waits for the peer's own word after a stranger's: once open, and while it dials.
+const HEARSAY: (u64, u64) = (500_000_000, 1_500_000_000);
 /// Nanoseconds of silence after which memory in reserve is released.
 const TRIM: u64 = 1_000_000_000;
 /// Nanoseconds for which an acceptor waits for the dialer's first packet.
@@ -190,7 +190,7 @@ impl Pipe {
             ended: None,
             hearsay: None,
             heard_at: now,
-            keepalive_at: now.plus_nanos(config.idle_timeout / 3),
+            keepalive_at: now.plus_nanos(config.keepalive),
             trim_at: Instant::FAR_FUTURE,
             paced_until: Instant::FAR_FUTURE,
             probes: 0,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 use midplane_simhw::udp::interface_mtu;
-use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
+use quinn_udp::{BATCH_SIZE, RecvMeta, TransportErrorPayload, UdpSockRef, UdpSocketState};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::time::Sleep;
@@ -25,6 +25,8 @@ const BUFFER_BYTES: usize = 65_536;
 const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
 /// Receive calls of one turn: other tasks get theirs.
 const RECEIVES_PER_TURN: usize = 8;
+/// Reports of the network of one turn.
+const ERRORS_PER_TURN: usize = 64;
 /// Trains of one turn.
 const SENDS_PER_TURN: usize = 64;
 /// Bytes of the system's buffers that are asked for: the system gives less where its own limit is lower.
@@ -74,6 +76,8 @@ impl Socket {
         let _ = options.set_send_buffer_size(SOCKET_BYTES);
         socket.set_nonblocking(true)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        // Without them a process that ended is noticed by its silence.
+        let _ = state.enable_transport_errors(UdpSockRef::from(&socket));
         Ok(Self {
             io: UdpSocket::from_std(socket)?,
             state,
@@ -151,8 +155,25 @@ impl Socket {
                 }
             }
             has_received |= filled > 0;
+            if filled == 0 {
+                has_received |= self.receive_errors(endpoint);
+            }
         }
         Ok(has_received)
+    }
+
+    /// Feeds what the network reports about peers to the endpoint; returns whether that was anything.
+    fn receive_errors(&self, endpoint: &mut Endpoint) -> bool {
+        let mut has_received = false;
+        for _ in 0..ERRORS_PER_TURN {
+            let received = self.state.recv_transport_error(UdpSockRef::from(&self.io));
+            let Ok(Some(error)) = received else { break };
+            if let (Some(peer), TransportErrorPayload::Unreachable) = (error.addr, error.payload) {
+                endpoint.handle_unreachable(self.now(), peer);
+                has_received = true;
+            }
+        }
+        has_received
     }
 
     /// Receives a batch; returns how many buffers it fills.
@@ -201,9 +222,14 @@ impl Socket {
                     if let Some(id) = outgoing.pipe {
                         endpoint.handle_refused(now, id, refused_bytes(&outgoing));
                     }
+                    self.receive_errors(endpoint);
                 }
-                // What could not be sent counts as lost on the way.
-                _ => {}
+                // It may be a report about another train: what could not be sent counts as lost on the way.
+                Err(_) => {
+                    self.receive_errors(endpoint);
+                    let _ = self.send(outgoing);
+                }
+                Ok(()) => {}
             }
         }
         Ok(true)

@@ -97,8 +97,23 @@ impl Pipe {
     fn hear_of(&mut self, end: Ended) {
         if self.config.key.is_none() {
             self.end(end);
-        } else if self.hearsay.is_none() {
-            self.hearsay = Some((end, self.now.plus_nanos(HEARSAY)));
+        } else {
+            self.doubt(end);
+        }
+    }
+
+    fn doubt(&mut self, end: Ended) {
+        let patience = if self.dialing.is_some() { HEARSAY.1 } else { HEARSAY.0 };
+        self.hearsay.get_or_insert((end, self.now.plus_nanos(patience)));
+    }
+
+    /// The network reports that nobody receives at the peer's address. Anybody can forge that: the peer is asked. A
+    /// dial, and any connection if the report is certainly about it, ends unless the peer answers soon.
+    pub(crate) fn handle_unreachable(&mut self, now: Instant, is_certain: bool) {
+        self.now = now;
+        self.is_ping_due = true;
+        if is_certain || self.dialing.is_some() {
+            self.doubt(Ended::Unreachable);
         }
     }
 
@@ -159,7 +174,7 @@ impl Pipe {
     fn on_heard(&mut self) {
         self.heard_at = self.now;
         self.hearsay = None;
-        self.keepalive_at = self.now.plus_nanos(self.config.idle_timeout / 3);
+        self.keepalive_at = self.now.plus_nanos(self.config.keepalive);
         self.trim_at = self.now.plus_nanos(TRIM);
         if self.accept.take().is_some() {
             self.has_progress = true;
@@ -268,7 +283,7 @@ impl Pipe {
             self.paced_until = Instant::FAR_FUTURE;
         }
         if self.keepalive_at <= now {
-            self.keepalive_at = now.plus_nanos(self.config.idle_timeout / 3);
+            self.keepalive_at = now.plus_nanos(self.config.keepalive);
             self.is_ping_due = true;
         }
         if self.trim_at <= now {
