@@ -104,7 +104,8 @@ impl Pipe {
 
     fn doubt(&mut self, end: Ended) {
         let patience = if self.dialing.is_some() { HEARSAY.1 } else { HEARSAY.0 };
-        self.hearsay.get_or_insert((end, self.now.plus_nanos(patience)));
+        let until = self.now.plus_nanos(patience);
+        self.hearsay.get_or_insert((end, until));
     }
 
     /// The network reports that nobody receives at the peer's address. Anybody can forge that: the peer is asked. A
