@@ -7,7 +7,7 @@ use midplane_simhw::rng::Rng;
 use midplane_simhw::seal::Key;
 use midplane_simhw::time::Instant;
 use midplane_via::wire::endpoint::{Endpoint, Event, PipeId};
-use midplane_via::wire::pipe::{Config, Ended};
+use midplane_via::wire::pipe::{Config, Ended, RefuseReason};
 
 use crate::wire_pair::{App, MS, Pair, Path, SECOND, seeds};
 
@@ -192,4 +192,71 @@ fn a_report_about_a_host_does_not_end_pipes_to_its_suspended_processes() {
     pair.run(3 * SECOND);
     assert_eq!(pair.pipe(0, gone).ended(), Some(Ended::Unreachable));
     assert_eq!(pair.pipe(0, dialed).ended(), None);
+}
+
+#[test]
+fn a_peer_of_another_version_says_so_and_a_full_one_too() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    pair.ends[1].set_accepting(false);
+    let dialed = pair.dial();
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Refused(RefuseReason::Full)));
+
+    let now = pair.now;
+    let mut out = Vec::new();
+    let dialed = pair.ends[0].dial(now, pair.addresses[1]);
+    let dial = pair.ends[0].poll_transmit(now, &mut out, 1).unwrap();
+    assert_eq!((dial.transmit.bytes, dial.to), (1_200, pair.addresses[1]));
+    // The acceptor is asked in a later version, and answers in its own.
+    out[1] = 9;
+    let from = pair.addresses[0];
+    pair.ends[1].handle_datagram(now, from, &mut out);
+    out.clear();
+    let answer = pair.ends[1].poll_transmit(now, &mut out, 1).unwrap();
+    assert_eq!((answer.transmit.bytes, &out[..3]), (16, &[6, 1, 2][..]));
+    // A dialer reads the answer of a later version.
+    out[1] = 9;
+    let from = pair.addresses[1];
+    pair.ends[0].handle_datagram(now, from, &mut out);
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Version(9)));
+}
+
+#[test]
+fn a_released_id_is_never_another_pipes() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, accepted) = pair.connect();
+    pair.ends[1].release(accepted);
+    assert!(pair.ends[1].pipe(accepted).is_none());
+    let (_, again) = pair.connect();
+    assert_ne!(accepted, again);
+    assert!(pair.ends[1].peek(accepted).is_none());
+    // The peer of the released one learns of it when it sends.
+    pair.pipe(0, dialed).write(&[IoSlice::new(b"?")]);
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Restarted));
+}
+
+#[test]
+fn what_was_sealed_is_taken_once_and_only_unchanged() {
+    let config = || Config::default().key(Some(Key::new(1, [7; 32])));
+    let mut pair = Pair::new(1, Path::clean(MS), config);
+    let (dialed, accepted) = pair.connect();
+    pair.run(SECOND);
+    let (now, from) = (pair.now, pair.addresses[0]);
+    pair.pipe(0, dialed).write(&[IoSlice::new(b"secret")]);
+    let mut sealed = Vec::new();
+    pair.ends[0].poll_transmit(now, &mut sealed, 1).expect("a packet");
+    assert!(!sealed.windows(6).any(|bytes| bytes == b"secret"));
+    let before = pair.pipe(1, accepted).stats();
+    for at in 24..sealed.len() {
+        let mut changed = sealed.clone();
+        changed[at] ^= 1;
+        pair.ends[1].handle_datagram(now, from, &mut changed);
+    }
+    assert!(pair.pipe(1, accepted).readable().is_empty());
+    pair.ends[1].handle_datagram(now, from, &mut sealed.clone());
+    pair.ends[1].handle_datagram(now, from, &mut sealed.clone());
+    assert_eq!(pair.pipe(1, accepted).readable(), b"secret");
+    let after = pair.pipe(1, accepted).stats();
+    assert_eq!(after.dropped - before.dropped, (sealed.len() - 24) as u64 + 1);
 }
