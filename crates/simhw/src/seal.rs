@@ -93,6 +93,12 @@ impl Key {
     pub const fn id(&self) -> u32 {
         self.id
     }
+
+    /// Returns the secret, for handshakes of other layers; never print it.
+    #[must_use]
+    pub const fn secret(&self) -> &[u8; 32] {
+        &self.secret
+    }
 }
 
 impl FromStr for Key {

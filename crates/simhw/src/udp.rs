@@ -39,7 +39,7 @@
 mod batch;
 mod config;
 mod desk;
-mod discovery;
+pub mod discovery;
 mod driver;
 mod engine;
 mod host;
@@ -71,7 +71,7 @@ pub use config::{
     DEFAULT_TRANSMIT_DEPTH, ResolveError, StartError, UdpConfig, resolve_peers,
 };
 pub use host::UdpHost;
-pub use path::path_mtus;
+pub use path::{interface_mtu, path_mtus};
 pub use soft_switch::{
     DEFAULT_INGRESS_MEMORY, DEFAULT_SWITCH_LINK, DEFAULT_SWITCH_PROFILE, SoftSwitch, SwitchConfig,
     SwitchCounters,

@@ -15,6 +15,7 @@
 //!   reliability
 //! - `service`, with the feature of that name: byte streams, message streams and request-reply for
 //!   services that know tokio, futures and tower
+//! - `wire`, with the feature of that name: reliable byte pipes between processes, over UDP datagrams
 #![forbid(unsafe_code)]
 
 pub mod attributes;
@@ -39,5 +40,7 @@ pub mod service;
 #[cfg(all(feature = "session", target_os = "linux"))]
 pub mod session;
 pub mod slots;
+#[cfg(feature = "wire")]
+pub mod wire;
 
 pub use command::VIA;

@@ -44,3 +44,11 @@ mod transfers;
 mod unread_streams;
 mod vi_states;
 mod wakers;
+#[cfg(feature = "wire")]
+mod wire_endpoint;
+#[cfg(feature = "wire")]
+mod wire_pair;
+#[cfg(feature = "wire")]
+mod wire_pipe;
+#[cfg(feature = "wire")]
+mod wire_socket;

@@ -22,9 +22,9 @@ use std::collections::VecDeque;
 use crate::time::Instant;
 
 /// Bytes of UDP payload that a sender starts with: RFC 8899's `BASE_PLPMTU`.
-pub(super) const BASE_BYTES: usize = 1_200;
+pub const BASE_BYTES: usize = 1_200;
 /// Bytes of UDP payload that every path carries: IPv4's 576 less its header and UDP's.
-pub(super) const LEAST_BYTES: usize = 548;
+pub const LEAST_BYTES: usize = 548;
 /// Probes of one length that are lost before that length counts as too long: RFC 8899's `MAX_PROBES`.
 const MAX_PROBES: u32 = 3;
 /// The same of a length in use: a crowded path loses a few in a row, too.
@@ -50,7 +50,7 @@ const COMMON_MTUS: [usize; 7] = [9_000, 1_500, 1_492, 1_450, 1_420, 1_400, 1_280
 
 /// State of the discovery on one path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Phase {
+pub enum Phase {
     /// No full datagram was sent yet.
     Idle,
     /// The base length is being confirmed, and used meanwhile.
@@ -87,7 +87,7 @@ struct Sent {
 /// After any call that takes the time, drain [`Discovery::poll_transmit`] and re-read
 /// [`Discovery::poll_timeout`]. The time never goes back.
 #[derive(Debug)]
-pub(super) struct Discovery {
+pub struct Discovery {
     phase: Phase,
     /// Bytes of IP's and UDP's headers.
     headers: usize,
@@ -113,7 +113,7 @@ pub(super) struct Discovery {
 impl Discovery {
     /// A path on which datagrams of up to `limit` bytes are worth a try, behind `headers` bytes of IP's and
     /// UDP's.
-    pub(super) fn new(headers: usize, limit: usize) -> Self {
+    pub fn new(headers: usize, limit: usize) -> Self {
         let limit = limit.max(LEAST_BYTES);
         Self {
             phase: Phase::Idle,
@@ -135,7 +135,7 @@ impl Discovery {
     }
 
     /// Bytes that a datagram may have now.
-    pub(super) const fn usable(&self) -> usize {
+    pub const fn usable(&self) -> usize {
         self.confirmed
     }
 
@@ -146,17 +146,17 @@ impl Discovery {
     }
 
     /// Whether the next full datagram starts a search upwards: the time to say anew what is worth a try.
-    pub(super) fn is_raising(&self, now: Instant) -> bool {
+    pub fn is_raising(&self, now: Instant) -> bool {
         self.phase == Phase::Complete && self.round.is_none() && self.raise_at <= now
     }
 
     /// The interface takes datagrams of up to `limit` bytes now.
-    pub(super) fn set_limit(&mut self, limit: usize) {
+    pub fn set_limit(&mut self, limit: usize) {
         self.limit = limit.max(self.confirmed);
     }
 
     /// The sender has sent a datagram of `bytes`: if it was a full one, what is due begins.
-    pub(super) fn on_sent(&mut self, now: Instant, bytes: usize) {
+    pub fn on_sent(&mut self, now: Instant, bytes: usize) {
         if bytes < self.confirmed || self.round.is_some() {
             return;
         }
@@ -174,7 +174,7 @@ impl Discovery {
     }
 
     /// The peer has received the probe `number`.
-    pub(super) fn handle_probed(&mut self, now: Instant, number: u32) {
+    pub fn handle_probed(&mut self, now: Instant, number: u32) {
         let Some(at) = self.sent.iter().position(|sent| sent.number == number) else { return };
         let Some(Sent { bytes, at, .. }) = self.sent.remove(at) else { return };
         let took = now.nanos_since(at);
@@ -211,7 +211,7 @@ impl Discovery {
     }
 
     /// The system has refused a datagram of `bytes` as longer than its interface allows.
-    pub(super) fn handle_refused(&mut self, now: Instant, bytes: usize) {
+    pub fn handle_refused(&mut self, now: Instant, bytes: usize) {
         self.limit = self.limit.min(bytes.saturating_sub(1)).max(LEAST_BYTES);
         self.too_long = self.too_long.min(self.limit + 1);
         let shrinks = self.confirmed > self.limit;
@@ -225,7 +225,7 @@ impl Discovery {
     }
 
     /// Counts as lost what was not answered in time.
-    pub(super) fn handle_timeout(&mut self, now: Instant) {
+    pub fn handle_timeout(&mut self, now: Instant) {
         let patience = self.timeout();
         let Some(round) = &mut self.round else { return };
         if now < round.expires {
@@ -260,12 +260,12 @@ impl Discovery {
     }
 
     /// When [`Discovery::handle_timeout`] has to be called; far in the future if never.
-    pub(super) fn poll_timeout(&self) -> Instant {
+    pub fn poll_timeout(&self) -> Instant {
         self.round.map_or(Instant::FAR_FUTURE, |round| round.expires)
     }
 
     /// The next probe that should leave: its number and the bytes of its datagram.
-    pub(super) fn poll_transmit(&mut self, now: Instant) -> Option<(u32, usize)> {
+    pub fn poll_transmit(&mut self, now: Instant) -> Option<(u32, usize)> {
         let bytes = self.due.pop_front()?;
         let number = self.next_number;
         self.next_number = number.wrapping_add(1);

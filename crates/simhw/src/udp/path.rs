@@ -36,7 +36,8 @@ pub(super) fn headers(address: SocketAddr) -> usize {
 
 /// The MTU that the system has for datagrams to `address`, IP's header counted: the interface's, or less where a
 /// router has said so lately. `None` where the system does not tell, which is everywhere but on Linux.
-pub(super) fn interface_mtu(address: SocketAddr) -> Option<usize> {
+#[must_use]
+pub fn interface_mtu(address: SocketAddr) -> Option<usize> {
     system::Probe::new(address)?.mtu()
 }
 

@@ -1,0 +1,514 @@
+//! All connections of one socket: dials, accepts, and tells datagrams apart.
+//!
+//! No I/O and no clock here.
+//!
+//! # Who is kept
+//!
+//! A dial makes a connection that is *half open* until the dialer's next packet proves its address. Half-open
+//! connections are bounded: in all, by source address, and in time. Past a first bound a dial is answered with a
+//! cookie, and nothing is kept until the source dials again with it. No answer is longer than the dial.
+
+mod cookies;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+use midplane_simhw::rng::Rng;
+use midplane_simhw::time::Instant;
+
+use super::pipe::config::reason;
+use super::pipe::packet::{Accept, Dial, Packet, VERSION, emit_cookie, emit_refuse, emit_reset};
+use super::pipe::{Config, Ended, Pipe, Transmit, sealing};
+use cookies::Cookies;
+
+/// Connections of one endpoint.
+const MOST_PIPES: usize = 16_384;
+/// Half-open connections, in all and of one address, past which a cookie is asked for.
+const FREE_HALF_OPEN: (usize, u32) = (64, 8);
+/// The same, past which dials are refused.
+const MOST_HALF_OPEN: (usize, u32) = (1_024, 64);
+/// Answers to strangers that wait to be sent: more are dropped.
+const MOST_REPLIES: usize = 64;
+
+/// A connection of an endpoint. One that was released is never confused with a later one.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PipeId {
+    slot: u32,
+    generation: u32,
+}
+
+/// What has happened to a connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// A peer has dialed, from this address, and the connection is established.
+    Accepted(PipeId, SocketAddr),
+    /// A dial of this side is established.
+    Established(PipeId),
+    /// There is more to read, or room to write; reported once until [`Endpoint::pipe`] is called.
+    Progress(PipeId),
+    /// It has ended. What was received stays readable until [`Endpoint::release`].
+    Ended(PipeId, Ended),
+}
+
+/// Datagrams to send to one address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Outgoing {
+    /// Where they go.
+    pub to: SocketAddr,
+    /// The connection that they are of; none for answers to strangers.
+    pub pipe: Option<PipeId>,
+    /// How they are cut.
+    pub transmit: Transmit,
+}
+
+/// What an endpoint has counted.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Counters {
+    /// Datagrams of no connection: malformed, of another address, or late.
+    pub strangers: u64,
+    /// Dials that were refused or asked for a cookie.
+    pub turned_away: u64,
+    /// Answers to strangers that were dropped.
+    pub replies_dropped: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pipe: Pipe,
+    peer: SocketAddr,
+    is_dialer: bool,
+    is_queued: bool,
+    is_half_open: bool,
+    is_reported: bool,
+    is_progress_reported: bool,
+    is_end_reported: bool,
+    timer: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    entry: Option<Box<Entry>>,
+}
+
+/// All connections of one socket.
+///
+/// After any `&mut self` call: drain [`Endpoint::poll_transmit`], then [`Endpoint::poll_event`], then re-read
+/// [`Endpoint::poll_timeout`]. The time never goes back.
+#[derive(Debug)]
+pub struct Endpoint {
+    config: Config,
+    rng: Rng,
+    cookies: Cookies,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    by_id: HashMap<u64, u32, FixedState>,
+    /// By the peer's address and its id.
+    by_peer: BTreeMap<(SocketAddr, u64), u32>,
+    half_open: usize,
+    half_open_of: BTreeMap<IpAddr, u32>,
+    queue: VecDeque<u32>,
+    timers: BTreeSet<(Instant, u32)>,
+    events: VecDeque<Event>,
+    replies: VecDeque<(SocketAddr, Vec<u8>)>,
+    is_accepting: bool,
+    counters: Counters,
+}
+
+impl Endpoint {
+    /// Makes an endpoint without connections. `seed` is drawn at random: ids and cookies come from it.
+    #[must_use]
+    pub fn new(config: Config, seed: u64) -> Self {
+        let mut rng = Rng::new(seed, "wire");
+        let mut secret = [0; 32];
+        rng.fill(&mut secret);
+        Self {
+            config,
+            rng,
+            cookies: Cookies::new(secret),
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_id: HashMap::default(),
+            by_peer: BTreeMap::new(),
+            half_open: 0,
+            half_open_of: BTreeMap::new(),
+            queue: VecDeque::new(),
+            timers: BTreeSet::new(),
+            events: VecDeque::new(),
+            replies: VecDeque::new(),
+            is_accepting: true,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Begins a connection to `to`. It may be written to at once.
+    pub fn dial(&mut self, now: Instant, to: SocketAddr) -> PipeId {
+        let local = self.draw_id();
+        let pipe = Pipe::dial(now, &self.config, local, to);
+        self.add(pipe, to, true)
+    }
+
+    /// Refuses dials from now on, or accepts them again.
+    pub fn set_accepting(&mut self, is_accepting: bool) {
+        self.is_accepting = is_accepting;
+    }
+
+    /// Takes a datagram.
+    pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
+        let slot = match Packet::parse(datagram) {
+            Some(Packet::Data { receiver: id, .. }) => match self.by_id.get(&id) {
+                Some(&slot) => Some(slot),
+                None => return self.on_unknown(from, id),
+            },
+            Some(
+                Packet::Accept(Accept { dialer: id, .. })
+                | Packet::Cookie { dialer: id, .. }
+                | Packet::Refuse { dialer: id, .. },
+            ) => self.by_id.get(&id).copied(),
+            Some(Packet::Reset { unknown }) => self.by_peer.get(&(from, unknown)).copied(),
+            Some(Packet::Dial(dial)) => {
+                return self.handle_dial(now, from, dial);
+            }
+            None => None,
+        };
+        let entry = slot.and_then(|slot| self.slots[slot as usize].entry.as_mut());
+        let Some((slot, entry)) = slot.zip(entry).filter(|(_, entry)| entry.peer == from) else {
+            self.counters.strangers += 1;
+            return;
+        };
+        let before = entry.pipe.remote();
+        entry.pipe.handle_datagram(now, datagram);
+        let remote = entry.pipe.remote();
+        if before != remote {
+            self.by_peer.insert((from, remote), slot);
+        }
+        self.review(slot);
+        self.enqueue(slot);
+    }
+
+    /// Does what is due by now.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(&(at, slot)) = self.timers.first() {
+            if at > now {
+                break;
+            }
+            self.timers.pop_first();
+            if let Some(entry) = &mut self.slots[slot as usize].entry {
+                entry.timer = None;
+                entry.pipe.handle_timeout(now);
+                self.review(slot);
+                self.enqueue(slot);
+            }
+        }
+    }
+
+    /// Returns a connection for any use; `None` if it was released.
+    pub fn pipe(&mut self, id: PipeId) -> Option<&mut Pipe> {
+        let slot = self.slots.get(id.slot as usize)?;
+        if slot.generation != id.generation || slot.entry.is_none() {
+            return None;
+        }
+        self.enqueue(id.slot);
+        let entry = self.slots[id.slot as usize].entry.as_mut()?;
+        entry.is_progress_reported = false;
+        Some(&mut entry.pipe)
+    }
+
+    /// Returns a connection to ask it something; `None` if it was released.
+    #[must_use]
+    pub fn peek(&self, id: PipeId) -> Option<&Pipe> {
+        let slot = self.slots.get(id.slot as usize)?;
+        let entry = slot.entry.as_ref().filter(|_| slot.generation == id.generation)?;
+        Some(&entry.pipe)
+    }
+
+    /// Forgets a connection, open or ended: the peer of an open one learns of it when it sends.
+    pub fn release(&mut self, id: PipeId) {
+        if self.peek(id).is_some() {
+            self.remove(id.slot);
+        }
+    }
+
+    /// The system refuses a connection's datagrams of `bytes` and more: its interface takes no longer ones.
+    pub fn handle_refused(&mut self, now: Instant, id: PipeId, bytes: usize) {
+        if let Some(pipe) = self.pipe(id) {
+            pipe.handle_refused(now, bytes);
+        }
+    }
+
+    /// The network reports that nobody receives at `peer`; port 0 if it does not say at which port.
+    ///
+    /// All connections there are asked for a sign of life. Those that the report is certainly about end unless the peer
+    /// answers soon: dials, and all if only one peer of the host is known.
+    pub fn handle_unreachable(&mut self, now: Instant, peer: SocketAddr) {
+        let is_there = |entry: &Entry| {
+            entry.peer.ip() == peer.ip() && [0, entry.peer.port()].contains(&peer.port())
+        };
+        let there =
+            self.slots.iter().filter_map(|slot| slot.entry.as_deref()).filter(|e| is_there(e));
+        let mut ports = there.map(|entry| entry.peer.port());
+        let first = ports.next();
+        let is_certain = ports.all(|port| Some(port) == first);
+        for slot in 0..self.slots.len() as u32 {
+            if let Some(entry) = &mut self.slots[slot as usize].entry
+                && is_there(entry)
+            {
+                entry.pipe.handle_unreachable(now, is_certain);
+                self.enqueue(slot);
+            }
+        }
+    }
+
+    /// Appends the next datagrams to `out`, of one connection, as many as `most_segments`.
+    #[must_use]
+    pub fn poll_transmit(
+        &mut self,
+        now: Instant,
+        out: &mut Vec<u8>,
+        most_segments: usize,
+    ) -> Option<Outgoing> {
+        if let Some((to, reply)) = self.replies.pop_front() {
+            out.extend_from_slice(&reply);
+            let transmit = Transmit { bytes: reply.len(), segment_bytes: reply.len() };
+            return Some(Outgoing { to, pipe: None, transmit });
+        }
+        while let Some(slot) = self.queue.pop_front() {
+            let generation = self.slots[slot as usize].generation;
+            let Some(entry) = &mut self.slots[slot as usize].entry else { continue };
+            if let Some(transmit) = entry.pipe.poll_transmit(now, out, most_segments) {
+                let to = entry.peer;
+                self.queue.push_back(slot);
+                return Some(Outgoing { to, pipe: Some(PipeId { slot, generation }), transmit });
+            }
+            entry.is_queued = false;
+            self.review(slot);
+            self.set_timer(slot);
+        }
+        None
+    }
+
+    /// Returns what has happened next.
+    #[must_use]
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`Endpoint::handle_timeout`] has to be called; `None` if only a datagram or the caller can cause anything.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|&(at, _)| at)
+    }
+
+    /// Returns what was counted.
+    #[must_use]
+    pub const fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Returns the number of connections, half-open ones included.
+    #[must_use]
+    pub fn pipes(&self) -> usize {
+        self.by_id.len()
+    }
+
+    fn draw_id(&mut self) -> u64 {
+        loop {
+            let id = self.rng.next_u64();
+            if id != 0 && !self.by_id.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    fn add(&mut self, pipe: Pipe, peer: SocketAddr, is_dialer: bool) -> PipeId {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        self.by_id.insert(pipe.local(), slot);
+        if !is_dialer {
+            self.by_peer.insert((peer, pipe.remote()), slot);
+            self.half_open += 1;
+            *self.half_open_of.entry(peer.ip()).or_default() += 1;
+        }
+        let place = &mut self.slots[slot as usize];
+        place.entry = Some(Box::new(Entry {
+            pipe,
+            peer,
+            is_dialer,
+            is_queued: false,
+            is_half_open: !is_dialer,
+            is_reported: false,
+            is_progress_reported: false,
+            is_end_reported: false,
+            timer: None,
+        }));
+        let id = PipeId { slot, generation: place.generation };
+        self.enqueue(slot);
+        id
+    }
+
+    fn remove(&mut self, slot: u32) {
+        let place = &mut self.slots[slot as usize];
+        let Some(entry) = place.entry.take() else { return };
+        place.generation = place.generation.wrapping_add(1);
+        self.by_id.remove(&entry.pipe.local());
+        self.by_peer.remove(&(entry.peer, entry.pipe.remote()));
+        if let Some(at) = entry.timer {
+            self.timers.remove(&(at, slot));
+        }
+        if entry.is_half_open {
+            self.count_off(entry.peer.ip());
+        }
+        if entry.is_queued {
+            self.queue.retain(|queued| *queued != slot);
+        }
+        self.free.push(slot);
+    }
+
+    fn count_off(&mut self, ip: IpAddr) {
+        self.half_open -= 1;
+        if let Some(count) = self.half_open_of.get_mut(&ip) {
+            *count -= 1;
+            if *count == 0 {
+                self.half_open_of.remove(&ip);
+            }
+        }
+    }
+
+    fn enqueue(&mut self, slot: u32) {
+        if let Some(entry) = &mut self.slots[slot as usize].entry
+            && !entry.is_queued
+        {
+            entry.is_queued = true;
+            self.queue.push_back(slot);
+        }
+    }
+
+    /// Sets the timer, unless one is set that is as early: an early one does nothing and is set anew.
+    fn set_timer(&mut self, slot: u32) {
+        let Some(entry) = &mut self.slots[slot as usize].entry else { return };
+        let Some(at) = entry.pipe.poll_timeout() else { return };
+        if let Some(set) = entry.timer {
+            if set <= at {
+                return;
+            }
+            self.timers.remove(&(set, slot));
+        }
+        entry.timer = Some(at);
+        self.timers.insert((at, slot));
+    }
+
+    /// Reports what has changed.
+    fn review(&mut self, slot: u32) {
+        let generation = self.slots[slot as usize].generation;
+        let id = PipeId { slot, generation };
+        let Some(entry) = &mut self.slots[slot as usize].entry else { return };
+        let ended = entry.pipe.ended();
+        if !entry.is_reported && entry.pipe.is_established() {
+            entry.is_reported = true;
+            let (peer, was_half_open) = (entry.peer, std::mem::take(&mut entry.is_half_open));
+            self.events.push_back(if entry.is_dialer {
+                Event::Established(id)
+            } else {
+                Event::Accepted(id, peer)
+            });
+            if was_half_open {
+                self.count_off(peer.ip());
+                self.ping_others(peer, slot);
+            }
+        } else if ended.is_some() && entry.is_half_open {
+            return self.remove(slot);
+        }
+        let Some(entry) = &mut self.slots[slot as usize].entry else { return };
+        if entry.pipe.take_progress() && !entry.is_progress_reported {
+            entry.is_progress_reported = true;
+            self.events.push_back(Event::Progress(id));
+        }
+        if let Some(end) = ended
+            && !entry.is_end_reported
+        {
+            entry.is_end_reported = true;
+            self.events.push_back(Event::Ended(id, end));
+        }
+    }
+
+    /// A new connection from an address: its process may have been restarted, and the old ones be gone.
+    fn ping_others(&mut self, peer: SocketAddr, but: u32) {
+        let of_peer = self.by_peer.range((peer, 0)..=(peer, u64::MAX));
+        let others: Vec<u32> = of_peer.map(|(_, slot)| *slot).filter(|slot| *slot != but).collect();
+        for slot in others {
+            if let Some(entry) = &mut self.slots[slot as usize].entry {
+                entry.pipe.ping();
+            }
+            self.enqueue(slot);
+        }
+    }
+
+    fn reply(&mut self, to: SocketAddr, emit: impl FnOnce(&mut Vec<u8>)) {
+        if self.replies.len() >= MOST_REPLIES {
+            self.counters.replies_dropped += 1;
+            return;
+        }
+        let mut bytes = Vec::new();
+        emit(&mut bytes);
+        self.replies.push_back((to, bytes));
+    }
+
+    fn on_unknown(&mut self, from: SocketAddr, id: u64) {
+        self.counters.strangers += 1;
+        self.reply(from, |out| emit_reset(id, out));
+    }
+
+    fn refuse(&mut self, to: SocketAddr, dialer: u64, reason: u8) {
+        self.counters.turned_away += 1;
+        self.reply(to, |out| emit_refuse(dialer, reason, out));
+    }
+
+    fn handle_dial(&mut self, now: Instant, from: SocketAddr, dial: Dial<'_>) {
+        let dialer = dial.dialer;
+        if dial.version != VERSION {
+            return self.refuse(from, dialer, reason::VERSION);
+        }
+        if let Some(&slot) = self.by_peer.get(&(from, dialer)) {
+            if let Some(entry) = &mut self.slots[slot as usize].entry {
+                entry.pipe.repeat_accept();
+            }
+            return self.enqueue(slot);
+        }
+        if dial.sealed != self.config.key.is_some() {
+            return self.refuse(from, dialer, reason::KEY);
+        }
+        let of_address = self.half_open_of.get(&from.ip()).copied().unwrap_or(0);
+        let is_past = |bound: (usize, u32)| self.half_open >= bound.0 || of_address >= bound.1;
+        let is_full = !self.is_accepting || self.by_id.len() >= MOST_PIPES;
+        if is_full || is_past(MOST_HALF_OPEN) {
+            return self.refuse(from, dialer, reason::FULL);
+        }
+        if is_past(FREE_HALF_OPEN) && !self.cookies.is_good(now, from, dialer, dial.cookie) {
+            self.counters.turned_away += 1;
+            let cookie = self.cookies.make(now, from, dialer);
+            return self.reply(from, |out| emit_cookie(dialer, &cookie, out));
+        }
+        self.accept(now, from, dial);
+    }
+
+    fn accept(&mut self, now: Instant, from: SocketAddr, dial: Dial<'_>) {
+        let (local, dialer) = (self.draw_id(), dial.dialer);
+        let (seal, noise) = match &self.config.key {
+            None => (None, Vec::new()),
+            Some(key) => match sealing::answer(key, dialer, local, dial.noise) {
+                Some((seal, noise)) => (Some(seal), noise),
+                None => return self.refuse(from, dialer, reason::KEY),
+            },
+        };
+        let socket_bytes = self.config.socket_bytes;
+        let mut datagram = Vec::new();
+        Accept { dialer, acceptor: local, socket_bytes, noise: &noise }.emit(&mut datagram);
+        let ids = (local, dialer);
+        let pipe = Pipe::accept(now, &self.config, ids, from, dial.socket_bytes, seal, datagram);
+        self.add(pipe, from, false);
+    }
+}

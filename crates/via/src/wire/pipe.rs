@@ -1,0 +1,351 @@
+//! One connection: a byte pipe each way.
+//!
+//! No I/O and no clock here. `packet.rs` says what stands in a datagram; [`congestion`] says how much may be in flight.
+//!
+//! ```text
+//!   Dialing --accept--> Open --close--> Closing --confirmed--> Ended
+//!      |                  |                |
+//!      +--- refused, no answer, silence, reset, the peer's close ---> Ended
+//! ```
+
+pub(crate) mod acks;
+pub(crate) mod chunks;
+pub(crate) mod config;
+pub mod congestion;
+mod handling;
+mod loss;
+mod pacing;
+pub(crate) mod packet;
+pub(crate) mod ranges;
+mod reassembly;
+pub(crate) mod sealing;
+mod send_buffer;
+mod transmitting;
+
+use std::io::IoSlice;
+use std::net::SocketAddr;
+
+use midplane_simhw::time::Instant;
+use midplane_simhw::udp::discovery::Discovery;
+
+use acks::Acks;
+pub use config::{Config, Ended, RefuseReason, Stats};
+use congestion::Controller;
+use loss::{Loss, Outcome};
+use pacing::Pacer;
+use packet::COOKIE_BYTES;
+use reassembly::{FIRST_WINDOW, Reassembly};
+use sealing::{Begun, Message, Seal};
+use send_buffer::SendBuffer;
+
+/// Nanoseconds from a dial to the next: first, and at most.
+const DIAL_AGAIN: (u64, u64) = (100_000_000, 1_000_000_000);
+/// Nanoseconds of silence, while something is outstanding, after which a peer is suspected.
+const SUSPECTED: u64 = 1_000_000_000;
+/// Nanoseconds for which a connection waits for the peer's own word after a stranger's: once open, and while it dials.
+const HEARSAY: (u64, u64) = (500_000_000, 1_500_000_000);
+/// Nanoseconds of silence after which memory in reserve is released.
+const TRIM: u64 = 1_000_000_000;
+/// Nanoseconds for which an acceptor waits for the dialer's first packet.
+const CONFIRM: u64 = 5_000_000_000;
+
+/// Datagrams to send, all to the same peer: each has `segment_bytes` but the last, which may be shorter.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Transmit {
+    /// Bytes of all datagrams together: so many were appended.
+    pub bytes: usize,
+    /// Bytes of each datagram but the last.
+    pub segment_bytes: usize,
+}
+
+/// A dial that was not answered yet.
+#[derive(Debug)]
+struct Dialing {
+    begun: Option<Begun>,
+    message: Option<Message>,
+    cookie: [u8; COOKIE_BYTES],
+    at: Instant,
+    again_after: u64,
+    give_up: Instant,
+}
+
+/// How far this side's close is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Closing {
+    give_up: Instant,
+    /// Whether a packet with the close is to be sent.
+    is_due: bool,
+}
+
+/// One connection.
+///
+/// After any `&mut self` call: drain [`Pipe::poll_transmit`], then re-read [`Pipe::poll_timeout`]. The time never goes
+/// back. An early [`Pipe::handle_timeout`] does nothing.
+#[derive(Debug)]
+pub struct Pipe {
+    now: Instant,
+    config: Config,
+    local: u64,
+    /// The peer's id; 0 while dialing.
+    remote: u64,
+    dialing: Option<Box<Dialing>>,
+    /// The datagram that accepts a dial, until the dialer's first packet; whether it is to be sent.
+    accept: Option<(Vec<u8>, bool)>,
+    seal: Option<Seal>,
+    send: SendBuffer,
+    receive: Reassembly,
+    acks: Acks,
+    loss: Loss,
+    law: Box<dyn Controller>,
+    pacer: Pacer,
+    discovery: Discovery,
+    mtu: usize,
+    /// Offset up to which the peer takes bytes.
+    peer_window: u64,
+    /// Bytes that the peer's system holds for it.
+    peer_socket_bytes: u64,
+    closing: Option<Closing>,
+    /// Offset at which the peer's bytes end.
+    peer_end: Option<u64>,
+    ended: Option<Ended>,
+    /// An end that a stranger may have forged, and when it is believed.
+    hearsay: Option<(Ended, Instant)>,
+    heard_at: Instant,
+    keepalive_at: Instant,
+    /// When the memory of an idle connection is released.
+    trim_at: Instant,
+    /// When the pacer lets the next packet pass; far in the future if it holds none back.
+    paced_until: Instant,
+    /// Packets that may leave although the window is full: the peer is silent.
+    probes: u32,
+    is_ping_due: bool,
+    is_window_limited: bool,
+    has_progress: bool,
+    outcome: Outcome,
+    body: Vec<u8>,
+    plain: Vec<u8>,
+    counted: Stats,
+}
+
+impl Pipe {
+    /// Dials `to` under the random id `local`.
+    pub(crate) fn dial(now: Instant, config: &Config, local: u64, to: SocketAddr) -> Self {
+        let begun = config.key.as_ref().map(|key| Begun::new(key, local));
+        let has_failed = matches!(begun, Some(None));
+        let (begun, message) = begun.flatten().unzip();
+        let mut this = Self::new(now, config, local, 0, to);
+        this.dialing = Some(Box::new(Dialing {
+            begun,
+            message,
+            cookie: [0; COOKIE_BYTES],
+            at: now,
+            again_after: DIAL_AGAIN.0,
+            give_up: now.plus_nanos(config.dial_timeout),
+        }));
+        // A system without random numbers makes no keys.
+        this.ended = has_failed.then_some(Ended::KeyDoesNotFit);
+        this
+    }
+
+    /// Accepts a dial of `remote` by the datagram `accept`.
+    pub(crate) fn accept(
+        now: Instant,
+        config: &Config,
+        ids: (u64, u64),
+        from: SocketAddr,
+        peer_socket_bytes: u64,
+        seal: Option<Seal>,
+        accept: Vec<u8>,
+    ) -> Self {
+        let mut this = Self::new(now, config, ids.0, ids.1, from);
+        this.seal = seal;
+        this.peer_socket_bytes = peer_socket_bytes;
+        this.accept = Some((accept, true));
+        this
+    }
+
+    fn new(now: Instant, config: &Config, local: u64, remote: u64, peer: SocketAddr) -> Self {
+        let headers = if peer.is_ipv4() { 28 } else { 48 };
+        let discovery = Discovery::new(headers, config.mtu_limit);
+        let mtu = discovery.usable();
+        Self {
+            now,
+            local,
+            remote,
+            dialing: None,
+            accept: None,
+            seal: None,
+            send: SendBuffer::default(),
+            receive: Reassembly::new(config.most_window),
+            acks: Acks::new(),
+            loss: Loss::new(),
+            law: (config.congestion)(mtu),
+            pacer: Pacer::new(),
+            discovery,
+            mtu,
+            peer_window: FIRST_WINDOW,
+            peer_socket_bytes: u64::MAX,
+            closing: None,
+            peer_end: None,
+            ended: None,
+            hearsay: None,
+            heard_at: now,
+            keepalive_at: now.plus_nanos(config.keepalive),
+            trim_at: Instant::FAR_FUTURE,
+            paced_until: Instant::FAR_FUTURE,
+            probes: 0,
+            is_ping_due: false,
+            is_window_limited: false,
+            has_progress: false,
+            outcome: Outcome::default(),
+            body: Vec::new(),
+            plain: Vec::new(),
+            counted: Stats::default(),
+            config: config.clone(),
+        }
+    }
+
+    /// Copies bytes into the send buffer; returns how many, at most [`Pipe::room`].
+    pub fn write(&mut self, parts: &[IoSlice<'_>]) -> usize {
+        let room = self.room();
+        self.send.write(parts, room)
+    }
+
+    /// Takes `bytes` of what is readable, so that the peer may send more.
+    pub fn consume(&mut self, bytes: usize) {
+        let round_trip = self.loss.round_trip();
+        self.receive.consume(self.now, bytes, round_trip);
+        if self.receive.is_update_due() {
+            self.acks.hurry(self.now);
+        }
+    }
+
+    /// Closes: sends what was written, then tells the peer; ends after a bound in any case.
+    pub fn close(&mut self, now: Instant) {
+        self.now = now;
+        if self.dialing.is_some() {
+            self.ended.get_or_insert(Ended::Closed);
+        }
+        if self.closing.is_none() {
+            let give_up = now.plus_nanos(self.config.close_timeout);
+            self.closing = Some(Closing { give_up, is_due: true });
+        }
+    }
+
+    /// Sends the accept again: the dialer has dialed again.
+    pub(crate) fn repeat_accept(&mut self) {
+        if let Some((_, is_due)) = &mut self.accept {
+            *is_due = true;
+        }
+    }
+
+    /// Asks the peer for a sign of life.
+    pub fn ping(&mut self) {
+        self.is_ping_due = true;
+    }
+
+    /// Returns the bytes that [`Pipe::write`] takes now.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        if self.closing.is_some() || self.ended.is_some() {
+            return 0;
+        }
+        let wanted = 2 * self.law.window() as usize;
+        let limit = wanted.max(FIRST_WINDOW as usize).min(self.config.send_bytes);
+        limit.saturating_sub(self.send.held_bytes())
+    }
+
+    /// Returns received bytes in order, as far as they lie in one piece; empty if there are none.
+    #[must_use]
+    pub fn readable(&self) -> &[u8] {
+        self.receive.readable()
+    }
+
+    /// Whether the peer has answered.
+    #[must_use]
+    pub const fn is_established(&self) -> bool {
+        self.dialing.is_none() && self.accept.is_none()
+    }
+
+    /// Why it has ended, if it has; bytes received before stay readable.
+    #[must_use]
+    pub const fn ended(&self) -> Option<Ended> {
+        self.ended
+    }
+
+    /// Whether the peer was silent for a second although something is outstanding.
+    #[must_use]
+    pub fn is_suspected(&self, now: Instant) -> bool {
+        let since = self.loss.oldest_at().map_or(now, |at| at.max(self.heard_at));
+        now.nanos_since(since) >= SUSPECTED
+    }
+
+    /// Whether the peer has acknowledged all that was written.
+    #[must_use]
+    pub const fn is_flushed(&self) -> bool {
+        self.send.is_all_acknowledged()
+    }
+
+    /// Returns what was measured and counted.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats {
+            round_trip: self.loss.round_trip(),
+            congestion_window: self.law.window(),
+            in_flight: self.loss.in_flight(),
+            mtu: self.mtu,
+            bytes_written: self.send.written(),
+            bytes_received: self.receive.in_order(),
+            memory_bytes: self.send.memory_bytes() + self.receive.memory_bytes(),
+            ..self.counted
+        }
+    }
+
+    /// When [`Pipe::handle_timeout`] has to be called; `None` if only a datagram or the caller can cause anything.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        if self.ended.is_some() {
+            return None;
+        }
+        if let Some(dialing) = &self.dialing {
+            let hearsay = self.hearsay.map_or(Instant::FAR_FUTURE, |(_, at)| at);
+            return Some(dialing.at.min(dialing.give_up).min(hearsay));
+        }
+        let all = [
+            self.loss.poll_timeout(),
+            self.acks.poll_timeout(),
+            self.discovery.poll_timeout(),
+            self.paced_until,
+            self.keepalive_at,
+            self.trim_at,
+            self.idle_at(),
+            self.closing.map_or(Instant::FAR_FUTURE, |closing| closing.give_up),
+            self.hearsay.map_or(Instant::FAR_FUTURE, |(_, at)| at),
+        ];
+        all.into_iter().min()
+    }
+
+    fn idle_at(&self) -> Instant {
+        let patience = self.config.idle_timeout;
+        self.heard_at.plus_nanos(if self.accept.is_some() {
+            patience.min(CONFIRM)
+        } else {
+            patience
+        })
+    }
+
+    /// Id under which this side receives.
+    pub(crate) const fn local(&self) -> u64 {
+        self.local
+    }
+
+    /// Id under which the peer receives; 0 while dialing.
+    pub(crate) const fn remote(&self) -> u64 {
+        self.remote
+    }
+
+    /// Whether there is more to read or more room to write since the last call.
+    pub(crate) fn take_progress(&mut self) -> bool {
+        std::mem::take(&mut self.has_progress)
+    }
+}

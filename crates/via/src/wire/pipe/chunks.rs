@@ -1,0 +1,99 @@
+//! Memory for a stretch of a byte stream, in chunks that are used again.
+
+use std::collections::VecDeque;
+
+/// Bytes of a chunk.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Chunks that are kept for use again while the pipe is busy.
+const SPARE_CHUNKS: usize = 4;
+
+/// Bytes of a stream between two offsets; a chunk exists once a byte of it was written.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks {
+    chunks: VecDeque<Option<Box<[u8]>>>,
+    /// Number of the first chunk: its offset divided by its length.
+    first: u64,
+    spare: Vec<Box<[u8]>>,
+}
+
+const fn place(offset: u64) -> (u64, usize) {
+    (offset / CHUNK_BYTES as u64, (offset % CHUNK_BYTES as u64) as usize)
+}
+
+impl Chunks {
+    /// Writes `bytes` at `offset`, which was not released.
+    pub(crate) fn write(&mut self, mut offset: u64, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (number, at) = place(offset);
+            let count = bytes.len().min(CHUNK_BYTES - at);
+            let (now, later) = bytes.split_at(count);
+            self.chunk(number)[at..at + count].copy_from_slice(now);
+            bytes = later;
+            offset += count as u64;
+        }
+    }
+
+    fn chunk(&mut self, number: u64) -> &mut [u8] {
+        debug_assert!(number >= self.first, "released bytes are not written");
+        let index = (number - self.first) as usize;
+        while self.chunks.len() <= index {
+            self.chunks.push_back(None);
+        }
+        let spare = &mut self.spare;
+        self.chunks[index].get_or_insert_with(|| {
+            spare.pop().unwrap_or_else(|| vec![0; CHUNK_BYTES].into_boxed_slice())
+        })
+    }
+
+    /// Returns bytes from `offset` on that lie in one piece, up to `to`.
+    pub(crate) fn piece(&self, offset: u64, to: u64) -> &[u8] {
+        let (number, at) = place(offset);
+        let count = (to.saturating_sub(offset)).min((CHUNK_BYTES - at) as u64) as usize;
+        let index = number.checked_sub(self.first).map(|index| index as usize);
+        let chunk = index.and_then(|index| self.chunks.get(index)).and_then(Option::as_deref);
+        chunk.map_or(&[], |chunk| &chunk[at..at + count])
+    }
+
+    /// Appends the bytes from `offset` to `to`.
+    pub(crate) fn copy_to(&self, mut offset: u64, to: u64, out: &mut Vec<u8>) {
+        while offset < to {
+            let piece = self.piece(offset, to);
+            if piece.is_empty() {
+                debug_assert!(false, "only written bytes are read");
+                return;
+            }
+            out.extend_from_slice(piece);
+            offset += piece.len() as u64;
+        }
+    }
+
+    /// Releases the memory of the bytes before `offset`.
+    pub(crate) fn release(&mut self, offset: u64) {
+        let (number, _) = place(offset);
+        while self.first < number {
+            let Some(chunk) = self.chunks.pop_front() else {
+                self.first = number;
+                return;
+            };
+            self.first += 1;
+            if let Some(chunk) = chunk
+                && self.spare.len() < SPARE_CHUNKS
+            {
+                self.spare.push(chunk);
+            }
+        }
+    }
+
+    /// Releases all memory but that of bytes in use: none is if `is_empty`.
+    pub(crate) fn trim(&mut self, is_empty: bool) {
+        self.spare = Vec::new();
+        if is_empty {
+            self.chunks.iter_mut().for_each(|chunk| *chunk = None);
+        }
+    }
+
+    /// Returns the bytes of memory in use and in reserve.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        (self.chunks.iter().flatten().count() + self.spare.len()) * CHUNK_BYTES
+    }
+}

@@ -1,0 +1,204 @@
+//! How many bytes may be in flight: the congestion window's law, and Cubic (RFC 9438).
+
+use std::fmt;
+use std::sync::Arc;
+
+use midplane_simhw::time::Instant;
+
+/// What a law hears of acknowledged packets.
+#[derive(Clone, Copy, Debug)]
+pub struct Acked {
+    /// When the packet was sent.
+    pub sent: Instant,
+    /// Bytes of its datagram.
+    pub bytes: u64,
+    /// Whether the window was what limited the sender: else it says nothing about growth.
+    pub is_window_limited: bool,
+    /// Nanoseconds of a round trip: smoothed, and the least.
+    pub round_trip: u64,
+    /// Nanoseconds of the shortest round trip.
+    pub least_round_trip: u64,
+}
+
+/// A law of congestion control: it answers how many bytes may be in flight.
+pub trait Controller: fmt::Debug + Send {
+    /// A packet was acknowledged.
+    fn on_acked(&mut self, now: Instant, acked: Acked);
+    /// Packets were lost, the last of them sent at `sent`; `is_persistent` if nothing passed for several timeouts.
+    fn on_lost(&mut self, now: Instant, sent: Instant, is_persistent: bool);
+    /// Datagrams have up to `bytes` from now on.
+    fn on_mtu(&mut self, bytes: usize);
+    /// Returns the bytes that may be in flight.
+    fn window(&self) -> u64;
+}
+
+/// Makes the law of a connection whose datagrams have so many bytes at first.
+pub type ControllerFactory = Arc<dyn Fn(usize) -> Box<dyn Controller> + Send + Sync>;
+
+/// What remains of the window after a loss.
+const BETA: f64 = 0.7;
+/// Growth of the cubic function, in packets per second cubed.
+const C: f64 = 0.4;
+/// Growth of the window that a Reno sender of the same average would have, in packets a round trip.
+const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
+/// Packets of the first window (RFC 9002, section 7.2).
+const FIRST_PACKETS: f64 = 10.0;
+/// Packets of the least window.
+const LEAST_PACKETS: f64 = 2.0;
+
+/// Cubic: the law of most TCP senders.
+#[derive(Clone, Debug)]
+pub struct Cubic {
+    mtu: f64,
+    window: f64,
+    slow_start_until: f64,
+    /// The window before the last loss.
+    before_loss: f64,
+    /// The window of a Reno sender.
+    reno: f64,
+    /// When growth began after the last loss, and the seconds from there to the window before it.
+    epoch: Option<(Instant, f64)>,
+    /// Losses of packets sent before it count as one with the last.
+    recovery: Option<Instant>,
+}
+
+impl Cubic {
+    /// Makes the law for datagrams of up to `mtu` bytes.
+    #[must_use]
+    pub fn new(mtu: usize) -> Self {
+        let mtu = mtu as f64;
+        let window = FIRST_PACKETS * mtu;
+        Self {
+            mtu,
+            window,
+            slow_start_until: f64::INFINITY,
+            before_loss: 0.0,
+            reno: window,
+            epoch: None,
+            recovery: None,
+        }
+    }
+
+    fn least(&self) -> f64 {
+        LEAST_PACKETS * self.mtu
+    }
+
+    fn begin_epoch(&mut self, now: Instant) -> (Instant, f64) {
+        self.before_loss = self.before_loss.max(self.window);
+        self.reno = self.window;
+        let gap = (self.before_loss - self.window) / self.mtu;
+        *self.epoch.insert((now, (gap / C).cbrt()))
+    }
+
+    fn grow(&mut self, now: Instant, acked: Acked) {
+        let (began, reach) = self.epoch.unwrap_or_else(|| self.begin_epoch(now));
+        let seconds = (now.nanos_since(began) + acked.round_trip) as f64 / 1e9;
+        let target = C * (seconds - reach).powi(3) * self.mtu + self.before_loss;
+        let target = target.clamp(self.window, 1.5 * self.window);
+        let share = acked.bytes as f64 / self.window;
+        let alpha = if self.reno < self.before_loss { ALPHA } else { 1.0 };
+        self.reno += alpha * share * self.mtu;
+        self.window = (self.window + (target - self.window) * share).max(self.reno);
+    }
+}
+
+impl Controller for Cubic {
+    fn on_acked(&mut self, now: Instant, acked: Acked) {
+        if self.recovery.is_some_and(|since| acked.sent <= since) {
+            return;
+        }
+        if !acked.is_window_limited {
+            // Time that passes unused is no reason to grow.
+            self.epoch = None;
+            return;
+        }
+        if self.window < self.slow_start_until {
+            self.window += acked.bytes as f64;
+        } else {
+            self.grow(now, acked);
+        }
+    }
+
+    fn on_lost(&mut self, now: Instant, sent: Instant, is_persistent: bool) {
+        if is_persistent {
+            self.window = self.least();
+            self.recovery = None;
+            self.epoch = None;
+            return;
+        }
+        if self.recovery.is_some_and(|since| sent <= since) {
+            return;
+        }
+        self.recovery = Some(now);
+        // A window that has not reached its last peak makes room for others.
+        let yields = self.window < self.before_loss;
+        self.before_loss = self.window * if yields { f64::midpoint(1.0, BETA) } else { 1.0 };
+        self.window = (self.window * BETA).max(self.least());
+        self.slow_start_until = self.window;
+        self.epoch = None;
+    }
+
+    fn on_mtu(&mut self, bytes: usize) {
+        self.mtu = bytes as f64;
+        self.window = self.window.max(self.least());
+    }
+
+    fn window(&self) -> u64 {
+        self.window as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn acked(sent: Instant) -> Acked {
+        Acked {
+            sent,
+            bytes: 1_200,
+            is_window_limited: true,
+            round_trip: 20 * MS,
+            least_round_trip: 20 * MS,
+        }
+    }
+
+    #[test]
+    fn the_window_doubles_in_a_round_trip_until_a_loss_and_shrinks_once_for_a_burst() {
+        let mut law = Cubic::new(1_200);
+        for _ in 0..10 {
+            law.on_acked(Instant::from_nanos(20 * MS), acked(Instant::ZERO));
+        }
+        assert_eq!(law.window(), 24_000);
+        for sent in [1, 2, 3] {
+            law.on_lost(Instant::from_nanos(30 * MS), Instant::from_nanos(sent * MS), false);
+        }
+        assert_eq!(law.window(), 16_800);
+    }
+
+    #[test]
+    fn the_window_is_back_at_its_last_peak_when_the_function_says_so() {
+        let mut law = Cubic::new(1_200);
+        law.window = 1_200_000.0;
+        law.on_lost(Instant::ZERO, Instant::ZERO, false);
+        let reach = (300.0_f64 / C).cbrt();
+        let mut now = Instant::ZERO;
+        while (now.as_nanos() as f64) < reach * 1e9 {
+            now = now.plus_nanos(20 * MS);
+            for _ in 0..law.window() / 1_200 {
+                law.on_acked(now, acked(now));
+            }
+        }
+        let share = law.window / 1_200_000.0;
+        assert!((0.97..1.03).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn a_sender_that_the_window_does_not_limit_does_not_grow_it() {
+        let mut law = Cubic::new(1_200);
+        let idle = Acked { is_window_limited: false, ..acked(Instant::ZERO) };
+        law.on_acked(Instant::from_nanos(MS), idle);
+        assert_eq!(law.window(), 12_000);
+    }
+}

@@ -1,0 +1,328 @@
+//! What datagrams and timeouts change.
+
+use midplane_simhw::time::Instant;
+
+use super::config::{Ended, RefuseReason, reason};
+use super::congestion::Acked;
+use super::loss::{Kind, Outcome, Sent};
+use super::packet::{Accept, Acknowledgement, Body, HEADER_BYTES, Packet, VERSION};
+use super::{HEARSAY, Pipe, TRIM};
+
+/// A packet that is not what it should be: malformed, forged, or received before.
+struct Bad;
+
+impl Pipe {
+    /// Takes a datagram of the peer's. One that is none of its packets is dropped and counted.
+    pub fn handle_datagram(&mut self, now: Instant, datagram: &mut [u8]) {
+        self.now = now;
+        let handled = match Packet::parse(datagram) {
+            Some(Packet::Data { receiver, number }) if receiver == self.local => {
+                self.handle_data(number, &datagram[HEADER_BYTES..])
+            }
+            Some(Packet::Accept(accept)) if accept.dialer == self.local => {
+                self.handle_accept(accept)
+            }
+            Some(Packet::Cookie { dialer, cookie }) if dialer == self.local => {
+                self.handle_cookie(cookie)
+            }
+            Some(Packet::Reset { unknown }) if unknown == self.remote => self.handle_reset(),
+            Some(Packet::Refuse { dialer, reason, version }) if dialer == self.local => {
+                self.handle_refuse(reason, version)
+            }
+            _ => Err(Bad),
+        };
+        match handled {
+            Ok(()) => self.counted.packets_received += 1,
+            Err(Bad) => self.counted.dropped += 1,
+        }
+    }
+
+    fn handle_accept(&mut self, accept: Accept<'_>) -> Result<(), Bad> {
+        let mut dialing = self.dialing.take().ok_or(Bad)?;
+        if let Some(begun) = dialing.begun.take() {
+            match begun.finish(accept.acceptor, accept.noise) {
+                Ok(seal) => self.seal = Some(seal),
+                Err(begun) => {
+                    dialing.begun = Some(*begun);
+                    self.dialing = Some(dialing);
+                    return Err(Bad);
+                }
+            }
+        }
+        self.remote = accept.acceptor;
+        self.peer_socket_bytes = accept.socket_bytes;
+        self.heard_at = self.now;
+        self.hearsay = None;
+        // The acceptor knows by it that the dialer's address is no forgery.
+        self.is_ping_due = true;
+        self.has_progress = true;
+        Ok(())
+    }
+
+    fn handle_cookie(&mut self, cookie: [u8; super::COOKIE_BYTES]) -> Result<(), Bad> {
+        let now = self.now;
+        let dialing = self.dialing.as_mut().ok_or(Bad)?;
+        if dialing.cookie == cookie {
+            return Err(Bad);
+        }
+        dialing.cookie = cookie;
+        dialing.at = now;
+        Ok(())
+    }
+
+    fn handle_reset(&mut self) -> Result<(), Bad> {
+        if self.dialing.is_some() {
+            return Err(Bad);
+        }
+        let is_closed = self.closing.is_some() && self.send.is_all_acknowledged();
+        self.hear_of(if is_closed { Ended::Closed } else { Ended::Restarted });
+        Ok(())
+    }
+
+    fn handle_refuse(&mut self, said: u8, version: u8) -> Result<(), Bad> {
+        if self.dialing.is_none() {
+            return Err(Bad);
+        }
+        self.hear_of(match said {
+            _ if version != VERSION => Ended::Version(version),
+            reason::VERSION => Ended::Version(version),
+            reason::KEY => Ended::KeyDoesNotFit,
+            reason::FULL => Ended::Refused(RefuseReason::Full),
+            other => Ended::Refused(RefuseReason::Other(other)),
+        });
+        Ok(())
+    }
+
+    /// With a key, waits for what the peer itself says: who sees packets pass can forge this.
+    fn hear_of(&mut self, end: Ended) {
+        if self.config.key.is_none() {
+            self.end(end);
+        } else {
+            self.doubt(end);
+        }
+    }
+
+    fn doubt(&mut self, end: Ended) {
+        let patience = if self.dialing.is_some() { HEARSAY.1 } else { HEARSAY.0 };
+        let until = self.now.plus_nanos(patience);
+        self.hearsay.get_or_insert((end, until));
+    }
+
+    /// The network reports that nobody receives at the peer's address. Anybody can forge that: the peer is asked. A
+    /// dial, and any connection if the report is certainly about it, ends unless the peer answers soon.
+    pub(crate) fn handle_unreachable(&mut self, now: Instant, is_certain: bool) {
+        self.now = now;
+        self.is_ping_due = true;
+        if is_certain || self.dialing.is_some() {
+            self.doubt(Ended::Unreachable);
+        }
+    }
+
+    fn end(&mut self, end: Ended) {
+        self.ended.get_or_insert(end);
+    }
+
+    fn handle_data(&mut self, number: u64, body: &[u8]) -> Result<(), Bad> {
+        if self.dialing.is_some() || self.acks.has_received(number) {
+            return Err(Bad);
+        }
+        let Some(seal) = &self.seal else { return self.handle_body(number, body) };
+        let mut plain = std::mem::take(&mut self.plain);
+        let handled = if seal.open(number, body, &mut plain) {
+            self.handle_body(number, &plain)
+        } else {
+            Err(Bad)
+        };
+        self.plain = plain;
+        handled
+    }
+
+    fn handle_body(&mut self, number: u64, bytes: &[u8]) -> Result<(), Bad> {
+        let body = Body::parse(bytes).ok_or(Bad)?;
+        if body.acknowledgement.is_some_and(|ack| !self.loss.is_sound(ack.ranges())) {
+            return Err(Bad);
+        }
+        if let Some((offset, bytes)) = body.bytes {
+            let ends_before = |end: u64| offset + bytes.len() as u64 <= end;
+            if self.peer_end.or(body.close).is_some_and(|end| !ends_before(end)) {
+                return Err(Bad);
+            }
+            self.has_progress |= self.receive.insert(offset, bytes).map_err(|_| Bad)?;
+        }
+        let now = self.now;
+        self.acks.on_received(now, number, bytes.len(), body.asks_for_acknowledgement());
+        if self.receive.has_gap() && body.bytes.is_some() {
+            self.acks.hurry(now);
+        }
+        self.on_heard();
+        if let Some(acknowledgement) = &body.acknowledgement {
+            self.handle_acknowledgement(acknowledgement);
+        }
+        if let Some(end) = body.close {
+            self.acks.hurry(now);
+            if end >= self.receive.in_order() {
+                self.peer_end.get_or_insert(end);
+            }
+        }
+        if self.peer_end == Some(self.receive.in_order()) {
+            self.acks.hurry(now);
+            self.has_progress = true;
+            self.end(Ended::ClosedByPeer);
+        }
+        Ok(())
+    }
+
+    fn on_heard(&mut self) {
+        self.heard_at = self.now;
+        self.hearsay = None;
+        self.keepalive_at = self.now.plus_nanos(self.config.keepalive);
+        self.trim_at = self.now.plus_nanos(TRIM);
+        if self.accept.take().is_some() {
+            self.has_progress = true;
+        }
+    }
+
+    fn handle_acknowledgement(&mut self, acknowledgement: &Acknowledgement) {
+        self.peer_window = self.peer_window.max(acknowledgement.window);
+        let delay = 1_000 * u64::from(acknowledgement.delay_micros);
+        let used = self.loss.in_flight();
+        let mut outcome = std::mem::take(&mut self.outcome);
+        self.loss.handle_acknowledged(self.now, acknowledgement.ranges(), delay, &mut outcome);
+        // What is used by half is what limits soon: acknowledgements come in batches.
+        let is_window_limited = self.is_window_limited || 2 * used >= self.law.window();
+        for sent in outcome.acked.drain(..) {
+            self.on_acked(sent, is_window_limited);
+        }
+        self.on_lost(&outcome.lost);
+        outcome.lost.clear();
+        self.outcome = outcome;
+    }
+
+    fn on_acked(&mut self, sent: Sent, is_window_limited: bool) {
+        if sent.from < sent.to {
+            self.has_progress |= self.send.on_acknowledged(sent.from, sent.to);
+        }
+        match sent.kind {
+            Kind::Probe(number) => {
+                self.discovery.handle_probed(self.now, number);
+                self.on_mtu();
+            }
+            Kind::Close => self.end(Ended::Closed),
+            Kind::Plain | Kind::Settled => {}
+        }
+        if sent.bytes > 0 {
+            let acked = Acked {
+                sent: sent.at,
+                bytes: u64::from(sent.bytes),
+                is_window_limited,
+                round_trip: self.loss.round_trip(),
+                least_round_trip: self.loss.least_round_trip(),
+            };
+            self.law.on_acked(self.now, acked);
+        }
+    }
+
+    fn on_lost(&mut self, lost: &[Sent]) {
+        let mut span: Option<(Instant, Instant)> = None;
+        for sent in lost {
+            self.send.on_lost(sent.from, sent.to);
+            if sent.kind == Kind::Close
+                && let Some(closing) = &mut self.closing
+            {
+                closing.is_due = true;
+            }
+            if sent.bytes > 0 {
+                self.counted.packets_lost += 1;
+                span = Some((span.map_or(sent.at, |(first, _)| first), sent.at));
+            }
+        }
+        if let Some((first, last)) = span {
+            let is_persistent = last.nanos_since(first) > 3 * self.loss.timeout();
+            self.law.on_lost(self.now, last, is_persistent);
+        }
+    }
+
+    fn on_mtu(&mut self) {
+        let usable = self.discovery.usable();
+        if usable != self.mtu {
+            self.mtu = usable;
+            self.law.on_mtu(usable);
+        }
+    }
+
+    /// The system refuses datagrams of `bytes` and more: its interface takes no longer ones.
+    pub fn handle_refused(&mut self, now: Instant, bytes: usize) {
+        self.now = now;
+        self.discovery.handle_refused(now, bytes);
+        self.on_mtu();
+    }
+
+    /// Does what is due by now.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.now = now;
+        if self.ended.is_some() {
+            return;
+        }
+        if let Some((end, at)) = self.hearsay
+            && at <= now
+        {
+            return self.end(end);
+        }
+        if let Some(dialing) = &self.dialing {
+            if dialing.give_up <= now {
+                self.end(Ended::NoAnswer);
+            }
+            return;
+        }
+        if self.idle_at() <= now {
+            return self.end(Ended::Lost);
+        }
+        if self.closing.is_some_and(|closing| closing.give_up <= now) {
+            return self.end(Ended::CloseTimedOut);
+        }
+        if self.paced_until <= now {
+            self.paced_until = Instant::FAR_FUTURE;
+        }
+        if self.keepalive_at <= now {
+            self.keepalive_at = now.plus_nanos(self.config.keepalive);
+            self.is_ping_due = true;
+        }
+        if self.trim_at <= now {
+            self.trim();
+        }
+        self.discovery.handle_timeout(now);
+        self.on_mtu();
+        self.handle_loss_timeout();
+    }
+
+    /// Releases the memory of a connection that is idle.
+    fn trim(&mut self) {
+        self.trim_at = Instant::FAR_FUTURE;
+        self.send.trim();
+        self.receive.trim();
+        self.loss.trim();
+        self.outcome = Outcome::default();
+        self.body = Vec::new();
+        self.plain = Vec::new();
+    }
+
+    fn handle_loss_timeout(&mut self) {
+        let mut outcome = std::mem::take(&mut self.outcome);
+        let is_silent = self.loss.handle_timeout(self.now, &mut outcome);
+        self.on_lost(&outcome.lost);
+        outcome.lost.clear();
+        self.outcome = outcome;
+        if !is_silent {
+            return;
+        }
+        self.probes = 2;
+        match self.loss.oldest() {
+            // The oldest bytes travel again: they are what the peer needs first.
+            Some(sent) => self.send.on_lost(sent.from, sent.to),
+            None => self.is_ping_due = true,
+        }
+        if let Some(closing) = &mut self.closing {
+            closing.is_due = true;
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Packets in flight: round trips, losses and timeouts (RFC 9002).
+
+use std::collections::VecDeque;
+
+use midplane_simhw::time::Instant;
+
+/// Packets that arrive after a later one before it counts as lost.
+const PACKET_THRESHOLD: u64 = 3;
+/// Nanoseconds below which no timer is set.
+const GRANULARITY: u64 = 1_000_000;
+/// Nanoseconds of a round trip while none was measured.
+const FIRST_ROUND_TRIP: u64 = 100_000_000;
+/// Nanoseconds that a peer may keep an acknowledgement back: its delay, and a scheduler's.
+const MOST_ACK_DELAY: u64 = 25_000_000;
+/// Most nanoseconds between two probes: a path that returns is found soon.
+const MOST_TIMEOUT: u64 = 2_000_000_000;
+
+/// A packet that was sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) at: Instant,
+    /// Bytes of the datagram if it counts as in flight, else 0.
+    pub(super) bytes: u32,
+    /// Bytes of the pipe that it carries; none if they are equal.
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) kind: Kind,
+}
+
+/// What a packet is for, beyond its bytes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Kind {
+    /// Acknowledged or lost, or asks for nothing.
+    Settled,
+    /// Carries bytes or asks for an answer.
+    Plain,
+    /// Ends the pipe.
+    Close,
+    /// Finds how long datagrams may be.
+    Probe(u32),
+}
+
+/// What became of packets.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) acked: Vec<Sent>,
+    pub(super) lost: Vec<Sent>,
+}
+
+/// Packets in flight.
+#[derive(Debug)]
+pub(super) struct Loss {
+    sent: VecDeque<Sent>,
+    /// Number of the first of them.
+    first: u64,
+    in_flight: u64,
+    /// Packets in flight that ask for an acknowledgement, those outside of the window included.
+    asking: u64,
+    /// One past the largest acknowledged number.
+    acked_end: u64,
+    last_asked_at: Instant,
+    smoothed: Option<u64>,
+    variance: u64,
+    latest: u64,
+    least: u64,
+    lost_at: Instant,
+    timeouts: u32,
+}
+
+impl Loss {
+    pub(super) fn new() -> Self {
+        Self {
+            sent: VecDeque::new(),
+            first: 0,
+            in_flight: 0,
+            asking: 0,
+            acked_end: 0,
+            last_asked_at: Instant::ZERO,
+            smoothed: None,
+            variance: FIRST_ROUND_TRIP / 2,
+            latest: FIRST_ROUND_TRIP,
+            least: u64::MAX,
+            lost_at: Instant::FAR_FUTURE,
+            timeouts: 0,
+        }
+    }
+
+    /// Number of the next packet.
+    pub(super) fn next_number(&self) -> u64 {
+        self.first + self.sent.len() as u64
+    }
+
+    /// Takes note of the packet with the next number.
+    pub(super) fn on_sent(&mut self, sent: Sent) {
+        if sent.kind == Kind::Settled && self.sent.is_empty() {
+            self.first += 1;
+            return;
+        }
+        if sent.kind != Kind::Settled {
+            self.in_flight += u64::from(sent.bytes);
+            self.asking += 1;
+            self.last_asked_at = sent.at;
+        }
+        self.sent.push_back(sent);
+    }
+
+    /// Whether the peer acknowledges only numbers that were sent.
+    pub(super) fn is_sound(&self, ranges: &[(u64, u64)]) -> bool {
+        ranges[0].1 <= self.next_number()
+    }
+
+    /// Settles what the ranges acknowledge, the newest first, into `outcome`; detects losses.
+    pub(super) fn handle_acknowledged(
+        &mut self,
+        now: Instant,
+        ranges: &[(u64, u64)],
+        delay: u64,
+        outcome: &mut Outcome,
+    ) {
+        let largest = ranges[0].1;
+        if largest > self.first && largest > self.acked_end {
+            let sent = self.sent[(largest - 1 - self.first) as usize];
+            if sent.kind != Kind::Settled {
+                self.measure(now.nanos_since(sent.at), delay);
+            }
+        }
+        self.acked_end = self.acked_end.max(largest);
+        for &(from, to) in ranges.iter().rev() {
+            for number in from.max(self.first)..to {
+                self.settle((number - self.first) as usize, &mut outcome.acked);
+            }
+        }
+        if !outcome.acked.is_empty() {
+            self.timeouts = 0;
+        }
+        self.detect(now, outcome);
+    }
+
+    fn settle(&mut self, index: usize, into: &mut Vec<Sent>) {
+        let sent = &mut self.sent[index];
+        if sent.kind != Kind::Settled {
+            into.push(*sent);
+            self.in_flight -= u64::from(sent.bytes);
+            self.asking -= 1;
+            sent.kind = Kind::Settled;
+        }
+    }
+
+    fn measure(&mut self, took: u64, delay: u64) {
+        self.latest = took;
+        self.least = self.least.min(took);
+        let Some(smoothed) = self.smoothed else {
+            self.smoothed = Some(took);
+            self.variance = took / 2;
+            return;
+        };
+        let delay = delay.min(MOST_ACK_DELAY);
+        let adjusted = if took >= self.least + delay { took - delay } else { took };
+        self.variance = (3 * self.variance + smoothed.abs_diff(adjusted)) / 4;
+        self.smoothed = Some((7 * smoothed + adjusted) / 8);
+    }
+
+    /// Finds packets that are lost: by number, and by time.
+    fn detect(&mut self, now: Instant, outcome: &mut Outcome) {
+        self.lost_at = Instant::FAR_FUTURE;
+        let patience = (self.round_trip().max(self.latest) * 9 / 8).max(GRANULARITY);
+        let end = self.acked_end.saturating_sub(self.first).min(self.sent.len() as u64);
+        for index in 0..end as usize {
+            let Sent { at, kind, .. } = self.sent[index];
+            if kind == Kind::Settled {
+                continue;
+            }
+            let behind = self.acked_end - 1 - (self.first + index as u64);
+            let lost_at = at.plus_nanos(patience);
+            if behind >= PACKET_THRESHOLD || lost_at <= now {
+                self.settle(index, &mut outcome.lost);
+            } else {
+                self.lost_at = self.lost_at.min(lost_at);
+            }
+        }
+        while self.sent.front().is_some_and(|sent| sent.kind == Kind::Settled) {
+            self.sent.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Detects losses whose time has come; returns whether probes are due instead: the peer is silent.
+    pub(super) fn handle_timeout(&mut self, now: Instant, outcome: &mut Outcome) -> bool {
+        if self.lost_at <= now {
+            self.detect(now, outcome);
+            return false;
+        }
+        if self.probe_at() > now {
+            return false;
+        }
+        self.timeouts += 1;
+        // The next probe is counted from here even if none can leave.
+        self.last_asked_at = now;
+        true
+    }
+
+    /// The oldest packet that carries bytes and is not acknowledged.
+    pub(super) fn oldest(&self) -> Option<Sent> {
+        self.sent.iter().find(|sent| sent.kind != Kind::Settled && sent.from < sent.to).copied()
+    }
+
+    /// Releases memory in reserve.
+    pub(super) fn trim(&mut self) {
+        self.sent.shrink_to_fit();
+    }
+
+    /// When the oldest packet in flight was sent.
+    pub(super) fn oldest_at(&self) -> Option<Instant> {
+        self.sent.iter().find(|sent| sent.kind != Kind::Settled).map(|sent| sent.at)
+    }
+
+    fn probe_at(&self) -> Instant {
+        if self.asking == 0 {
+            return Instant::FAR_FUTURE;
+        }
+        let timeout = self.timeout() << self.timeouts.min(16);
+        self.last_asked_at.plus_nanos(timeout.min(MOST_TIMEOUT.max(self.timeout())))
+    }
+
+    pub(super) fn poll_timeout(&self) -> Instant {
+        self.lost_at.min(self.probe_at())
+    }
+
+    /// Nanoseconds after which a silent peer is probed.
+    pub(super) fn timeout(&self) -> u64 {
+        self.round_trip() + (4 * self.variance).max(GRANULARITY) + MOST_ACK_DELAY
+    }
+
+    /// Nanoseconds of a round trip, smoothed.
+    pub(super) fn round_trip(&self) -> u64 {
+        self.smoothed.unwrap_or(FIRST_ROUND_TRIP)
+    }
+
+    /// Nanoseconds of the shortest round trip; `u64::MAX` before one was measured.
+    pub(super) const fn least_round_trip(&self) -> u64 {
+        self.least
+    }
+
+    pub(super) const fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    pub(super) const fn is_waiting(&self) -> bool {
+        self.asking > 0
+    }
+}

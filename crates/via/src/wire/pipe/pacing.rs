@@ -1,0 +1,47 @@
+//! Spreads a window over its round trip: a bucket of bytes that may leave now.
+
+use midplane_simhw::time::Instant;
+
+/// The bucket fills faster than a window a round trip, by this share: growth is not held up.
+const GAIN: f64 = 1.25;
+/// Nanoseconds of sending that the bucket holds: timers are no finer than a millisecond.
+const QUANTUM: u64 = 2_000_000;
+/// Datagrams that it holds at least.
+const LEAST_PACKETS: u64 = 10;
+
+/// Bytes that may leave now.
+#[derive(Debug)]
+pub(super) struct Pacer {
+    tokens: f64,
+    filled_at: Instant,
+}
+
+impl Pacer {
+    pub(super) const fn new() -> Self {
+        Self { tokens: f64::INFINITY, filled_at: Instant::ZERO }
+    }
+
+    /// Fills the bucket for the time since the last fill.
+    pub(super) fn fill(&mut self, now: Instant, window: u64, round_trip: u64, mtu: usize) {
+        let rate = GAIN * window as f64 / round_trip.max(1) as f64;
+        let capacity = (rate * QUANTUM as f64).max((LEAST_PACKETS * mtu as u64) as f64);
+        let elapsed = now.nanos_since(self.filled_at) as f64;
+        self.tokens = (self.tokens + rate * elapsed).min(capacity);
+        self.filled_at = now;
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.tokens > 0.0
+    }
+
+    pub(super) fn on_sent(&mut self, bytes: usize) {
+        self.tokens -= bytes as f64;
+    }
+
+    /// When an eighth of the quantum has been filled: not each packet is worth a timer.
+    pub(super) fn ready_at(&self, window: u64, round_trip: u64, mtu: usize) -> Instant {
+        let rate = GAIN * window as f64 / round_trip.max(1) as f64;
+        let wanted = (rate * QUANTUM as f64 / 8.0).max(mtu as f64) - self.tokens;
+        self.filled_at.plus_nanos((wanted.max(0.0) / rate).ceil() as u64)
+    }
+}

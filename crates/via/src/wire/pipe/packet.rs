@@ -1,0 +1,431 @@
+//! Packets of the wire, version 1: what stands where in a datagram.
+//!
+//! A datagram is one packet; numbers are little-endian. The first two bytes are the kind and the version.
+//!
+//! | kind | fields after the first two bytes |
+//! |---|---|
+//! | 1 dial | sealed 1, padding 5, dialer's id 8, cookie 16, socket buffer 8, Noise message (48 or 0), zeros up to 1,200 bytes |
+//! | 2 cookie | padding 6, dialer's id 8, cookie 16: dial again with this cookie |
+//! | 3 accept | padding 6, dialer's id 8, acceptor's id 8, socket buffer 8, Noise message (56 or 0) |
+//! | 4 data | padding 6, receiver's id 8, packet number 8, body |
+//! | 5 reset | padding 6, the id that the receiver of a data packet does not know 8 |
+//! | 6 refuse | reason 1, padding 5, dialer's id 8 |
+//!
+//! An acceptor of another version answers a dial with *refuse*, reason 2, in its own version: the first 16
+//! bytes of dial and refuse stay as they are in every version.
+//!
+//! The body of a data packet is sealed with the packet number as nonce if the endpoint has a key, and then 16
+//! bytes longer. It is a byte of flags and what they name, in this order:
+//!
+//! | flag | fields |
+//! |---|---|
+//! | 1 acknowledge | largest number 8, delay in microseconds 4, window 8, ranges less one 1, length of the first range 4; for each further range the gap below the one before 4, its length 4 |
+//! | 2 close | offset at which the pipe ends 8 |
+//! | 4 probe | zeros up to the end: finds how long datagrams may be |
+//! | 8 ping | nothing: asks for an acknowledgement |
+//! | 16 bytes | offset 8; the bytes of the pipe from there up to the end |
+//!
+//! Packet numbers of a direction start at 0 and never repeat. Bytes that were lost travel again in new packets,
+//! cut anew. The window is the offset up to which the receiver takes bytes; it never falls.
+
+/// Version of the protocol.
+pub(crate) const VERSION: u8 = 1;
+/// Bytes before the body of a data packet.
+pub(crate) const HEADER_BYTES: usize = 24;
+/// Bytes of an authentication tag behind a sealed body.
+pub(crate) const TAG_BYTES: usize = 16;
+/// Bytes of a dial: no answer to one is longer, so that nobody can have a victim flooded.
+pub(crate) const DIAL_BYTES: usize = 1_200;
+/// Bytes of a cookie.
+pub(crate) const COOKIE_BYTES: usize = 16;
+/// Bytes of a Noise message of the handshake: a public key and a tag.
+pub(crate) const NOISE_BYTES: usize = 48;
+/// Most ranges of one acknowledgement.
+pub(crate) const MOST_RANGES: usize = 32;
+/// Most bytes of a body's fields before the bytes of the pipe.
+pub(crate) const FIELDS_BYTES: usize = 1 + 25 + 8 * (MOST_RANGES - 1) + 8 + 8;
+
+/// Bytes of a cookie packet.
+pub(crate) const COOKIE_PACKET_BYTES: usize = 32;
+const DIAL_FIXED_BYTES: usize = 40;
+const ACCEPT_FIXED_BYTES: usize = 32;
+
+const DIAL: u8 = 1;
+const COOKIE: u8 = 2;
+const ACCEPT: u8 = 3;
+const DATA: u8 = 4;
+const RESET: u8 = 5;
+const REFUSE: u8 = 6;
+
+/// Flags of a body.
+pub(crate) mod flag {
+    /// Acknowledges packets.
+    pub(crate) const ACKNOWLEDGE: u8 = 1;
+    /// Ends the pipe.
+    pub(crate) const CLOSE: u8 = 2;
+    /// Probes the path's MTU.
+    pub(crate) const PROBE: u8 = 4;
+    /// Asks for an acknowledgement.
+    pub(crate) const PING: u8 = 8;
+    /// Carries bytes of the pipe.
+    pub(crate) const BYTES: u8 = 16;
+    /// All of them.
+    pub(crate) const ALL: u8 = 31;
+}
+
+/// A packet as it stands in a datagram.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Packet<'a> {
+    /// Asks for a connection.
+    Dial(Dial<'a>),
+    /// Asks to dial again with a cookie.
+    Cookie { dialer: u64, cookie: [u8; COOKIE_BYTES] },
+    /// Accepts a dial.
+    Accept(Accept<'a>),
+    /// Carries a body.
+    Data { receiver: u64, number: u64 },
+    /// Reports that an id is unknown.
+    Reset { unknown: u64 },
+    /// Refuses a dial.
+    Refuse { dialer: u64, reason: u8, version: u8 },
+}
+
+/// The fields of a dial.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Dial<'a> {
+    /// Version of the dialer.
+    pub(crate) version: u8,
+    /// Whether the dialer has a key.
+    pub(crate) sealed: bool,
+    /// The dialer's id of the connection.
+    pub(crate) dialer: u64,
+    /// What the acceptor has sent in a cookie packet, or zeros.
+    pub(crate) cookie: [u8; COOKIE_BYTES],
+    /// Bytes of the dialer's receive buffer in the system.
+    pub(crate) socket_bytes: u64,
+    /// The Noise message if sealed, else empty.
+    pub(crate) noise: &'a [u8],
+}
+
+/// The fields of an accept.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Accept<'a> {
+    /// The dialer's id of the connection.
+    pub(crate) dialer: u64,
+    /// The acceptor's.
+    pub(crate) acceptor: u64,
+    /// Bytes of the acceptor's receive buffer in the system.
+    pub(crate) socket_bytes: u64,
+    /// The Noise message, or empty.
+    pub(crate) noise: &'a [u8],
+}
+
+/// Reads 8 bytes at `at`, if there are so many.
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+impl<'a> Packet<'a> {
+    /// Reads a datagram; `None` if it is no packet of this version.
+    pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (&kind, &version) = (bytes.first()?, bytes.get(1)?);
+        let id = u64_at(bytes, 8)?;
+        match kind {
+            DATA if version == VERSION => {
+                Some(Self::Data { receiver: id, number: u64_at(bytes, 16)? })
+            }
+            DIAL => Dial::parse(bytes, version).map(Self::Dial),
+            COOKIE if version == VERSION => {
+                let cookie = bytes.get(16..COOKIE_PACKET_BYTES)?.try_into().ok()?;
+                Some(Self::Cookie { dialer: id, cookie })
+            }
+            ACCEPT if version == VERSION => Some(Self::Accept(Accept {
+                dialer: id,
+                acceptor: u64_at(bytes, 16)?,
+                socket_bytes: u64_at(bytes, 24)?,
+                noise: bytes.get(ACCEPT_FIXED_BYTES..)?,
+            })),
+            RESET if version == VERSION => Some(Self::Reset { unknown: id }),
+            REFUSE => Some(Self::Refuse { dialer: id, reason: bytes[2], version }),
+            _ => None,
+        }
+    }
+}
+
+impl<'a> Dial<'a> {
+    fn parse(bytes: &'a [u8], version: u8) -> Option<Self> {
+        if bytes.len() < DIAL_BYTES {
+            return None;
+        }
+        let sealed = bytes[2] == 1;
+        let noise = if sealed { NOISE_BYTES } else { 0 };
+        Some(Self {
+            version,
+            sealed,
+            dialer: u64_at(bytes, 8)?,
+            cookie: bytes[16..32].try_into().ok()?,
+            socket_bytes: u64_at(bytes, 32)?,
+            noise: &bytes[DIAL_FIXED_BYTES..DIAL_FIXED_BYTES + noise],
+        })
+    }
+
+    /// Appends the dial.
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        let begin = out.len();
+        out.extend_from_slice(&[DIAL, self.version, u8::from(self.sealed), 0, 0, 0, 0, 0]);
+        out.extend_from_slice(&self.dialer.to_le_bytes());
+        out.extend_from_slice(&self.cookie);
+        out.extend_from_slice(&self.socket_bytes.to_le_bytes());
+        out.extend_from_slice(self.noise);
+        out.resize(begin + DIAL_BYTES, 0);
+    }
+}
+
+impl Accept<'_> {
+    /// Appends the accept.
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&[ACCEPT, VERSION, 0, 0, 0, 0, 0, 0]);
+        out.extend_from_slice(&self.dialer.to_le_bytes());
+        out.extend_from_slice(&self.acceptor.to_le_bytes());
+        out.extend_from_slice(&self.socket_bytes.to_le_bytes());
+        out.extend_from_slice(self.noise);
+    }
+}
+
+/// Appends a cookie packet.
+pub(crate) fn emit_cookie(dialer: u64, cookie: &[u8; COOKIE_BYTES], out: &mut Vec<u8>) {
+    out.extend_from_slice(&[COOKIE, VERSION, 0, 0, 0, 0, 0, 0]);
+    out.extend_from_slice(&dialer.to_le_bytes());
+    out.extend_from_slice(cookie);
+}
+
+/// Appends a reset.
+pub(crate) fn emit_reset(unknown: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(&[RESET, VERSION, 0, 0, 0, 0, 0, 0]);
+    out.extend_from_slice(&unknown.to_le_bytes());
+}
+
+/// Appends a refusal.
+pub(crate) fn emit_refuse(dialer: u64, reason: u8, out: &mut Vec<u8>) {
+    out.extend_from_slice(&[REFUSE, VERSION, reason, 0, 0, 0, 0, 0]);
+    out.extend_from_slice(&dialer.to_le_bytes());
+}
+
+/// Appends the header of a data packet.
+pub(crate) fn emit_header(receiver: u64, number: u64, out: &mut Vec<u8>) {
+    out.extend_from_slice(&[DATA, VERSION, 0, 0, 0, 0, 0, 0]);
+    out.extend_from_slice(&receiver.to_le_bytes());
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+/// An acknowledgement: the ranges, the newest first, each from its first number to one past its last.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Acknowledgement {
+    /// Microseconds from the receipt of the largest number to the acknowledgement.
+    pub(crate) delay_micros: u32,
+    /// Offset up to which the receiver takes bytes.
+    pub(crate) window: u64,
+    ranges: [(u64, u64); MOST_RANGES],
+    count: usize,
+}
+
+impl Acknowledgement {
+    /// Makes an acknowledgement of up to [`MOST_RANGES`] ranges, the newest first; `None` if there is none.
+    pub(crate) fn new(
+        ranges: impl Iterator<Item = (u64, u64)>,
+        delay_micros: u32,
+        window: u64,
+    ) -> Option<Self> {
+        let mut this = Self { delay_micros, window, ranges: [(0, 0); MOST_RANGES], count: 0 };
+        for range in ranges.take(MOST_RANGES) {
+            this.ranges[this.count] = range;
+            this.count += 1;
+        }
+        (this.count > 0).then_some(this)
+    }
+
+    /// Returns the ranges, the newest first.
+    pub(crate) fn ranges(&self) -> &[(u64, u64)] {
+        &self.ranges[..self.count]
+    }
+
+    /// Appends the fields.
+    pub(crate) fn emit(&self, out: &mut Vec<u8>) {
+        let length = |(from, to): (u64, u64)| u32::try_from(to - from).unwrap_or(u32::MAX);
+        let first = self.ranges[0];
+        out.extend_from_slice(&(first.1 - 1).to_le_bytes());
+        out.extend_from_slice(&self.delay_micros.to_le_bytes());
+        out.extend_from_slice(&self.window.to_le_bytes());
+        out.push((self.count - 1) as u8);
+        out.extend_from_slice(&length(first).to_le_bytes());
+        for pair in self.ranges().windows(2) {
+            let gap = u32::try_from(pair[0].0 - pair[1].1).unwrap_or(u32::MAX);
+            out.extend_from_slice(&gap.to_le_bytes());
+            out.extend_from_slice(&length(pair[1]).to_le_bytes());
+        }
+    }
+
+    fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
+        let end = u64_at(bytes, 0)?.checked_add(1)?;
+        let delay_micros = u32_at(bytes, 8)?;
+        let window = u64_at(bytes, 12)?;
+        let count = usize::from(*bytes.get(20)?) + 1;
+        let length = u64::from(u32_at(bytes, 21)?);
+        if count > MOST_RANGES || length == 0 {
+            return None;
+        }
+        let mut ranges = [(0, 0); MOST_RANGES];
+        ranges[0] = (end.checked_sub(length)?, end);
+        let mut at = 25;
+        for index in 1..count {
+            let gap = u64::from(u32_at(bytes, at)?);
+            let length = u64::from(u32_at(bytes, at + 4)?);
+            if gap == 0 || length == 0 {
+                return None;
+            }
+            let end = ranges[index - 1].0.checked_sub(gap)?;
+            ranges[index] = (end.checked_sub(length)?, end);
+            at += 8;
+        }
+        Some((Self { delay_micros, window, ranges, count }, at))
+    }
+}
+
+/// The body of a data packet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Body<'a> {
+    /// What it carries: see [`flag`].
+    pub(crate) flags: u8,
+    /// The acknowledgement, with that flag.
+    pub(crate) acknowledgement: Option<Acknowledgement>,
+    /// Offset at which the pipe ends, with the flag *close*.
+    pub(crate) close: Option<u64>,
+    /// Offset and bytes of the pipe, with the flag *bytes*.
+    pub(crate) bytes: Option<(u64, &'a [u8])>,
+}
+
+impl<'a> Body<'a> {
+    /// Reads a body; `None` if it is malformed.
+    pub(crate) fn parse(body: &'a [u8]) -> Option<Self> {
+        let flags = *body.first()?;
+        if flags & !flag::ALL != 0 {
+            return None;
+        }
+        let mut this = Self { flags, acknowledgement: None, close: None, bytes: None };
+        let mut at = 1;
+        if flags & flag::ACKNOWLEDGE != 0 {
+            let (acknowledgement, bytes) = Acknowledgement::parse(&body[at..])?;
+            this.acknowledgement = Some(acknowledgement);
+            at += bytes;
+        }
+        if flags & flag::CLOSE != 0 {
+            this.close = Some(u64_at(body, at)?);
+            at += 8;
+        }
+        if flags & flag::BYTES != 0 {
+            let (offset, bytes) = (u64_at(body, at)?, body.get(at + 8..)?);
+            offset.checked_add(bytes.len() as u64)?;
+            this.bytes = Some((offset, bytes));
+        }
+        Some(this)
+    }
+
+    /// Whether the peer waits for an acknowledgement of the packet.
+    pub(crate) const fn asks_for_acknowledgement(&self) -> bool {
+        self.flags & !flag::ACKNOWLEDGE != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_bytes_of_version_1_never_change() {
+        let mut out = Vec::new();
+        let dial = Dial {
+            version: 1,
+            sealed: true,
+            dialer: 0x0102,
+            cookie: [3; COOKIE_BYTES],
+            socket_bytes: 0x0405,
+            noise: &[6; NOISE_BYTES],
+        };
+        dial.emit(&mut out);
+        let mut golden = vec![1, 1, 1, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0];
+        golden.extend([3; 16]);
+        golden.extend([5, 4, 0, 0, 0, 0, 0, 0]);
+        golden.extend([6; 48]);
+        golden.resize(1_200, 0);
+        assert_eq!(out, golden);
+        assert_eq!(Packet::parse(&out), Some(Packet::Dial(dial)));
+
+        out.clear();
+        let accept = Accept { dialer: 1, acceptor: 2, socket_bytes: 3, noise: &[4] };
+        accept.emit(&mut out);
+        let golden = [3_u8, 1, 0, 0, 0, 0, 0, 0]
+            .into_iter()
+            .chain([1_u8, 2, 3].into_iter().flat_map(|field| u64::from(field).to_le_bytes()));
+        assert_eq!(out, golden.chain([4]).collect::<Vec<u8>>());
+        assert_eq!(Packet::parse(&out), Some(Packet::Accept(accept)));
+
+        out.clear();
+        emit_header(7, 8, &mut out);
+        assert_eq!(out, [4, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+
+        out.clear();
+        let ranges = [(18, 20), (5, 6)];
+        Acknowledgement::new(ranges.into_iter(), 9, 10).unwrap().emit(&mut out);
+        let golden = [
+            19, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 12, 0, 0,
+            0, 1, 0, 0, 0,
+        ];
+        assert_eq!(out, golden);
+    }
+
+    #[test]
+    fn a_dial_of_another_version_is_still_read() {
+        let mut dial = vec![0; DIAL_BYTES];
+        dial[..2].copy_from_slice(&[1, 9]);
+        dial[8] = 5;
+        let read = Packet::parse(&dial);
+        assert!(matches!(read, Some(Packet::Dial(Dial { version: 9, dialer: 5, .. }))), "{read:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn an_acknowledgement_is_read_as_it_was_written(
+            steps in proptest::collection::vec((1_u64..1_000, 1_u64..1_000), 1..40),
+            delay: u32,
+            window: u64,
+        ) {
+            let mut end = 1_000_000;
+            let ranges: Vec<(u64, u64)> = steps.iter().map(|(gap, length)| {
+                let range = (end - gap - length, end - gap);
+                end = range.0;
+                range
+            }).collect();
+            let written = Acknowledgement::new(ranges.into_iter(), delay, window).unwrap();
+            let mut out = vec![flag::ACKNOWLEDGE];
+            written.emit(&mut out);
+            prop_assert_eq!(Body::parse(&out).unwrap().acknowledgement, Some(written));
+            for length in 0..out.len() {
+                prop_assert!(Body::parse(&out[..length]).is_none());
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_a_reader_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0_u8..8) {
+            let _ = Body::parse(&bytes);
+            if bytes.len() > 1 {
+                bytes[..2].copy_from_slice(&[kind, 1]);
+            }
+            let _ = Packet::parse(&bytes);
+        }
+    }
+}

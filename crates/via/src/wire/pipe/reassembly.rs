@@ -1,0 +1,203 @@
+//! Received bytes, in order again: what the application reads, and the window that bounds what the peer sends.
+
+use midplane_simhw::time::Instant;
+
+use super::chunks::Chunks;
+use super::ranges::Ranges;
+
+/// Bytes of the window at first.
+pub(super) const FIRST_WINDOW: u64 = 256 << 10;
+
+/// Why a peer's bytes are refused.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct PastWindow;
+
+/// Received bytes that the application has not consumed.
+#[derive(Debug)]
+pub(super) struct Reassembly {
+    chunks: Chunks,
+    consumed: u64,
+    /// Every byte before it was received.
+    in_order: u64,
+    /// Received bytes behind a gap.
+    later: Ranges,
+    /// Bytes past what is consumed that the peer may send.
+    window: u64,
+    most_window: u64,
+    /// Largest offset that the peer was allowed.
+    advertised: u64,
+    /// When and at which offset the application began the current round trip of consumption.
+    round_at: Instant,
+    round_from: u64,
+}
+
+impl Reassembly {
+    pub(super) fn new(most_window: u64) -> Self {
+        let window = FIRST_WINDOW.min(most_window);
+        Self {
+            chunks: Chunks::default(),
+            consumed: 0,
+            in_order: 0,
+            later: Ranges::default(),
+            window,
+            most_window,
+            advertised: window,
+            round_at: Instant::ZERO,
+            round_from: 0,
+        }
+    }
+
+    /// Takes bytes; returns whether the application has more to read.
+    pub(super) fn insert(&mut self, offset: u64, bytes: &[u8]) -> Result<bool, PastWindow> {
+        let end = offset + bytes.len() as u64;
+        if end > self.advertised {
+            return Err(PastWindow);
+        }
+        if end <= self.in_order {
+            return Ok(false);
+        }
+        let skipped = self.in_order.saturating_sub(offset);
+        let (offset, bytes) = (offset + skipped, &bytes[skipped as usize..]);
+        if offset > self.in_order {
+            self.insert_later(offset, bytes);
+            return Ok(false);
+        }
+        if self.later.is_empty() {
+            self.chunks.write(offset, bytes);
+            self.in_order = end;
+            return Ok(true);
+        }
+        self.insert_later(offset, bytes);
+        if let Some((_, end)) = self.later.pop_first() {
+            self.in_order = end;
+        }
+        Ok(true)
+    }
+
+    /// Writes only what is missing: bytes that were received once never change.
+    fn insert_later(&mut self, offset: u64, bytes: &[u8]) {
+        let end = offset + bytes.len() as u64;
+        let mut missing = Ranges::default();
+        missing.insert(offset, end);
+        for (begin, until) in self.later.newest_first() {
+            if until <= offset {
+                break;
+            }
+            missing.remove(begin, until);
+        }
+        while let Some((from, to)) = missing.pop_first() {
+            self.chunks.write(from, &bytes[(from - offset) as usize..(to - offset) as usize]);
+        }
+        self.later.insert(offset, end);
+    }
+
+    /// Returns bytes in order, in one piece.
+    pub(super) fn readable(&self) -> &[u8] {
+        self.chunks.piece(self.consumed, self.in_order)
+    }
+
+    /// The application has taken `bytes`. The window grows if the application takes half of it within two round
+    /// trips, or has caught up while the peer had less than half of it left: it was what held the peer back.
+    pub(super) fn consume(&mut self, now: Instant, bytes: usize, round_trip: u64) {
+        let bytes = (bytes as u64).min(self.in_order - self.consumed);
+        self.consumed += bytes;
+        self.chunks.release(self.consumed);
+        if now.nanos_since(self.round_at) > 2 * round_trip {
+            self.round_at = now;
+            self.round_from = self.consumed - bytes;
+        }
+        let took_half = self.consumed - self.round_from >= self.window / 2;
+        let has_caught_up = self.consumed == self.in_order;
+        if took_half || (has_caught_up && self.advertised - self.in_order < self.window / 2) {
+            self.window = (2 * self.window).min(self.most_window);
+            self.round_at = now;
+            self.round_from = self.consumed;
+        }
+    }
+
+    /// Whether the peer should be told of a window that has grown by a quarter.
+    pub(super) const fn is_update_due(&self) -> bool {
+        self.consumed + self.window - self.advertised >= self.window / 4
+    }
+
+    /// Returns the window to advertise, and takes it as advertised.
+    pub(super) fn advertise(&mut self) -> u64 {
+        self.advertised = self.advertised.max(self.consumed + self.window);
+        self.advertised
+    }
+
+    pub(super) const fn in_order(&self) -> u64 {
+        self.in_order
+    }
+
+    /// Whether bytes are missing before some that were received.
+    pub(super) fn has_gap(&self) -> bool {
+        !self.later.is_empty()
+    }
+
+    pub(super) fn trim(&mut self) {
+        self.chunks.trim(self.consumed == self.in_order && self.later.is_empty());
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.chunks.memory_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The byte at an offset, in the copy `copy` of the stream.
+    fn bytes(from: u64, to: u64) -> Vec<u8> {
+        (from..to).map(|offset| (offset * 7 / 5) as u8).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_in_any_order_are_read_in_order_and_never_change(
+            pieces in proptest::collection::vec((0_u64..2_000, 0_u64..300), 1..120),
+        ) {
+            let mut reassembly = Reassembly::new(FIRST_WINDOW);
+            let mut received = Ranges::default();
+            let mut read = Vec::new();
+            for (from, length) in pieces {
+                let mut piece = bytes(from, from + length);
+                // What was received once is not overwritten by a liar.
+                for (at, byte) in piece.iter_mut().enumerate() {
+                    if received.contains(from + at as u64) {
+                        *byte ^= 0xff;
+                    }
+                }
+                reassembly.insert(from, &piece).unwrap();
+                received.insert(from, from + length);
+                let readable = reassembly.readable().len() / 2;
+                read.extend_from_slice(&reassembly.readable()[..readable]);
+                reassembly.consume(Instant::ZERO, readable, 1);
+            }
+            read.extend_from_slice(reassembly.readable());
+            let expected = received.first().filter(|range| range.0 == 0).map_or(0, |range| range.1);
+            prop_assert_eq!(read, bytes(0, expected));
+        }
+    }
+
+    #[test]
+    fn bytes_past_the_window_are_refused_and_it_grows_with_a_busy_reader() {
+        let mut reassembly = Reassembly::new(1 << 20);
+        assert_eq!(reassembly.insert(FIRST_WINDOW - 1, &[1, 2]), Err(PastWindow));
+        let mut offset = 0;
+        for millisecond in 0..40 {
+            let window = reassembly.advertise();
+            let piece = vec![0; (window - offset).min(100_000) as usize];
+            assert_eq!(reassembly.insert(offset, &piece), Ok(true));
+            offset += piece.len() as u64;
+            while !reassembly.readable().is_empty() {
+                let now = Instant::from_nanos(millisecond * 1_000_000);
+                reassembly.consume(now, reassembly.readable().len(), 10_000_000);
+            }
+        }
+        assert_eq!(reassembly.advertise() - offset, 1 << 20);
+        assert!(reassembly.memory_bytes() <= 6 * (64 << 10));
+    }
+}

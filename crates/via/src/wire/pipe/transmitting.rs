@@ -1,0 +1,237 @@
+//! What leaves: trains of packets, as far as window and pacer allow.
+
+use midplane_simhw::time::Instant;
+
+use super::loss::{Kind, Sent};
+use super::packet::{Dial, FIELDS_BYTES, HEADER_BYTES, TAG_BYTES, VERSION, emit_header, flag};
+use super::{DIAL_AGAIN, Ended, Pipe, Transmit};
+
+/// Most bytes of datagrams in one train.
+const TRAIN_BYTES: usize = 65_000;
+/// Most bytes of a datagram in a train of several: each must fit an Ethernet packet.
+const SEGMENT_BYTES: usize = 1_472;
+/// Bytes of the least room for bytes of the pipe: a shorter rest waits for the next packet.
+const LEAST_ROOM: usize = 64;
+/// Nanoseconds of a round trip below which the peer is on this host.
+const SAME_HOST: u64 = 1_000_000;
+
+impl Pipe {
+    /// Appends the next datagrams to `out`: as many as `most_segments` of equal length, the last may be shorter.
+    #[must_use]
+    pub fn poll_transmit(
+        &mut self,
+        now: Instant,
+        out: &mut Vec<u8>,
+        most_segments: usize,
+    ) -> Option<Transmit> {
+        self.now = now;
+        let begin = out.len();
+        let segment_bytes = self.poll_train(out, most_segments)?;
+        Some(Transmit { bytes: out.len() - begin, segment_bytes })
+    }
+
+    fn poll_train(&mut self, out: &mut Vec<u8>, most_segments: usize) -> Option<usize> {
+        if self.ended.is_some() {
+            // The peer that has closed still waits for the acknowledgement of that.
+            let owes = self.ended == Some(Ended::ClosedByPeer) && self.acks.is_due(self.now);
+            return if owes { self.emit_packet(out, self.mtu, false) } else { None };
+        }
+        if self.dialing.is_some() {
+            return self.emit_dial(out);
+        }
+        if let Some((accept, is_due)) = &mut self.accept {
+            let emitted = is_due.then(|| accept.len());
+            if *is_due {
+                out.extend_from_slice(accept);
+                *is_due = false;
+            }
+            return emitted;
+        }
+        if let Some((number, bytes)) = self.discovery.poll_transmit(self.now) {
+            return Some(self.emit_probe(out, number, bytes));
+        }
+        self.emit_train(out, most_segments)
+    }
+
+    fn emit_dial(&mut self, out: &mut Vec<u8>) -> Option<usize> {
+        let (now, local) = (self.now, self.local);
+        let dialing = self.dialing.as_mut().filter(|dialing| dialing.at <= now)?;
+        dialing.at = now.plus_nanos(dialing.again_after);
+        dialing.again_after = (2 * dialing.again_after).min(DIAL_AGAIN.1);
+        let dial = Dial {
+            version: VERSION,
+            sealed: dialing.message.is_some(),
+            dialer: local,
+            cookie: dialing.cookie,
+            socket_bytes: self.config.socket_bytes,
+            noise: dialing.message.as_ref().map_or(&[], |message| &message[..]),
+        };
+        let begin = out.len();
+        dial.emit(out);
+        Some(out.len() - begin)
+    }
+
+    /// Bytes that may be in flight: a peer on this host takes no more than its system holds for it.
+    pub(super) fn window(&self) -> u64 {
+        let window = self.law.window();
+        if self.loss.least_round_trip() < SAME_HOST {
+            window.min((self.peer_socket_bytes / 2).max(2 * self.mtu as u64))
+        } else {
+            window
+        }
+    }
+
+    fn emit_train(&mut self, out: &mut Vec<u8>, most_segments: usize) -> Option<usize> {
+        let (window, round_trip) = (self.window(), self.loss.round_trip());
+        self.pacer.fill(self.now, window, round_trip, self.mtu);
+        self.paced_until = Instant::FAR_FUTURE;
+        let begin = out.len();
+        let mut first = None;
+        let most = if self.mtu > SEGMENT_BYTES { 1 } else { most_segments.max(1) };
+        for _ in 0..most {
+            let segment = first.unwrap_or(self.mtu);
+            if out.len() - begin + segment > TRAIN_BYTES && first.is_some() {
+                break;
+            }
+            let may_send =
+                self.probes > 0 || (self.loss.in_flight() < window && self.pacer.has_room());
+            if !may_send && self.send.has_something(self.peer_window) {
+                self.is_window_limited = window == self.law.window();
+                if self.loss.in_flight() < window {
+                    self.paced_until = self.pacer.ready_at(window, round_trip, self.mtu);
+                }
+            }
+            let Some(bytes) = self.emit_packet(out, segment, may_send) else { break };
+            first.get_or_insert(bytes);
+            if bytes < segment || bytes < self.mtu {
+                break;
+            }
+        }
+        first
+    }
+
+    /// Appends one packet of at most `most` bytes, if there is something to send; returns its length.
+    fn emit_packet(&mut self, out: &mut Vec<u8>, most: usize, may_send: bool) -> Option<usize> {
+        let now = self.now;
+        let has_bytes = may_send && self.send.has_something(self.peer_window);
+        if may_send && !has_bytes {
+            self.is_window_limited = false;
+        }
+        let closes = self.closing.is_some_and(|closing| closing.is_due);
+        let closes = closes && may_send && !has_bytes && self.send.is_all_sent();
+        let pings = self.is_ping_due || (self.probes > 0 && !has_bytes && self.loss.is_waiting());
+        if !has_bytes && !closes && !pings && !self.acks.is_due(now) {
+            self.probes = 0;
+            return None;
+        }
+        // An update of the window has to arrive.
+        let pings = pings || self.receive.is_update_due();
+        let number = self.loss.next_number();
+        let begin = out.len();
+        emit_header(self.remote, number, out);
+        let mut body = std::mem::take(&mut self.body);
+        body.clear();
+        let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
+        let most = most - HEADER_BYTES - tag;
+        let target = if self.seal.is_some() { &mut body } else { &mut *out };
+        let what = Content { has_bytes, closes, pings, most };
+        let range = self.emit_body(target, what);
+        if let Some(seal) = &self.seal {
+            seal.seal(number, &body, out);
+        }
+        self.body = body;
+        let bytes = out.len() - begin;
+        let kind = match (closes, range.is_some() || pings) {
+            (true, _) => Kind::Close,
+            (false, true) => Kind::Plain,
+            (false, false) => Kind::Settled,
+        };
+        self.on_sent(bytes, range, kind);
+        Some(bytes)
+    }
+
+    /// Appends the body; returns the bytes of the pipe that it carries.
+    fn emit_body(&mut self, out: &mut Vec<u8>, what: Content) -> Option<(u64, u64)> {
+        let begin = out.len();
+        out.push(0);
+        let mut flags = 0;
+        if self.acks.is_wanted() {
+            let window = self.receive.advertise();
+            if let Some(acknowledgement) = self.acks.take(self.now, window) {
+                acknowledgement.emit(out);
+                flags |= flag::ACKNOWLEDGE;
+            }
+        }
+        if what.closes {
+            out.extend_from_slice(&self.send.written().to_le_bytes());
+            flags |= flag::CLOSE;
+        }
+        if what.pings {
+            flags |= flag::PING;
+        }
+        let room = what.most.saturating_sub(out.len() - begin + 8);
+        debug_assert!(what.most > FIELDS_BYTES + LEAST_ROOM);
+        let next = what.has_bytes.then(|| self.send.next(room, self.peer_window)).flatten();
+        let range = next.map(|(from, to, is_again)| {
+            if is_again {
+                self.counted.bytes_sent_again += to - from;
+            }
+            out.extend_from_slice(&from.to_le_bytes());
+            self.send.copy_to(from, to, out);
+            flags |= flag::BYTES;
+            (from, to)
+        });
+        out[begin] = flags;
+        range
+    }
+
+    fn on_sent(&mut self, bytes: usize, range: Option<(u64, u64)>, kind: Kind) {
+        let now = self.now;
+        let (from, to) = range.unwrap_or((0, 0));
+        let counts = if kind == Kind::Settled { 0 } else { bytes as u32 };
+        self.loss.on_sent(Sent { at: now, bytes: counts, from, to, kind });
+        self.counted.packets_sent += 1;
+        if kind == Kind::Settled {
+            return;
+        }
+        self.is_ping_due = false;
+        self.probes = self.probes.saturating_sub(1);
+        self.pacer.on_sent(bytes);
+        if kind == Kind::Close
+            && let Some(closing) = &mut self.closing
+        {
+            closing.is_due = false;
+        }
+        self.discovery.on_sent(now, bytes);
+    }
+
+    /// Appends a datagram of `bytes` that finds out whether so many pass.
+    fn emit_probe(&mut self, out: &mut Vec<u8>, probe: u32, bytes: usize) -> usize {
+        let begin = out.len();
+        let number = self.loss.next_number();
+        emit_header(self.remote, number, out);
+        if let Some(seal) = &self.seal {
+            self.body.clear();
+            self.body.push(flag::PROBE);
+            self.body.resize(bytes - HEADER_BYTES - TAG_BYTES, 0);
+            seal.seal(number, &self.body, out);
+        } else {
+            out.push(flag::PROBE);
+            out.resize(begin + bytes, 0);
+        }
+        // It is lost where it is too long: that says nothing about congestion.
+        let kind = Kind::Probe(probe);
+        self.loss.on_sent(Sent { at: self.now, bytes: 0, from: 0, to: 0, kind });
+        self.counted.packets_sent += 1;
+        out.len() - begin
+    }
+}
+
+/// What a packet carries beside an acknowledgement, in at most `most` bytes.
+#[derive(Clone, Copy, Debug)]
+struct Content {
+    has_bytes: bool,
+    closes: bool,
+    pings: bool,
+    most: usize,
+}

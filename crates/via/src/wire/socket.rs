@@ -1,0 +1,265 @@
+//! Moves an endpoint's datagrams through a socket of tokio's.
+//!
+//! Datagrams are sent in trains and received in batches, a system call each, where the system can
+//! (UDP segmentation and receive offload, `recvmmsg`). Don't-fragment is set: IP cuts none of them.
+
+use std::future::Future as _;
+use std::io::{self, IoSliceMut};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use midplane_simhw::time::Instant;
+use midplane_simhw::udp::interface_mtu;
+use quinn_udp::{BATCH_SIZE, RecvMeta, TransportErrorPayload, UdpSockRef, UdpSocketState};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::time::Sleep;
+
+use super::endpoint::{Endpoint, Outgoing};
+
+/// Bytes of one receive buffer: the largest datagram, and the most that the system joins.
+const BUFFER_BYTES: usize = 65_536;
+/// Buffers of one receive call: 1 MiB of memory.
+const BUFFERS: usize = if BATCH_SIZE < 16 { BATCH_SIZE } else { 16 };
+/// Receive calls of one turn: other tasks get theirs.
+const RECEIVES_PER_TURN: usize = 8;
+/// Reports of the network of one turn.
+const ERRORS_PER_TURN: usize = 64;
+/// Trains of one turn.
+const SENDS_PER_TURN: usize = 64;
+/// Bytes of the system's buffers that are asked for: the system gives less where its own limit is lower.
+const SOCKET_BYTES: usize = 4 << 20;
+
+/// A UDP socket on a runtime of tokio's, with its clock.
+#[derive(Debug)]
+pub struct Socket {
+    io: UdpSocket,
+    state: UdpSocketState,
+    inbox: Vec<u8>,
+    meta: [RecvMeta; BUFFERS],
+    outbox: Vec<u8>,
+    /// The train in the outbox that the system has not taken.
+    pending: Option<Outgoing>,
+    alarm: Pin<Box<Sleep>>,
+    alarm_at: Option<Instant>,
+    started: std::time::Instant,
+}
+
+#[expect(clippy::disallowed_methods, reason = "the driver has the clock")]
+fn real_now() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
+/// Bytes of the shortest datagram that the system refuses, as one of these was.
+fn refused_bytes(outgoing: &Outgoing) -> usize {
+    let headers = if outgoing.to.ip().to_canonical().is_ipv4() { 28 } else { 48 };
+    let bytes = outgoing.transmit.segment_bytes;
+    let fits = interface_mtu(outgoing.to).map(|mtu| mtu.saturating_sub(headers));
+    // Where the system does not tell, half is tried next.
+    fits.unwrap_or(bytes / 2).min(bytes - 1) + 1
+}
+
+impl Socket {
+    /// Binds a socket; port 0 has the system choose.
+    ///
+    /// # Errors
+    /// What the system says: the address is in use, or not of this host.
+    ///
+    /// # Panics
+    /// Outside of a runtime of tokio's, or if its I/O or time is not enabled.
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let socket = std::net::UdpSocket::bind(address)?;
+        let options = socket2::SockRef::from(&socket);
+        let _ = options.set_recv_buffer_size(SOCKET_BYTES);
+        let _ = options.set_send_buffer_size(SOCKET_BYTES);
+        socket.set_nonblocking(true)?;
+        let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        // Without them a process that ended is noticed by its silence.
+        let _ = state.enable_transport_errors(UdpSockRef::from(&socket));
+        Ok(Self {
+            io: UdpSocket::from_std(socket)?,
+            state,
+            inbox: vec![0; BUFFERS * BUFFER_BYTES],
+            meta: [RecvMeta::default(); BUFFERS],
+            outbox: Vec::new(),
+            pending: None,
+            alarm: Box::pin(tokio::time::sleep(Duration::ZERO)),
+            alarm_at: None,
+            started: real_now(),
+        })
+    }
+
+    /// Returns the address that the socket is bound to.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.io.local_addr()
+    }
+
+    /// Returns the bytes of datagrams that the system holds for this socket, for
+    /// [`Config::socket_bytes`](super::pipe::Config::socket_bytes).
+    #[must_use]
+    pub fn receive_bytes(&self) -> u64 {
+        socket2::SockRef::from(&self.io).recv_buffer_size().map_or(u64::MAX, |bytes| bytes as u64)
+    }
+
+    /// Returns the time by this socket's clock: for calls of its endpoint.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        let elapsed = real_now().duration_since(self.started);
+        // Not zero: a timer that was never set is that.
+        Instant::from_nanos(1).plus_nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Receives what is there, does what is due, sends what may leave.
+    ///
+    /// Ready if the endpoint may have events, or if there is more to do than one turn does: drain
+    /// [`Endpoint::poll_event`] and call it again. Pending if all is done: the task is woken by a datagram, a timeout, or
+    /// room to send. Call it also after any use of the endpoint: nothing is sent else.
+    pub fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        endpoint: &mut Endpoint,
+    ) -> Poll<io::Result<()>> {
+        let mut is_busy = self.receive(context, endpoint)?;
+        let now = self.now();
+        if endpoint.poll_timeout().is_some_and(|at| at <= now) {
+            endpoint.handle_timeout(now);
+            is_busy = true;
+        }
+        is_busy |= self.transmit(context, endpoint)?;
+        if is_busy {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(self.poll_alarm(context, endpoint));
+        Poll::Ready(Ok(()))
+    }
+
+    /// Feeds what has arrived to the endpoint; returns whether that was anything.
+    fn receive(&mut self, context: &mut Context<'_>, endpoint: &mut Endpoint) -> io::Result<bool> {
+        let mut has_received = false;
+        for _ in 0..RECEIVES_PER_TURN {
+            let Poll::Ready(ready) = self.io.poll_recv_ready(context) else { break };
+            ready?;
+            let filled = self.fill();
+            let now = self.now();
+            for (buffer, meta) in
+                self.inbox.chunks_exact_mut(BUFFER_BYTES).zip(&self.meta[..filled])
+            {
+                let stride = meta.stride.max(1);
+                for datagram in buffer[..meta.len.min(BUFFER_BYTES)].chunks_mut(stride) {
+                    endpoint.handle_datagram(now, meta.addr, datagram);
+                }
+            }
+            has_received |= filled > 0;
+            if filled == 0 {
+                has_received |= self.receive_errors(endpoint);
+            }
+        }
+        Ok(has_received)
+    }
+
+    /// Feeds what the network reports about peers to the endpoint; returns whether that was anything.
+    fn receive_errors(&self, endpoint: &mut Endpoint) -> bool {
+        let mut has_received = false;
+        for _ in 0..ERRORS_PER_TURN {
+            let received = self.state.recv_transport_error(UdpSockRef::from(&self.io));
+            let Ok(Some(error)) = received else { break };
+            if let (Some(peer), TransportErrorPayload::Unreachable) = (error.addr, error.payload) {
+                endpoint.handle_unreachable(self.now(), peer);
+                has_received = true;
+            }
+        }
+        has_received
+    }
+
+    /// Receives a batch; returns how many buffers it fills.
+    fn fill(&mut self) -> usize {
+        let mut chunks = self.inbox.chunks_exact_mut(BUFFER_BYTES);
+        let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
+            IoSliceMut::new(chunks.next().expect("memory for every buffer"))
+        });
+        let mut filled = 0;
+        // What the system reports here is about datagrams sent before, or transient.
+        let _ = self.io.try_io(Interest::READABLE, || {
+            filled = self.state.recv(UdpSockRef::from(&self.io), &mut buffers, &mut self.meta)?;
+            // Fewer than there is room for are all: the call that would find nothing is saved.
+            let is_all = cfg!(target_os = "linux") && filled < BUFFERS;
+            if is_all { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        });
+        filled
+    }
+
+    /// Sends trains; returns whether more may leave.
+    fn transmit(&mut self, context: &mut Context<'_>, endpoint: &mut Endpoint) -> io::Result<bool> {
+        for _ in 0..SENDS_PER_TURN {
+            let now = self.now();
+            let outgoing = match self.pending.take() {
+                Some(pending) => pending,
+                None => {
+                    self.outbox.clear();
+                    let most = self.state.max_gso_segments();
+                    match endpoint.poll_transmit(now, &mut self.outbox, most) {
+                        Some(outgoing) => outgoing,
+                        None => return Ok(false),
+                    }
+                }
+            };
+            if let Poll::Ready(ready) = self.io.poll_send_ready(context) {
+                ready?;
+            } else {
+                self.pending = Some(outgoing);
+                return Ok(false);
+            }
+            match self.send(outgoing) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.pending = Some(outgoing);
+                }
+                Err(error) if quinn_udp::is_msg_size_err(&error) => {
+                    if let Some(id) = outgoing.pipe {
+                        endpoint.handle_refused(now, id, refused_bytes(&outgoing));
+                    }
+                    self.receive_errors(endpoint);
+                }
+                // It may be a report about another train: what could not be sent counts as lost on the way.
+                Err(_) => {
+                    self.receive_errors(endpoint);
+                    let _ = self.send(outgoing);
+                }
+                Ok(()) => {}
+            }
+        }
+        Ok(true)
+    }
+
+    fn send(&self, outgoing: Outgoing) -> io::Result<()> {
+        let transmit = outgoing.transmit;
+        let segments = transmit.bytes > transmit.segment_bytes;
+        let transmit = quinn_udp::Transmit {
+            destination: outgoing.to,
+            ecn: None,
+            contents: &self.outbox[..transmit.bytes],
+            segment_size: segments.then_some(transmit.segment_bytes),
+            src_ip: None,
+        };
+        self.io.try_io(Interest::WRITABLE, || {
+            self.state.try_send(UdpSockRef::from(&self.io), &transmit)
+        })
+    }
+
+    /// Waits for the endpoint's next timeout.
+    fn poll_alarm(&mut self, context: &mut Context<'_>, endpoint: &Endpoint) -> Poll<()> {
+        let Some(at) = endpoint.poll_timeout() else { return Poll::Pending };
+        if self.alarm_at != Some(at) {
+            self.alarm_at = Some(at);
+            let deadline = self.started + Duration::from_nanos(at.as_nanos());
+            self.alarm.as_mut().reset(deadline.into());
+        }
+        ready!(self.alarm.as_mut().poll(context));
+        self.alarm_at = None;
+        Poll::Ready(())
+    }
+}

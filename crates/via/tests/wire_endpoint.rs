@@ -1,0 +1,262 @@
+//! How the wire's connections begin and end, and what strangers can do to them.
+
+use std::io::IoSlice;
+use std::net::SocketAddr;
+
+use midplane_simhw::rng::Rng;
+use midplane_simhw::seal::Key;
+use midplane_simhw::time::Instant;
+use midplane_via::wire::endpoint::{Endpoint, Event, PipeId};
+use midplane_via::wire::pipe::{Config, Ended, RefuseReason};
+
+use crate::wire_pair::{App, MS, Pair, Path, SECOND, seeds};
+
+#[test]
+fn a_cut_path_ends_both_sides_within_the_idle_timeout() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, accepted) = pair.connect();
+    pair.is_cut = true;
+    pair.pipe(0, dialed).write(&[IoSlice::new(b"lost")]);
+    pair.run(2 * SECOND);
+    let now = pair.now;
+    assert!(pair.pipe(0, dialed).is_suspected(now));
+    pair.run(31 * SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Lost));
+    assert_eq!(pair.pipe(1, accepted).ended(), Some(Ended::Lost));
+}
+
+#[test]
+fn an_idle_pipe_stays_open_and_costs_a_few_datagrams_a_minute() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, accepted) = pair.connect();
+    pair.run(SECOND);
+    let before = pair.datagrams;
+    pair.run(600 * SECOND);
+    assert!(pair.pipe(0, dialed).ended().is_none() && pair.pipe(1, accepted).ended().is_none());
+    assert!(pair.datagrams - before < 500, "{}", pair.datagrams - before);
+}
+
+#[test]
+fn a_close_is_heard_after_the_last_byte() {
+    let mut pair = Pair::new(3, Path { loss: 0.3, ..Path::clean(5 * MS) }, Config::default);
+    let (dialed, accepted) = pair.connect();
+    let mut app = App::new(dialed, 1, 50_000, 2);
+    app.work(0, &mut pair);
+    let now = pair.now;
+    pair.pipe(0, dialed).close(now);
+    pair.run(4 * SECOND);
+    assert_eq!(pair.pipe(1, accepted).ended(), Some(Ended::ClosedByPeer));
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Closed));
+    let mut app = App::new(accepted, 2, 0, 1);
+    app.work(1, &mut pair);
+    assert_eq!(app.read, 50_000);
+}
+
+#[test]
+fn nobody_at_the_address_is_no_answer() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    pair.is_cut = true;
+    let dialed = pair.dial();
+    pair.run(11 * SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::NoAnswer));
+}
+
+#[test]
+fn a_restarted_peer_ends_the_old_pipe_at_the_next_packet() {
+    for key in [None, Some(Key::new(1, [7; 32]))] {
+        let config = || Config::default().key(key.clone());
+        let mut pair = Pair::new(5, Path::clean(MS), config);
+        let (dialed, _) = pair.connect();
+        pair.ends[1] = Endpoint::new(config(), 99);
+        pair.pipe(0, dialed).write(&[IoSlice::new(b"who are you?")]);
+        pair.run(SECOND);
+        assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Restarted));
+    }
+}
+
+#[test]
+fn a_restarted_dialer_ends_the_acceptors_old_pipe() {
+    let mut pair = Pair::new(5, Path::clean(MS), Config::default);
+    let (_, accepted) = pair.connect();
+    pair.ends[0] = Endpoint::new(Config::default(), 99);
+    pair.connect();
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(1, accepted).ended(), Some(Ended::Restarted));
+}
+
+#[test]
+fn a_key_that_does_not_fit_ends_the_dial_and_costs_the_acceptor_nothing() {
+    let key = |byte| Some(Key::new(1, [byte; 32]));
+    for (ours, theirs) in [(key(1), key(2)), (key(1), None), (None, key(2))] {
+        let configs = [ours, theirs].map(|key| Config::default().key(key));
+        let mut pair = Pair::with(7, Path::clean(MS), configs);
+        let dialed = pair.dial();
+        pair.run(2 * SECOND);
+        assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::KeyDoesNotFit));
+        assert_eq!(pair.ends[1].pipes(), 0);
+    }
+}
+
+#[test]
+fn dials_past_the_bound_of_half_open_ones_need_a_cookie_and_get_in() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let dialed: Vec<PipeId> = (0..40).map(|_| pair.dial()).collect();
+    pair.run(3 * SECOND);
+    assert!(pair.ends[1].counters().turned_away > 0);
+    for id in dialed {
+        assert!(pair.pipe(0, id).is_established() && pair.pipe(0, id).ended().is_none());
+    }
+}
+
+#[test]
+fn a_flood_of_dials_is_bounded_in_memory_and_answered_with_less_than_it_sends() {
+    let mut end = Endpoint::new(Config::default(), 1);
+    let now = Instant::from_nanos(SECOND);
+    let (mut received, mut sent, mut out) = (0, 0, Vec::new());
+    for dialer in 1..20_000_u64 {
+        let mut dial = vec![0; 1_200];
+        dial[..2].copy_from_slice(&[1, 1]);
+        dial[8..16].copy_from_slice(&dialer.to_le_bytes());
+        received += dial.len();
+        let from = SocketAddr::from(([10, 1, (dialer >> 8) as u8, dialer as u8], 5));
+        end.handle_datagram(now, from, &mut dial);
+        while let Some(outgoing) = end.poll_transmit(now, &mut out, 32) {
+            sent += outgoing.transmit.bytes;
+            out.clear();
+        }
+    }
+    assert!(end.pipes() <= 64, "{}", end.pipes());
+    assert!(sent < 3 * received);
+    end.handle_timeout(now.plus_nanos(6 * SECOND));
+    assert_eq!(end.pipes(), 0);
+    assert_eq!(end.poll_event(), None);
+}
+
+#[test]
+fn random_and_changed_packets_neither_panic_nor_harm_other_pipes() {
+    for seed in seeds(10) {
+        let mut rng = Rng::new(seed, "hostile");
+        let mut pair = Pair::new(seed, Path { corrupt: 0.5, ..Path::clean(MS) }, Config::default);
+        // Pipes whose packets are changed may end or read anything: they only must not panic or wait for ever.
+        let dialed = pair.dial();
+        let random = vec![1; 5_000];
+        pair.run_until(20 * SECOND, |pair| {
+            let mut noise: Vec<u8> = (0..rng.below(80)).map(|_| rng.next_u64() as u8).collect();
+            if noise.len() > 2 {
+                noise[0] = 1 + rng.below(6) as u8;
+                noise[1] = 1;
+            }
+            let end = rng.below(2) as usize;
+            let (now, from) = (pair.now, pair.addresses[1 - end]);
+            pair.ends[end].handle_datagram(now, from, &mut noise);
+            if let Some(pipe) = pair.ends[0].pipe(dialed) {
+                pipe.write(&[IoSlice::new(&random)]);
+            }
+            let accepted = pair.events[1].iter().find_map(|event| match event {
+                Event::Accepted(id, _) => Some(*id),
+                _ => None,
+            });
+            if let Some(pipe) = accepted.and_then(|id| pair.ends[1].pipe(id)) {
+                let bytes = pipe.readable().len();
+                pipe.consume(bytes);
+            }
+            (pair.datagrams > 20_000).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_report_that_nobody_receives_ends_a_pipe_unless_the_peer_answers() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, _) = pair.connect();
+    let (now, peer) = (pair.now, pair.addresses[1]);
+    // A forged report.
+    pair.ends[0].handle_unreachable(now, SocketAddr::new(peer.ip(), 0));
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), None);
+    pair.is_cut = true;
+    let now = pair.now;
+    pair.ends[0].handle_unreachable(now, SocketAddr::new(peer.ip(), 0));
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Unreachable));
+}
+
+#[test]
+fn a_report_about_a_host_does_not_end_pipes_to_its_suspended_processes() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, _) = pair.connect();
+    let (now, ip) = (pair.now, pair.addresses[1].ip());
+    let gone = pair.ends[0].dial(now, SocketAddr::new(ip, 9));
+    pair.is_cut = true;
+    pair.ends[0].handle_unreachable(now, SocketAddr::new(ip, 0));
+    pair.run(3 * SECOND);
+    assert_eq!(pair.pipe(0, gone).ended(), Some(Ended::Unreachable));
+    assert_eq!(pair.pipe(0, dialed).ended(), None);
+}
+
+#[test]
+fn a_peer_of_another_version_says_so_and_a_full_one_too() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    pair.ends[1].set_accepting(false);
+    let dialed = pair.dial();
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Refused(RefuseReason::Full)));
+
+    let now = pair.now;
+    let mut out = Vec::new();
+    let dialed = pair.ends[0].dial(now, pair.addresses[1]);
+    let dial = pair.ends[0].poll_transmit(now, &mut out, 1).unwrap();
+    assert_eq!((dial.transmit.bytes, dial.to), (1_200, pair.addresses[1]));
+    // The acceptor is asked in a later version, and answers in its own.
+    out[1] = 9;
+    let from = pair.addresses[0];
+    pair.ends[1].handle_datagram(now, from, &mut out);
+    out.clear();
+    let answer = pair.ends[1].poll_transmit(now, &mut out, 1).unwrap();
+    assert_eq!((answer.transmit.bytes, &out[..3]), (16, &[6, 1, 2][..]));
+    // A dialer reads the answer of a later version.
+    out[1] = 9;
+    let from = pair.addresses[1];
+    pair.ends[0].handle_datagram(now, from, &mut out);
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Version(9)));
+}
+
+#[test]
+fn a_released_id_is_never_another_pipes() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, accepted) = pair.connect();
+    pair.ends[1].release(accepted);
+    assert!(pair.ends[1].pipe(accepted).is_none());
+    let (_, again) = pair.connect();
+    assert_ne!(accepted, again);
+    assert!(pair.ends[1].peek(accepted).is_none());
+    // The peer of the released one learns of it when it sends.
+    pair.pipe(0, dialed).write(&[IoSlice::new(b"?")]);
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Restarted));
+}
+
+#[test]
+fn what_was_sealed_is_taken_once_and_only_unchanged() {
+    let config = || Config::default().key(Some(Key::new(1, [7; 32])));
+    let mut pair = Pair::new(1, Path::clean(MS), config);
+    let (dialed, accepted) = pair.connect();
+    pair.run(SECOND);
+    let (now, from) = (pair.now, pair.addresses[0]);
+    pair.pipe(0, dialed).write(&[IoSlice::new(b"secret")]);
+    let mut sealed = Vec::new();
+    pair.ends[0].poll_transmit(now, &mut sealed, 1).expect("a packet");
+    assert!(!sealed.windows(6).any(|bytes| bytes == b"secret"));
+    let before = pair.pipe(1, accepted).stats();
+    for at in 24..sealed.len() {
+        let mut changed = sealed.clone();
+        changed[at] ^= 1;
+        pair.ends[1].handle_datagram(now, from, &mut changed);
+    }
+    assert!(pair.pipe(1, accepted).readable().is_empty());
+    pair.ends[1].handle_datagram(now, from, &mut sealed.clone());
+    pair.ends[1].handle_datagram(now, from, &mut sealed.clone());
+    assert_eq!(pair.pipe(1, accepted).readable(), b"secret");
+    let after = pair.pipe(1, accepted).stats();
+    assert_eq!(after.dropped - before.dropped, (sealed.len() - 24) as u64 + 1);
+}

@@ -1,0 +1,276 @@
+//! Bytes over the wire in virtual time: on paths that lose, double, reorder, change and hold up.
+
+use std::io::IoSlice;
+use std::net::SocketAddr;
+
+use midplane_simhw::rng::Rng;
+use midplane_simhw::seal::Key;
+use midplane_simhw::time::Instant;
+use midplane_via::wire::endpoint::{Endpoint, Event};
+use midplane_via::wire::pipe::Config;
+
+use crate::wire_pair::{App, MS, Pair, Path, SECOND, exchange, seeds};
+
+#[test]
+fn bytes_arrive_once_and_in_order_on_a_path_that_does_everything_wrong() {
+    for seed in seeds(30) {
+        let mut rng = Rng::new(seed, "scenario");
+        let path = Path {
+            delay: rng.between(10_000, 30 * MS),
+            jitter: rng.between(0, 10 * MS),
+            loss: rng.unit() * 0.2,
+            double: rng.unit() * 0.2,
+            corrupt: 0.0,
+            mtu: 1_200 + rng.below(8_000) as usize,
+            line: [0, 10_000_000][rng.below(2) as usize],
+            queue: 30_000,
+        };
+        let key = rng.chance(0.3).then(|| Key::new(1, [7; 32]));
+        let mut pair = Pair::new(seed, path, || Config::default().key(key.clone()));
+        let (dialed, accepted) = pair.connect();
+        // What is sealed may be changed on the way as well.
+        pair.path.corrupt = if key.is_some() { 0.05 } else { 0.0 };
+        let total = rng.below(400_000);
+        let mut apps = [App::new(dialed, 1, total, 2), App::new(accepted, 2, 100_000, 1)];
+        apps[1].most_read = 1_000 + rng.below(20_000) as usize;
+        assert!(
+            exchange(&mut pair, &mut apps, 300 * SECOND),
+            "seed {seed}: {path:?} {:?} {:?}",
+            pair.ends[0].peek(dialed).unwrap().stats(),
+            pair.ends[1].peek(accepted).unwrap().stats()
+        );
+        let now = pair.now;
+        pair.pipe(0, dialed).close(now);
+        pair.run(40 * SECOND);
+        let ends = [(0, dialed), (1, accepted)].map(|(end, id)| pair.pipe(end, id).ended());
+        assert!(ends[0].is_some() && ends[1].is_some(), "seed {seed}: {ends:?}");
+    }
+}
+
+#[test]
+fn datagrams_grow_to_what_the_path_carries() {
+    let mut pair = Pair::new(1, Path { mtu: 65_507, ..Path::clean(100_000) }, Config::default);
+    let (dialed, accepted) = pair.connect();
+    let mut apps = [App::new(dialed, 1, 1_000_000, 2), App::new(accepted, 2, 0, 1)];
+    assert!(exchange(&mut pair, &mut apps, SECOND));
+    assert_eq!(pair.pipe(0, dialed).stats().mtu, 65_000);
+
+    let mut pair = Pair::new(1, Path::clean(100_000), Config::default);
+    let (dialed, accepted) = pair.connect();
+    let mut apps = [App::new(dialed, 1, 10_000_000, 2), App::new(accepted, 2, 0, 1)];
+    assert!(exchange(&mut pair, &mut apps, 10 * SECOND));
+    pair.run(2 * SECOND);
+    assert_eq!(pair.pipe(0, dialed).stats().mtu, 1_472);
+}
+
+/// Seconds that `total` bytes take.
+fn seconds_for(pair: &mut Pair, total: u64) -> f64 {
+    let (dialed, accepted) = pair.connect();
+    let begun = pair.now;
+    let mut apps = [App::new(dialed, 1, total, 2), App::new(accepted, 2, 0, 1)];
+    assert!(exchange(pair, &mut apps, 600 * SECOND));
+    println!("{:?}", pair.pipe(0, dialed).stats());
+    pair.now.nanos_since(begun) as f64 / 1e9
+}
+
+#[test]
+fn a_bottleneck_is_filled_to_nine_tenths() {
+    for (queue, delay) in [(64_000, 2 * MS), (250_000, 10 * MS)] {
+        let path = Path { line: 100_000_000, queue, ..Path::clean(delay) };
+        let mut pair = Pair::new(1, path, Config::default);
+        let seconds = seconds_for(&mut pair, 40_000_000);
+        let share = 40_000_000.0 * 8.0 / seconds / 100e6;
+        assert!(share > 0.9, "{share}");
+    }
+}
+
+#[test]
+fn one_loss_in_a_hundred_slows_and_stops_nothing() {
+    let path = Path { line: 100_000_000, queue: 64_000, loss: 0.01, ..Path::clean(2 * MS) };
+    let mut pair = Pair::new(1, path, Config::default);
+    let seconds = seconds_for(&mut pair, 10_000_000);
+    // Cubic takes each loss for congestion; 10 Mb/s is a third of what Reno's formula gives here.
+    assert!(seconds < 8.0, "{seconds}");
+}
+
+#[test]
+fn two_pipes_share_a_bottleneck() {
+    let path = Path { line: 100_000_000, queue: 100_000, ..Path::clean(5 * MS) };
+    let mut pair = Pair::new(11, path, Config::default);
+    let first = pair.connect();
+    let second = pair.connect();
+    let mut apps = [first, second]
+        .map(|(dialed, accepted)| [App::new(dialed, 1, u64::MAX, 2), App::new(accepted, 2, 0, 1)]);
+    pair.run_until(20 * SECOND, |pair| {
+        for [from, to] in &mut apps {
+            from.work(0, pair);
+            to.work(1, pair);
+        }
+        None::<()>
+    });
+    let [first, second] = [apps[0][1].read as f64, apps[1][1].read as f64];
+    let share = first / second;
+    assert!((0.5..2.0).contains(&share), "{first} {second}");
+    assert!((first + second) * 8.0 / 20.0 > 90e6, "{first} {second}");
+}
+
+#[test]
+fn a_reader_that_stops_holds_its_writer_and_no_more_than_the_window() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, accepted) = pair.connect();
+    let mut app = App::new(dialed, 1, 100_000_000, 2);
+    pair.run_until(5 * SECOND, |pair| {
+        app.work(0, pair);
+        None::<()>
+    });
+    let held = pair.pipe(1, accepted).stats();
+    assert_eq!(held.bytes_received, 256 << 10);
+    assert!(held.memory_bytes <= 512 << 10);
+    let mut apps = [app, App::new(accepted, 2, 0, 1)];
+    apps[0].total = 3_000_000.max(apps[0].written);
+    assert!(exchange(&mut pair, &mut apps, 20 * SECOND));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let run = || {
+        let path = Path { loss: 0.05, jitter: MS, ..Path::clean(MS) };
+        let mut pair = Pair::new(42, path, Config::default);
+        let (dialed, accepted) = pair.connect();
+        let mut apps = [App::new(dialed, 1, 300_000, 2), App::new(accepted, 2, 1_000, 1)];
+        assert!(exchange(&mut pair, &mut apps, 60 * SECOND));
+        (pair.now, pair.datagrams, pair.pipe(0, dialed).stats())
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn a_path_that_is_cut_at_any_time_ends_both_sides_or_loses_nothing() {
+    for seed in seeds(20) {
+        let mut rng = Rng::new(seed, "cuts");
+        let path = Path { loss: 0.02, line: 50_000_000, queue: 50_000, ..Path::clean(3 * MS) };
+        let mut pair = Pair::new(seed, path, Config::default);
+        let (dialed, accepted) = pair.connect();
+        let mut apps = [App::new(dialed, 1, 3_000_000, 2), App::new(accepted, 2, 3_000_000, 1)];
+        let mut is_done = false;
+        for _ in 0..3 {
+            is_done = is_done || exchange(&mut pair, &mut apps, rng.below(300 * MS));
+            pair.is_cut = true;
+            pair.run(rng.below(40 * SECOND));
+            pair.is_cut = false;
+        }
+        is_done = is_done || exchange(&mut pair, &mut apps, 100 * SECOND);
+        let ends = [(0, dialed), (1, accepted)].map(|(end, id)| pair.pipe(end, id).ended());
+        assert!(is_done || (ends[0].is_some() && ends[1].is_some()), "seed {seed}: {ends:?}");
+        // No number of timeouts makes the next one later than a second or two.
+        if ends == [None, None] {
+            assert!(is_done, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_path_that_grows_narrower_carries_on_with_shorter_datagrams() {
+    let mut pair = Pair::new(
+        1,
+        Path { mtu: 9_000, line: 100_000_000, queue: 50_000, ..Path::clean(MS) },
+        Config::default,
+    );
+    let (dialed, accepted) = pair.connect();
+    let mut apps = [App::new(dialed, 1, u64::MAX, 2), App::new(accepted, 2, 0, 1)];
+    pair.run_until(10 * SECOND, |pair| {
+        apps[0].work(0, pair);
+        apps[1].work(1, pair);
+        (pair.pipe(0, dialed).stats().mtu > 8_000).then_some(())
+    });
+    assert!(pair.pipe(0, dialed).stats().mtu > 8_000);
+    pair.path.mtu = 1_400;
+    apps[0].total = apps[0].written + 5_000_000;
+    assert!(exchange(&mut pair, &mut apps, 25 * SECOND), "{:?}", pair.pipe(0, dialed).stats());
+}
+
+#[test]
+fn an_idle_pipe_holds_no_memory_for_data() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, accepted) = pair.connect();
+    let mut apps = [App::new(dialed, 1, 1 << 20, 2), App::new(accepted, 2, 1 << 20, 1)];
+    assert!(exchange(&mut pair, &mut apps, 10 * SECOND));
+    // The search for the longest datagram ends first.
+    pair.run(20 * SECOND);
+    assert_eq!(pair.pipe(0, dialed).stats().memory_bytes, 0);
+    assert_eq!(pair.pipe(1, accepted).stats().memory_bytes, 0);
+    let mut apps = [App::new(dialed, 1, 2 << 20, 2), App::new(accepted, 2, 2 << 20, 1)];
+    for app in &mut apps {
+        (app.written, app.read) = (1 << 20, 1 << 20);
+    }
+    assert!(exchange(&mut pair, &mut apps, 10 * SECOND));
+}
+
+#[test]
+fn an_answer_carries_the_acknowledgement_of_its_question() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, accepted) = pair.connect();
+    pair.run(SECOND);
+    let before = pair.datagrams;
+    for _ in 0..100 {
+        for (end, id, other) in [(0, dialed, accepted), (1, accepted, dialed)] {
+            pair.pipe(end, id).write(&[IoSlice::new(b"question, or answer")]);
+            let arrived = pair.run_until(SECOND, |pair| {
+                (!pair.pipe(1 - end, other).readable().is_empty()).then_some(())
+            });
+            arrived.expect("nothing is lost");
+            pair.pipe(1 - end, other).consume(19);
+        }
+    }
+    assert!(pair.datagrams - before <= 210, "{}", pair.datagrams - before);
+}
+
+#[test]
+fn a_steady_stream_allocates_nothing() {
+    // Only the endpoints: the path of the other tests allocates.
+    let mut ends = [1, 2].map(|seed| Endpoint::new(Config::default(), seed));
+    let addresses: [SocketAddr; 2] = ["10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap()];
+    let mut now = Instant::from_nanos(1);
+    let dialed = ends[0].dial(now, addresses[1]);
+    let mut accepted = None;
+    let block = vec![7; 16 << 10];
+    let mut out = Vec::with_capacity(1 << 20);
+    let mut step = |received: &mut u64| {
+        now = now.plus_nanos(100_000);
+        if let Some(pipe) = ends[0].pipe(dialed) {
+            pipe.write(&[IoSlice::new(&block)]);
+        }
+        for from in 0..2 {
+            while let Some(outgoing) = ends[from].poll_transmit(now, &mut out, 40) {
+                for datagram in out.chunks_mut(outgoing.transmit.segment_bytes) {
+                    if datagram.len() <= 1_472 {
+                        ends[1 - from].handle_datagram(now, addresses[from], datagram);
+                    }
+                }
+                out.clear();
+            }
+            ends[from].handle_timeout(now);
+            while let Some(event) = ends[from].poll_event() {
+                if let Event::Accepted(id, _) = event {
+                    accepted = Some(id);
+                }
+            }
+        }
+        if let Some(pipe) = accepted.and_then(|id| ends[1].pipe(id)) {
+            *received += pipe.readable().len() as u64;
+            pipe.consume(pipe.readable().len());
+        }
+    };
+    let mut received = 0;
+    for _ in 0..5_000 {
+        step(&mut received);
+    }
+    let before = received;
+    let info = allocation_counter::measure(|| {
+        for _ in 0..2_000 {
+            step(&mut received);
+        }
+    });
+    assert!(received - before > 20_000_000, "{}", received - before);
+    assert!(info.count_total < 50, "{info:?}");
+}

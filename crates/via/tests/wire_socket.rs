@@ -1,0 +1,136 @@
+//! Two endpoints over loopback, by sockets of tokio's.
+
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::task::Poll;
+
+use midplane_simhw::seal::Key;
+use midplane_via::wire::endpoint::{Endpoint, Event, PipeId};
+use midplane_via::wire::pipe::{Config, Ended};
+use midplane_via::wire::socket::Socket;
+
+/// Polls until `step` returns something; `step` is called after each turn.
+async fn drive<T>(
+    socket: &mut Socket,
+    endpoint: &mut Endpoint,
+    mut step: impl FnMut(&mut Endpoint, Option<Event>) -> Option<T>,
+) -> T {
+    let mut done = None;
+    poll_fn(|context| {
+        loop {
+            if done.is_none() {
+                done = step(endpoint, None);
+            }
+            while let Some(event) = endpoint.poll_event() {
+                done = done.take().or_else(|| step(endpoint, Some(event)));
+            }
+            let polled =
+                socket.poll(context, endpoint).map(|result| result.expect("a live socket"));
+            if let Some(done) = done.take() {
+                return Poll::Ready(done);
+            }
+            if polled.is_pending() {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await
+}
+
+fn node(key: Option<&Key>) -> (Socket, Endpoint) {
+    let socket = Socket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let config = Config::default().socket_bytes(socket.receive_bytes()).key(key.cloned());
+    let seed = socket.local_addr().unwrap().port();
+    (socket, Endpoint::new(config, seed.into()))
+}
+
+async fn send(socket: &mut Socket, endpoint: &mut Endpoint, id: PipeId, total: u64) {
+    let block = vec![0x5a; 64 << 10];
+    let mut left = total;
+    drive(socket, endpoint, |endpoint, event| {
+        if let Some(Event::Ended(_, end)) = event {
+            panic!("nobody has closed it: {end}");
+        }
+        let pipe = endpoint.pipe(id).unwrap();
+        while left > 0 && pipe.room() > 0 {
+            let most = left.min(block.len() as u64) as usize;
+            left -= pipe.write(&[IoSlice::new(&block[..most])]) as u64;
+        }
+        (left == 0 && pipe.is_flushed()).then_some(())
+    })
+    .await;
+    println!("{:?}", endpoint.peek(id).unwrap().stats());
+    let now = socket.now();
+    endpoint.pipe(id).unwrap().close(now);
+    drive(socket, endpoint, |_, event| matches!(event, Some(Event::Ended(..))).then_some(())).await;
+}
+
+async fn receive(socket: &mut Socket, endpoint: &mut Endpoint) -> u64 {
+    let mut total = 0;
+    drive(socket, endpoint, |endpoint, event| {
+        if let Some(Event::Progress(id) | Event::Accepted(id, _)) = event {
+            let pipe = endpoint.pipe(id).unwrap();
+            while !pipe.readable().is_empty() {
+                let bytes = pipe.readable().len();
+                assert!(pipe.readable().iter().all(|byte| *byte == 0x5a));
+                pipe.consume(bytes);
+                total += bytes as u64;
+            }
+        }
+        matches!(event, Some(Event::Ended(..))).then_some(total)
+    })
+    .await
+}
+
+fn moves_all(key: Option<&Key>, total: u64) {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (address, bound) = std::sync::mpsc::channel();
+    #[expect(clippy::disallowed_methods, reason = "it is printed")]
+    let begun = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            runtime().block_on(async {
+                let (mut socket, mut endpoint) = node(key);
+                address.send(socket.local_addr().unwrap()).unwrap();
+                assert_eq!(receive(&mut socket, &mut endpoint).await, total);
+            });
+        });
+        let listens = bound.recv().unwrap();
+        scope.spawn(move || {
+            runtime().block_on(async {
+                let (mut socket, mut endpoint) = node(key);
+                let id = endpoint.dial(socket.now(), listens);
+                send(&mut socket, &mut endpoint, id, total).await;
+            });
+        });
+    });
+    println!("{:.0} MB/s", total as f64 / begun.elapsed().as_secs_f64() / 1e6);
+}
+
+#[test]
+fn a_quarter_of_a_gibibyte_crosses_loopback() {
+    moves_all(None, 256 << 20);
+}
+
+#[test]
+fn the_same_sealed() {
+    moves_all(Some(&Key::new(1, [9; 32])), 16 << 20);
+}
+
+#[test]
+fn a_process_that_ended_is_noticed_by_who_sends_to_it() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (mut socket, mut endpoint) = node(None);
+        // Nobody has this port any more.
+        let (gone, _) = node(None);
+        let address = gone.local_addr().unwrap();
+        drop(gone);
+        endpoint.dial(socket.now(), address);
+        let ended = drive(&mut socket, &mut endpoint, |_, event| match event {
+            Some(Event::Ended(_, end)) => Some(end),
+            _ => None,
+        });
+        assert_eq!(ended.await, Ended::Unreachable);
+    });
+}
