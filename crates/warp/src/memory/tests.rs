@@ -234,7 +234,7 @@ fn check_deaths(seed: u64) {
     cluster.play(150, &[Level::Coherent], 4);
     cluster.kill(0);
     cluster.play(200, &[Level::Coherent], 4);
-    if seed % 2 == 0 {
+    if seed.is_multiple_of(2) {
         cluster.kill(1);
         cluster.play(200, &[Level::Coherent], 4);
     }
