@@ -7,14 +7,16 @@ mod core;
 mod driver;
 mod flow;
 mod frame;
+mod piped;
 mod stream;
 #[cfg(test)]
 mod tests;
 mod wire;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use atomic_waker::AtomicWaker;
 use midplane_simhw::shm::rings::{RingPair, WakeSet};
@@ -23,8 +25,13 @@ pub use self::core::Ended;
 use self::core::{Core, MOST_CONTROL};
 pub use driver::{Driver, Handler, Refusal};
 use frame::Reason;
+use piped::{Piped, Pipes};
 pub use stream::Stream;
 use wire::Wire;
+
+use crate::wire::endpoint::{Endpoint, PipeId};
+use crate::wire::pipe::Config;
+use crate::wire::socket::Socket;
 
 /// Most bytes of what a process says of itself.
 pub const MOST_HELLO: usize = MOST_CONTROL;
@@ -38,6 +45,9 @@ pub struct Hub {
     dirty: Mutex<Vec<Arc<Session>>>,
     driver: AtomicWaker,
     wakes: WakeSet,
+    pipes: Option<Arc<Pipes>>,
+    /// The number of the next session.
+    next: AtomicU64,
     is_closed: AtomicBool,
 }
 
@@ -64,13 +74,37 @@ pub struct Session {
     number: u64,
     /// It stands among those that have something to flush.
     is_listed: AtomicBool,
+    transport: Transport,
+    /// Its connection, over UDP.
+    pipe: OnceLock<PipeId>,
+}
+
+/// What carries a session.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[non_exhaustive]
+pub enum Transport {
+    /// Rings of shared memory: the peer is a process of this host.
+    Shm,
+    /// UDP datagrams to this address.
+    Udp(SocketAddr),
 }
 
 impl Session {
-    /// A session over two rings; `is_first` at the end that has connected.
-    fn new(hub: Arc<Hub>, number: u64, wire: Wire, is_first: bool) -> Arc<Self> {
+    /// A session over a wire; `is_first` at the end that has connected.
+    fn new(
+        hub: Arc<Hub>,
+        number: u64,
+        (wire, transport): (Wire, Transport),
+        is_first: bool,
+    ) -> Arc<Self> {
         let core = Mutex::new(Core::new(wire, is_first));
-        Arc::new(Self { core, hub, number, is_listed: AtomicBool::new(false) })
+        Arc::new(Self { core, hub, number, is_listed: AtomicBool::new(false), transport, pipe: OnceLock::new() })
+    }
+
+    /// What carries the session.
+    #[must_use]
+    pub const fn transport(&self) -> Transport {
+        self.transport
     }
 
     /// The number of the session, unique among those of the process.
@@ -156,29 +190,39 @@ impl Session {
 
 /// Makes sessions.
 #[derive(Clone, Debug)]
-pub struct Sessions {
-    hub: Arc<Hub>,
-    next: Arc<std::sync::atomic::AtomicU64>,
-}
+pub struct Sessions(Arc<Hub>);
 
 impl Sessions {
-    /// The sessions of a process, and the driver that must [run](Driver::run) for them.
+    /// The sessions of a process, and the driver that must [run](Driver::run) for them; over UDP as well with a socket
+    /// and what its connections are like.
     ///
     /// # Errors
-    /// The system's: it has no descriptors.
+    /// The system's: it has no descriptors, or no random numbers.
     ///
     /// # Panics
-    /// Outside a tokio runtime with I/O.
-    pub fn new() -> io::Result<(Self, Driver)> {
+    /// Outside a tokio runtime with I/O and time.
+    pub fn new(udp: Option<(Socket, Config)>) -> io::Result<(Self, Driver)> {
         let wakes = WakeSet::new()?;
+        let (socket, pipes) = match udp {
+            None => (None, None),
+            Some((socket, config)) => {
+                let seed = getrandom::u64().map_err(io::Error::other)?;
+                let config = config.socket_bytes(socket.receive_bytes());
+                let endpoint = Mutex::new(Endpoint::new(config, seed));
+                let pipes = Pipes { endpoint, closing: Mutex::default(), clock: socket.clock() };
+                (Some(socket), Some(Arc::new(pipes)))
+            }
+        };
         let hub = Arc::new(Hub {
             dirty: Mutex::default(),
             driver: AtomicWaker::new(),
             wakes: wakes.clone(),
+            pipes,
+            next: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
         });
-        let driver = Driver::new(Arc::clone(&hub), wakes)?;
-        Ok((Self { hub, next: Arc::default() }, driver))
+        let driver = Driver::new(Arc::clone(&hub), wakes, socket)?;
+        Ok((Self(hub), driver))
     }
 
     /// A session over shared memory; `is_first` at the end that has connected.
@@ -186,16 +230,41 @@ impl Sessions {
     /// # Errors
     /// The system's.
     pub fn over_rings(&self, pair: RingPair, is_first: bool) -> io::Result<Arc<Session>> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.hub.wakes.add(number, &pair)?;
-        let session = Session::new(Arc::clone(&self.hub), number, Wire::ring(pair), is_first);
+        let number = self.0.number();
+        self.0.wakes.add(number, &pair)?;
+        let wire = (Wire::ring(pair), Transport::Shm);
+        let session = Session::new(Arc::clone(&self.0), number, wire, is_first);
         session.with(|core| core.is_dirty = true);
         Ok(session)
     }
 
+    /// A session over UDP to the process at `to`; it ends if none answers. `None` without a socket.
+    #[must_use]
+    pub fn dial(&self, to: SocketAddr) -> Option<Arc<Session>> {
+        let pipes = self.0.pipes.as_ref()?;
+        let id = pipes.endpoint().dial(pipes.clock.now(), to);
+        Some(self.0.over_pipe(id, to, true))
+    }
+
     /// Ends the driver.
     pub fn close(&self) {
-        self.hub.is_closed.store(true, Ordering::Release);
-        self.hub.driver.wake();
+        self.0.is_closed.store(true, Ordering::Release);
+        self.0.driver.wake();
+    }
+}
+
+impl Hub {
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn over_pipe(self: &Arc<Self>, id: PipeId, peer: SocketAddr, is_first: bool) -> Arc<Session> {
+        let pipes = self.pipes.as_ref().expect("a connection over UDP has a socket");
+        let wire = Wire::Piped(Piped::new(Arc::clone(pipes), id));
+        let wire = (wire, Transport::Udp(peer));
+        let session = Session::new(Arc::clone(self), self.number(), wire, is_first);
+        session.pipe.set(id).expect("it is new");
+        session.with(|core| core.is_dirty = true);
+        session
     }
 }

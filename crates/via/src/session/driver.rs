@@ -1,5 +1,6 @@
 //! Moves what the sessions of a process send and receive: one task.
 
+use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
@@ -15,10 +16,14 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use super::core::Event;
 use super::frame::Reason;
 use super::{Ended, Hub, Session, Stream};
+use crate::wire::endpoint::{Event as PipeEvent, PipeId};
+use crate::wire::socket::Socket;
 
 /// How long the driver polls for an answer at most before it parks: a little more than a wake-up across processors
 /// takes, which is 31 us where this was measured.
 const SPIN: Duration = Duration::from_micros(50);
+/// How long a driver that ends waits at most until peers over UDP know.
+const CLOSE: Duration = Duration::from_secs(1);
 /// Times in a row that polling was in vain after which it is tried at full length once more.
 const ANEW: u32 = 16;
 /// How often the time is halved at most.
@@ -26,6 +31,9 @@ const HALVINGS: u32 = 5;
 
 /// What a process does with what its sessions receive.
 pub trait Handler {
+    /// A peer has connected over UDP.
+    fn on_accepted(&mut self, session: &Arc<Session>);
+
     /// The peer has described itself.
     fn on_hello(&mut self, session: &Arc<Session>, hello: &[u8]);
 
@@ -67,6 +75,9 @@ struct Active {
 pub struct Driver {
     hub: Arc<Hub>,
     io: AsyncFd<WakeSet>,
+    socket: Option<Socket>,
+    /// Numbers of the sessions over UDP, by connection.
+    by_pipe: HashMap<PipeId, u64>,
     active: Vec<Active>,
     /// All sessions that have not ended, by number.
     all: std::collections::BTreeMap<u64, Arc<Session>>,
@@ -93,26 +104,38 @@ enum Found {
 }
 
 impl Driver {
-    pub(super) fn new(hub: Arc<Hub>, wakes: WakeSet) -> io::Result<Self> {
+    pub(super) fn new(hub: Arc<Hub>, wakes: WakeSet, socket: Option<Socket>) -> io::Result<Self> {
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
         let io = AsyncFd::with_interest(wakes, Interest::READABLE)?;
         let flavor = Handle::current().runtime_flavor();
         let is_current_thread = flavor == RuntimeFlavor::CurrentThread;
         let all = std::collections::BTreeMap::new();
-        Ok(Self { hub, io, active: Vec::new(), all, vain: 0, is_current_thread })
+        Ok(Self {
+            hub,
+            io,
+            socket,
+            by_pipe: HashMap::new(),
+            active: Vec::new(),
+            all,
+            vain: 0,
+            is_current_thread,
+        })
     }
 
     /// Moves frames until the sessions are closed.
     pub async fn run(mut self, mut handler: impl Handler) {
         loop {
-            let found = self.turn(&mut handler);
+            let mut found = self.turn(&mut handler);
+            if poll_fn(|context| Poll::Ready(self.poll_socket(context, &mut handler))).await {
+                found = Found::Something;
+            }
             if self.hub.is_closed.load(Ordering::Acquire) {
                 break;
             }
             if found > Found::Nothing {
                 self.yield_to_tasks().await;
             } else {
-                poll_fn(|context| self.poll_wake(context)).await;
+                poll_fn(|context| self.poll_wake(context, &mut handler)).await;
             }
         }
         self.take_dirty();
@@ -120,6 +143,85 @@ impl Driver {
             self.hub.wakes.remove(session.number);
             session.end();
         }
+        self.close_socket().await;
+    }
+
+    /// Sends what is due over UDP, and handles what has come; whether there may be more to do.
+    fn poll_socket(&mut self, context: &mut Context<'_>, handler: &mut impl Handler) -> bool {
+        let (Some(socket), Some(pipes)) = (&mut self.socket, self.hub.pipes.clone()) else {
+            return false;
+        };
+        let mut endpoint = pipes.endpoint();
+        for id in std::mem::take(&mut *pipes.closing()) {
+            let now = socket.now();
+            if let Some(pipe) = endpoint.pipe(id) {
+                pipe.close(now);
+            }
+        }
+        // An error of the socket is one of the runtime's: nothing more comes then.
+        let is_busy = matches!(socket.poll(context, &mut endpoint), Poll::Ready(Ok(())));
+        let events: Vec<_> = std::iter::from_fn(|| endpoint.poll_event()).collect();
+        drop(endpoint);
+        let any = !events.is_empty();
+        for event in events {
+            self.on_pipe(event, handler);
+        }
+        is_busy || any
+    }
+
+    fn on_pipe(&mut self, event: PipeEvent, handler: &mut impl Handler) {
+        match event {
+            PipeEvent::Accepted(id, peer) => {
+                let session = self.hub.over_pipe(id, peer, false);
+                handler.on_accepted(&session);
+                self.activate(session);
+            }
+            PipeEvent::Established(id) | PipeEvent::Progress(id) => {
+                let number = self.by_pipe.get(&id).copied();
+                if let Some(session) = number.and_then(|number| self.all.get(&number).cloned()) {
+                    self.activate(session);
+                }
+            }
+            PipeEvent::Ended(id, _) => {
+                let number = self.by_pipe.remove(&id);
+                if let Some(session) = number.and_then(|number| self.all.get(&number).cloned()) {
+                    session.lock().on_wire_ended();
+                    self.activate(session);
+                }
+                if let Some(pipes) = &self.hub.pipes {
+                    pipes.endpoint().release(id);
+                }
+            }
+        }
+    }
+
+    /// Tells the peers over UDP that this process ends, as long as that takes, within a bound.
+    async fn close_socket(&mut self) {
+        let (Some(socket), Some(pipes)) = (&mut self.socket, self.hub.pipes.clone()) else { return };
+        let closed = poll_fn(|context| {
+            let mut endpoint = pipes.endpoint();
+            for id in std::mem::take(&mut *pipes.closing()) {
+                let now = socket.now();
+                if let Some(pipe) = endpoint.pipe(id) {
+                    pipe.close(now);
+                }
+            }
+            loop {
+                let is_busy = socket.poll(context, &mut endpoint).is_ready();
+                while let Some(event) = endpoint.poll_event() {
+                    if let PipeEvent::Ended(id, _) = event {
+                        endpoint.release(id);
+                    }
+                }
+                if endpoint.pipes() == 0 {
+                    return Poll::Ready(());
+                }
+                if !is_busy {
+                    return Poll::Pending;
+                }
+            }
+        });
+        let _ = tokio::time::timeout(CLOSE, closed).await;
     }
 
     /// Lets all tasks run that can.
@@ -236,6 +338,11 @@ impl Driver {
 
     fn activate(&mut self, session: Arc<Session>) {
         let number = session.number;
+        if let Some(pipe) = session.pipe.get()
+            && session.ended().is_none()
+        {
+            self.by_pipe.entry(*pipe).or_insert(number);
+        }
         self.all.entry(number).or_insert_with(|| Arc::clone(&session));
         match self.active.iter_mut().find(|active| active.session.number == number) {
             Some(active) => active.vain = 0,
@@ -264,9 +371,12 @@ impl Driver {
         }
     }
 
-    fn poll_wake(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_wake(&mut self, context: &mut Context<'_>, handler: &mut impl Handler) -> Poll<()> {
         self.hub.driver.register(context.waker());
         if !self.hub.dirty().is_empty() || self.hub.is_closed.load(Ordering::Acquire) {
+            return Poll::Ready(());
+        }
+        if self.poll_socket(context, handler) {
             return Poll::Ready(());
         }
         match self.io.poll_read_ready(context) {

@@ -5,13 +5,16 @@ use std::io::IoSlice;
 use midplane_simhw::shm::rings::RingPair;
 use midplane_simhw::shm::{Corrupt, Record};
 
+use super::piped::Piped;
+
 /// Bytes of the longest frame on a ring: short enough that the peer reads one while the next is written.
-const PIECE: usize = 32 * 1024;
+pub(super) const PIECE: usize = 32 * 1024;
 
 /// One way to one peer.
 #[derive(Debug)]
 pub(super) enum Wire {
     Ring(Ring),
+    Piped(Piped),
     /// The session has ended.
     Closed,
 }
@@ -43,76 +46,77 @@ impl Wire {
 
     /// Bytes of payload that the next frame may have; `None` if no frame is taken now.
     pub(super) fn room(&mut self) -> Option<usize> {
-        let Self::Ring(ring) = self else { return None };
-        Some(ring.pair.sender.room()?.min(PIECE))
+        match self {
+            Self::Ring(ring) => Some(ring.pair.sender.room()?.min(PIECE)),
+            Self::Piped(piped) => piped.room(),
+            Self::Closed => None,
+        }
     }
 
     /// Sends a frame, whose payload is no longer than [`Wire::room`] has said.
     pub(super) fn push(&mut self, words: [u64; 2], parts: &[IoSlice<'_>]) {
-        let Self::Ring(ring) = self else { return };
-        ring.pair.sender.push(words, parts);
-        ring.has_news = true;
+        match self {
+            Self::Ring(ring) => {
+                ring.pair.sender.push(words, parts);
+                ring.has_news = true;
+            }
+            Self::Piped(piped) => piped.push(words, parts),
+            Self::Closed => {}
+        }
     }
 
     /// The next frame. The one before must have been read or skipped.
     pub(super) fn peek(&mut self) -> Result<Option<Incoming>, Corrupt> {
-        let Self::Ring(ring) = self else { return Ok(None) };
-        if ring.current.is_none() {
-            ring.current = ring.pair.receiver.peek()?.map(|record| (record, 0));
+        match self {
+            Self::Ring(ring) => ring.peek(),
+            Self::Piped(piped) => piped.peek(),
+            Self::Closed => Ok(None),
         }
-        Ok(ring.current.map(|(record, read)| Incoming {
-            words: record.words,
-            length: record.length,
-            left: record.length - read,
-        }))
     }
 
     /// Reads the next bytes of the frame that was seen; ends it with the last of them.
     pub(super) fn read(&mut self, out: &mut [u8]) {
-        let Self::Ring(ring) = self else { return };
-        let Some((record, read)) = &mut ring.current else { return };
-        ring.pair.receiver.read(*read, out);
-        *read += out.len();
-        if *read >= record.length {
-            self.skip();
+        match self {
+            Self::Ring(ring) => ring.read(out),
+            Self::Piped(piped) => piped.read(out),
+            Self::Closed => {}
         }
     }
 
     /// Ends the frame that was seen, read or not.
     pub(super) fn skip(&mut self) {
-        let Self::Ring(ring) = self else { return };
-        if let Some((record, _)) = ring.current.take()
-            && ring.pair.receiver.advance(record)
+        match self {
+            Self::Ring(ring) => ring.skip(),
+            Self::Piped(piped) => piped.skip(),
+            Self::Closed => {}
+        }
+    }
+
+    /// Makes the peer see what was pushed: once for a batch of frames. Over UDP the driver's turn does.
+    pub(super) fn flush(&mut self) {
+        if let Self::Ring(ring) = self
+            && std::mem::take(&mut ring.has_news)
+            && ring.pair.sender.must_wake()
         {
             ring.pair.wake();
         }
     }
 
-    /// Makes the peer see what was pushed: once for a batch of frames.
-    pub(super) fn flush(&mut self) {
-        let Self::Ring(ring) = self else { return };
-        if std::mem::take(&mut ring.has_news) && ring.pair.sender.must_wake() {
-            ring.pair.wake();
-        }
-    }
-
-    /// Asks for a wake-up once there is room; [`Wire::room`] must be asked again.
+    /// Asks for a wake-up once there is room; [`Wire::room`] must be asked again. Over UDP it comes unasked.
     pub(super) fn await_room(&self) {
-        let Self::Ring(ring) = self else { return };
-        ring.pair.sender.await_room();
+        if let Self::Ring(ring) = self {
+            ring.pair.sender.await_room();
+        }
     }
 
     /// Asks for a wake-up by the next frame. Whether there is one already, and none comes.
     pub(super) fn park(&mut self) -> bool {
-        let Self::Ring(ring) = self else { return false };
-        if ring.pair.receiver.park() {
-            ring.pair.wake();
+        match self {
+            Self::Ring(ring) => ring.park(),
+            // What the peer has broken is found by the next poll.
+            Self::Piped(piped) => !matches!(piped.peek(), Ok(None)),
+            Self::Closed => false,
         }
-        let has_frame = ring.current.is_some() || !matches!(ring.pair.receiver.peek(), Ok(None));
-        if has_frame {
-            ring.pair.receiver.unpark();
-        }
-        has_frame
     }
 
     /// Polls from now on, on `processor`: needs no wake-ups. Whether the peer ran on another processor when it last told.
@@ -121,5 +125,46 @@ impl Wire {
         ring.pair.receiver.unpark();
         ring.pair.sender.publish_processor(processor);
         ring.pair.receiver.processor().is_some_and(|other| other != processor)
+    }
+}
+
+impl Ring {
+    fn peek(&mut self) -> Result<Option<Incoming>, Corrupt> {
+        if self.current.is_none() {
+            self.current = self.pair.receiver.peek()?.map(|record| (record, 0));
+        }
+        Ok(self.current.map(|(record, read)| Incoming {
+            words: record.words,
+            length: record.length,
+            left: record.length - read,
+        }))
+    }
+
+    fn read(&mut self, out: &mut [u8]) {
+        let Some((record, read)) = &mut self.current else { return };
+        self.pair.receiver.read(*read, out);
+        *read += out.len();
+        if *read >= record.length {
+            self.skip();
+        }
+    }
+
+    fn skip(&mut self) {
+        if let Some((record, _)) = self.current.take()
+            && self.pair.receiver.advance(record)
+        {
+            self.pair.wake();
+        }
+    }
+
+    fn park(&mut self) -> bool {
+        if self.pair.receiver.park() {
+            self.pair.wake();
+        }
+        let has_frame = self.current.is_some() || !matches!(self.pair.receiver.peek(), Ok(None));
+        if has_frame {
+            self.pair.receiver.unpark();
+        }
+        has_frame
     }
 }

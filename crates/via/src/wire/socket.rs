@@ -47,6 +47,18 @@ pub struct Socket {
     started: std::time::Instant,
 }
 
+/// A socket's clock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock(std::time::Instant);
+
+impl Clock {
+    pub(crate) fn now(self) -> Instant {
+        let elapsed = real_now().duration_since(self.0);
+        // Not zero: a timer that was never set is that.
+        Instant::from_nanos(1).plus_nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
 #[expect(clippy::disallowed_methods, reason = "the driver has the clock")]
 fn real_now() -> std::time::Instant {
     std::time::Instant::now()
@@ -109,9 +121,12 @@ impl Socket {
     /// Returns the time by this socket's clock: for calls of its endpoint.
     #[must_use]
     pub fn now(&self) -> Instant {
-        let elapsed = real_now().duration_since(self.started);
-        // Not zero: a timer that was never set is that.
-        Instant::from_nanos(1).plus_nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+        self.clock().now()
+    }
+
+    /// Returns the clock alone.
+    pub(crate) const fn clock(&self) -> Clock {
+        Clock(self.started)
     }
 
     /// Receives what is there, does what is due, sends what may leave.
