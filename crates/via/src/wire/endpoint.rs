@@ -9,6 +9,7 @@
 //! cookie, and nothing is kept until the source dials again with it. No answer is longer than the dial.
 
 mod cookies;
+mod events;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -20,8 +21,9 @@ use midplane_simhw::time::Instant;
 
 use super::pipe::config::reason;
 use super::pipe::packet::{Accept, Dial, Packet, VERSION, emit_cookie, emit_refuse, emit_reset};
-use super::pipe::{Config, Ended, Pipe, Transmit, sealing};
+use super::pipe::{Config, Pipe, Transmit, sealing};
 use cookies::Cookies;
+pub use events::{Counters, Event, Outgoing, PipeId};
 
 /// Connections of one endpoint.
 const MOST_PIPES: usize = 16_384;
@@ -31,48 +33,6 @@ const FREE_HALF_OPEN: (usize, u32) = (64, 8);
 const MOST_HALF_OPEN: (usize, u32) = (1_024, 64);
 /// Answers to strangers that wait to be sent: more are dropped.
 const MOST_REPLIES: usize = 64;
-
-/// A connection of an endpoint. One that was released is never confused with a later one.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct PipeId {
-    slot: u32,
-    generation: u32,
-}
-
-/// What has happened to a connection.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Event {
-    /// A peer has dialed, from this address, and the connection is established.
-    Accepted(PipeId, SocketAddr),
-    /// A dial of this side is established.
-    Established(PipeId),
-    /// There is more to read, or room to write; reported once until [`Endpoint::pipe`] is called.
-    Progress(PipeId),
-    /// It has ended. What was received stays readable until [`Endpoint::release`].
-    Ended(PipeId, Ended),
-}
-
-/// Datagrams to send to one address.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Outgoing {
-    /// Where they go.
-    pub to: SocketAddr,
-    /// The connection that they are of; none for answers to strangers.
-    pub pipe: Option<PipeId>,
-    /// How they are cut.
-    pub transmit: Transmit,
-}
-
-/// What an endpoint has counted.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Counters {
-    /// Datagrams of no connection: malformed, of another address, or late.
-    pub strangers: u64,
-    /// Dials that were refused or asked for a cookie.
-    pub turned_away: u64,
-    /// Answers to strangers that were dropped.
-    pub replies_dropped: u64,
-}
 
 #[derive(Debug)]
 struct Entry {

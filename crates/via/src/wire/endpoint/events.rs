@@ -1,0 +1,47 @@
+//! What an endpoint reports and hands out.
+
+use std::net::SocketAddr;
+
+use super::super::pipe::{Ended, Transmit};
+
+/// A connection of an endpoint. One that was released is never confused with a later one.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PipeId {
+    pub(super) slot: u32,
+    pub(super) generation: u32,
+}
+
+/// What has happened to a connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Event {
+    /// A peer has dialed, from this address, and the connection is established.
+    Accepted(PipeId, SocketAddr),
+    /// A dial of this side is established.
+    Established(PipeId),
+    /// There is more to read, or room to write; reported once until [`Endpoint::pipe`](super::Endpoint::pipe) is called.
+    Progress(PipeId),
+    /// It has ended. What was received stays readable until [`Endpoint::release`](super::Endpoint::release).
+    Ended(PipeId, Ended),
+}
+
+/// Datagrams to send to one address.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Outgoing {
+    /// Where they go.
+    pub to: SocketAddr,
+    /// The connection that they are of; none for answers to strangers.
+    pub pipe: Option<PipeId>,
+    /// How they are cut.
+    pub transmit: Transmit,
+}
+
+/// What an endpoint has counted.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Counters {
+    /// Datagrams of no connection: malformed, of another address, or late.
+    pub strangers: u64,
+    /// Dials that were refused or asked for a cookie.
+    pub turned_away: u64,
+    /// Answers to strangers that were dropped.
+    pub replies_dropped: u64,
+}
