@@ -8,10 +8,13 @@ mod local;
 mod state;
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use midplane_via::session::{Sessions, Stream};
+use midplane_via::wire::pipe::Config;
+use midplane_via::wire::socket::Socket;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -26,6 +29,8 @@ use state::{Candidate, Receiver, Shared};
 
 /// How often a node that waits for a service looks for new nodes.
 const LOOK: Duration = Duration::from_millis(50);
+/// Silence after which a peer over UDP is asked for a sign of life: a process that has ended is noticed that soon.
+const KEEPALIVE_NANOS: u64 = 700_000_000;
 /// How long a node that was dialed may take to describe itself.
 const TELL: Duration = Duration::from_secs(1);
 
@@ -39,7 +44,9 @@ pub struct Node(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
-    local: Local,
+    local: Option<Local>,
+    address: Option<SocketAddr>,
+    discover: Vec<String>,
     drain: Duration,
     connect_within: Duration,
 }
@@ -59,16 +66,27 @@ impl Node {
 
     fn start(builder: NodeBuilder) -> Result<Self, Error> {
         let failed = |error| Error::system("the node can't start", error);
-        let (sessions, driver) = Sessions::new().map_err(failed)?;
+        let bind = |address| {
+            Socket::bind(address)
+                .map_err(|error| Error::system(&format!("the node can't bind {address}"), error))
+        };
+        let socket = builder.address().map(bind).transpose()?;
+        let address = socket.as_ref().and_then(|socket| socket.local_addr().ok());
+        let udp = socket.map(|socket| {
+            (socket, Config::default().key(builder.key.clone()).keepalive(KEEPALIVE_NANOS))
+        });
+        let (sessions, driver) = Sessions::new(udp).map_err(failed)?;
         let id = builder::random().map_err(failed)?;
         let hello =
             Hello { version: VERSION, id, name: builder.resolved_name(), services: Vec::new() };
         let shared = Shared::new(sessions, hello);
-        let local = Local::new(&builder.cluster, id);
-        local.listen(&shared).map_err(failed)?;
+        let local = builder.is_local.then(|| Local::new(&builder.cluster, id));
+        if let Some(local) = &local {
+            local.listen(&shared).map_err(failed)?;
+        }
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
-        let NodeBuilder { drain, connect_within, .. } = builder;
-        Ok(Self(Arc::new(Inner { shared, local, drain, connect_within })))
+        let NodeBuilder { drain, connect_within, discover, .. } = builder;
+        Ok(Self(Arc::new(Inner { shared, local, address, discover, drain, connect_within })))
     }
 
     /// Offers a service: nodes that connect to it reach the listener.
@@ -122,6 +140,8 @@ impl Node {
                 continue;
             }
             if Instant::now() >= until {
+                // Callers that try again in a loop let the node's own tasks run.
+                tokio::task::yield_now().await;
                 return Err(self.nobody_offers(service));
             }
             refused.clear();
@@ -144,23 +164,26 @@ impl Node {
     /// Dials the nodes that are there and not known, and waits until they have described themselves. Whether there were
     /// any.
     async fn look(&self) -> bool {
-        let Inner { shared, local, .. } = &*self.0;
-        let strangers: Vec<_> = local.list().into_iter().filter(|id| !shared.knows(*id)).collect();
+        let shared = &self.0.shared;
         let mut dialed = Vec::new();
-        for id in strangers {
+        if let Some(local) = &self.0.local {
+            let strangers = local.list().into_iter().filter(|id| !shared.knows(*id));
             // One that is gone by now is none.
-            if let Ok(session) = local.dial(shared, id) {
-                shared.on_session(&session);
-                dialed.push(session);
+            dialed.extend(strangers.filter_map(|id| local.dial(shared, id).ok()));
+        }
+        for address in self.places().await {
+            if Some(address) != self.0.address && !shared.has_dialed(address) {
+                dialed.extend(shared.sessions().dial(address));
             }
         }
+        dialed.iter().for_each(|session| shared.on_session(session));
         let until = Instant::now() + TELL;
         let mut any = false;
         for session in dialed {
             loop {
                 let changed = shared.changed.notified();
-                if shared.has_told(session.number()) {
-                    any = true;
+                if let Some(has_told) = shared.has_told(session.number()) {
+                    any |= has_told;
                     break;
                 }
                 if tokio::time::timeout_at(until, changed).await.is_err() {
@@ -170,6 +193,24 @@ impl Node {
             }
         }
         any
+    }
+
+    /// The addresses of the places where other nodes are said to be.
+    async fn places(&self) -> BTreeSet<SocketAddr> {
+        let mut addresses = BTreeSet::new();
+        for place in &self.0.discover {
+            match tokio::net::lookup_host(place).await {
+                Ok(found) => addresses.extend(found),
+                Err(error) => tracing::debug!(place, %error, "a place to discover has no address"),
+            }
+        }
+        addresses
+    }
+
+    /// The address at which nodes of other hosts reach this one, if it has one.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.0.address
     }
 
     fn nobody_offers(&self, service: &str) -> Error {

@@ -1,13 +1,46 @@
-//! Nodes of one host: services by name, streams, and what becomes of them when a node ends.
+//! Nodes over each transport: services by name, streams, and what becomes of them when a node ends.
 
+use std::net::UdpSocket;
 use std::time::Duration;
 
+use midplane::simhw::seal::Key;
 use midplane::{ErrorKind, Node, NodeBuilder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, split};
 
-/// A cluster of the test's own.
-fn cluster(test: &str) -> NodeBuilder {
-    Node::builder().cluster(format!("{test}-{}", std::process::id()))
+/// What carries the streams.
+#[derive(Clone, Copy, Debug)]
+enum Over {
+    Shm,
+    Udp,
+    /// The same, with a key.
+    Sealed,
+}
+
+/// A service's node and a client's, in a cluster of the test's own.
+fn nodes(test: &str, over: Over) -> (NodeBuilder, NodeBuilder) {
+    let builder = Node::builder().cluster(format!("{test}-{}", std::process::id()));
+    if matches!(over, Over::Shm) {
+        return (builder.clone(), builder);
+    }
+    // A port that was free a moment ago.
+    let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut builder = builder.without_shared_memory();
+    if matches!(over, Over::Sealed) {
+        builder = builder.key(Key::new(1, [7; 32]));
+    }
+    (builder.clone().bind(address), builder.discover(address.to_string()))
+}
+
+/// The same test over each transport.
+macro_rules! over_each {
+    ($($(#[$doc:meta])* async fn $name:ident($over:ident) $body:block)*) => {
+        $(
+            async fn $name($over: Over) $body
+        )*
+        mod shm { $(#[tokio::test] async fn $name() { super::$name(super::Over::Shm).await; })* }
+        mod udp { $(#[tokio::test] async fn $name() { super::$name(super::Over::Udp).await; })* }
+        mod sealed { $(#[tokio::test] async fn $name() { super::$name(super::Over::Sealed).await; })* }
+    };
 }
 
 async fn echo(node: &Node, service: &str) -> tokio::task::JoinHandle<()> {
@@ -47,39 +80,11 @@ async fn bytes_come_back(service: Node, client: Node) {
     writer.await.unwrap();
 }
 
-#[tokio::test]
-async fn streams_by_name_carry_bytes_both_ways_and_end() {
-    let service = cluster("bytes").name("service").start().await.unwrap();
-    let client = cluster("bytes").start().await.unwrap();
-    bytes_come_back(service, client).await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_same_on_several_threads() {
-    let service = cluster("threads").start().await.unwrap();
-    let client = cluster("threads").start().await.unwrap();
-    bytes_come_back(service, client).await;
-}
-
-#[tokio::test]
-async fn an_unread_stream_stops_no_other() {
-    let service = cluster("unread").start().await.unwrap();
-    let client = cluster("unread").start().await.unwrap();
-    let mut listener = service.listen("sink").await.unwrap();
-    let _serving = echo(&service, "echo").await;
-    let mut unread = client.connect("sink").await.unwrap();
-    let (_held, _) = listener.accept().await.unwrap();
-    let chunk = vec![7; 64 * 1024];
-    let mut written = 0;
-    while let Ok(count) =
-        tokio::time::timeout(Duration::from_millis(100), unread.write(&chunk)).await
-    {
-        written += count.unwrap();
-        assert!(written <= 64 << 20, "what nobody reads is bounded");
-    }
-    let mut stream = client.connect("echo").await.unwrap();
-    for length in [1, 1_000, 1_000_000] {
-        exchange_both(&mut stream, length).await;
+async fn streams_carry_bytes_on_several_threads() {
+    for over in [Over::Shm, Over::Udp] {
+        let (service, client) = nodes("threads", over);
+        bytes_come_back(service.start().await.unwrap(), client.start().await.unwrap()).await;
     }
 }
 
@@ -94,89 +99,163 @@ async fn exchange_both(stream: &mut midplane::Stream, length: usize) {
     assert_eq!(back, bytes);
 }
 
-#[tokio::test]
-async fn a_service_that_nobody_offers_is_an_error_that_lists_who_was_asked() {
-    let at_once = cluster("nobody").connect_within(Duration::ZERO);
-    let client = at_once.start().await.unwrap();
-    let error = client.connect("orders").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoService);
-    let other = cluster("nobody").name("other").start().await.unwrap();
-    let _listener = other.listen("kv").await.unwrap();
-    let error = client.connect("orders").await.unwrap_err();
-    assert!(error.to_string().contains("other (offers kv)"), "{error}");
-    let error = other.listen("kv").await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InUse);
-    assert_eq!(client.connect("").await.unwrap_err().kind(), ErrorKind::Config);
-}
+over_each! {
+    async fn streams_by_name_carry_bytes_both_ways_and_end(over) {
+        let (service, client) = nodes("bytes", over);
+        let service = service.name("service").start().await.unwrap();
+        bytes_come_back(service, client.start().await.unwrap()).await;
+    }
 
-#[tokio::test]
-async fn a_service_that_comes_late_is_reached() {
-    let client = cluster("late").start().await.unwrap();
-    let connecting = tokio::spawn(async move { client.connect("echo").await.map(drop) });
-    tokio::task::yield_now().await;
-    let service = cluster("late").start().await.unwrap();
-    let _serving = echo(&service, "echo").await;
-    connecting.await.unwrap().unwrap();
-}
-
-#[tokio::test]
-async fn streams_of_a_node_that_ends_are_reset_and_its_successor_is_reached() {
-    let first = cluster("restart").start().await.unwrap();
-    let client = cluster("restart").start().await.unwrap();
-    let _serving = echo(&first, "echo").await;
-    let mut stream = client.connect("echo").await.unwrap();
-    exchange(&mut stream, b"one").await;
-    drop(first);
-    let error = stream.read_u8().await.unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
-    let second = cluster("restart").start().await.unwrap();
-    let _serving = echo(&second, "echo").await;
-    let mut stream = client.connect("echo").await.unwrap();
-    exchange(&mut stream, b"two").await;
-}
-
-#[tokio::test]
-async fn a_listener_that_is_dropped_resets_the_streams_that_wait() {
-    let service = cluster("waits").start().await.unwrap();
-    let client = cluster("waits").connect_within(Duration::ZERO).start().await.unwrap();
-    let listener = service.listen("sink").await.unwrap();
-    let mut stream = client.connect("sink").await.unwrap();
-    drop(listener);
-    assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0, "it has ended");
-    assert_eq!(client.connect("sink").await.unwrap_err().kind(), ErrorKind::NoService);
-}
-
-#[tokio::test]
-async fn shutdown_lets_streams_end() {
-    let service = cluster("drain").start().await.unwrap();
-    let client = cluster("drain").start().await.unwrap();
-    let mut listener = service.listen("sink").await.unwrap();
-    let stream = client.connect("sink").await.unwrap();
-    let (mut accepted, peer) = listener.accept().await.unwrap();
-    assert_ne!(peer.id, 0);
-    let ending = tokio::spawn(client.shutdown());
-    let mut stream = stream;
-    stream.write_all(b"the last words").await.unwrap();
-    drop(stream);
-    let mut words = String::new();
-    accepted.read_to_string(&mut words).await.unwrap();
-    assert_eq!(words, "the last words");
-    drop(accepted);
-    ending.await.unwrap();
-}
-
-#[tokio::test]
-async fn writes_to_a_reader_that_is_gone_fail() {
-    let service = cluster("gone").start().await.unwrap();
-    let client = cluster("gone").start().await.unwrap();
-    let mut listener = service.listen("sink").await.unwrap();
-    let mut stream = client.connect("sink").await.unwrap();
-    drop(listener.accept().await.unwrap());
-    let error = loop {
-        match stream.write(&[0; 1024]).await {
-            Ok(_) => tokio::task::yield_now().await,
-            Err(error) => break error,
+    async fn an_unread_stream_stops_no_other(over) {
+        let (service, client) = nodes("unread", over);
+        let (service, client) = (service.start().await.unwrap(), client.start().await.unwrap());
+        let mut listener = service.listen("sink").await.unwrap();
+        let _serving = echo(&service, "echo").await;
+        let mut unread = client.connect("sink").await.unwrap();
+        let (_held, _) = listener.accept().await.unwrap();
+        let chunk = vec![7; 64 * 1024];
+        let mut written = 0;
+        while let Ok(count) =
+            tokio::time::timeout(Duration::from_millis(300), unread.write(&chunk)).await
+        {
+            written += count.unwrap();
+            assert!(written <= 64 << 20, "what nobody reads is bounded");
         }
-    };
-    assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+        let mut stream = client.connect("echo").await.unwrap();
+        for length in [1, 1_000, 1_000_000] {
+            exchange_both(&mut stream, length).await;
+        }
+    }
+
+    async fn a_service_that_nobody_offers_is_an_error_that_lists_who_was_asked(over) {
+        let (service, client) = nodes("nobody", over);
+        let client = client.connect_within(Duration::ZERO).start().await.unwrap();
+        let error = client.connect("orders").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoService);
+        let other = service.name("other").start().await.unwrap();
+        let _listener = other.listen("kv").await.unwrap();
+        // The first dial may have met nobody; the next one follows when that was told.
+        let error = loop {
+            let error = client.connect("orders").await.unwrap_err();
+            if error.to_string().contains("asked") {
+                break error;
+            }
+        };
+        assert!(error.to_string().contains("other (offers kv)"), "{error}");
+        let error = other.listen("kv").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InUse);
+        assert_eq!(client.connect("").await.unwrap_err().kind(), ErrorKind::Config);
+    }
+
+    async fn a_service_that_comes_late_is_reached(over) {
+        let (service, client) = nodes("late", over);
+        let client = client.start().await.unwrap();
+        let connecting = tokio::spawn(async move { client.connect("echo").await.map(drop) });
+        tokio::task::yield_now().await;
+        let service = service.start().await.unwrap();
+        let _serving = echo(&service, "echo").await;
+        connecting.await.unwrap().unwrap();
+    }
+
+    async fn streams_of_a_node_that_ends_are_reset_and_its_successor_is_reached(over) {
+        let (service, client) = nodes("restart", over);
+        let first = service.clone().start().await.unwrap();
+        let client = client.start().await.unwrap();
+        let _serving = echo(&first, "echo").await;
+        let mut stream = client.connect("echo").await.unwrap();
+        exchange(&mut stream, b"one").await;
+        drop(first);
+        let error = stream.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        // Its address is free once its driver has told its peers.
+        let second = loop {
+            match service.clone().start().await {
+                Ok(node) => break node,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::InUse),
+            }
+            tokio::task::yield_now().await;
+        };
+        let _serving = echo(&second, "echo").await;
+        let mut stream = client.connect("echo").await.unwrap();
+        exchange(&mut stream, b"two").await;
+    }
+
+    async fn a_listener_that_is_dropped_resets_the_streams_that_wait(over) {
+        let (service, client) = nodes("waits", over);
+        let service = service.start().await.unwrap();
+        let client = client.connect_within(Duration::ZERO).start().await.unwrap();
+        let listener = service.listen("sink").await.unwrap();
+        let mut stream = client.connect("sink").await.unwrap();
+        drop(listener);
+        assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0, "it has ended");
+        assert_eq!(client.connect("sink").await.unwrap_err().kind(), ErrorKind::NoService);
+    }
+
+    async fn shutdown_lets_streams_end(over) {
+        let (service, client) = nodes("drain", over);
+        let (service, client) = (service.start().await.unwrap(), client.start().await.unwrap());
+        let mut listener = service.listen("sink").await.unwrap();
+        let mut stream = client.connect("sink").await.unwrap();
+        let (mut accepted, peer) = listener.accept().await.unwrap();
+        assert_ne!(peer.id, 0);
+        let ending = tokio::spawn(client.shutdown());
+        stream.write_all(b"the last words").await.unwrap();
+        drop(stream);
+        let mut words = String::new();
+        accepted.read_to_string(&mut words).await.unwrap();
+        assert_eq!(words, "the last words");
+        drop(accepted);
+        ending.await.unwrap();
+    }
+
+    async fn writes_to_a_reader_that_is_gone_fail(over) {
+        let (service, client) = nodes("gone", over);
+        let (service, client) = (service.start().await.unwrap(), client.start().await.unwrap());
+        let mut listener = service.listen("sink").await.unwrap();
+        let mut stream = client.connect("sink").await.unwrap();
+        drop(listener.accept().await.unwrap());
+        let error = loop {
+            match stream.write(&[0; 1024]).await {
+                Ok(_) => tokio::task::yield_now().await,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+    }
+}
+
+#[tokio::test]
+async fn a_node_with_another_key_or_none_meets_nobody() {
+    let (service, client) = nodes("keys", Over::Sealed);
+    let service = service.start().await.unwrap();
+    let _listener = service.listen("kv").await.unwrap();
+    let client = client.connect_within(Duration::ZERO);
+    let (_, plain) = nodes("keys", Over::Udp);
+    let address = service.address().unwrap().to_string();
+    let plain = plain.connect_within(Duration::ZERO).discover(address);
+    for stranger in [client.key(Key::new(1, [8; 32])), plain] {
+        let stranger = stranger.start().await.unwrap();
+        let error = stranger.connect("kv").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoService);
+        assert_eq!(stranger.peers(), []);
+    }
+}
+
+#[tokio::test]
+async fn what_can_not_be_configured_is_an_error_that_says_what_to_change() {
+    let any = "0.0.0.0:0".parse().unwrap();
+    let wrong = [
+        (Node::builder().bind(any), "trusted_network"),
+        (Node::builder().discover("nowhere"), "HOST:PORT"),
+        (Node::builder().cluster("a/b"), "letters"),
+        (Node::builder().name(""), "1 to 100"),
+    ];
+    for (builder, cure) in wrong {
+        let error = builder.start().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains(cure), "{error}");
+    }
+    let taken = Node::builder().bind("127.0.0.1:0".parse().unwrap()).start().await.unwrap();
+    let error = Node::builder().bind(taken.address().unwrap()).start().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
 }

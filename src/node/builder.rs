@@ -1,7 +1,10 @@
 //! How a node is configured.
 
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
+
+use midplane_simhw::seal::Key;
 
 use super::{Node, check_name};
 use crate::error::Error;
@@ -17,6 +20,11 @@ pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
 pub struct NodeBuilder {
     name: Option<String>,
     pub(super) cluster: String,
+    pub(super) bind: Option<SocketAddr>,
+    pub(super) discover: Vec<String>,
+    pub(super) key: Option<Key>,
+    pub(super) is_trusted: bool,
+    pub(super) is_local: bool,
     pub(super) connect_within: Duration,
     pub(super) drain: Duration,
 }
@@ -26,6 +34,11 @@ impl Default for NodeBuilder {
         Self {
             name: None,
             cluster: std::env::var("MIDPLANE_CLUSTER").unwrap_or_else(|_| "default".into()),
+            bind: None,
+            discover: Vec::new(),
+            key: None,
+            is_trusted: false,
+            is_local: true,
             connect_within: DEFAULT_CONNECT_WITHIN,
             drain: DEFAULT_DRAIN,
         }
@@ -43,6 +56,41 @@ impl NodeBuilder {
     /// `MIDPLANE_CLUSTER` of the environment, or `default`.
     pub fn cluster(mut self, cluster: impl Into<String>) -> Self {
         self.cluster = cluster.into();
+        self
+    }
+
+    /// The address for nodes of other hosts, by UDP; port 0 has the system choose. Default: none, or a port of the loopback
+    /// address where [`NodeBuilder::discover`] was called.
+    ///
+    /// Any address but loopback needs a [key](NodeBuilder::key), or [`NodeBuilder::trusted_network`].
+    pub const fn bind(mut self, address: SocketAddr) -> Self {
+        self.bind = Some(address);
+        self
+    }
+
+    /// Where other nodes are: `HOST:PORT`, several with commas between. Names are resolved anew each time a service is
+    /// not found, so a name may stand for many nodes, and its addresses may change. Not all of them need to be there.
+    pub fn discover(mut self, places: impl AsRef<str>) -> Self {
+        let places = places.as_ref().split(',').map(str::trim).filter(|place| !place.is_empty());
+        self.discover.extend(places.map(str::to_owned));
+        self
+    }
+
+    /// The cluster's key: nodes that do not have it can neither join nor read or change what nodes send each other by UDP.
+    pub fn key(mut self, key: Key) -> Self {
+        self.key = Some(key);
+        self
+    }
+
+    /// Trusts all who can send to the node's address, so that none needs a key.
+    pub const fn trusted_network(mut self) -> Self {
+        self.is_trusted = true;
+        self
+    }
+
+    /// Uses UDP alone, also between nodes of one host. Default: shared memory on one host.
+    pub const fn without_shared_memory(mut self) -> Self {
+        self.is_local = false;
         self
     }
 
@@ -79,7 +127,31 @@ impl NodeBuilder {
             );
             return Err(Error::new(crate::ErrorKind::Config, text));
         }
+        if let Some(bind) = self.bind
+            && !bind.ip().is_loopback()
+            && self.key.is_none()
+            && !self.is_trusted
+        {
+            let text = format!(
+                "{bind} is reached from other hosts: give the node a key, or call `trusted_network`"
+            );
+            return Err(Error::new(crate::ErrorKind::Config, text));
+        }
+        for place in &self.discover {
+            let port = place.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+            if port.is_none() {
+                let text = format!("{place:?} is not HOST:PORT; name a place to discover so");
+                return Err(Error::new(crate::ErrorKind::Config, text));
+            }
+        }
         Node::start(self)
+    }
+
+    /// Where the node's UDP socket is bound, if it has one.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        let needs = !self.discover.is_empty() || self.key.is_some() || !self.is_local;
+        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        self.bind.or(needs.then_some(loopback))
     }
 
     pub(super) fn resolved_name(&self) -> String {

@@ -1,9 +1,10 @@
 //! What a node knows: its services, its peers and theirs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream};
+use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream, Transport};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
@@ -113,7 +114,10 @@ impl Shared {
             name: peer.name.clone(),
             id: *id,
             services: peer.services.iter().cloned().collect(),
-            transport: "shm",
+            transport: peer.sessions.first().map_or("none", |session| match session.transport() {
+                Transport::Udp(_) => "udp",
+                _ => "shm",
+            }),
             streams: peer.sessions.iter().map(|session| session.streams()).sum(),
         };
         state.peers.iter().map(info).collect()
@@ -124,9 +128,20 @@ impl Shared {
         self.state().peers.get(&id).is_some_and(|peer| !peer.sessions.is_empty())
     }
 
-    /// Whether a session's peer has described itself, or the session has ended.
-    pub(super) fn has_told(&self, session: u64) -> bool {
-        self.state().known.get(&session).is_none_or(|(_, peer)| peer.is_some())
+    /// Whether there is a session to an address.
+    pub(super) fn has_dialed(&self, address: SocketAddr) -> bool {
+        let is_there = |(session, _): &(Arc<Session>, Option<u64>)| {
+            session.transport() == Transport::Udp(address) && session.ended().is_none()
+        };
+        self.state().known.values().any(is_there)
+    }
+
+    /// Whether a session's peer has described itself; `false` once the session has ended before, `None` while neither is so.
+    pub(super) fn has_told(&self, session: u64) -> Option<bool> {
+        match self.state().known.get(&session) {
+            None => Some(false),
+            Some((_, peer)) => peer.is_some().then_some(true),
+        }
     }
 
     /// Peers that offer a service now.
@@ -200,6 +215,10 @@ fn say(state: MutexGuard<'_, State>) {
 pub(super) struct Receiver(pub(super) Arc<Shared>);
 
 impl Handler for Receiver {
+    fn on_accepted(&mut self, session: &Arc<Session>) {
+        self.0.on_session(session);
+    }
+
     fn on_hello(&mut self, session: &Arc<Session>, hello: &[u8]) {
         let Some(hello) = Hello::parse(hello) else {
             tracing::warn!("a peer describes itself in another version; run one on both sides");
@@ -220,6 +239,8 @@ impl Handler for Receiver {
         peer.services = hello.services.into_iter().collect();
         if !peer.sessions.iter().any(|known| known.number() == session.number()) {
             peer.sessions.push(Arc::clone(session));
+            // The nearest first.
+            peer.sessions.sort_by_key(|session| session.transport());
         }
         drop(state);
         self.0.changed.notify_waiters();

@@ -98,7 +98,14 @@ impl Session {
         is_first: bool,
     ) -> Arc<Self> {
         let core = Mutex::new(Core::new(wire, is_first));
-        Arc::new(Self { core, hub, number, is_listed: AtomicBool::new(false), transport, pipe: OnceLock::new() })
+        Arc::new(Self {
+            core,
+            hub,
+            number,
+            is_listed: AtomicBool::new(false),
+            transport,
+            pipe: OnceLock::new(),
+        })
     }
 
     /// What carries the session.

@@ -139,7 +139,7 @@ impl Driver {
             }
         }
         self.take_dirty();
-        for session in self.all.into_values() {
+        for session in std::mem::take(&mut self.all).into_values() {
             self.hub.wakes.remove(session.number);
             session.end();
         }
@@ -177,6 +177,12 @@ impl Driver {
                 self.activate(session);
             }
             PipeEvent::Established(id) | PipeEvent::Progress(id) => {
+                // What comes from now on is reported anew.
+                let _ = self
+                    .hub
+                    .pipes
+                    .as_ref()
+                    .is_some_and(|pipes| pipes.endpoint().pipe(id).is_some());
                 let number = self.by_pipe.get(&id).copied();
                 if let Some(session) = number.and_then(|number| self.all.get(&number).cloned()) {
                     self.activate(session);
@@ -197,7 +203,9 @@ impl Driver {
 
     /// Tells the peers over UDP that this process ends, as long as that takes, within a bound.
     async fn close_socket(&mut self) {
-        let (Some(socket), Some(pipes)) = (&mut self.socket, self.hub.pipes.clone()) else { return };
+        let (Some(socket), Some(pipes)) = (&mut self.socket, self.hub.pipes.clone()) else {
+            return;
+        };
         let closed = poll_fn(|context| {
             let mut endpoint = pipes.endpoint();
             for id in std::mem::take(&mut *pipes.closing()) {

@@ -80,7 +80,9 @@ impl Piped {
     pub(super) fn push(&self, words: [u64; 2], parts: &[IoSlice<'_>]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         let mut head = [0; HEAD];
-        for (bytes, word) in head.as_chunks_mut::<8>().0.iter_mut().zip([length as u64, words[0], words[1]]) {
+        for (bytes, word) in
+            head.as_chunks_mut::<8>().0.iter_mut().zip([length as u64, words[0], words[1]])
+        {
             *bytes = word.to_le_bytes();
         }
         if let Some(pipe) = self.pipes.endpoint().pipe(self.id) {
