@@ -44,6 +44,8 @@ pub enum Transport {
     Tcp,
     /// Midplane's streams over shared memory
     Shm,
+    /// Midplane's streams over UDP on loopback
+    Udp,
 }
 
 /// The runtime of both processes.
@@ -60,6 +62,10 @@ pub enum Threads {
 #[derive(Clone, Debug, Parser)]
 #[command(name = "services", version, after_help = EXAMPLES)]
 pub struct Arguments {
+    /// What carries ours, with commas between
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,udp")]
+    pub transport: Vec<Transport>,
+
     /// What is asked for, with commas between
     #[arg(long, value_enum, value_delimiter = ',', default_value = "axum-hello,axum4mib")]
     pub what: Vec<What>,
@@ -72,7 +78,7 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "any,one-core,two-cores")]
     pub placement: Vec<Placement>,
 
-    /// The runtime of both processes
+    /// The runtime of both processes; with several threads they run on any processor
     #[arg(long, value_enum, default_value = "single")]
     pub threads: Threads,
 

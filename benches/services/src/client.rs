@@ -18,7 +18,7 @@ use crate::arguments::{Transport, What};
 /// Where the connections of a client go.
 pub enum Target {
     Tcp(String),
-    Shm(Node),
+    Node(Node),
 }
 
 type Sender = SendRequest<Empty<Bytes>>;
@@ -27,7 +27,11 @@ impl Target {
     pub async fn new(transport: Transport, place: &str) -> Result<Self, Failure> {
         Ok(match transport {
             Transport::Tcp => Self::Tcp(place.to_owned()),
-            Transport::Shm => Self::Shm(Node::builder().cluster(place).start().await?),
+            Transport::Shm => Self::Node(Node::builder().cluster(place).start().await?),
+            Transport::Udp => {
+                let builder = Node::builder().without_shared_memory().discover(place);
+                Self::Node(builder.start().await?)
+            }
         })
     }
 
@@ -38,7 +42,7 @@ impl Target {
                 stream.set_nodelay(true)?;
                 hyper_over(stream).await
             }
-            Self::Shm(node) => hyper_over(node.connect("service").await?).await,
+            Self::Node(node) => hyper_over(node.connect("service").await?).await,
         }
     }
 

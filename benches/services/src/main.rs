@@ -63,20 +63,39 @@ fn pin(processors: &[usize]) {
 }
 
 async fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let rows = arguments.what.len() * arguments.connections.len() * arguments.placement.len();
+    if arguments.transport.contains(&Transport::Tcp) {
+        eprintln!("services: --transport tcp: TCP is what ours are compared with; name shm or udp");
+        std::process::exit(2);
+    }
+    let kinds = arguments.transport.len() * arguments.what.len();
+    let rows = kinds * arguments.connections.len() * arguments.placement.len();
+    let processors: Vec<usize> = (0..std::thread::available_parallelism()?.get()).collect();
     let progress = ProgressBar::new((rows * usize::from(arguments.rounds)) as u64);
     let mut runs = Vec::new();
     if !arguments.json {
-        println!("{:11} {:10} {:>11} {:>12} {:>12} {:>7} {:>7}", "what", "placement", "connections", "ours 1/s", "TCP 1/s", "ratio", "spread");
+        println!(
+            "{:9} {:11} {:10} {:>11} {:>12} {:>12} {:>7} {:>7}",
+            "transport",
+            "what",
+            "placement",
+            "connections",
+            "ours 1/s",
+            "TCP 1/s",
+            "ratio",
+            "spread"
+        );
     }
-    for what in &arguments.what {
-        for placement in &arguments.placement {
-            for connections in &arguments.connections {
-                let run = row(arguments, *what, *placement, *connections, &progress).await?;
-                if !arguments.json {
-                    progress.suspend(|| show(&run));
+    for transport in &arguments.transport {
+        for what in &arguments.what {
+            for placement in &arguments.placement {
+                for connections in &arguments.connections {
+                    let asked = (*transport, *what, *placement, *connections);
+                    let run = row(arguments, asked, &processors, &progress).await?;
+                    if !arguments.json {
+                        progress.suspend(|| show(&run));
+                    }
+                    runs.push(run);
                 }
-                runs.push(run);
             }
         }
     }
@@ -90,8 +109,9 @@ async fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn show(run: &Run) {
     let what = format!("{:?}", run.what);
     let placement = format!("{:?}", run.placement);
+    let transport = format!("{:?}", run.transport);
     println!(
-        "{what:11} {placement:10} {:>11} {:>12.0} {:>12.0} {:>7.2} {:>7.2}",
+        "{transport:9} {what:11} {placement:10} {:>11} {:>12.0} {:>12.0} {:>7.2} {:>7.2}",
         run.connections, run.ours, run.theirs, run.ratio, run.spread
     );
 }
@@ -103,7 +123,14 @@ async fn start(
     processor: Option<usize>,
 ) -> Result<(Child, String), Failure> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["--serve", if transport == Transport::Tcp { "tcp" } else { "shm" }]);
+    command.args([
+        "--serve",
+        match transport {
+            Transport::Tcp => "tcp",
+            Transport::Shm => "shm",
+            Transport::Udp => "udp",
+        },
+    ]);
     command.args(["--threads", if threads == Threads::Single { "single" } else { "multi" }]);
     if let Some(processor) = processor {
         command.args(["--processor", &processor.to_string()]);
@@ -116,20 +143,18 @@ async fn start(
 
 async fn row(
     arguments: &Arguments,
-    what: What,
-    placement: Placement,
-    connections: u16,
+    (transport, what, placement, connections): (Transport, What, Placement, u16),
+    processors: &[usize],
     progress: &ProgressBar,
 ) -> Result<Run, Failure> {
-    let all: Vec<usize> = (0..std::thread::available_parallelism()?.get()).collect();
     let (own, service) = match placement {
-        Placement::Any => (all, None),
+        Placement::Any => (processors.to_vec(), None),
         Placement::OneCore => (vec![0], Some(0)),
-        Placement::TwoCores => (vec![1 % all.len()], Some(0)),
+        Placement::TwoCores => (vec![1 % processors.len()], Some(0)),
     };
     pin(&own);
     let mut ways = Vec::new();
-    for transport in [Transport::Shm, Transport::Tcp] {
+    for transport in [transport, Transport::Tcp] {
         let (child, place) = start(arguments.threads, transport, service).await?;
         let target = Target::new(transport, &place).await?;
         let open = target.connections(connections).await?;
@@ -143,12 +168,13 @@ async fn row(
         }
         progress.inc(1);
     }
-    let ratios: Vec<f64> = rates[0].iter().zip(&rates[1]).map(|(ours, theirs)| ours / theirs).collect();
+    let ratios: Vec<f64> =
+        rates[0].iter().zip(&rates[1]).map(|(ours, theirs)| ours / theirs).collect();
     let (least, most) = ratios.iter().fold((f64::MAX, 0.0_f64), |(a, b), r| (a.min(*r), b.max(*r)));
     let ratio = median(ratios);
     let [ours, theirs] = rates.map(median);
     let spread = (most - least) / ratio;
-    Ok(Run { transport: Transport::Shm, what, placement, connections, ours, theirs, ratio, spread })
+    Ok(Run { transport, what, placement, connections, ours, theirs, ratio, spread })
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

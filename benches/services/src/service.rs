@@ -37,6 +37,12 @@ pub async fn serve(transport: Transport) -> Result<(), Failure> {
             say(&cluster);
             axum::serve(listener, router()).await?;
         }
+        Transport::Udp => {
+            let node = Node::builder().without_shared_memory().start().await?;
+            let listener = node.listen("service").await?;
+            say(&node.address().ok_or("no address")?.to_string());
+            axum::serve(listener, router()).await?;
+        }
     }
     Ok(())
 }

@@ -19,9 +19,9 @@ use super::{Ended, Hub, Session, Stream};
 use crate::wire::endpoint::{Event as PipeEvent, PipeId};
 use crate::wire::socket::Socket;
 
-/// How long the driver polls for an answer at most before it parks: a little more than a wake-up across processors
-/// takes, which is 31 us where this was measured.
-const SPIN: Duration = Duration::from_micros(50);
+/// How long the driver polls for an answer at most before it parks: a wake-up across processors takes 31 to 60 us where
+/// this was measured, and the answer comes behind it.
+const SPIN: Duration = Duration::from_micros(150);
 /// How long a driver that ends waits at most until peers over UDP know.
 const CLOSE: Duration = Duration::from_secs(1);
 /// Times in a row that polling was in vain after which it is tried at full length once more.
