@@ -188,7 +188,6 @@ impl Core {
         let Self { wire, flows, crowded, .. } = self;
         let Some(flow) = flows.get_mut(&stream) else { return 0 };
         let mut cursor = Parts::new(parts);
-        let mut asked = false;
         loop {
             let credit = usize::try_from(flow.send.limit - flow.send.sent).unwrap_or(usize::MAX);
             let room = wire.room().filter(|room| *room >= LEAST_PIECE);
@@ -202,14 +201,11 @@ impl Core {
                     self.queue(stream);
                     return 0;
                 }
-                if !asked {
-                    wire.await_room();
-                    asked = true;
-                    continue;
-                }
+                // The driver looks for room as long as it polls, and asks for a wake-up when it parks.
                 if !crowded.contains(&stream) {
                     crowded.push_back(stream);
                 }
+                self.is_dirty = true;
                 return 0;
             };
             let header = Header::new(Kind::Data, stream, 0);
@@ -231,8 +227,7 @@ impl Core {
         while let Some(stream) = self.queued.front().copied() {
             if self.send_due(stream) {
                 self.queued.pop_front();
-            } else if !self.has_room() {
-                self.is_dirty = true;
+            } else {
                 break;
             }
         }
@@ -309,20 +304,12 @@ impl Core {
 
     /// Wakes the writers that wait for room, if there is any.
     pub(super) fn wake_crowded(&mut self) {
-        if self.crowded.is_empty() || !self.has_room() {
+        if self.crowded.is_empty() || !self.wire.has_room() {
             return;
         }
         for stream in std::mem::take(&mut self.crowded) {
             let waker = self.flows.get_mut(&stream).and_then(|flow| flow.send.waker.take());
             self.wakers.extend(waker);
-        }
-    }
-
-    /// Whether the wire takes a frame. If not, this process is woken once it does.
-    fn has_room(&mut self) -> bool {
-        self.wire.room().is_some() || {
-            self.wire.await_room();
-            self.wire.room().is_some()
         }
     }
 
@@ -518,9 +505,18 @@ impl Core {
         self.events.push_back(Event::Ended(why));
     }
 
-    /// Asks the peer for a wake-up by the next frame; `false` if there is one already.
+    /// Asks the peer for a wake-up by the next frame, and by room where that is waited for; `false` if there is one already.
     pub(super) fn park(&mut self) -> bool {
-        !self.wire.park()
+        let needs_room = !self.crowded.is_empty() || !self.queued.is_empty();
+        if needs_room {
+            self.wire.await_room();
+        }
+        !(needs_room && self.wire.has_room()) && !self.wire.park()
+    }
+
+    /// Whether frames wait that the wire did not take.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.queued.is_empty() || self.hello.is_some()
     }
 
     /// Polls on `processor` from now on. Whether the peer runs on another one.

@@ -283,7 +283,7 @@ impl Driver {
         let is_elsewhere = core.unpark(processor);
         let any = core.wake_reader() || core.pump(None);
         core.wake_crowded();
-        if core.is_dirty {
+        if core.is_dirty || core.is_behind() {
             core.flush();
         }
         let wakers = std::mem::take(&mut core.wakers);

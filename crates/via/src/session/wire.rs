@@ -53,6 +53,15 @@ impl Wire {
         }
     }
 
+    /// Whether the longest frame is taken: writers that wait for room are woken then, not for each short frame.
+    pub(super) fn has_room(&mut self) -> bool {
+        let most = match self {
+            Self::Ring(ring) => ring.pair.sender.most().min(PIECE),
+            _ => PIECE,
+        };
+        self.room().is_some_and(|room| room >= most)
+    }
+
     /// Sends a frame, whose payload is no longer than [`Wire::room`] has said.
     pub(super) fn push(&mut self, words: [u64; 2], parts: &[IoSlice<'_>]) {
         match self {
