@@ -66,9 +66,7 @@ impl From<Error> for io::Error {
             ErrorKind::InUse => io::ErrorKind::AddrInUse,
             ErrorKind::NoService => io::ErrorKind::NotFound,
             ErrorKind::Closed => io::ErrorKind::NotConnected,
-            ErrorKind::System => {
-                error.source.as_ref().map_or(io::ErrorKind::Other, io::Error::kind)
-            }
+            ErrorKind::System => error.source.as_ref().map_or(io::ErrorKind::Other, Self::kind),
         };
         Self::new(kind, error)
     }

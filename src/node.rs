@@ -59,7 +59,6 @@ impl Drop for Inner {
 
 impl Node {
     /// A node with all defaults: it meets the other nodes of this user on this host.
-    #[must_use]
     pub fn builder() -> NodeBuilder {
         NodeBuilder::default()
     }

@@ -67,7 +67,7 @@ async fn bytes_come_back(service: Node, client: Node) {
     let _serving = echo(&service, "echo").await;
     let mut stream = client.connect("echo").await.unwrap();
     exchange(&mut stream, b"hello").await;
-    let many: Vec<u8> = (0..3_000_000_u32).map(|at| (at ^ at >> 8) as u8).collect();
+    let many: Vec<u8> = (0..3_000_000_u32).map(|at| (at ^ (at >> 8)) as u8).collect();
     let (mut from, mut to) = split(stream);
     let sent = many.clone();
     let writer = tokio::spawn(async move {

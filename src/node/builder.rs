@@ -151,7 +151,7 @@ impl NodeBuilder {
     pub(super) fn address(&self) -> Option<SocketAddr> {
         let needs = !self.discover.is_empty() || self.key.is_some() || !self.is_local;
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        self.bind.or(needs.then_some(loopback))
+        self.bind.or_else(|| needs.then_some(loopback))
     }
 
     pub(super) fn resolved_name(&self) -> String {

@@ -1,6 +1,6 @@
 //! What a node knows: its services, its peers and theirs.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,7 +26,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 struct State {
     hello: Hello,
-    listeners: HashMap<String, mpsc::Sender<Accepted>>,
+    listeners: BTreeMap<String, mpsc::Sender<Accepted>>,
     peers: BTreeMap<u64, Peer>,
     /// Sessions by number: of which peer, once it has told.
     known: BTreeMap<u64, (Arc<Session>, Option<u64>)>,
@@ -71,7 +71,7 @@ impl Shared {
     pub(super) fn new(sessions: Sessions, hello: Hello) -> Arc<Self> {
         let state = State {
             hello,
-            listeners: HashMap::new(),
+            listeners: BTreeMap::new(),
             peers: BTreeMap::new(),
             known: BTreeMap::new(),
             tasks: Vec::new(),

@@ -5,8 +5,10 @@
 
 mod core;
 mod driver;
+mod due;
 mod flow;
 mod frame;
+mod parts;
 mod piped;
 mod stream;
 #[cfg(test)]

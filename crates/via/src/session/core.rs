@@ -3,12 +3,14 @@
 //! It performs no I/O of its own and reads no clock. After each call that changes it, take its events and wakers, and
 //! see that [`Core::flush`] is called in the same turn.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::task::Waker;
 
+use super::due::{done, next_due};
 use super::flow::{FIRST_WINDOW, Flow, LEAST_WINDOW, MOST_WINDOW};
 use super::frame::{FIN, Header, Kind, Reason};
+use super::parts::Parts;
 use super::wire::{Incoming, Wire};
 
 /// Bytes of the longest payload of a frame that is not data.
@@ -54,7 +56,7 @@ pub(super) struct Direct<'a, 'b> {
 #[derive(Debug)]
 pub(super) struct Core {
     wire: Wire,
-    flows: HashMap<u32, Flow>,
+    flows: BTreeMap<u32, Flow>,
     next: u32,
     /// Streams with frames due.
     queued: VecDeque<u32>,
@@ -78,7 +80,7 @@ impl Core {
     pub(super) fn new(wire: Wire, is_first: bool) -> Self {
         Self {
             wire,
-            flows: HashMap::new(),
+            flows: BTreeMap::new(),
             next: if is_first { 2 } else { 1 },
             queued: VecDeque::new(),
             crowded: VecDeque::new(),
@@ -418,7 +420,7 @@ impl Core {
                 self.wakers.extend(flow.send.waker.take());
             }
             Kind::Reset => {
-                flow.reset.get_or_insert(Reason::of(header.value));
+                flow.reset = flow.reset.or_else(|| Some(Reason::of(header.value)));
                 flow.due = Default::default();
                 self.wakers.extend(flow.take_wakers());
                 self.forget_if_over(header.stream);
@@ -511,7 +513,8 @@ impl Core {
         if needs_room {
             self.wire.await_room();
         }
-        !(needs_room && self.wire.has_room()) && !self.wire.park()
+        let has_room = needs_room && self.wire.has_room();
+        !has_room && !self.wire.park()
     }
 
     /// Whether frames wait that the wire did not take.
@@ -535,93 +538,3 @@ impl Core {
 const LEAST_PIECE: usize = 2_048;
 /// Bytes of one write after which the peer is woken before its end.
 const EARLY: usize = 32 * 1024;
-
-/// The next frame that is due of a stream.
-fn next_due(stream: u32, flow: &Flow) -> Option<Header> {
-    let header = |kind, value| Some(Header::new(kind, stream, value));
-    let due = &flow.due;
-    if let Some(reason) = due.reset {
-        return header(Kind::Reset, reason as u64);
-    }
-    if flow.reset.is_some() {
-        return None;
-    }
-    if due.accepted {
-        return header(Kind::Accepted, flow.receive.granted);
-    }
-    if due.credit {
-        return header(Kind::Credit, flow.receive.granted);
-    }
-    if due.blocked {
-        return header(Kind::Blocked, flow.send.limit);
-    }
-    if due.stop {
-        return header(Kind::Stop, 0);
-    }
-    due.fin.then(|| Header { flags: FIN, ..Header::new(Kind::Data, stream, 0) })
-}
-
-/// A frame that was due has left.
-fn done(header: Header, flow: &mut Flow) {
-    let due = &mut flow.due;
-    match header.kind {
-        Kind::Reset => *due = Default::default(),
-        Kind::Accepted => (due.accepted, due.credit) = (false, false),
-        Kind::Credit => due.credit = false,
-        Kind::Blocked => due.blocked = false,
-        Kind::Stop => due.stop = false,
-        _ => {
-            due.fin = false;
-            flow.send.has_left = true;
-        }
-    }
-}
-
-/// Slices of bytes that are taken from the front.
-struct Parts<'a> {
-    parts: &'a [IoSlice<'a>],
-    /// Bytes of the first that are taken.
-    offset: usize,
-    taken: usize,
-}
-
-/// Slices that one frame gathers.
-const GATHERED: usize = 16;
-
-impl<'a> Parts<'a> {
-    fn new(parts: &'a [IoSlice<'a>]) -> Self {
-        let mut parts = Self { parts, offset: 0, taken: 0 };
-        parts.skip_empty();
-        parts
-    }
-
-    const fn is_empty(&self) -> bool {
-        self.parts.is_empty()
-    }
-
-    fn skip_empty(&mut self) {
-        while let [first, rest @ ..] = self.parts
-            && self.offset >= first.len()
-        {
-            (self.parts, self.offset) = (rest, 0);
-        }
-    }
-
-    /// Takes up to `most` bytes; returns how many.
-    fn take(&mut self, most: usize, push: impl FnOnce(&[IoSlice<'_>])) -> usize {
-        let mut gathered = [IoSlice::new(&[]); GATHERED];
-        let (mut count, mut bytes) = (0, 0);
-        while count < GATHERED && bytes < most && !self.is_empty() {
-            let first: &'a [u8] = &self.parts[0];
-            let piece = &first[self.offset..];
-            let piece = &piece[..piece.len().min(most - bytes)];
-            gathered[count] = IoSlice::new(piece);
-            (count, bytes) = (count + 1, bytes + piece.len());
-            self.offset += piece.len();
-            self.skip_empty();
-        }
-        push(&gathered[..count]);
-        self.taken += bytes;
-        bytes
-    }
-}

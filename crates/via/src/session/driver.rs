@@ -1,6 +1,6 @@
 //! Moves what the sessions of a process send and receive: one task.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
@@ -77,10 +77,10 @@ pub struct Driver {
     io: AsyncFd<WakeSet>,
     socket: Option<Socket>,
     /// Numbers of the sessions over UDP, by connection.
-    by_pipe: HashMap<PipeId, u64>,
+    by_pipe: BTreeMap<PipeId, u64>,
     active: Vec<Active>,
     /// All sessions that have not ended, by number.
-    all: std::collections::BTreeMap<u64, Arc<Session>>,
+    all: BTreeMap<u64, Arc<Session>>,
     /// Times in a row that polling was in vain.
     vain: u32,
     is_current_thread: bool,
@@ -109,12 +109,12 @@ impl Driver {
         let io = AsyncFd::with_interest(wakes, Interest::READABLE)?;
         let flavor = Handle::current().runtime_flavor();
         let is_current_thread = flavor == RuntimeFlavor::CurrentThread;
-        let all = std::collections::BTreeMap::new();
+        let all = BTreeMap::new();
         Ok(Self {
             hub,
             io,
             socket,
-            by_pipe: HashMap::new(),
+            by_pipe: BTreeMap::new(),
             active: Vec::new(),
             all,
             vain: 0,

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
+use super::due::Due;
 use super::frame::Reason;
 
 /// Bytes that a stream may be ahead of its reader at first.
@@ -27,23 +28,6 @@ pub(super) struct Flow {
     pub(super) is_dropped: bool,
     /// The peer has accepted it, or opened it.
     pub(super) is_accepted: bool,
-}
-
-/// Frames that are to be sent about a stream.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct Due {
-    pub(super) accepted: bool,
-    pub(super) credit: bool,
-    pub(super) blocked: bool,
-    pub(super) fin: bool,
-    pub(super) stop: bool,
-    pub(super) reset: Option<Reason>,
-}
-
-impl Due {
-    pub(super) fn is_none(self) -> bool {
-        self == Self::default()
-    }
 }
 
 /// The direction from the peer.

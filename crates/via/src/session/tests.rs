@@ -47,7 +47,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 /// The byte at a place of a direction: what is lost, doubled or out of order shows.
 fn byte(end: usize, stream: u32, at: u64) -> u8 {
-    (at.wrapping_mul(31) ^ at >> 9 ^ u64::from(stream) * 7 ^ end as u64) as u8
+    (at.wrapping_mul(31) ^ (at >> 9) ^ (u64::from(stream) * 7) ^ end as u64) as u8
 }
 
 /// What the model knows of one end of a stream.

@@ -1,0 +1,62 @@
+//! Frames that are to be sent about a stream once the wire has room.
+
+use super::flow::Flow;
+use super::frame::{FIN, Header, Kind, Reason};
+
+/// Frames that are to be sent about a stream.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Due {
+    pub(super) accepted: bool,
+    pub(super) credit: bool,
+    pub(super) blocked: bool,
+    pub(super) fin: bool,
+    pub(super) stop: bool,
+    pub(super) reset: Option<Reason>,
+}
+
+impl Due {
+    pub(super) fn is_none(self) -> bool {
+        self == Self::default()
+    }
+}
+
+/// The next frame that is due of a stream.
+pub(super) fn next_due(stream: u32, flow: &Flow) -> Option<Header> {
+    let header = |kind, value| Some(Header::new(kind, stream, value));
+    let due = &flow.due;
+    if let Some(reason) = due.reset {
+        return header(Kind::Reset, reason as u64);
+    }
+    if flow.reset.is_some() {
+        return None;
+    }
+    if due.accepted {
+        return header(Kind::Accepted, flow.receive.granted);
+    }
+    if due.credit {
+        return header(Kind::Credit, flow.receive.granted);
+    }
+    if due.blocked {
+        return header(Kind::Blocked, flow.send.limit);
+    }
+    if due.stop {
+        return header(Kind::Stop, 0);
+    }
+    due.fin.then(|| Header { flags: FIN, ..Header::new(Kind::Data, stream, 0) })
+}
+
+/// A frame that was due has left.
+pub(super) fn done(header: Header, flow: &mut Flow) {
+    let due = &mut flow.due;
+    match header.kind {
+        Kind::Reset => *due = Default::default(),
+        Kind::Accepted => (due.accepted, due.credit) = (false, false),
+        Kind::Credit => due.credit = false,
+        Kind::Blocked => due.blocked = false,
+        Kind::Stop => due.stop = false,
+        _ => {
+            due.fin = false;
+            flow.send.has_left = true;
+        }
+    }
+}
