@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-/// What went wrong, and so what to do about it.
+/// Classifies an error, and so says what to do about it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -40,7 +40,7 @@ impl Error {
         Self { kind, text: format!("{doing}: {source}"), source: Some(source) }
     }
 
-    /// What went wrong.
+    /// Returns the kind of the error.
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         self.kind

@@ -27,11 +27,11 @@ use local::Local;
 pub use state::PeerInfo;
 use state::{Candidate, Receiver, Shared};
 
-/// How often a node that waits for a service looks for new nodes.
+/// The period in which a node that waits for a service searches for new nodes.
 const LOOK: Duration = Duration::from_millis(50);
 /// Silence after which a peer over UDP is asked for a sign of life: a process that has ended is noticed that soon.
 const KEEPALIVE_NANOS: u64 = 700_000_000;
-/// How long a node that was dialed may take to describe itself.
+/// Limits how long a node that was dialed may take to describe itself.
 const TELL: Duration = Duration::from_secs(1);
 
 /// A node of a cluster: [listens](Node::listen) and [connects](Node::connect) by the names of services.

@@ -1,4 +1,4 @@
-//! How a node is configured.
+//! Configures a node.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -68,7 +68,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Where other nodes are: `HOST:PORT`, several with commas between. Names are resolved anew each time a service is
+    /// Names the places of other nodes: `HOST:PORT`, several with commas between. Names are resolved anew each time a service is
     /// not found, so a name may stand for many nodes, and its addresses may change. Not all of them need to be there.
     pub fn discover(mut self, places: impl AsRef<str>) -> Self {
         let places = places.as_ref().split(',').map(str::trim).filter(|place| !place.is_empty());
@@ -94,20 +94,20 @@ impl NodeBuilder {
         self
     }
 
-    /// How long [`Node::connect`] waits for a service that no node offers; zero: not at all. Default:
+    /// Limits how long [`Node::connect`] waits for a service that no node offers; zero: not at all. Default:
     /// [`DEFAULT_CONNECT_WITHIN`].
     pub const fn connect_within(mut self, time: Duration) -> Self {
         self.connect_within = time;
         self
     }
 
-    /// How long [`Node::shutdown`] waits for streams to end. Default: [`DEFAULT_DRAIN`].
+    /// Limits how long [`Node::shutdown`] waits for streams to end. Default: [`DEFAULT_DRAIN`].
     pub const fn drain(mut self, time: Duration) -> Self {
         self.drain = time;
         self
     }
 
-    /// Starts the node.
+    /// Starts the node, and its task on the current runtime.
     ///
     /// # Errors
     /// [`ErrorKind::Config`](crate::ErrorKind::Config) for a name that can't be,
@@ -147,7 +147,7 @@ impl NodeBuilder {
         Node::start(self)
     }
 
-    /// Where the node's UDP socket is bound, if it has one.
+    /// Returns the address of the node's UDP socket, if it has one.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         let needs = !self.discover.is_empty() || self.key.is_some() || !self.is_local;
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -164,7 +164,7 @@ impl NodeBuilder {
     }
 }
 
-/// A number that nobody can guess.
+/// Draws a number from the system's randomness.
 pub(super) fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;

@@ -1,4 +1,4 @@
-//! What nodes tell each other about themselves.
+//! The description of itself that each node sends its peers.
 
 use midplane_simhw::wire::{WireError, decode, encode};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub(super) const MOST_NAME: usize = 100;
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(super) struct Hello {
     pub(super) version: u32,
-    /// What tells the node from all others, and from its former self.
+    /// A random number that tells the node from all others, and from its former self.
     pub(super) id: u64,
     pub(super) name: String,
     /// Services that it offers now.

@@ -25,7 +25,7 @@ pub(super) struct Accepted {
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub struct PeerName {
-    /// Its name.
+    /// The node's name.
     pub name: String,
     /// The number that tells it from all others, and from its former self.
     pub id: u64,

@@ -1,4 +1,4 @@
-//! How the nodes of one host find each other: by names in the abstract namespace of Unix sockets.
+//! Finds the nodes of one host: by names in the abstract namespace of Unix sockets.
 //!
 //! A node listens at `midplane/node/USER/CLUSTER/ID`, and the system lists such names in `/proc/net/unix`. Nothing is
 //! left when a process ends, however it ends. Containers find each other where they share the network namespace.

@@ -1,4 +1,4 @@
-//! What a node knows: its services, its peers and theirs.
+//! The state of a node: its services, its peers and theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use super::listener::Accepted;
 /// Nodes that a node knows at once.
 const MOST_PEERS: usize = 4_096;
 
-/// What a node's parts share.
+/// State that a node's parts share.
 #[derive(Debug)]
 pub(super) struct Shared {
     sessions: Sessions,
@@ -34,7 +34,7 @@ struct State {
     is_closed: bool,
 }
 
-/// Another node.
+/// A node that this one has a session with.
 #[derive(Debug)]
 struct Peer {
     name: String,
@@ -55,13 +55,13 @@ pub(super) struct Candidate {
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct PeerInfo {
-    /// Its name.
+    /// The node's name.
     pub name: String,
     /// The number that tells it from all others, and from its former self.
     pub id: u64,
     /// The services that it offers.
     pub services: Vec<String>,
-    /// What carries its streams.
+    /// The transport of its streams: `shm` or `udp`.
     pub transport: &'static str,
     /// Streams that are open.
     pub streams: usize,
@@ -128,7 +128,7 @@ impl Shared {
         self.state().peers.get(&id).is_some_and(|peer| !peer.sessions.is_empty())
     }
 
-    /// Whether there is a session to an address.
+    /// Returns whether there is a session to an address.
     pub(super) fn has_dialed(&self, address: SocketAddr) -> bool {
         let is_there = |(session, _): &(Arc<Session>, Option<u64>)| {
             session.transport() == Transport::Udp(address) && session.ended().is_none()
@@ -136,7 +136,8 @@ impl Shared {
         self.state().known.values().any(is_there)
     }
 
-    /// Whether a session's peer has described itself; `false` once the session has ended before, `None` while neither is so.
+    /// Returns whether a session's peer has described itself; `false` once the session has ended before, `None` while
+    /// neither is so.
     pub(super) fn has_told(&self, session: u64) -> Option<bool> {
         match self.state().known.get(&session) {
             None => Some(false),
@@ -181,7 +182,7 @@ impl Shared {
         self.state().known.values().map(|(session, _)| Arc::clone(session)).collect()
     }
 
-    /// Whether the node was shut down.
+    /// Returns whether the node was shut down.
     pub(super) fn is_closed(&self) -> bool {
         self.state().is_closed
     }
@@ -210,7 +211,7 @@ fn say(state: MutexGuard<'_, State>) {
     }
 }
 
-/// What a node does with what its sessions receive.
+/// Handles what a node's sessions receive.
 #[derive(Debug)]
 pub(super) struct Receiver(pub(super) Arc<Shared>);
 

@@ -40,7 +40,7 @@ pub const MOST_HELLO: usize = MOST_CONTROL;
 /// Most bytes of a service's name.
 pub const MOST_SERVICE: usize = 256;
 
-/// What the sessions of a process share.
+/// State that the sessions of a process share.
 #[derive(Debug)]
 pub struct Hub {
     /// Sessions with something to flush, or that are new.
@@ -81,7 +81,7 @@ pub struct Session {
     pipe: OnceLock<PipeId>,
 }
 
-/// What carries a session.
+/// The transport of a session.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 #[non_exhaustive]
 pub enum Transport {
@@ -110,7 +110,7 @@ impl Session {
         })
     }
 
-    /// What carries the session.
+    /// Returns the session's transport.
     #[must_use]
     pub const fn transport(&self) -> Transport {
         self.transport
@@ -197,7 +197,7 @@ impl Session {
     }
 }
 
-/// Makes sessions.
+/// Makes the sessions of a process.
 #[derive(Clone, Debug)]
 pub struct Sessions(Arc<Hub>);
 
@@ -255,7 +255,7 @@ impl Sessions {
         Some(self.0.over_pipe(id, to, true))
     }
 
-    /// Ends the driver.
+    /// Ends the driver, and all sessions with it.
     pub fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
         self.0.driver.wake();

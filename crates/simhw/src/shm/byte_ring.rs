@@ -35,7 +35,7 @@ const fn record_bytes(length: usize) -> usize {
     (HEAD + length).next_multiple_of(LINE)
 }
 
-/// Where a ring lies in its segment.
+/// The place of a ring in its segment.
 #[derive(Clone, Debug)]
 struct Place {
     segment: Arc<Segment>,
@@ -94,22 +94,22 @@ impl Place {
 const CONSUMER: usize = 0;
 const PRODUCER: usize = 1;
 
-/// Whether that side has parked; true once for each park.
+/// Returns whether that side has parked; true once for each park.
 fn takes(parked: &Line, side: usize) -> bool {
     let word = &parked[side];
     word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0
 }
 
-/// The writing end.
+/// The writing end of a ring.
 #[derive(Debug)]
 pub struct RingSender {
     place: Place,
-    /// Where the next record begins.
+    /// Byte of the direction at which the next record begins.
     tail: u64,
     returned: u64,
 }
 
-/// The reading end.
+/// The reading end of a ring.
 #[derive(Debug)]
 pub struct RingReceiver {
     place: Place,
@@ -120,7 +120,7 @@ pub struct RingReceiver {
 /// A record that is published.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Record {
-    /// The sender's words.
+    /// The words that the sender gave with it.
     pub words: [u64; 2],
     /// Bytes of the payload.
     pub length: usize,
@@ -200,7 +200,7 @@ impl RingSender {
         self.tail = next;
     }
 
-    /// Whether the consumer has parked since it was last woken, and must be woken now. Call it after the last of a
+    /// Returns whether the consumer has parked since it was last woken, and must be woken now. Call it after the last of a
     /// batch of records.
     #[must_use]
     pub fn must_wake(&self) -> bool {

@@ -22,7 +22,7 @@ const BUDGET: u64 = 256 << 20;
 /// Frames that one call handles.
 const FRAMES_PER_TURN: usize = 256;
 
-/// What a session has to tell its node.
+/// An event that a session reports to its node.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) enum Event {
     /// The peer has described itself.
@@ -31,7 +31,7 @@ pub(super) enum Event {
     Opened { stream: u32, service: String },
     /// The peer opens no more streams, and accepts none.
     Goodbye,
-    /// Nothing more comes.
+    /// The session has ended: no further event follows.
     Ended(Ended),
 }
 
@@ -46,7 +46,7 @@ pub enum Ended {
     Closed,
 }
 
-/// Where bytes go that are read as they come.
+/// The buffer of a reader that takes bytes straight from the wire.
 pub(super) struct Direct<'a, 'b> {
     pub(super) stream: u32,
     pub(super) into: &'a mut tokio::io::ReadBuf<'b>,
@@ -315,7 +315,7 @@ impl Core {
         }
     }
 
-    /// Whether the next frame has bytes for a task that waits to read them, and could read them where they are.
+    /// Returns whether the next frame has bytes for a task that waits to read them, and could read them where they are.
     pub(super) fn wake_reader(&mut self) -> bool {
         let Ok(Some(incoming)) = self.wire.peek() else { return false };
         let Some(header) = Header::parse(incoming.words) else { return false };
@@ -517,7 +517,7 @@ impl Core {
         !has_room && !self.wire.park()
     }
 
-    /// Whether frames wait that the wire did not take.
+    /// Returns whether frames wait that the wire did not take.
     pub(super) fn is_behind(&self) -> bool {
         !self.queued.is_empty() || self.hello.is_some()
     }
@@ -527,7 +527,7 @@ impl Core {
         self.wire.unpark(processor)
     }
 
-    /// The wire is gone, or was ended by the peer: what has come is still handled.
+    /// The wire is gone, or was ended by the peer: received frames are still handled.
     pub(super) fn on_wire_ended(&mut self) {
         while self.pump(None) {}
         self.end(Ended::Gone);

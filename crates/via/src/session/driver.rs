@@ -19,17 +19,17 @@ use super::{Ended, Hub, Session, Stream};
 use crate::wire::endpoint::{Event as PipeEvent, PipeId};
 use crate::wire::socket::Socket;
 
-/// How long the driver polls for an answer at most before it parks: a wake-up across processors takes 31 to 60 us where
+/// Limits how long the driver polls for an answer before it parks: a wake-up across processors takes 31 to 60 us where
 /// this was measured, and the answer comes behind it.
 const SPIN: Duration = Duration::from_micros(150);
-/// How long a driver that ends waits at most until peers over UDP know.
+/// Limits how long a driver that ends waits until its peers over UDP know.
 const CLOSE: Duration = Duration::from_secs(1);
 /// Times in a row that polling was in vain after which it is tried at full length once more.
 const ANEW: u32 = 16;
-/// How often the time is halved at most.
+/// Limits how often the time is halved.
 const HALVINGS: u32 = 5;
 
-/// What a process does with what its sessions receive.
+/// Handles what the sessions of a process receive.
 pub trait Handler {
     /// A peer has connected over UDP.
     fn on_accepted(&mut self, session: &Arc<Session>);
@@ -66,7 +66,7 @@ struct Active {
     session: Arc<Session>,
     /// When its last frame was handled.
     last: Instant,
-    /// Turns since then.
+    /// Turns since then in which no frame was handled.
     vain: u32,
 }
 
@@ -92,14 +92,14 @@ impl std::fmt::Debug for Active {
     }
 }
 
-/// What a turn has found.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Found {
-    /// Nothing, and nothing is expected soon.
+    /// No frame, and none is expected soon.
     Nothing,
-    /// Nothing, but an answer may come soon.
+    /// No frame, but an answer may arrive soon.
     Hope,
-    /// Something.
+    /// A frame, or a task that was woken.
     Something,
 }
 
@@ -146,7 +146,7 @@ impl Driver {
         self.close_socket().await;
     }
 
-    /// Sends what is due over UDP, and handles what has come; whether there may be more to do.
+    /// Sends what is due over UDP, and handles received datagrams. Returns whether there may be more to do.
     fn poll_socket(&mut self, context: &mut Context<'_>, handler: &mut impl Handler) -> bool {
         let (Some(socket), Some(pipes)) = (&mut self.socket, self.hub.pipes.clone()) else {
             return false;
@@ -177,7 +177,7 @@ impl Driver {
                 self.activate(session);
             }
             PipeEvent::Established(id) | PipeEvent::Progress(id) => {
-                // What comes from now on is reported anew.
+                // Later progress is reported anew.
                 let _ = self
                     .hub
                     .pipes
@@ -310,7 +310,7 @@ impl Driver {
         found
     }
 
-    /// How long polling is worth while now.
+    /// Returns how long polling is worth while now.
     fn spin(&self) -> Duration {
         if self.vain.is_multiple_of(ANEW) { SPIN } else { SPIN / (1 << self.vain.min(HALVINGS)) }
     }

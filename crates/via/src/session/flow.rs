@@ -1,4 +1,4 @@
-//! One stream's state at one end: what has come and was not read, and the credit of both directions.
+//! One stream's state at one end: received bytes that were not read, and the credit of both directions.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -95,7 +95,7 @@ impl Flow {
         self.receive.granted - self.receive.consumed
     }
 
-    /// Whether neither end needs it any longer.
+    /// Returns whether neither end needs it any longer.
     pub(super) fn is_over(&self) -> bool {
         let is_done = self.receive.is_finished && self.send.has_left;
         self.is_dropped && self.due.is_none() && (is_done || self.reset.is_some())

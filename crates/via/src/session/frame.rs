@@ -3,7 +3,7 @@
 //! A frame is two words and a payload. The first word has the kind in its lowest byte, flags in the next and the number
 //! of the stream in its upper half; the second word is the kind's own.
 
-/// What a frame is about.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub(super) enum Kind {

@@ -175,7 +175,8 @@ impl Piped {
 }
 
 impl Frame {
-    /// Sees what has come of the payload: a fragment of data, or the whole of anything else. Whether there is any.
+    /// Sees the part of the payload that was received: a fragment of data, or the whole of anything else. Returns whether
+    /// there is any.
     fn see(&mut self, endpoint: &mut Endpoint, id: PipeId) -> bool {
         let Some(whole) = &mut self.whole else {
             let come = endpoint.peek(id).map_or(0, |pipe| pipe.readable().len()).min(self.left);

@@ -45,7 +45,7 @@ impl Stream {
     /// the peer is gone.
     ///
     /// # Cancel safety
-    /// Dropped, it goes on when it is called again.
+    /// Dropped, it resumes when it is called again.
     pub async fn accepted(&self) -> io::Result<()> {
         poll_fn(|context| {
             self.session.with(|core| {
@@ -144,7 +144,7 @@ pub(super) fn copy_held(core: &mut Core, number: u32, into: &mut ReadBuf<'_>) ->
     copied > 0
 }
 
-/// As the kernel would say it.
+/// Maps the end of a stream to the error that the kernel would return.
 fn failed(reason: Reason, ended: Option<Ended>, was_accepted: bool) -> io::Error {
     match (reason, ended) {
         (_, Some(Ended::Gone)) => {

@@ -1,4 +1,4 @@
-//! What carries the frames between two processes: in order, each once, or not at all once it has broken.
+//! Wires: carry the frames between two processes in order, each once, or report that they have broken.
 
 use std::io::IoSlice;
 
@@ -53,7 +53,7 @@ impl Wire {
         }
     }
 
-    /// Whether the longest frame is taken: writers that wait for room are woken then, not for each short frame.
+    /// Returns whether the longest frame is taken: writers that wait for room are woken then, not for each short frame.
     pub(super) fn has_room(&mut self) -> bool {
         let most = match self {
             Self::Ring(ring) => ring.pair.sender.most().min(PIECE),

@@ -115,7 +115,7 @@ impl Endpoint {
         self.is_accepting = is_accepting;
     }
 
-    /// Takes a datagram.
+    /// Handles a datagram that was received.
     pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
         let slot = match Packet::parse(datagram) {
             Some(Packet::Data { receiver: id, .. }) => match self.by_id.get(&id) {

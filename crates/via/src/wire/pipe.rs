@@ -69,15 +69,15 @@ struct Dialing {
     give_up: Instant,
 }
 
-/// How far this side's close is.
+/// The state of this side's close.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Closing {
     give_up: Instant,
-    /// Whether a packet with the close is to be sent.
+    /// True if a packet with the close is to be sent.
     is_due: bool,
 }
 
-/// One connection.
+/// One connection of an endpoint.
 ///
 /// After any `&mut self` call: drain [`Pipe::poll_transmit`], then re-read [`Pipe::poll_timeout`]. The time never goes
 /// back. An early [`Pipe::handle_timeout`] does nothing.
@@ -261,7 +261,7 @@ impl Pipe {
         self.receive.readable()
     }
 
-    /// Whether the peer has answered.
+    /// Returns whether the peer has answered.
     #[must_use]
     pub const fn is_established(&self) -> bool {
         self.dialing.is_none() && self.accept.is_none()
@@ -273,14 +273,14 @@ impl Pipe {
         self.ended
     }
 
-    /// Whether the peer was silent for a second although something is outstanding.
+    /// Returns whether the peer was silent for a second although something is outstanding.
     #[must_use]
     pub fn is_suspected(&self, now: Instant) -> bool {
         let since = self.loss.oldest_at().map_or(now, |at| at.max(self.heard_at));
         now.nanos_since(since) >= SUSPECTED
     }
 
-    /// Whether the peer has acknowledged all that was written.
+    /// Returns whether the peer has acknowledged all that was written.
     #[must_use]
     pub const fn is_flushed(&self) -> bool {
         self.send.is_all_acknowledged()
@@ -344,7 +344,7 @@ impl Pipe {
         self.remote
     }
 
-    /// Whether there is more to read or more room to write since the last call.
+    /// Returns whether there is more to read or more room to write since the last call.
     pub(crate) fn take_progress(&mut self) -> bool {
         std::mem::take(&mut self.has_progress)
     }

@@ -27,7 +27,7 @@ impl Cookies {
         self.of_period(now.as_nanos() / PERIOD, from, dialer)
     }
 
-    /// Whether a source shows a cookie of this period or the one before.
+    /// Returns whether a source shows a cookie of this period or the one before.
     pub(super) fn is_good(
         &self,
         now: Instant,

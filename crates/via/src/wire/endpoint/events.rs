@@ -1,4 +1,4 @@
-//! What an endpoint reports and hands out.
+//! The events and datagrams of an endpoint.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ pub struct PipeId {
     pub(super) generation: u32,
 }
 
-/// What has happened to a connection.
+/// An event of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
     /// A peer has dialed, from this address, and the connection is established.
@@ -27,15 +27,15 @@ pub enum Event {
 /// Datagrams to send to one address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Outgoing {
-    /// Where they go.
+    /// The address that they go to.
     pub to: SocketAddr,
     /// The connection that they are of; none for answers to strangers.
     pub pipe: Option<PipeId>,
-    /// How they are cut.
+    /// The sizes of the datagrams.
     pub transmit: Transmit,
 }
 
-/// What an endpoint has counted.
+/// Counters of an endpoint.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counters {
     /// Datagrams of no connection: malformed, of another address, or late.

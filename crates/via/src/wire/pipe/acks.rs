@@ -44,7 +44,7 @@ impl Acks {
         }
     }
 
-    /// Whether `number` was received, or is too old to tell.
+    /// Returns whether `number` was received, or is too old to tell.
     pub(super) fn has_received(&self, number: u64) -> bool {
         number < self.floor || number == u64::MAX || self.received.contains(number)
     }
@@ -81,12 +81,12 @@ impl Acks {
         self.due = now;
     }
 
-    /// Whether one leaves now even alone.
+    /// Returns whether one leaves now even alone.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.due <= now
     }
 
-    /// Whether one is wanted with the next packet.
+    /// Returns whether one is wanted with the next packet.
     pub(super) fn is_wanted(&self) -> bool {
         self.due != Instant::FAR_FUTURE
     }

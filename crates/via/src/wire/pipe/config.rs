@@ -1,4 +1,4 @@
-//! What connections are made with, and how they end.
+//! The configuration of connections, and how they end.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const DEFAULT_DIAL_TIMEOUT: u64 = 10_000_000_000;
 /// Nanoseconds that a close waits for the peer to have everything.
 const DEFAULT_CLOSE_TIMEOUT: u64 = 5_000_000_000;
 
-/// What the connections of an endpoint are made with.
+/// Configures the connections of an endpoint.
 #[derive(Clone)]
 pub struct Config {
     pub(crate) key: Option<Key>,
@@ -149,7 +149,7 @@ pub enum Ended {
     /// The peer was silent for the idle timeout.
     #[error("the peer is silent")]
     Lost,
-    /// Nobody receives at the peer's address: its process has ended.
+    /// The network reports that no process receives at the peer's address.
     #[error("nobody receives at the peer's address; is the peer running?")]
     Unreachable,
     /// No answer to a dial.
@@ -188,7 +188,7 @@ pub(crate) mod reason {
     pub(crate) const KEY: u8 = 3;
 }
 
-/// What a connection has measured and counted.
+/// Measurements and counters of a connection.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Stats {
     /// Nanoseconds of a round trip, smoothed.

@@ -1,18 +1,18 @@
-//! How many bytes may be in flight: the congestion window's law, and Cubic (RFC 9438).
+//! Bounds the bytes in flight: the congestion window's law, and Cubic (RFC 9438).
 
 use std::fmt;
 use std::sync::Arc;
 
 use midplane_simhw::time::Instant;
 
-/// What a law hears of acknowledged packets.
+/// Acknowledged packets, as a law receives them.
 #[derive(Clone, Copy, Debug)]
 pub struct Acked {
     /// When the packet was sent.
     pub sent: Instant,
     /// Bytes of its datagram.
     pub bytes: u64,
-    /// Whether the window was what limited the sender: else it says nothing about growth.
+    /// True if the window was what limited the sender: else it says nothing about growth.
     pub is_window_limited: bool,
     /// Nanoseconds of a round trip: smoothed, and the least.
     pub round_trip: u64,
@@ -35,7 +35,7 @@ pub trait Controller: fmt::Debug + Send {
 /// Makes the law of a connection whose datagrams have so many bytes at first.
 pub type ControllerFactory = Arc<dyn Fn(usize) -> Box<dyn Controller> + Send + Sync>;
 
-/// What remains of the window after a loss.
+/// The part of the window that remains after a loss.
 const BETA: f64 = 0.7;
 /// Growth of the cubic function, in packets per second cubed.
 const C: f64 = 0.4;

@@ -1,4 +1,4 @@
-//! What datagrams and timeouts change.
+//! Handles datagrams and timeouts.
 
 use midplane_simhw::time::Instant;
 

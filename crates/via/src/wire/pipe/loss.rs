@@ -27,7 +27,7 @@ pub(super) struct Sent {
     pub(super) kind: Kind,
 }
 
-/// What a packet is for, beyond its bytes.
+/// The purpose of a packet, beyond its bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
     /// Acknowledged or lost, or asks for nothing.
@@ -40,7 +40,7 @@ pub(super) enum Kind {
     Probe(u32),
 }
 
-/// What became of packets.
+/// The result of an acknowledgement or a timeout.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) acked: Vec<Sent>,
@@ -104,7 +104,7 @@ impl Loss {
         self.sent.push_back(sent);
     }
 
-    /// Whether the peer acknowledges only numbers that were sent.
+    /// Returns whether the peer acknowledges only numbers that were sent.
     pub(super) fn is_sound(&self, ranges: &[(u64, u64)]) -> bool {
         ranges[0].1 <= self.next_number()
     }

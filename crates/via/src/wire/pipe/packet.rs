@@ -95,11 +95,11 @@ pub(crate) enum Packet<'a> {
 pub(crate) struct Dial<'a> {
     /// Version of the dialer.
     pub(crate) version: u8,
-    /// Whether the dialer has a key.
+    /// True if the dialer has a key.
     pub(crate) sealed: bool,
     /// The dialer's id of the connection.
     pub(crate) dialer: u64,
-    /// What the acceptor has sent in a cookie packet, or zeros.
+    /// The cookie that the acceptor has sent, or zeros.
     pub(crate) cookie: [u8; COOKIE_BYTES],
     /// Bytes of the dialer's receive buffer in the system.
     pub(crate) socket_bytes: u64,
@@ -298,7 +298,7 @@ impl Acknowledgement {
 /// The body of a data packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Body<'a> {
-    /// What it carries: see [`flag`].
+    /// Flags of its contents: see [`flag`].
     pub(crate) flags: u8,
     /// The acknowledgement, with that flag.
     pub(crate) acknowledgement: Option<Acknowledgement>,
@@ -334,7 +334,7 @@ impl<'a> Body<'a> {
         Some(this)
     }
 
-    /// Whether the peer waits for an acknowledgement of the packet.
+    /// Returns whether the peer waits for an acknowledgement of the packet.
     pub(crate) const fn asks_for_acknowledgement(&self) -> bool {
         self.flags & !flag::ACKNOWLEDGE != 0
     }

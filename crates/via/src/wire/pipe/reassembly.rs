@@ -115,7 +115,7 @@ impl Reassembly {
         }
     }
 
-    /// Whether the peer should be told of a window that has grown by a quarter.
+    /// Returns whether the peer should be told of a window that has grown by a quarter.
     pub(super) const fn is_update_due(&self) -> bool {
         self.consumed + self.window - self.advertised >= self.window / 4
     }
@@ -130,7 +130,7 @@ impl Reassembly {
         self.in_order
     }
 
-    /// Whether bytes are missing before some that were received.
+    /// Returns whether bytes are missing before some that were received.
     pub(super) fn has_gap(&self) -> bool {
         !self.later.is_empty()
     }

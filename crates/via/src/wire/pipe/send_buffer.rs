@@ -88,17 +88,17 @@ impl SendBuffer {
         }
     }
 
-    /// Whether there is something that may be sent now.
+    /// Returns whether there is something that may be sent now.
     pub(super) fn has_something(&self, window: u64) -> bool {
         !self.lost.is_empty() || self.sent < self.written.min(window)
     }
 
-    /// Whether every byte was sent, and none is known to be lost.
+    /// Returns whether every byte was sent, and none is known to be lost.
     pub(super) fn is_all_sent(&self) -> bool {
         self.sent == self.written && self.lost.is_empty()
     }
 
-    /// Whether every byte is acknowledged.
+    /// Returns whether every byte is acknowledged.
     pub(super) const fn is_all_acknowledged(&self) -> bool {
         self.acknowledged == self.written
     }
