@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use midplane_via::session::{Sessions, Stream};
+use midplane_via::session::{Sessions, Stream, Transport};
 use midplane_via::wire::pipe::Config;
 use midplane_via::wire::socket::Socket;
 use tokio::sync::mpsc;
@@ -128,9 +128,10 @@ impl Node {
             let fresh = |one: &Candidate| !refused.contains(&(one.peer, one.session.number()));
             let candidates: Vec<_> = candidates.into_iter().filter(fresh).collect();
             if let Some(chosen) = choose(&candidates) {
-                match open(chosen, service).await {
-                    Some(stream) => return Ok(stream),
-                    None => refused.insert((chosen.peer, chosen.session.number())),
+                let patience = until.max(Instant::now() + TELL);
+                match tokio::time::timeout_at(patience, open(chosen, service)).await {
+                    Ok(Some(stream)) => return Ok(stream),
+                    _ => refused.insert((chosen.peer, chosen.session.number())),
                 };
                 continue;
             }
@@ -186,7 +187,10 @@ impl Node {
                     break;
                 }
                 if tokio::time::timeout_at(until, changed).await.is_err() {
-                    session.end();
+                    // A process of this host that does not answer may be stopped; a dial over UDP ends by itself.
+                    if session.transport() == Transport::Shm {
+                        session.end();
+                    }
                     break;
                 }
             }

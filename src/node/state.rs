@@ -107,7 +107,7 @@ impl Shared {
         session.say(hello);
     }
 
-    /// Peers that this node has a session with.
+    /// Other nodes that this one has a session with.
     pub(super) fn peers(&self) -> Vec<PeerInfo> {
         let state = self.state();
         let info = |(id, peer): (&u64, &Peer)| PeerInfo {
@@ -120,7 +120,8 @@ impl Shared {
             }),
             streams: peer.sessions.iter().map(|session| session.streams()).sum(),
         };
-        state.peers.iter().map(info).collect()
+        let others = state.peers.iter().filter(|(id, _)| **id != state.hello.id);
+        others.map(info).collect()
     }
 
     /// Peers with a session, whether they have described themselves or not.

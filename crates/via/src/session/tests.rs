@@ -2,15 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::io::IoSlice;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use midplane_simhw::shm::rings::RingPair;
+use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 use tokio::io::ReadBuf;
 
 use super::core::{Core, Direct, Ended, Event};
 use super::frame::{FIN, Header, Kind};
+use super::piped::{Piped, Pipes};
 use super::wire::Wire;
+use crate::wire::endpoint::{Endpoint, Event as PipeEvent, PipeId};
+use crate::wire::pipe::Config;
+use crate::wire::socket::Clock;
 
 /// Bytes of the rings: few frames fill one.
 const RING: usize = 16 * 1024;
@@ -60,15 +67,84 @@ struct Known {
     is_dropped: bool,
 }
 
+/// Two endpoints over UDP, in virtual time, and the network between them, which loses one datagram in `loses`.
+struct Network {
+    pipes: [Arc<Pipes>; 2],
+    now: Instant,
+    sent: u64,
+    loses: u64,
+}
+
+impl Network {
+    fn new(loses: u64) -> (Self, [Core; 2]) {
+        let pipes = [1, 2].map(|seed| {
+            let endpoint = Mutex::new(Endpoint::new(Config::default(), seed));
+            Arc::new(Pipes { endpoint, closing: Mutex::default(), clock: Clock::start() })
+        });
+        let mut network = Self { pipes, now: Instant::from_nanos(1), sent: 0, loses: u64::MAX };
+        let dialed = network.pipes[0].endpoint().dial(network.now, ADDRESSES[1]);
+        let mut ids = [Some(dialed), None];
+        for _ in 0..100 {
+            network.step(&mut ids);
+        }
+        network.loses = loses;
+        let [one, other] = ids.map(|id| id.expect("a network without loss connects them"));
+        let wire = |end: usize, id| Wire::Piped(Piped::new(Arc::clone(&network.pipes[end]), id));
+        let ends = [Core::new(wire(0, one), true), Core::new(wire(1, other), false)];
+        (network, ends)
+    }
+
+    /// A millisecond in which all that was sent arrives.
+    fn step(&mut self, ids: &mut [Option<PipeId>; 2]) {
+        self.now = self.now.plus_nanos(1_000_000);
+        for from in [0, 1, 0, 1] {
+            let mut sender = self.pipes[from].endpoint();
+            let mut receiver = self.pipes[1 - from].endpoint();
+            sender.handle_timeout(self.now);
+            let mut datagram = Vec::new();
+            while sender.poll_transmit(self.now, &mut datagram, 1).is_some() {
+                self.sent += 1;
+                if self.sent % self.loses != 0 {
+                    receiver.handle_datagram(self.now, ADDRESSES[from], &mut datagram);
+                }
+                datagram.clear();
+            }
+            while let Some(event) = receiver.poll_event() {
+                if let PipeEvent::Accepted(id, _) = event {
+                    ids[1 - from] = Some(id);
+                }
+                if let PipeEvent::Progress(id) = event {
+                    let _ = receiver.pipe(id);
+                }
+            }
+        }
+    }
+}
+
+const ADDRESSES: [SocketAddr; 2] = [
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1),
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2),
+];
+
 struct World {
     ends: [Core; 2],
+    network: Option<Network>,
     streams: Vec<u32>,
     known: BTreeMap<(usize, u32), Known>,
 }
 
 impl World {
-    fn new() -> Self {
-        Self { ends: pair(), streams: Vec::new(), known: BTreeMap::new() }
+    fn over_rings() -> Self {
+        Self::new(None, pair())
+    }
+
+    fn over_pipes(loses: u64) -> Self {
+        let (network, ends) = Network::new(loses);
+        Self::new(Some(network), ends)
+    }
+
+    fn new(network: Option<Network>, ends: [Core; 2]) -> Self {
+        Self { ends, network, streams: Vec::new(), known: BTreeMap::new() }
     }
 
     fn turn(&mut self, end: usize) {
@@ -76,6 +152,9 @@ impl World {
         core.pump(None);
         core.wake_crowded();
         core.flush();
+        if let Some(network) = &mut self.network {
+            network.step(&mut [None; 2]);
+        }
         core.wakers.clear();
         for event in core.events.drain(..).collect::<Vec<_>>() {
             match event {
@@ -200,7 +279,7 @@ impl World {
                 self.ends[end].drop_stream(stream);
             }
         }
-        (0..20).for_each(|round| self.turn(round % 2));
+        (0..200).for_each(|round| self.turn(round % 2));
         assert_eq!(self.ends.each_ref().map(Core::streams), [0, 0], "nothing is kept");
     }
 }
@@ -208,7 +287,19 @@ impl World {
 proptest! {
     #[test]
     fn each_byte_arrives_once_and_in_order_whatever_is_dropped(ops in ops()) {
-        let mut world = World::new();
+        let mut world = World::over_rings();
+        for op in ops {
+            world.run(op);
+        }
+        world.settle();
+    }
+
+    #[test]
+    fn each_byte_arrives_once_and_in_order_over_pipes_that_lose_datagrams(
+        ops in ops(),
+        loses in 2_u64..100,
+    ) {
+        let mut world = World::over_pipes(loses);
         for op in ops {
             world.run(op);
         }

@@ -52,6 +52,11 @@ pub struct Socket {
 pub(crate) struct Clock(std::time::Instant);
 
 impl Clock {
+    /// Starts a clock.
+    pub(crate) fn start() -> Self {
+        Self(real_now())
+    }
+
     pub(crate) fn now(self) -> Instant {
         let elapsed = real_now().duration_since(self.0);
         // Not zero: a timer that was never set is that.
@@ -99,7 +104,7 @@ impl Socket {
             pending: None,
             alarm: Box::pin(tokio::time::sleep(Duration::ZERO)),
             alarm_at: None,
-            started: real_now(),
+            started: Clock::start().0,
         })
     }
 
