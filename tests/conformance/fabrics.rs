@@ -146,7 +146,8 @@ pub(crate) fn mapped_shm(case: Case<ClientHost>) {
     live(async |exchange| {
         let name = fabric_name();
         let nics = start_shm_nics(&name).await;
-        let serve = |nic: &ShmNic| nic.serve_ports(ServerConfig::new(&name)).unwrap();
+        let serve =
+            |nic: &ShmNic| nic.serve_ports(ServerConfig::new(&name).connections(2_048)).unwrap();
         let servers: Vec<PortServer> = nics.iter().map(serve).collect();
         run_all(clients(&name).map(|host| case(Site { host, exchange: Arc::clone(&exchange) })))
             .await;
@@ -161,7 +162,8 @@ pub(crate) fn mapped_udp(case: Case<ClientHost>) {
     live(async |exchange| {
         let name = fabric_name();
         let nics = start_nics();
-        let serve = |nic: &UdpNic| nic.serve_ports(ServerConfig::new(&name)).unwrap();
+        let serve =
+            |nic: &UdpNic| nic.serve_ports(ServerConfig::new(&name).connections(2_048)).unwrap();
         let servers: Vec<PortServer> = nics.iter().map(serve).collect();
         run_all(clients(&name).map(|host| case(Site { host, exchange: Arc::clone(&exchange) })))
             .await;
