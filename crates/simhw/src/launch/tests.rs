@@ -1,4 +1,5 @@
 use std::io::Write as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use proptest::prelude::*;
@@ -13,7 +14,11 @@ struct File(PathBuf);
 
 impl File {
     fn new(name: &str, text: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("midplane-{}-{name}", std::process::id()));
+        // Tests of one process run at the same time.
+        static FILES: AtomicUsize = AtomicUsize::new(0);
+        let number = FILES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("midplane-{}-{number}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
         std::fs::File::create(&path).unwrap().write_all(text.as_bytes()).unwrap();
         Self(path)
     }
