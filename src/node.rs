@@ -36,8 +36,9 @@ const TELL: Duration = Duration::from_secs(1);
 
 /// A node of a cluster: [listens](Node::listen) and [connects](Node::connect) by the names of services.
 ///
-/// Clones are the same node. It ends, and its streams with it, when the last of them, its listeners and connectors are
-/// dropped; [`Node::shutdown`] lets streams end first.
+/// Clones are the same node. It ends, and its streams with it, when the last of them and of its connectors is dropped; its
+/// listeners report [`ErrorKind::Closed`] then, so keep the node as long as they serve. [`Node::shutdown`] lets streams
+/// end first.
 #[derive(Clone, Debug)]
 pub struct Node(Arc<Inner>);
 

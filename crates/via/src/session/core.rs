@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::task::Waker;
 
+use super::MOST_SERVICE;
 use super::due::{done, next_due};
 use super::flow::{FIRST_WINDOW, Flow, LEAST_WINDOW, MOST_WINDOW};
 use super::frame::{FIN, Header, Kind, Reason};
@@ -21,6 +22,9 @@ const MOST_STREAMS: usize = 16 * 1024;
 const BUDGET: u64 = 256 << 20;
 /// Frames that one call handles.
 const FRAMES_PER_TURN: usize = 256;
+/// Calls that handle what a wire has left once its peer is gone: more frames than the largest wire holds, 16 MiB of
+/// them with 24 bytes each.
+const LAST_TURNS: usize = 4_096;
 
 /// An event that a session reports to its node.
 #[derive(Debug, Eq, PartialEq)]
@@ -367,7 +371,11 @@ impl Core {
         let mut payload = vec![0; incoming.length];
         self.wire.read(&mut payload);
         match header.kind {
-            Kind::Hello => self.events.push_back(Event::Hello(payload)),
+            Kind::Hello => {
+                // The newest alone counts, so that no peer makes this process keep many.
+                self.events.retain(|event| !matches!(event, Event::Hello(_)));
+                self.events.push_back(Event::Hello(payload));
+            }
             Kind::Goodbye => self.events.push_back(Event::Goodbye),
             Kind::Open => return self.on_open(header, payload),
             _ => return self.on_control(header),
@@ -378,7 +386,8 @@ impl Core {
 
     fn on_open(&mut self, header: Header, payload: Vec<u8>) -> Option<()> {
         let is_theirs = header.stream % 2 != self.next % 2;
-        if !is_theirs || self.flows.contains_key(&header.stream) {
+        let is_long = payload.len() > MOST_SERVICE;
+        if !is_theirs || is_long || self.flows.contains_key(&header.stream) {
             return None;
         }
         let service = String::from_utf8(payload).ok()?;
@@ -529,7 +538,12 @@ impl Core {
 
     /// The wire is gone, or was ended by the peer: received frames are still handled.
     pub(super) fn on_wire_ended(&mut self) {
-        while self.pump(None) {}
+        // A hostile peer may end its channel and write on.
+        for _ in 0..LAST_TURNS {
+            if !self.pump(None) {
+                break;
+            }
+        }
         self.end(Ended::Gone);
     }
 }

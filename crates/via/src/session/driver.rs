@@ -214,20 +214,20 @@ impl Driver {
                     pipe.close(now);
                 }
             }
-            loop {
-                let is_busy = socket.poll(context, &mut endpoint).is_ready();
-                while let Some(event) = endpoint.poll_event() {
-                    if let PipeEvent::Ended(id, _) = event {
-                        endpoint.release(id);
-                    }
-                }
-                if endpoint.pipes() == 0 {
-                    return Poll::Ready(());
-                }
-                if !is_busy {
-                    return Poll::Pending;
+            let is_busy = socket.poll(context, &mut endpoint).is_ready();
+            while let Some(event) = endpoint.poll_event() {
+                if let PipeEvent::Ended(id, _) = event {
+                    endpoint.release(id);
                 }
             }
+            if endpoint.pipes() == 0 {
+                return Poll::Ready(());
+            }
+            if is_busy {
+                // Other tasks, and the bound, have their turns however much arrives.
+                context.waker().wake_by_ref();
+            }
+            Poll::Pending
         });
         let _ = tokio::time::timeout(CLOSE, closed).await;
     }
@@ -346,12 +346,13 @@ impl Driver {
 
     fn activate(&mut self, session: Arc<Session>) {
         let number = session.number;
-        if let Some(pipe) = session.pipe.get()
-            && session.ended().is_none()
-        {
-            self.by_pipe.entry(*pipe).or_insert(number);
+        // A stream that is dropped after the end of its session has that activated once more: it is not kept.
+        if session.ended().is_none() {
+            if let Some(pipe) = session.pipe.get() {
+                self.by_pipe.entry(*pipe).or_insert(number);
+            }
+            self.all.entry(number).or_insert_with(|| Arc::clone(&session));
         }
-        self.all.entry(number).or_insert_with(|| Arc::clone(&session));
         match self.active.iter_mut().find(|active| active.session.number == number) {
             Some(active) => active.vain = 0,
             None => self.active.push(Active { session, last: now(), vain: 0 }),

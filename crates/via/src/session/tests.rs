@@ -358,6 +358,29 @@ fn bytes_beyond_the_credit_end_the_session() {
 }
 
 #[test]
+fn a_service_with_a_name_beyond_the_bound_ends_the_session() {
+    for (length, ended) in [(256, None), (257, Some(Ended::Violation))] {
+        let [mut hostile, here] = RingPair::local(RING).unwrap();
+        let mut here = Core::new(Wire::ring(here), false);
+        let header = Header::new(Kind::Open, 2, 0);
+        hostile.sender.push(header.words(), &[IoSlice::new(&vec![b'x'; length])]);
+        here.pump(None);
+        assert_eq!(here.ended, ended);
+    }
+}
+
+#[test]
+fn of_many_descriptions_the_newest_is_kept() {
+    let [mut hostile, here] = RingPair::local(RING).unwrap();
+    let mut here = Core::new(Wire::ring(here), false);
+    for number in 0..100_u8 {
+        hostile.sender.push(Header::new(Kind::Hello, 0, 0).words(), &[IoSlice::new(&[number])]);
+        here.pump(None);
+    }
+    assert_eq!(here.events, [Event::Hello(vec![99])]);
+}
+
+#[test]
 fn bytes_behind_the_end_of_a_stream_end_the_session() {
     let [mut hostile, here] = RingPair::local(RING).unwrap();
     let mut here = Core::new(Wire::ring(here), false);

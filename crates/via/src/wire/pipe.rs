@@ -211,6 +211,14 @@ impl Pipe {
         self.send.write(parts, room)
     }
 
+    /// Copies all of the bytes into the send buffer, whatever room there is, unless the connection ends: a frame that was
+    /// begun is not cut. The caller has seen room for them before.
+    pub(crate) fn write_all(&mut self, parts: &[IoSlice<'_>]) {
+        if self.closing.is_none() && self.ended.is_none() {
+            self.send.write(parts, usize::MAX);
+        }
+    }
+
     /// Takes `bytes` of what is readable, so that the peer may send more.
     pub fn consume(&mut self, bytes: usize) {
         let round_trip = self.loss.round_trip();
