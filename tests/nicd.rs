@@ -160,8 +160,6 @@ async fn what_comes_for_a_stopped_process_is_there_when_it_goes_on() {
         child.says(&format!("ready {round}"));
         child.signal(Signal::STOP);
         daemon.send_round(&mut port).await;
-        // It stands still, and has taken none of them.
-        tokio::time::sleep(Duration::from_millis(10)).await;
         child.signal(Signal::CONT);
         child.says(&format!("all {round}"));
     }
@@ -239,7 +237,6 @@ async fn a_port_that_is_held_outlives_its_process_and_no_longer_than_that() {
         }
     };
     tokio::time::timeout(PATIENCE, gone).await.expect("the daemon hears that it is gone");
-    tokio::time::sleep(Duration::from_millis(10)).await;
     let options = PortOptions::default().number(PORT);
     let taken = daemon.served.host().open_port_with(options).unwrap_err();
     assert_eq!(taken, OpenError::Taken(PORT));

@@ -154,7 +154,7 @@ pub(crate) fn no_room() {
     let stage = stage(1, 2, 5, "copy");
     let itself = itself();
     let first = stage.front(2, &[&itself, "--vis", "1000000"]).spawn().unwrap();
-    wait_until("it is there", || line(&stage, 1).is_some());
+    wait_until("it has its interfaces", || line(&stage, 1).is_some_and(|it| it.run_seconds > 0.3));
     // Each of two ranks has four interfaces, of either job.
     let greedy = stage.front(2, &[&itself, "--vis-all", "14", "700"]).spawn().unwrap();
     let (code, _, error) = said(first.wait_with_output().unwrap());
@@ -184,7 +184,7 @@ pub(crate) fn a_rank_dies() {
         let (doomed, other) = (4 * round + 1, 4 * round + 2);
         let front = stage.front(4, &["sh", "-c", &script, &itself, "1000000"]).spawn().unwrap();
         wait_until("it is there", || line(&stage, doomed).is_some());
-        let beside = stage.front(4, &[&itself, "--vis", "1500"]).spawn().unwrap();
+        let beside = stage.front(4, &[&itself, "--vis", "300"]).spawn().unwrap();
         wait_until("they take turns", || {
             [doomed, other]
                 .iter()

@@ -225,7 +225,6 @@ pub(crate) async fn take_all(but: usize, count: u32) {
         let attributes = attributes(Reliability::ReliableDelivery);
         let waiting = nic.create_vi(attributes).await.unwrap();
         let _ticket = member.connect(&mut nic, waiting, (Rank(1), 7)).unwrap();
-        tokio::time::sleep(Duration::from_millis(300)).await;
         for _ in 1..MOST - but {
             nic.create_vi(attributes).await.unwrap();
         }
