@@ -8,6 +8,8 @@ mod driver;
 mod due;
 mod flow;
 mod frame;
+#[cfg(feature = "hyper")]
+mod hyper;
 mod parts;
 mod piped;
 mod stream;
