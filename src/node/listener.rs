@@ -116,3 +116,13 @@ impl axum::serve::Listener for Listener {
         Ok(PeerName { name: self.service.clone(), id: 0 })
     }
 }
+
+/// Handlers extract `ConnectInfo<PeerName>`, of an app made a service by `into_make_service_with_connect_info`.
+#[cfg(feature = "axum")]
+impl axum::extract::connect_info::Connected<axum::serve::IncomingStream<'_, Listener>>
+    for PeerName
+{
+    fn connect_info(stream: axum::serve::IncomingStream<'_, Listener>) -> Self {
+        stream.remote_addr().clone()
+    }
+}
