@@ -78,6 +78,8 @@ pub struct Session {
     number: u64,
     /// It stands among those that have something to flush.
     is_listed: AtomicBool,
+    /// It has described this process, or was ended by it: the driver handles what the peer sends.
+    has_begun: AtomicBool,
     transport: Transport,
     /// Its connection, over UDP.
     pipe: OnceLock<PipeId>,
@@ -107,6 +109,7 @@ impl Session {
             hub,
             number,
             is_listed: AtomicBool::new(false),
+            has_begun: AtomicBool::new(false),
             transport,
             pipe: OnceLock::new(),
         })
@@ -138,10 +141,13 @@ impl Session {
 
     /// Describes this process to the peer, instead of what was said before.
     ///
+    /// The first call begins the session: the driver handles nothing of what the peer sends before.
+    ///
     /// # Panics
     /// If it is longer than [`MOST_HELLO`].
     pub fn say(self: &Arc<Self>, hello: Vec<u8>) {
         assert!(hello.len() <= MOST_HELLO, "a description has at most {MOST_HELLO} bytes");
+        self.has_begun.store(true, Ordering::Release);
         self.with(|core| core.say(hello));
     }
 
@@ -168,6 +174,7 @@ impl Session {
 
     /// Ends the session, and all of its streams with an error.
     pub fn end(self: &Arc<Self>) {
+        self.has_begun.store(true, Ordering::Release);
         self.with(|core| core.end(Ended::Closed));
     }
 
@@ -236,24 +243,29 @@ impl Sessions {
         Ok((Self(hub), driver))
     }
 
-    /// A session over shared memory; `is_first` at the end that has connected.
+    /// A session over shared memory; `is_first` at the end that has connected. [`Session::say`] begins it.
     ///
     /// # Errors
     /// The system's.
     pub fn over_rings(&self, pair: RingPair, is_first: bool) -> io::Result<Arc<Session>> {
         let number = self.0.number();
-        self.0.wakes.add(number, &pair)?;
         let wire = (Wire::ring(pair), Transport::Shm);
         let session = Session::new(Arc::clone(&self.0), number, wire, is_first);
+        // The driver knows it before it is told of its first wake-up.
         session.with(|core| core.is_dirty = true);
+        let watched = session.lock().watch(&self.0.wakes, number);
+        watched.inspect_err(|_| session.end())?;
         Ok(session)
     }
 
-    /// A session over UDP to the process at `to`; it ends if none answers. `None` without a socket.
+    /// A session over UDP to the process at `to`; it ends if none answers. `None` without a socket. [`Session::say`] begins
+    /// it.
     #[must_use]
     pub fn dial(&self, to: SocketAddr) -> Option<Arc<Session>> {
         let pipes = self.0.pipes.as_ref()?;
-        let id = pipes.endpoint().dial(pipes.clock.now(), to);
+        // The driver knows it before it is told of its first event.
+        let mut endpoint = pipes.endpoint();
+        let id = endpoint.dial(pipes.clock.now(), to);
         Some(self.0.over_pipe(id, to, true))
     }
 

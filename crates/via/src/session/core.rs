@@ -4,8 +4,10 @@
 //! see that [`Core::flush`] is called in the same turn.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::task::Waker;
+
+use midplane_simhw::shm::rings::WakeSet;
 
 use super::MOST_SERVICE;
 use super::due::{done, next_due};
@@ -97,6 +99,11 @@ impl Core {
             ended: None,
             is_dirty: false,
         }
+    }
+
+    /// Adds the peer's wake-ups to a set.
+    pub(super) fn watch(&self, wakes: &WakeSet, number: u64) -> io::Result<()> {
+        self.wire.watch(wakes, number)
     }
 
     /// Describes this node to the peer.

@@ -170,6 +170,7 @@ impl Driver {
     }
 
     fn on_pipe(&mut self, event: PipeEvent, handler: &mut impl Handler) {
+        self.take_dirty();
         match event {
             PipeEvent::Accepted(id, peer) => {
                 let session = self.hub.over_pipe(id, peer, false);
@@ -335,7 +336,7 @@ impl Driver {
         }
     }
 
-    /// Activates the sessions that have something to flush.
+    /// Activates the sessions that have something to flush, and learns of those that are new.
     fn take_dirty(&mut self) {
         let dirty = std::mem::take(&mut *self.hub.dirty());
         for session in dirty {
@@ -352,6 +353,9 @@ impl Driver {
                 self.by_pipe.entry(*pipe).or_insert(number);
             }
             self.all.entry(number).or_insert_with(|| Arc::clone(&session));
+        }
+        if !session.has_begun.load(Ordering::Acquire) {
+            return;
         }
         match self.active.iter_mut().find(|active| active.session.number == number) {
             Some(active) => active.vain = 0,
@@ -371,6 +375,7 @@ impl Driver {
     fn on_wakes(&mut self) {
         let mut told = Vec::new();
         self.io.get_ref().take(|number, is_gone| told.push((number, is_gone)));
+        self.take_dirty();
         for (number, is_gone) in told {
             let Some(session) = self.all.get(&number).cloned() else { continue };
             if is_gone {

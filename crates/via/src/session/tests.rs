@@ -16,6 +16,7 @@ use super::core::{Core, Direct, Ended, Event};
 use super::frame::{FIN, Header, Kind};
 use super::piped::{Piped, Pipes};
 use super::wire::Wire;
+use super::{Handler, Refusal, Session, Sessions, Stream};
 use crate::wire::endpoint::{Endpoint, Event as PipeEvent, PipeId};
 use crate::wire::pipe::Config;
 use crate::wire::socket::Clock;
@@ -418,4 +419,72 @@ fn streams_beyond_the_bound_are_refused_and_the_session_goes_on() {
     }
     assert_eq!(opened, 16 * 1024);
     assert!(refused > 0 && here.ended.is_none() && there.ended.is_none());
+}
+
+/// Records what a driver handles.
+#[derive(Clone, Default)]
+struct Recorder(Arc<Mutex<Vec<&'static str>>>);
+
+impl Recorder {
+    fn told(&self) -> Vec<&'static str> {
+        self.0.lock().unwrap().clone()
+    }
+
+    async fn until(&self, told: &[&str]) {
+        while self.told() != told {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl Handler for Recorder {
+    fn on_accepted(&mut self, _: &Arc<Session>) {
+        self.0.lock().unwrap().push("accepted");
+    }
+
+    fn on_hello(&mut self, _: &Arc<Session>, _: &[u8]) {
+        self.0.lock().unwrap().push("hello");
+    }
+
+    fn on_stream(&mut self, _: &Arc<Session>, _: &str, _: Stream) -> Result<(), Refusal> {
+        self.0.lock().unwrap().push("stream");
+        Ok(())
+    }
+
+    fn on_goodbye(&mut self, _: &Arc<Session>) {
+        self.0.lock().unwrap().push("goodbye");
+    }
+
+    fn on_ended(&mut self, _: &Arc<Session>, _: Ended) {
+        self.0.lock().unwrap().push("ended");
+    }
+}
+
+#[test]
+fn a_driver_handles_nothing_of_a_session_before_that_describes_its_process() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        for is_peer_gone in [false, true] {
+            let [one, other] = RingPair::local(RING).unwrap();
+            let (sessions, driver) = Sessions::new(None).unwrap();
+            let recorder = Recorder::default();
+            tokio::spawn(driver.run(recorder.clone()));
+            let session = sessions.over_rings(one, true).unwrap();
+            let mut peer = Some(Core::new(Wire::ring(other), false));
+            let core = peer.as_mut().unwrap();
+            core.say(b"peer".to_vec());
+            core.flush();
+            core.open("service");
+            core.flush();
+            peer.take_if(|_| is_peer_gone);
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(recorder.told(), [""; 0]);
+            session.say(b"here".to_vec());
+            let told = ["hello", "stream", "ended"];
+            recorder.until(&told[..2 + usize::from(is_peer_gone)]).await;
+            sessions.close();
+        }
+    });
 }
