@@ -45,8 +45,8 @@ pub const MOST_SERVICE: usize = 256;
 /// State that the sessions of a process share.
 #[derive(Debug)]
 pub struct Hub {
-    /// Sessions with something to flush, or that are new.
-    dirty: Mutex<Vec<Arc<Session>>>,
+    /// Sessions with something to flush, or that are new; `None` once the driver has ended.
+    dirty: Mutex<Option<Vec<Arc<Session>>>>,
     driver: AtomicWaker,
     wakes: WakeSet,
     pipes: Option<Arc<Pipes>>,
@@ -56,7 +56,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    fn dirty(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
+    fn dirty(&self) -> MutexGuard<'_, Option<Vec<Arc<Session>>>> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -195,13 +195,18 @@ impl Session {
         let mut core = self.lock();
         let result = change(&mut core);
         let wakers = std::mem::take(&mut core.wakers);
+        let replaced = std::mem::take(&mut core.replaced);
         let concerns_driver = core.is_dirty || !core.events.is_empty();
         drop(core);
         if concerns_driver && !self.is_listed.swap(true, Ordering::Relaxed) {
-            self.hub.dirty().push(Arc::clone(self));
+            if let Some(dirty) = &mut *self.hub.dirty() {
+                dirty.push(Arc::clone(self));
+            }
             self.hub.driver.wake();
         }
         wakers.into_iter().for_each(std::task::Waker::wake);
+        // Dropping one may drop a stream of this session.
+        drop(replaced);
         result
     }
 }
@@ -232,7 +237,7 @@ impl Sessions {
             }
         };
         let hub = Arc::new(Hub {
-            dirty: Mutex::default(),
+            dirty: Mutex::new(Some(Vec::new())),
             driver: AtomicWaker::new(),
             wakes: wakes.clone(),
             pipes,
