@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-const STD: &[(&str, &str)] = &[("use std::{net, thread};", "use crate::blocking as net; use std::thread;")];
+const STD: &[(&str, &str)] =
+    &[("use std::{net, thread};", "use crate::blocking as net; use std::thread;")];
 const UNIX: (&str, &str) = ("UnixStream::connect(", "crate::net::connect_path(");
 
 /// tokio's files, and what is swapped beside `tokio::net`; each must occur.
@@ -19,8 +20,10 @@ const FILES: &[(&str, &[(&str, &str)])] = &[
     (
         "io_mem_stream",
         &[
-            ("use tokio::io::{duplex, AsyncReadExt, AsyncWriteExt, DuplexStream};",
-             "use tokio::io::{AsyncReadExt, AsyncWriteExt}; use crate::net::{duplex, DuplexStream};"),
+            (
+                "use tokio::io::{duplex, AsyncReadExt, AsyncWriteExt, DuplexStream};",
+                "use tokio::io::{AsyncReadExt, AsyncWriteExt}; use crate::net::{duplex, DuplexStream};",
+            ),
             ("tokio::io::duplex(", "crate::net::duplex("),
         ],
     ),
@@ -28,8 +31,13 @@ const FILES: &[(&str, &[(&str, &str)])] = &[
     ("tcp_connect", &[]),
     ("tcp_echo", &[]),
     ("tcp_into_split", STD),
-    ("tcp_peek", &[("use std::{io::Write, net};", "use crate::blocking as net; use std::io::Write;"),
-                   ("use std::thread;", "use std::thread;")]),
+    (
+        "tcp_peek",
+        &[
+            ("use std::{io::Write, net};", "use crate::blocking as net; use std::io::Write;"),
+            ("use std::thread;", "use std::thread;"),
+        ],
+    ),
     ("tcp_shutdown", &[]),
     ("tcp_split", STD),
     ("uds_split", &[]),
@@ -75,11 +83,14 @@ fn swapped(path: &Path, swaps: &[(&str, &str)]) -> String {
 /// The source of the tokio that is locked here.
 fn tokio() -> PathBuf {
     let cargo = env::var_os("CARGO").expect("cargo sets it");
-    let asked = Command::new(cargo).args(["metadata", "--format-version", "1", "--locked", "--offline"]).output();
+    let asked = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .output();
     let told: serde_json::Value =
         serde_json::from_slice(&asked.expect("cargo runs").stdout).expect("metadata");
     let packages = told["packages"].as_array().expect("a list of packages");
-    let tokio = packages.iter().find(|package| package["name"] == "tokio").expect("it is a dependency");
+    let tokio =
+        packages.iter().find(|package| package["name"] == "tokio").expect("it is a dependency");
     let manifest = tokio["manifest_path"].as_str().expect("a path");
     Path::new(manifest).parent().expect("a folder").to_owned()
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::extract::ConnectInfo;
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::response::sse::{Event, Sse};
 use axum::routing::{any, get, post};
 use bytes::Bytes;
@@ -34,7 +34,10 @@ fn app() -> Router {
         .route("/hello", get(|| async { "hello" }))
         .route("/who", get(who))
         .route("/large", get(|| async { large() }))
-        .route("/echo", post(|body: Body| async { body }).layer(axum::extract::DefaultBodyLimit::disable()))
+        .route(
+            "/echo",
+            post(|body: Body| async { body }).layer(axum::extract::DefaultBodyLimit::disable()),
+        )
         .route("/events", get(|| async { Sse::new(futures::stream::iter((0..100).map(event))) }))
         .route("/ws", any(|upgrade: WebSocketUpgrade| async { upgrade.on_upgrade(echo_messages) }))
 }
@@ -61,7 +64,8 @@ async fn serve(node: &Node) {
 type Sender = hyper::client::conn::http1::SendRequest<Full<Bytes>>;
 
 async fn http1(stream: Stream) -> Sender {
-    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    let (sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection.with_upgrades());
     sender
 }
@@ -80,7 +84,7 @@ async fn ask(sender: &mut Sender, request: hyper::Request<Full<Bytes>>) -> Bytes
 
 over_each! {
     async fn axum_answers_hello_and_knows_who_asks(over) {
-        let (service, client) = nodes("hello", over).await;
+        let (service, client) = nodes(over).await;
         serve(&service).await;
         let mut sender = http1(client.connect("web").await.unwrap()).await;
         for _ in 0..1_000 {
@@ -90,7 +94,7 @@ over_each! {
     }
 
     async fn axum_sends_and_takes_bodies_of_4_mib(over) {
-        let (service, client) = nodes("large", over).await;
+        let (service, client) = nodes(over).await;
         serve(&service).await;
         let mut sender = http1(client.connect("web").await.unwrap()).await;
         for _ in 0..3 {
@@ -100,7 +104,7 @@ over_each! {
     }
 
     async fn axum_serves_http2_with_many_requests_at_once(over) {
-        let (service, client) = nodes("http2", over).await;
+        let (service, client) = nodes(over).await;
         serve(&service).await;
         let stream = TokioIo::new(client.connect("web").await.unwrap());
         let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
@@ -119,7 +123,7 @@ over_each! {
     }
 
     async fn axum_sends_events(over) {
-        let (service, client) = nodes("events", over).await;
+        let (service, client) = nodes(over).await;
         serve(&service).await;
         let mut sender = http1(client.connect("web").await.unwrap()).await;
         let text = ask(&mut sender, request("GET", "/events", "")).await;
@@ -128,7 +132,7 @@ over_each! {
     }
 
     async fn axum_upgrades_to_websocket(over) {
-        let (service, client) = nodes("ws", over).await;
+        let (service, client) = nodes(over).await;
         serve(&service).await;
         let stream = client.connect("web").await.unwrap();
         let (mut socket, _) = tokio_tungstenite::client_async("ws://web/ws", stream).await.unwrap();
@@ -142,7 +146,7 @@ over_each! {
     }
 
     async fn axum_shuts_down_gracefully(over) {
-        let (service, client) = nodes("graceful", over).await;
+        let (service, client) = nodes(over).await;
         let listener = service.listen("web").await.unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let (entered, mut entries) = mpsc::unbounded_channel();
@@ -171,7 +175,7 @@ over_each! {
     }
 
     async fn hyper_serves_and_upgrades(over) {
-        let (service, client) = nodes("hyper", over).await;
+        let (service, client) = nodes(over).await;
         let mut listener = service.listen("web").await.unwrap();
         let upgrade = |mut request: hyper::Request<hyper::body::Incoming>| async move {
             tokio::spawn(async move {
@@ -205,7 +209,7 @@ over_each! {
     }
 
     async fn tower_retries_times_out_and_balances_connections(over) {
-        let (service, client) = nodes("tower", over).await;
+        let (service, client) = nodes(over).await;
         let web = client.connector("web");
         let nobody = ServiceBuilder::new()
             .timeout(Duration::from_millis(50))
@@ -235,7 +239,10 @@ impl Service<()> for Flaky {
     type Error = String;
     type Future = futures::future::BoxFuture<'static, Result<Stream, String>>;
 
-    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), String>> {
+    fn poll_ready(
+        &mut self,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Result<(), String>> {
         std::task::Poll::Ready(Ok(()))
     }
 
@@ -266,4 +273,3 @@ impl<T, E> tower::retry::Policy<(), T, E> for Again {
         Some(())
     }
 }
-

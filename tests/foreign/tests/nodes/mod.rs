@@ -1,6 +1,8 @@
 //! Two nodes of a test, over each transport, on the test's own runtime.
 
-use midplane::Node;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use midplane::{Node, NodeBuilder};
 
 /// What carries the streams.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -9,9 +11,16 @@ pub enum Over {
     Udp,
 }
 
-/// A service's node and a client's, in a cluster of the test's own.
-pub async fn nodes(test: &str, over: Over) -> (Node, Node) {
-    let builder = Node::builder().cluster(format!("{test}-{}", std::process::id()));
+/// Nodes of a cluster that no other test has.
+pub fn cluster() -> NodeBuilder {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    Node::builder().cluster(format!("foreign-{}-{number}", std::process::id()))
+}
+
+/// A service's node and a client's.
+pub async fn nodes(over: Over) -> (Node, Node) {
+    let builder = cluster();
     let builder = if over == Over::Udp { builder.without_shared_memory() } else { builder };
     let service = builder.clone().name("service").start().await.unwrap();
     let client = match service.address() {
