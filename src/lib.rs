@@ -24,3 +24,5 @@ pub use node::{
     Connector, DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, Listener, Node, NodeBuilder, PeerInfo,
     PeerName,
 };
+#[cfg(all(feature = "tonic", target_os = "linux"))]
+pub use node::{Incoming, NamedStream};

@@ -22,6 +22,8 @@ use crate::error::{Error, ErrorKind};
 pub use builder::{DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, NodeBuilder};
 pub use connector::Connector;
 use hello::{Hello, VERSION};
+#[cfg(feature = "tonic")]
+pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
 use local::Local;
 pub use state::PeerInfo;

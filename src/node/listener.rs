@@ -1,5 +1,8 @@
 //! Accepts the streams that peers open to a service.
 
+#[cfg(feature = "tonic")]
+mod incoming;
+
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -9,6 +12,8 @@ use tokio::sync::mpsc;
 
 use super::state::Shared;
 use crate::error::{Error, ErrorKind};
+#[cfg(feature = "tonic")]
+pub use incoming::{Incoming, NamedStream};
 
 /// Streams of one listener that may wait to be accepted: more are refused.
 pub(super) const BACKLOG: usize = 1_024;
@@ -77,6 +82,15 @@ impl Listener {
             None => Err(Error::new(ErrorKind::Closed, "the node was shut down")),
         })
     }
+
+    /// Returns the accepted streams as tonic's `Server::serve_with_incoming` takes them; they end once the node was shut down.
+    ///
+    /// A request's extensions have the [`PeerName`] of its sender.
+    #[cfg(feature = "tonic")]
+    #[must_use]
+    pub const fn incoming(self) -> Incoming {
+        Incoming::new(self)
+    }
 }
 
 impl Drop for Listener {
@@ -100,5 +114,15 @@ impl axum::serve::Listener for Listener {
 
     fn local_addr(&self) -> std::io::Result<Self::Addr> {
         Ok(PeerName { name: self.service.clone(), id: 0 })
+    }
+}
+
+/// Handlers extract `ConnectInfo<PeerName>`, of an app made a service by `into_make_service_with_connect_info`.
+#[cfg(feature = "axum")]
+impl axum::extract::connect_info::Connected<axum::serve::IncomingStream<'_, Listener>>
+    for PeerName
+{
+    fn connect_info(stream: axum::serve::IncomingStream<'_, Listener>) -> Self {
+        stream.remote_addr().clone()
     }
 }

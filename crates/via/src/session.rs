@@ -8,6 +8,8 @@ mod driver;
 mod due;
 mod flow;
 mod frame;
+#[cfg(feature = "hyper")]
+mod hyper;
 mod parts;
 mod piped;
 mod stream;
@@ -43,8 +45,8 @@ pub const MOST_SERVICE: usize = 256;
 /// State that the sessions of a process share.
 #[derive(Debug)]
 pub struct Hub {
-    /// Sessions with something to flush, or that are new.
-    dirty: Mutex<Vec<Arc<Session>>>,
+    /// Sessions with something to flush, or that are new; `None` once the driver has ended.
+    dirty: Mutex<Option<Vec<Arc<Session>>>>,
     driver: AtomicWaker,
     wakes: WakeSet,
     pipes: Option<Arc<Pipes>>,
@@ -54,7 +56,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    fn dirty(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
+    fn dirty(&self) -> MutexGuard<'_, Option<Vec<Arc<Session>>>> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -76,6 +78,8 @@ pub struct Session {
     number: u64,
     /// It stands among those that have something to flush.
     is_listed: AtomicBool,
+    /// It has described this process, or was ended by it: the driver handles what the peer sends.
+    has_begun: AtomicBool,
     transport: Transport,
     /// Its connection, over UDP.
     pipe: OnceLock<PipeId>,
@@ -105,6 +109,7 @@ impl Session {
             hub,
             number,
             is_listed: AtomicBool::new(false),
+            has_begun: AtomicBool::new(false),
             transport,
             pipe: OnceLock::new(),
         })
@@ -136,10 +141,13 @@ impl Session {
 
     /// Describes this process to the peer, instead of what was said before.
     ///
+    /// The first call begins the session: the driver handles nothing of what the peer sends before.
+    ///
     /// # Panics
     /// If it is longer than [`MOST_HELLO`].
     pub fn say(self: &Arc<Self>, hello: Vec<u8>) {
         assert!(hello.len() <= MOST_HELLO, "a description has at most {MOST_HELLO} bytes");
+        self.has_begun.store(true, Ordering::Release);
         self.with(|core| core.say(hello));
     }
 
@@ -166,6 +174,7 @@ impl Session {
 
     /// Ends the session, and all of its streams with an error.
     pub fn end(self: &Arc<Self>) {
+        self.has_begun.store(true, Ordering::Release);
         self.with(|core| core.end(Ended::Closed));
     }
 
@@ -186,13 +195,18 @@ impl Session {
         let mut core = self.lock();
         let result = change(&mut core);
         let wakers = std::mem::take(&mut core.wakers);
+        let replaced = std::mem::take(&mut core.replaced);
         let concerns_driver = core.is_dirty || !core.events.is_empty();
         drop(core);
         if concerns_driver && !self.is_listed.swap(true, Ordering::Relaxed) {
-            self.hub.dirty().push(Arc::clone(self));
+            if let Some(dirty) = &mut *self.hub.dirty() {
+                dirty.push(Arc::clone(self));
+            }
             self.hub.driver.wake();
         }
         wakers.into_iter().for_each(std::task::Waker::wake);
+        // Dropping one may drop a stream of this session.
+        drop(replaced);
         result
     }
 }
@@ -223,7 +237,7 @@ impl Sessions {
             }
         };
         let hub = Arc::new(Hub {
-            dirty: Mutex::default(),
+            dirty: Mutex::new(Some(Vec::new())),
             driver: AtomicWaker::new(),
             wakes: wakes.clone(),
             pipes,
@@ -234,24 +248,29 @@ impl Sessions {
         Ok((Self(hub), driver))
     }
 
-    /// A session over shared memory; `is_first` at the end that has connected.
+    /// A session over shared memory; `is_first` at the end that has connected. [`Session::say`] begins it.
     ///
     /// # Errors
     /// The system's.
     pub fn over_rings(&self, pair: RingPair, is_first: bool) -> io::Result<Arc<Session>> {
         let number = self.0.number();
-        self.0.wakes.add(number, &pair)?;
         let wire = (Wire::ring(pair), Transport::Shm);
         let session = Session::new(Arc::clone(&self.0), number, wire, is_first);
+        // The driver knows it before it is told of its first wake-up.
         session.with(|core| core.is_dirty = true);
+        let watched = session.lock().watch(&self.0.wakes, number);
+        watched.inspect_err(|_| session.end())?;
         Ok(session)
     }
 
-    /// A session over UDP to the process at `to`; it ends if none answers. `None` without a socket.
+    /// A session over UDP to the process at `to`; it ends if none answers. `None` without a socket. [`Session::say`] begins
+    /// it.
     #[must_use]
     pub fn dial(&self, to: SocketAddr) -> Option<Arc<Session>> {
         let pipes = self.0.pipes.as_ref()?;
-        let id = pipes.endpoint().dial(pipes.clock.now(), to);
+        // The driver knows it before it is told of its first event.
+        let mut endpoint = pipes.endpoint();
+        let id = endpoint.dial(pipes.clock.now(), to);
         Some(self.0.over_pipe(id, to, true))
     }
 

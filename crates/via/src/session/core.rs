@@ -4,12 +4,14 @@
 //! see that [`Core::flush`] is called in the same turn.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::task::Waker;
+
+use midplane_simhw::shm::rings::WakeSet;
 
 use super::MOST_SERVICE;
 use super::due::{done, next_due};
-use super::flow::{FIRST_WINDOW, Flow, LEAST_WINDOW, MOST_WINDOW};
+use super::flow::{FIRST_WINDOW, Flow, LEAST_WINDOW, MOST_WINDOW, wait};
 use super::frame::{FIN, Header, Kind, Reason};
 use super::parts::Parts;
 use super::wire::{Incoming, Wire};
@@ -73,7 +75,10 @@ pub(super) struct Core {
     committed: u64,
     opened_by_peer: usize,
     pub(super) events: VecDeque<Event>,
+    /// Tasks to wake, without the lock.
     pub(super) wakers: Vec<Waker>,
+    /// Wakers that others have replaced: to be dropped without the lock.
+    pub(super) replaced: Vec<Waker>,
     pub(super) ended: Option<Ended>,
     /// Flush has something to do.
     pub(super) is_dirty: bool,
@@ -94,9 +99,15 @@ impl Core {
             opened_by_peer: 0,
             events: VecDeque::new(),
             wakers: Vec::new(),
+            replaced: Vec::new(),
             ended: None,
             is_dirty: false,
         }
+    }
+
+    /// Adds the peer's wake-ups to a set.
+    pub(super) fn watch(&self, wakes: &WakeSet, number: u64) -> io::Result<()> {
+        self.wire.watch(wakes, number)
     }
 
     /// Describes this node to the peer.
@@ -166,7 +177,7 @@ impl Core {
         let bytes = flow.receive.held.clear();
         flow.receive.consumed += bytes;
         self.committed = self.committed.saturating_sub(bytes);
-        (flow.receive.waker, flow.send.waker) = (None, None);
+        self.replaced.extend(flow.take_wakers());
         if flow.reset.is_none() {
             if !flow.send.is_finished {
                 flow.send.is_finished = true;
@@ -191,7 +202,7 @@ impl Core {
     /// Sends what credit and wire allow of `parts`; returns how many bytes. If it is none, the writer is woken once
     /// there may be room.
     pub(super) fn write(&mut self, stream: u32, parts: &[IoSlice<'_>], waker: &Waker) -> usize {
-        let Self { wire, flows, crowded, .. } = self;
+        let Self { wire, flows, crowded, replaced, .. } = self;
         let Some(flow) = flows.get_mut(&stream) else { return 0 };
         let mut cursor = Parts::new(parts);
         loop {
@@ -201,7 +212,7 @@ impl Core {
                 if cursor.taken > 0 || cursor.is_empty() {
                     break;
                 }
-                flow.send.waker = Some(waker.clone());
+                wait(&mut flow.send.waker, waker, replaced);
                 if credit == 0 {
                     flow.due.blocked = true;
                     self.queue(stream);
@@ -305,6 +316,13 @@ impl Core {
             receive.granted += receive.window - left;
             flow.due.credit = true;
             self.queue(stream);
+        }
+    }
+
+    /// Wakes the task once the stream has bytes, or has ended.
+    pub(super) fn await_bytes(&mut self, stream: u32, waker: &Waker) {
+        if let Some(flow) = self.flows.get_mut(&stream) {
+            wait(&mut flow.receive.waker, waker, &mut self.replaced);
         }
     }
 

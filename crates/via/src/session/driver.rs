@@ -86,6 +86,15 @@ pub struct Driver {
     is_current_thread: bool,
 }
 
+/// A driver whose runtime is dropped ends as one that was closed. No session is listed any more: it would keep itself.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.end_sessions();
+        let listed = self.hub.dirty().take();
+        drop(listed);
+    }
+}
+
 impl std::fmt::Debug for Active {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Active").field("session", &self.session.number).finish_non_exhaustive()
@@ -138,12 +147,17 @@ impl Driver {
                 poll_fn(|context| self.poll_wake(context, &mut handler)).await;
             }
         }
+        self.end_sessions();
+        self.close_socket().await;
+    }
+
+    /// Ends all sessions, so that peers and the tasks that wait for streams are told.
+    fn end_sessions(&mut self) {
         self.take_dirty();
         for session in std::mem::take(&mut self.all).into_values() {
             self.hub.wakes.remove(session.number);
             session.end();
         }
-        self.close_socket().await;
     }
 
     /// Sends what is due over UDP, and handles received datagrams. Returns whether there may be more to do.
@@ -170,6 +184,7 @@ impl Driver {
     }
 
     fn on_pipe(&mut self, event: PipeEvent, handler: &mut impl Handler) {
+        self.take_dirty();
         match event {
             PipeEvent::Accepted(id, peer) => {
                 let session = self.hub.over_pipe(id, peer, false);
@@ -335,10 +350,10 @@ impl Driver {
         }
     }
 
-    /// Activates the sessions that have something to flush.
+    /// Activates the sessions that have something to flush, and learns of those that are new.
     fn take_dirty(&mut self) {
-        let dirty = std::mem::take(&mut *self.hub.dirty());
-        for session in dirty {
+        let dirty = self.hub.dirty().as_mut().map(std::mem::take);
+        for session in dirty.into_iter().flatten() {
             session.is_listed.store(false, Ordering::Relaxed);
             self.activate(session);
         }
@@ -352,6 +367,9 @@ impl Driver {
                 self.by_pipe.entry(*pipe).or_insert(number);
             }
             self.all.entry(number).or_insert_with(|| Arc::clone(&session));
+        }
+        if !session.has_begun.load(Ordering::Acquire) {
+            return;
         }
         match self.active.iter_mut().find(|active| active.session.number == number) {
             Some(active) => active.vain = 0,
@@ -371,6 +389,7 @@ impl Driver {
     fn on_wakes(&mut self) {
         let mut told = Vec::new();
         self.io.get_ref().take(|number, is_gone| told.push((number, is_gone)));
+        self.take_dirty();
         for (number, is_gone) in told {
             let Some(session) = self.all.get(&number).cloned() else { continue };
             if is_gone {
@@ -382,7 +401,8 @@ impl Driver {
 
     fn poll_wake(&mut self, context: &mut Context<'_>, handler: &mut impl Handler) -> Poll<()> {
         self.hub.driver.register(context.waker());
-        if !self.hub.dirty().is_empty() || self.hub.is_closed.load(Ordering::Acquire) {
+        let is_dirty = self.hub.dirty().as_ref().is_some_and(|dirty| !dirty.is_empty());
+        if is_dirty || self.hub.is_closed.load(Ordering::Acquire) {
             return Poll::Ready(());
         }
         if self.poll_socket(context, handler) {

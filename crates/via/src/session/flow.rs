@@ -107,6 +107,13 @@ impl Flow {
     }
 }
 
+/// Stores the waker of the task that waits. Puts the one before into `replaced`: what it owns is dropped with it.
+pub(super) fn wait(slot: &mut Option<Waker>, waker: &Waker, replaced: &mut Vec<Waker>) {
+    if !slot.as_ref().is_some_and(|waiting| waiting.will_wake(waker)) {
+        replaced.extend(slot.replace(waker.clone()));
+    }
+}
+
 /// Bytes in the order in which they came, in pieces; none of it is kept once it was read.
 #[derive(Debug, Default)]
 pub(super) struct Held {

@@ -4,9 +4,10 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop::poll_proceed;
 
 use super::Session;
 use super::core::{Core, Direct, Ended};
@@ -18,6 +19,9 @@ use super::frame::Reason;
 /// `shutdown` ends what the other side reads, behind all that was written. Dropping the stream does the same, and throws
 /// away what still comes: the other side's writes then fail with `BrokenPipe`. If the other process ends, reads and
 /// writes fail with `ConnectionReset`.
+///
+/// Reads and writes take from the budget of their task as those of tokio's sockets do: a task that never has to wait lets
+/// others run.
 ///
 /// # Cancel safety
 /// That of tokio's traits: a read or a write that is dropped has read or written nothing.
@@ -59,7 +63,7 @@ impl Stream {
                 if flow.is_accepted {
                     return Poll::Ready(Ok(()));
                 }
-                flow.receive.waker = Some(context.waker().clone());
+                core.await_bytes(self.number, context.waker());
                 Poll::Pending
             })
         })
@@ -95,17 +99,18 @@ impl Stream {
             if let Some(reason) = flow.reset {
                 return Poll::Ready(Err(failed(reason, ended, flow.is_accepted)));
             }
-            flow.receive.waker = Some(context.waker().clone());
+            core.await_bytes(self.number, context.waker());
             Poll::Pending
         })
     }
 
     fn poll_write_parts(
         &self,
-        context: &Context<'_>,
+        context: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.session.with(|core| {
+        let budget = ready!(poll_proceed(context));
+        let written = self.session.with(|core| {
             let ended = core.ended;
             let Some(flow) = core.flow(self.number) else {
                 return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
@@ -123,7 +128,11 @@ impl Stream {
                 0 => Poll::Pending,
                 written => Poll::Ready(Ok(written)),
             }
-        })
+        });
+        if written.is_ready() {
+            budget.made_progress();
+        }
+        written
     }
 }
 
@@ -182,7 +191,12 @@ impl AsyncRead for Stream {
         if into.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
-        self.poll_read_direct(context, into)
+        let budget = ready!(poll_proceed(context));
+        let read = self.poll_read_direct(context, into);
+        if read.is_ready() {
+            budget.made_progress();
+        }
+        read
     }
 }
 

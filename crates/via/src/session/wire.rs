@@ -1,8 +1,8 @@
 //! Wires: carry the frames between two processes in order, each once, or report that they have broken.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 
-use midplane_simhw::shm::rings::RingPair;
+use midplane_simhw::shm::rings::{RingPair, WakeSet};
 use midplane_simhw::shm::{Corrupt, Record};
 
 use super::piped::Piped;
@@ -42,6 +42,14 @@ pub(super) struct Ring {
 impl Wire {
     pub(super) const fn ring(pair: RingPair) -> Self {
         Self::Ring(Ring { pair, current: None, has_news: false })
+    }
+
+    /// Adds the peer's wake-ups to a set; over UDP the driver's turn has them.
+    pub(super) fn watch(&self, wakes: &WakeSet, number: u64) -> io::Result<()> {
+        match self {
+            Self::Ring(ring) => wakes.add(number, &ring.pair),
+            _ => Ok(()),
+        }
     }
 
     /// Bytes of payload that the next frame may have; `None` if no frame is taken now.
