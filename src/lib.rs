@@ -5,6 +5,8 @@
 mod error;
 pub mod guide;
 #[cfg(target_os = "linux")]
+mod member;
+#[cfg(target_os = "linux")]
 mod node;
 pub mod prelude;
 

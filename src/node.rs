@@ -2,9 +2,9 @@
 
 mod builder;
 mod connector;
-mod hello;
 mod listener;
 mod local;
+mod network;
 mod state;
 
 use std::collections::BTreeSet;
@@ -12,20 +12,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use midplane_via::session::{Sessions, Stream, Transport};
+use midplane_via::session::{Sessions, Stream};
 use midplane_via::wire::pipe::Config;
 use midplane_via::wire::socket::Socket;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
+use crate::member::{self, Hello, MOST_NAME, Members, Target, VERSION};
 pub use builder::{DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, NodeBuilder};
 pub use connector::Connector;
-use hello::{Hello, VERSION};
 #[cfg(feature = "tonic")]
 pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
 use local::Local;
+use network::System;
 pub use state::PeerInfo;
 use state::{Candidate, Receiver, Shared};
 
@@ -33,8 +34,10 @@ use state::{Candidate, Receiver, Shared};
 const LOOK: Duration = Duration::from_millis(50);
 /// Silence after which a peer over UDP is asked for a sign of life: a process that has ended is noticed that soon.
 const KEEPALIVE_NANOS: u64 = 700_000_000;
-/// Limits how long a node that was dialed may take to describe itself.
-const TELL: Duration = Duration::from_secs(1);
+/// Limits how long a node may take to describe itself, or to accept a stream, before others are tried.
+const TELL: Duration = Duration::from_nanos(member::DESCRIBE);
+/// The time for which a search goes on once nobody waits for it: longer than from one search to the next.
+const SEEK: Duration = Duration::from_millis(1_500);
 
 /// A node of a cluster: [listens](Node::listen) and [connects](Node::connect) by the names of services.
 ///
@@ -47,7 +50,6 @@ pub struct Node(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
-    local: Option<Local>,
     address: Option<SocketAddr>,
     discover: Vec<String>,
     drain: Duration,
@@ -78,29 +80,39 @@ impl Node {
             (socket, Config::default().key(builder.key.clone()).keepalive(KEEPALIVE_NANOS))
         });
         let (sessions, driver) = Sessions::new(udp).map_err(failed)?;
-        let id = builder::random().map_err(failed)?;
-        let hello =
-            Hello { version: VERSION, id, name: builder.resolved_name(), services: Vec::new() };
-        let shared = Shared::new(sessions, hello);
+        let id = builder::random().map_err(failed)?.max(1);
+        let hello = Hello {
+            version: VERSION,
+            id,
+            incarnation: builder::milliseconds(),
+            name: builder.resolved_name(id),
+            services: Vec::new(),
+            rival: 0,
+        };
         let local = builder.is_local.then(|| Local::new(&builder.cluster, id));
-        if let Some(local) = &local {
-            local.listen(&shared).map_err(failed)?;
+        let listener = local.as_ref().map(Local::bind).transpose().map_err(failed)?;
+        let network = Box::new(System { sessions: sessions.clone(), local });
+        let members = Members::new(&hello, address);
+        let shared = Shared::new(sessions, network, hello, members);
+        if let Some(listener) = listener {
+            let accepting = tokio::spawn(local::accept(listener, Arc::downgrade(&shared)));
+            shared.on_end(accepting.abort_handle());
         }
+        shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
         let NodeBuilder { drain, connect_within, discover, .. } = builder;
-        Ok(Self(Arc::new(Inner { shared, local, address, discover, drain, connect_within })))
+        Ok(Self(Arc::new(Inner { shared, address, discover, drain, connect_within })))
     }
 
     /// Offers a service: nodes that connect to it reach the listener.
     ///
     /// # Errors
     /// [`ErrorKind::InUse`] if this node offers it already, [`ErrorKind::Config`] for a name that is empty or has more
-    /// than 100 bytes, [`ErrorKind::Closed`].
+    /// than 100 bytes, [`ErrorKind::Closed`]. [`ErrorKind::InUse`] as well if this node has met another one of its
+    /// name that was there before it.
     pub async fn listen(&self, service: &str) -> Result<Listener, Error> {
         check_name("a service's name", service)?;
-        if self.0.shared.is_closed() {
-            return Err(closed());
-        }
+        self.0.shared.check()?;
         let (outbox, inbox) = mpsc::channel(listener::BACKLOG);
         if !self.0.shared.offer(service, outbox) {
             let text = format!("this node offers {service:?} already, or 64 services");
@@ -109,12 +121,14 @@ impl Node {
         Ok(Listener::new(service.to_owned(), inbox, Arc::clone(&self.0.shared)))
     }
 
-    /// Connects to a node that offers a service: of two chosen at random, the one with fewer streams.
+    /// Connects to a node that offers a service: of two chosen at random among the nearest, the one with fewer streams.
     ///
-    /// If none offers it, waits for one as long as [`NodeBuilder::connect_within`] says.
+    /// If none offers it, waits for one as long as [`NodeBuilder::connect_within`] says. A node that does not answer
+    /// within a second is passed over, and used again once it answers.
     ///
     /// # Errors
-    /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::Config`], [`ErrorKind::Closed`].
+    /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::InUse`] if this node has met another one
+    /// of its name that was there before it; [`ErrorKind::Config`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
     /// Dropped, it has connected to nothing.
@@ -123,23 +137,18 @@ impl Node {
         let until = Instant::now() + self.0.connect_within;
         let mut refused = BTreeSet::new();
         loop {
-            if self.0.shared.is_closed() {
-                return Err(closed());
-            }
+            self.0.shared.check()?;
             let changed = self.0.shared.changed.notified();
-            let candidates = self.0.shared.candidates(service);
-            let fresh = |one: &Candidate| !refused.contains(&(one.peer, one.session.number()));
-            let candidates: Vec<_> = candidates.into_iter().filter(fresh).collect();
+            let mut candidates = self.0.shared.candidates(service);
+            candidates.retain(|one| !refused.contains(&(one.peer, one.session.number())));
             if let Some(chosen) = choose(&candidates) {
-                let patience = until.max(Instant::now() + TELL);
-                match tokio::time::timeout_at(patience, open(chosen, service)).await {
-                    Ok(Some(stream)) => return Ok(stream),
-                    _ => refused.insert((chosen.peer, chosen.session.number())),
-                };
+                if let Some(stream) = self.open_at(chosen, service).await {
+                    return Ok(stream);
+                }
+                refused.insert((chosen.peer, chosen.session.number()));
                 continue;
             }
-            let has_new = self.look().await;
-            if has_new {
+            if self.look().await {
                 continue;
             }
             if Instant::now() >= until {
@@ -150,6 +159,16 @@ impl Node {
             refused.clear();
             let _ = tokio::time::timeout(LOOK, changed).await;
         }
+    }
+
+    /// Opens a stream to a candidate; `None` if it refuses, is gone, or does not answer in time: it may be suspended.
+    async fn open_at(&self, chosen: &Candidate, service: &str) -> Option<Stream> {
+        let opened = tokio::time::timeout(TELL, open(chosen, service)).await;
+        let is_slow = opened.is_err();
+        if is_slow || chosen.choice.rank.0 {
+            self.0.shared.on_answer(chosen, is_slow);
+        }
+        opened.ok().flatten()
     }
 
     /// Connects to the service whenever it is called: a `tower` service for tonic, hyper and others.
@@ -168,44 +187,26 @@ impl Node {
     /// any.
     async fn look(&self) -> bool {
         let shared = &self.0.shared;
-        let mut dialed = Vec::new();
-        if let Some(local) = &self.0.local {
-            let strangers = local.list().into_iter().filter(|id| !shared.knows(*id));
-            // One that is gone by now is none.
-            dialed.extend(strangers.filter_map(|id| local.dial(shared, id).ok()));
-        }
-        for address in self.places().await {
-            if Some(address) != self.0.address && !shared.has_dialed(address) {
-                dialed.extend(shared.sessions().dial(address));
-            }
-        }
-        dialed.iter().for_each(|session| shared.on_session(session));
+        let mut places: BTreeSet<_> =
+            shared.network().local().into_iter().map(Target::Local).collect();
+        places.extend(self.places().await.into_iter().map(Target::Address));
+        let before = shared.known();
+        shared.search(&places, SEEK);
         let until = Instant::now() + TELL;
-        let mut any = false;
-        for session in dialed {
-            loop {
-                let changed = shared.changed.notified();
-                if let Some(has_told) = shared.has_told(session.number()) {
-                    any |= has_told;
-                    break;
-                }
-                if tokio::time::timeout_at(until, changed).await.is_err() {
-                    // A process of this host that does not answer may be stopped; a dial over UDP ends by itself.
-                    if session.transport() == Transport::Shm {
-                        session.end();
-                    }
-                    break;
-                }
+        loop {
+            let changed = shared.changed.notified();
+            let is_over = !shared.is_expecting();
+            if is_over || tokio::time::timeout_at(until, changed).await.is_err() {
+                return !shared.known().is_subset(&before);
             }
         }
-        any
     }
 
     /// The addresses of the places where other nodes are said to be.
     async fn places(&self) -> BTreeSet<SocketAddr> {
         let mut addresses = BTreeSet::new();
         for place in &self.0.discover {
-            match tokio::net::lookup_host(place).await {
+            match self.0.shared.network().resolve(place).await {
                 Ok(found) => addresses.extend(found),
                 Err(error) => tracing::debug!(place, %error, "a place to discover has no address"),
             }
@@ -228,6 +229,11 @@ impl Node {
         let asked = match asked.is_empty() {
             true => "no node was found to ask: is one running on this host, as this user, in this cluster?".into(),
             false => format!("asked {}", asked.join(", ")),
+        };
+        let strangers = self.0.shared.strangers();
+        let asked = match strangers.is_empty() {
+            true => asked,
+            false => format!("{asked}; could not ask {}", strangers.join(", ")),
         };
         Error::new(ErrorKind::NoService, format!("no node offers {service:?}; {asked}"))
     }
@@ -257,18 +263,17 @@ fn closed() -> Error {
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Error> {
-    if name.is_empty() || name.len() > hello::MOST_NAME {
-        let text = format!("{what} has 1 to {} bytes, not {}", hello::MOST_NAME, name.len());
+    if name.is_empty() || name.len() > MOST_NAME {
+        let text = format!("{what} has 1 to {} bytes, not {}", MOST_NAME, name.len());
         return Err(Error::new(ErrorKind::Config, text));
     }
     Ok(())
 }
 
-/// Of two at random the one with fewer streams.
+/// Of two at random of the best rank the one with fewer streams.
 fn choose(candidates: &[Candidate]) -> Option<&Candidate> {
-    let pick = || candidates.get(builder::random().unwrap_or(0) as usize % candidates.len().max(1));
-    let (one, other) = (pick()?, pick()?);
-    Some(if other.session.streams() < one.session.streams() { other } else { one })
+    let choices: Vec<_> = candidates.iter().map(|candidate| candidate.choice).collect();
+    member::choose(&choices, builder::random().unwrap_or(0)).map(|at| &candidates[at])
 }
 
 /// Opens a stream; `None` if the peer refuses it or is gone.
@@ -277,7 +282,8 @@ async fn open(candidate: &Candidate, service: &str) -> Option<Stream> {
     loop {
         match candidate.session.open(service) {
             Ok(stream) => return stream.accepted().await.is_ok().then_some(stream),
-            Err(OpenError::Full) => tokio::task::yield_now().await,
+            // The peer may be suspended.
+            Err(OpenError::Full) => tokio::time::sleep(Duration::from_millis(1)).await,
             Err(OpenError::Ended(_)) => return None,
         }
     }

@@ -46,7 +46,12 @@ impl Default for NodeBuilder {
 }
 
 impl NodeBuilder {
-    /// The node's name, 1 to 100 bytes; others see it. Default: the program's name and its process.
+    /// The node's name, 1 to 100 bytes; others see it. Default: the program's name, its process, and a
+    /// random number.
+    ///
+    /// Nodes of one cluster have names of their own: of two living nodes of one name the later one is not used, and its
+    /// [`Node::listen`] and [`Node::connect`] return [`ErrorKind::InUse`](crate::ErrorKind::InUse) once it has learned of
+    /// the other.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
@@ -154,12 +159,13 @@ impl NodeBuilder {
         self.bind.or_else(|| needs.then_some(loopback))
     }
 
-    pub(super) fn resolved_name(&self) -> String {
+    /// Returns the node's name; without one it is that of the program, which is made unique by the node's number.
+    pub(super) fn resolved_name(&self, id: u64) -> String {
         self.name.clone().unwrap_or_else(|| {
             let program = std::env::args_os().next().unwrap_or_default();
             let program = std::path::Path::new(&program).file_name().unwrap_or_default();
             let program: String = program.to_string_lossy().chars().take(60).collect();
-            format!("{program}-{}", std::process::id())
+            format!("{program}-{}-{:08x}", std::process::id(), id >> 32)
         })
     }
 }
@@ -169,4 +175,14 @@ pub(super) fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(io::Error::other)?;
     Ok(u64::from_le_bytes(bytes))
+}
+
+/// Returns the milliseconds of the system's clock.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a node's start is told from that of its former self by the clock"
+)]
+pub(super) fn milliseconds() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

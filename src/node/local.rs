@@ -5,11 +5,11 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use midplane_simhw::shm::rings::{RingListener, RingRequest, connect};
-use midplane_via::session::Session;
+use midplane_via::session::{Session, Sessions};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
@@ -39,14 +39,11 @@ impl Local {
         format!("{}{id:016x}", self.prefix)
     }
 
-    /// Listens for other nodes until `shared` is dropped.
-    pub(super) fn listen(&self, shared: &Arc<Shared>) -> io::Result<()> {
+    /// Binds what other nodes connect to.
+    pub(super) fn bind(&self) -> io::Result<AsyncFd<RingListener>> {
         let listener = RingListener::bind(self.name(self.id).as_bytes())?;
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
-        let listener = AsyncFd::with_interest(listener, Interest::READABLE)?;
-        let task = tokio::spawn(accept(listener, Arc::downgrade(shared)));
-        shared.on_end(task.abort_handle());
-        Ok(())
+        AsyncFd::with_interest(listener, Interest::READABLE)
     }
 
     /// Nodes of the cluster that listen now.
@@ -62,13 +59,14 @@ impl Local {
     }
 
     /// Connects to a node.
-    pub(super) fn dial(&self, shared: &Shared, id: u64) -> io::Result<Arc<Session>> {
+    pub(super) fn dial(&self, sessions: &Sessions, id: u64) -> io::Result<Arc<Session>> {
         let pair = connect(self.name(id).as_bytes(), RING, self.id)?;
-        shared.sessions().over_rings(pair, true)
+        sessions.over_rings(pair, true)
     }
 }
 
-async fn accept(mut listener: AsyncFd<RingListener>, shared: std::sync::Weak<Shared>) {
+/// Accepts other nodes until `shared` is dropped.
+pub(super) async fn accept(mut listener: AsyncFd<RingListener>, shared: Weak<Shared>) {
     let greetings = Arc::new(Semaphore::new(GREETINGS));
     loop {
         let Ok(mut ready) = listener.readable_mut().await else { return };

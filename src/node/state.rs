@@ -1,54 +1,52 @@
 //! The state of a node: its services, its peers and theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use midplane_simhw::time::Instant;
 use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream, Transport};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
-use super::hello::{Hello, MOST_SERVICES};
 use super::listener::Accepted;
-
-/// Nodes that a node knows at once.
-const MOST_PEERS: usize = 4_096;
+use super::network::Network;
+use crate::error::{Error, ErrorKind};
+use crate::member::{self, Effect, Hello, Load, MOST_SERVICES, Members, Target, Unreadable};
 
 /// State that a node's parts share.
 #[derive(Debug)]
 pub(super) struct Shared {
     sessions: Sessions,
+    network: Box<dyn Network>,
+    started: tokio::time::Instant,
     state: Mutex<State>,
     /// A peer has come, gone, or told of its services.
     pub(super) changed: Notify,
+    /// The time of the next timeout has changed.
+    due: Notify,
 }
 
 #[derive(Debug)]
 struct State {
     hello: Hello,
+    /// Counts the changes of the hello.
+    generation: u64,
     listeners: BTreeMap<String, mpsc::Sender<Accepted>>,
-    peers: BTreeMap<u64, Peer>,
-    /// Sessions by number: of which peer, once it has told.
-    known: BTreeMap<u64, (Arc<Session>, Option<u64>)>,
+    members: Members,
+    /// Sessions that have not ended, by number.
+    sessions: BTreeMap<u64, Arc<Session>>,
+    /// Another node had this one's name before it: the text of the error.
+    rival: Option<String>,
     tasks: Vec<AbortHandle>,
     is_closed: bool,
 }
 
-/// A node that this one has a session with.
-#[derive(Debug)]
-struct Peer {
-    name: String,
-    services: BTreeSet<String>,
-    sessions: Vec<Arc<Session>>,
-    /// It accepts no more streams.
-    is_leaving: bool,
-}
-
 /// A way to a service.
 #[derive(Clone, Debug)]
-pub(super) struct Candidate {
-    pub(super) peer: u64,
-    pub(super) session: Arc<Session>,
+pub(crate) struct Candidate {
+    pub(crate) peer: u64,
+    pub(crate) session: Arc<Session>,
+    pub(crate) choice: member::Choice,
 }
 
 /// A peer, as [`Node::peers`](crate::Node::peers) shows it.
@@ -67,25 +65,71 @@ pub struct PeerInfo {
     pub streams: usize,
 }
 
+impl State {
+    fn load(&self, link: u64) -> Load {
+        let Some(session) = self.sessions.get(&link) else { return Load::default() };
+        Load { streams: session.streams(), is_suspected: session.is_suspected() }
+    }
+
+    /// Sees whether another node has this one's name, and reports it once.
+    fn review_name(&mut self) {
+        let rival = self.members.rival().map(|(id, by)| {
+            let by = by.map(|by| format!(", as {by} reports")).unwrap_or_default();
+            let name = &self.hello.name;
+            format!(
+                "another node is called {name:?} and was there before this one (it is {id:016x}{by}): \
+                 give this one another name, or stop the other"
+            )
+        });
+        if let Some(text) = rival.as_ref().filter(|_| self.rival.is_none()) {
+            tracing::error!("{text}");
+        }
+        self.rival = rival;
+    }
+}
+
 impl Shared {
-    pub(super) fn new(sessions: Sessions, hello: Hello) -> Arc<Self> {
+    pub(super) fn new(
+        sessions: Sessions,
+        network: Box<dyn Network>,
+        hello: Hello,
+        members: Members,
+    ) -> Arc<Self> {
         let state = State {
             hello,
+            generation: 0,
             listeners: BTreeMap::new(),
-            peers: BTreeMap::new(),
-            known: BTreeMap::new(),
+            members,
+            sessions: BTreeMap::new(),
+            rival: None,
             tasks: Vec::new(),
             is_closed: false,
         };
-        Arc::new(Self { sessions, state: Mutex::new(state), changed: Notify::new() })
+        Arc::new(Self {
+            sessions,
+            network,
+            started: tokio::time::Instant::now(),
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            due: Notify::new(),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the time for membership.
+    fn now(&self) -> Instant {
+        Instant::from_nanos(1) + self.started.elapsed()
+    }
+
     pub(super) const fn sessions(&self) -> &Sessions {
         &self.sessions
+    }
+
+    pub(super) fn network(&self) -> &dyn Network {
+        &*self.network
     }
 
     /// Aborts a task once the node ends.
@@ -93,69 +137,168 @@ impl Shared {
         self.state().tasks.push(task);
     }
 
-    /// A session was made: describes this node to the peer.
-    pub(super) fn on_session(&self, session: &Arc<Session>) {
-        let hello = {
-            let mut state = self.state();
-            if state.is_closed || state.known.len() >= MOST_PEERS {
-                drop(state);
-                return session.end();
+    /// Changes the membership, and does what it asks for.
+    fn change<R>(&self, change: impl FnOnce(&mut State, Instant) -> R) -> R {
+        let mut state = self.state();
+        let result = change(&mut state, self.now());
+        let (mut ends, mut describes, mut wakes) = (Vec::new(), Vec::new(), false);
+        while let Some(effect) = state.members.poll_effect() {
+            match effect {
+                // Under the lock: the peer's answer finds the link.
+                Effect::Dial(target) => self.dial(&mut state, target),
+                Effect::End(link) => ends.extend(state.sessions.get(&link).cloned()),
+                Effect::Describe(link) => describes.push(link),
+                Effect::Wake => wakes = true,
             }
-            state.known.insert(session.number(), (Arc::clone(session), None));
-            state.hello.emit()
-        };
-        session.say(hello);
+        }
+        drop(state);
+        self.describe(&describes);
+        ends.iter().for_each(Session::end);
+        if wakes {
+            self.changed.notify_waiters();
+        }
+        self.due.notify_one();
+        result
+    }
+
+    fn dial(&self, state: &mut State, target: Target) {
+        let now = self.now();
+        match self.network.dial(target) {
+            Ok(session) => {
+                let (number, transport) = (session.number(), session.transport());
+                state.sessions.insert(number, session);
+                state.members.handle_dialed(now, target, number, transport);
+            }
+            Err(error) => {
+                tracing::debug!(?target, %error, "a node can't be dialed");
+                state.members.handle_refused(now, target);
+            }
+        }
+    }
+
+    /// Describes this node to the peers of these links, as it is once this returns.
+    fn describe(&self, links: &[u64]) {
+        for link in links {
+            let mut described = None;
+            loop {
+                let state = self.state();
+                let rival = state.members.rival_of(*link);
+                let Some(session) = state.sessions.get(link).cloned() else { break };
+                // Another thread may have described it meanwhile, as it was before.
+                if described.replace((state.generation, rival)) == Some((state.generation, rival)) {
+                    break;
+                }
+                let hello = Hello { rival, ..state.hello.clone() };
+                drop(state);
+                session.say(hello.emit());
+            }
+        }
+    }
+
+    /// A node has connected.
+    pub(super) fn on_session(&self, session: &Arc<Session>) {
+        self.change(|state, now| {
+            if state.is_closed {
+                return;
+            }
+            state.sessions.insert(session.number(), Arc::clone(session));
+            state.members.handle_accepted(now, session.number(), session.transport());
+        });
+    }
+
+    /// Dials the nodes at these places that are not known, for a while from now on.
+    pub(super) fn search(&self, places: &BTreeSet<Target>, time: std::time::Duration) {
+        self.change(|state, now| {
+            state.members.handle_places(now, places);
+            state.members.seek(now, now + time);
+        });
+    }
+
+    /// Returns whether a node that was dialed a short time ago has not described itself.
+    pub(super) fn is_expecting(&self) -> bool {
+        self.state().members.is_expecting(self.now())
+    }
+
+    /// Returns the numbers of the nodes that are known.
+    pub(super) fn known(&self) -> BTreeSet<u64> {
+        self.state().members.peers().map(|(id, ..)| id).collect()
+    }
+
+    /// A peer did not answer in time, or does again.
+    pub(super) fn on_answer(&self, candidate: &Candidate, is_slow: bool) {
+        let link = candidate.session.number();
+        self.state().members.handle_answer(link, is_slow);
+    }
+
+    /// Does what is due, until the node ends.
+    pub(super) async fn run_timeouts(self: Arc<Self>) {
+        loop {
+            let due = self.due.notified();
+            let at = self.state().members.poll_timeout();
+            let Some(at) = at else {
+                due.await;
+                continue;
+            };
+            let at = self.started + at.since(Instant::from_nanos(1));
+            if tokio::time::timeout_at(at, due).await.is_err() {
+                self.change(|state, now| {
+                    let loads = state.members.links().map(|link| (link, state.load(link)));
+                    let loads: BTreeMap<_, _> = loads.collect();
+                    let load = |link: u64| loads.get(&link).copied().unwrap_or_default();
+                    state.members.handle_timeout(now, load);
+                });
+            }
+        }
     }
 
     /// Other nodes that this one has a session with.
     pub(super) fn peers(&self) -> Vec<PeerInfo> {
         let state = self.state();
-        let info = |(id, peer): (&u64, &Peer)| PeerInfo {
-            name: peer.name.clone(),
-            id: *id,
-            services: peer.services.iter().cloned().collect(),
-            transport: peer.sessions.first().map_or("none", |session| match session.transport() {
-                Transport::Udp(_) => "udp",
-                _ => "shm",
-            }),
-            streams: peer.sessions.iter().map(|session| session.streams()).sum(),
+        let info = |(id, name, services, links): (u64, &str, &BTreeSet<String>, &[u64])| {
+            let sessions: Vec<_> =
+                links.iter().filter_map(|link| state.sessions.get(link)).collect();
+            PeerInfo {
+                name: name.to_owned(),
+                id,
+                services: services.iter().cloned().collect(),
+                transport: sessions.first().map_or("none", |session| match session.transport() {
+                    Transport::Udp(_) => "udp",
+                    _ => "shm",
+                }),
+                streams: sessions.iter().map(|session| session.streams()).sum(),
+            }
         };
-        let others = state.peers.iter().filter(|(id, _)| **id != state.hello.id);
-        others.map(info).collect()
+        state.members.peers().map(info).collect()
+    }
+
+    /// Returns the places whose node speaks another version, for people.
+    pub(super) fn strangers(&self) -> Vec<String> {
+        let state = self.state();
+        let named = |(target, version): (&Target, &u32)| {
+            let place = match target {
+                Target::Local(id) => format!("{id:016x} of this host"),
+                Target::Address(address) => address.to_string(),
+            };
+            format!("{place} (speaks version {version}, this node {})", member::VERSION)
+        };
+        state.members.strangers().iter().map(named).collect()
     }
 
     /// Peers with a session, whether they have described themselves or not.
+    #[allow(dead_code, reason = "the services of calls ask it")]
     pub(super) fn knows(&self, id: u64) -> bool {
-        self.state().peers.get(&id).is_some_and(|peer| !peer.sessions.is_empty())
-    }
-
-    /// Returns whether there is a session to an address.
-    pub(super) fn has_dialed(&self, address: SocketAddr) -> bool {
-        let is_there = |(session, _): &(Arc<Session>, Option<u64>)| {
-            session.transport() == Transport::Udp(address) && session.ended().is_none()
-        };
-        self.state().known.values().any(is_there)
-    }
-
-    /// Returns whether a session's peer has described itself; `false` once the session has ended before, `None` while
-    /// neither is so.
-    pub(super) fn has_told(&self, session: u64) -> Option<bool> {
-        match self.state().known.get(&session) {
-            None => Some(false),
-            Some((_, peer)) => peer.is_some().then_some(true),
-        }
+        self.state().members.knows(id)
     }
 
     /// Peers that offer a service now.
     pub(super) fn candidates(&self, service: &str) -> Vec<Candidate> {
         let state = self.state();
-        let offers = |peer: &&Peer| !peer.is_leaving && peer.services.contains(service);
-        let candidates = state.peers.iter().filter(|(_, peer)| offers(peer));
-        candidates
-            .filter_map(|(id, peer)| {
-                Some(Candidate { peer: *id, session: peer.sessions.first()?.clone() })
-            })
-            .collect()
+        let choices = state.members.choices(service, |link| state.load(link));
+        let candidate = |choice: member::Choice| {
+            let session = state.sessions.get(&choice.link)?.clone();
+            Some(Candidate { peer: choice.peer, session, choice })
+        };
+        choices.into_iter().filter_map(candidate).collect()
     }
 
     /// Offers a service from now on; its streams go to `listener`. `false` if the node does already, or offers too many.
@@ -166,7 +309,7 @@ impl Shared {
         }
         state.listeners.insert(service.to_owned(), listener);
         state.hello.services.push(service.to_owned());
-        say(state);
+        self.describe_to_all(state);
         true
     }
 
@@ -175,17 +318,37 @@ impl Shared {
         let mut state = self.state();
         state.listeners.remove(service);
         state.hello.services.retain(|offered| offered != service);
-        say(state);
+        self.describe_to_all(state);
+    }
+
+    fn describe_to_all(&self, mut state: MutexGuard<'_, State>) {
+        state.generation += 1;
+        let links: Vec<_> = state.sessions.keys().copied().collect();
+        drop(state);
+        self.describe(&links);
     }
 
     /// Sessions that have not ended.
     pub(super) fn live(&self) -> Vec<Arc<Session>> {
-        self.state().known.values().map(|(session, _)| Arc::clone(session)).collect()
+        self.state().sessions.values().cloned().collect()
     }
 
     /// Returns whether the node was shut down.
+    #[allow(dead_code, reason = "the services of calls ask it")]
     pub(super) fn is_closed(&self) -> bool {
         self.state().is_closed
+    }
+
+    /// Reports that the node was shut down, or that another one had its name before it.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let state = self.state();
+        if state.is_closed {
+            return Err(super::closed());
+        }
+        match &state.rival {
+            Some(text) => Err(Error::new(ErrorKind::InUse, text)),
+            None => Ok(()),
+        }
     }
 
     /// Ends everything at once.
@@ -202,16 +365,6 @@ impl Shared {
     }
 }
 
-/// Tells all peers what this node offers now.
-fn say(state: MutexGuard<'_, State>) {
-    let hello = state.hello.emit();
-    let sessions: Vec<_> = state.known.values().map(|(session, _)| Arc::clone(session)).collect();
-    drop(state);
-    for session in sessions {
-        session.say(hello.clone());
-    }
-}
-
 /// Handles what a node's sessions receive.
 #[derive(Debug)]
 pub(super) struct Receiver(pub(super) Arc<Shared>);
@@ -222,30 +375,22 @@ impl Handler for Receiver {
     }
 
     fn on_hello(&mut self, session: &Arc<Session>, hello: &[u8]) {
-        let Some(hello) = Hello::parse(hello) else {
-            tracing::warn!("a peer describes itself in another version; run one on both sides");
-            return session.end();
-        };
-        let mut state = self.0.state();
-        let Some((_, id)) = state.known.get_mut(&session.number()) else { return };
-        if id.replace(hello.id).is_some_and(|before| before != hello.id) {
-            drop(state);
-            return session.end();
-        }
-        let peer = state.peers.entry(hello.id).or_insert_with(|| Peer {
-            name: hello.name,
-            services: BTreeSet::new(),
-            sessions: Vec::new(),
-            is_leaving: false,
+        let hello = Hello::parse(hello);
+        self.0.change(|state, now| {
+            match hello {
+                Ok(hello) => state.members.handle_hello(now, session.number(), hello),
+                Err(why) => {
+                    let transport = session.transport();
+                    if let Unreadable::Version(version) = why {
+                        tracing::warn!(?transport, version, "a peer speaks another version");
+                    } else {
+                        tracing::warn!(?transport, "a peer describes itself as no node does");
+                    }
+                    state.members.handle_unreadable(session.number(), why);
+                }
+            }
+            state.review_name();
         });
-        peer.services = hello.services.into_iter().collect();
-        if !peer.sessions.iter().any(|known| known.number() == session.number()) {
-            peer.sessions.push(Arc::clone(session));
-            // The nearest first.
-            peer.sessions.sort_by_key(|session| session.transport());
-        }
-        drop(state);
-        self.0.changed.notify_waiters();
     }
 
     fn on_stream(
@@ -256,10 +401,9 @@ impl Handler for Receiver {
     ) -> Result<(), Refusal> {
         let state = self.0.state();
         let listener = state.listeners.get(service).cloned().ok_or(Refusal::NoService)?;
-        let id = state.known.get(&session.number()).and_then(|(_, id)| *id);
-        let peer = id.and_then(|id| Some((id, state.peers.get(&id)?.name.clone())));
+        let peer = state.members.peer_of(session.number());
+        let (id, name) = peer.map(|(id, name)| (id, name.to_owned())).unwrap_or_default();
         drop(state);
-        let (id, name) = peer.unwrap_or_default();
         listener.try_send(Accepted { stream, id, name }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Refusal::TooMany,
             mpsc::error::TrySendError::Closed(_) => Refusal::NoService,
@@ -267,28 +411,19 @@ impl Handler for Receiver {
     }
 
     fn on_goodbye(&mut self, session: &Arc<Session>) {
-        let mut state = self.0.state();
-        let id = state.known.get(&session.number()).and_then(|(_, id)| *id);
-        if let Some(peer) = id.and_then(|id| state.peers.get_mut(&id)) {
-            peer.is_leaving = true;
-        }
-        drop(state);
-        self.0.changed.notify_waiters();
+        self.0.change(|state, _| {
+            state.members.handle_goodbye(session.number());
+            state.review_name();
+        });
     }
 
     fn on_ended(&mut self, session: &Arc<Session>, why: Ended) {
-        let mut state = self.0.state();
-        let id = state.known.remove(&session.number()).and_then(|(_, id)| id);
-        if let Some(id) = id
-            && let Some(peer) = state.peers.get_mut(&id)
-        {
-            peer.sessions.retain(|known| known.number() != session.number());
-            if peer.sessions.is_empty() {
-                tracing::debug!(peer = peer.name, ?why, "a peer is gone");
-                state.peers.remove(&id);
+        self.0.change(|state, now| {
+            state.sessions.remove(&session.number());
+            if let Some(peer) = state.members.handle_ended(now, session.number()) {
+                tracing::debug!(peer, ?why, "a peer is gone");
             }
-        }
-        drop(state);
-        self.0.changed.notify_waiters();
+            state.review_name();
+        });
     }
 }

@@ -139,6 +139,15 @@ impl Session {
         self.lock().streams()
     }
 
+    /// Returns whether the peer was silent for a second although something is outstanding; over UDP alone.
+    #[must_use]
+    pub fn is_suspected(&self) -> bool {
+        let pipes = self.hub.pipes.as_ref().zip(self.pipe.get());
+        pipes.is_some_and(|(pipes, id)| {
+            pipes.endpoint().peek(*id).is_some_and(|pipe| pipe.is_suspected(pipes.clock.now()))
+        })
+    }
+
     /// Describes this process to the peer, instead of what was said before.
     ///
     /// The first call begins the session: the driver handles nothing of what the peer sends before.

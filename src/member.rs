@@ -1,0 +1,396 @@
+//! Membership: which nodes there are, how each is reached, and which of them a stream goes to.
+//!
+//! No I/O and no clock here. A node dials the places that discovery names while it searches for a service, and not
+//! before: connections are made when they are first used.
+//!
+//! # Names
+//!
+//! Of two nodes of one name, one may be dead: a process that was restarted, whose former connection stands. The one that
+//! started first is tried for [`TRIAL`], in which new streams avoid it. If it is silent, its links end. If it lives,
+//! the later one is not used, and learns of the other.
+
+mod choice;
+mod hello;
+mod names;
+mod peer;
+mod place;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+
+use midplane_simhw::time::Instant;
+use midplane_via::session::Transport;
+
+pub(crate) use choice::{Choice, Load, choose};
+pub(crate) use hello::{Hello, MOST_NAME, MOST_SERVICES, Unreadable, VERSION};
+use peer::{Link, Peer, distance};
+use place::Place;
+pub(crate) use place::Target;
+
+/// Nodes that a node knows at once, places that it dials, and links that it has.
+const MOST: usize = 4_096;
+/// Places whose node speaks another version, of which a node reports.
+const MOST_STRANGERS: usize = 16;
+/// Dials that may wait for a description at once.
+const MOST_DIALS: usize = 64;
+/// Nanoseconds that a node which was dialed may take to describe itself before a search goes on without it.
+pub(crate) const DESCRIBE: u64 = 1_000_000_000;
+/// Nanoseconds after which a link without a description ends.
+const SILENCE: u64 = 30_000_000_000;
+/// Nanoseconds in which the first of two nodes of one name has to show that it lives.
+pub(crate) const TRIAL: u64 = 1_500_000_000;
+/// Nanoseconds between two attempts to end links that duplicate others.
+const RETIRE: u64 = 1_000_000_000;
+
+/// What the node has to do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Effect {
+    /// Dial a place: answer with [`Members::handle_dialed`] or [`Members::handle_refused`].
+    Dial(Target),
+    /// Describe this node to the peer of a link.
+    Describe(u64),
+    /// End a link.
+    End(u64),
+    /// Wake the tasks that wait for a change.
+    Wake,
+}
+
+/// The nodes of a cluster, as one of them knows them.
+///
+/// After any `&mut self` call: drain [`Members::poll_effect`], then re-read [`Members::poll_timeout`]. The time never
+/// goes back.
+#[derive(Debug)]
+pub(crate) struct Members {
+    id: u64,
+    name: String,
+    incarnation: u64,
+    address: Option<SocketAddr>,
+    places: BTreeMap<Target, Place>,
+    links: BTreeMap<u64, Link>,
+    peers: BTreeMap<u64, Peer>,
+    /// Places whose node speaks another version.
+    strangers: BTreeMap<Target, u32>,
+    seek_until: Instant,
+    retire_at: Instant,
+    effects: VecDeque<Effect>,
+}
+
+impl Members {
+    /// The membership of a node that knows no other. `address`: its own, which it does not dial.
+    pub(crate) fn new(hello: &Hello, address: Option<SocketAddr>) -> Self {
+        Self {
+            id: hello.id,
+            name: hello.name.clone(),
+            incarnation: hello.incarnation,
+            address,
+            places: BTreeMap::new(),
+            links: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            strangers: BTreeMap::new(),
+            seek_until: Instant::ZERO,
+            retire_at: Instant::FAR_FUTURE,
+            effects: VecDeque::new(),
+        }
+    }
+
+    /// Discovery names these places now, and none else.
+    pub(crate) fn handle_places(&mut self, now: Instant, found: &BTreeSet<Target>) {
+        self.places.retain(|target, place| {
+            place.is_listed = found.contains(target);
+            // A place that comes back is dialed no sooner than if it had stayed.
+            place.is_listed || place.link.is_some() || place.again_at > now
+        });
+        let (own, here) = (Target::Local(self.id), self.address.map(Target::Address));
+        for target in found {
+            if *target != own && Some(*target) != here && self.places.len() < MOST {
+                self.places.entry(*target).or_insert_with(|| Place::new(now, *target));
+            }
+        }
+        let places = &self.places;
+        self.strangers.retain(|target, _| places.contains_key(target));
+        self.dial_due(now);
+    }
+
+    /// Searches for nodes until `until`: dials the places whose node is not known.
+    pub(crate) fn seek(&mut self, now: Instant, until: Instant) {
+        self.seek_until = self.seek_until.max(until);
+        self.dial_due(now);
+    }
+
+    /// A place is dialed: over this link.
+    pub(crate) fn handle_dialed(
+        &mut self,
+        now: Instant,
+        target: Target,
+        link: u64,
+        transport: Transport,
+    ) {
+        if let Some(place) = self.places.get_mut(&target) {
+            (place.is_dialing, place.link) = (false, Some(link));
+        }
+        self.add_link(now, link, transport, Some(target));
+    }
+
+    /// A place can't be dialed.
+    pub(crate) fn handle_refused(&mut self, now: Instant, target: Target) {
+        if let Some(place) = self.places.get_mut(&target) {
+            place.on_refused(now);
+        }
+    }
+
+    /// A node has dialed this one.
+    pub(crate) fn handle_accepted(&mut self, now: Instant, link: u64, transport: Transport) {
+        if self.links.len() >= MOST {
+            return self.effects.push_back(Effect::End(link));
+        }
+        self.add_link(now, link, transport, None);
+    }
+
+    fn add_link(&mut self, now: Instant, link: u64, transport: Transport, target: Option<Target>) {
+        let state = Link {
+            transport,
+            target,
+            peer: None,
+            since: now,
+            is_slow: false,
+            is_ending: false,
+            rival: 0,
+        };
+        self.links.insert(link, state);
+        self.effects.push_back(Effect::Describe(link));
+    }
+
+    /// The peer of a link has described itself.
+    pub(crate) fn handle_hello(&mut self, now: Instant, number: u64, hello: Hello) {
+        let Some(link) = self.links.get_mut(&number).filter(|link| !link.is_ending) else { return };
+        let id = hello.id;
+        let is_other = link.peer.is_some_and(|before| before != id)
+            || self.peers.get(&id).is_some_and(|peer| {
+                peer.name != hello.name || peer.incarnation != hello.incarnation
+            });
+        (link.is_slow, link.rival) = (false, hello.rival);
+        if let Some(place) = link.target.and_then(|target| self.places.get_mut(&target)) {
+            place.peer = Some(id);
+        }
+        if let Some(target) = link.target {
+            self.strangers.remove(&target);
+        }
+        let is_full = self.peers.len() >= MOST && !self.peers.contains_key(&id);
+        if id == self.id || is_other || is_full {
+            return self.end(number);
+        }
+        link.peer = Some(id);
+        let is_new = !self.peers.contains_key(&id);
+        let peer = self.peers.entry(id).or_insert_with(|| Peer {
+            name: hello.name,
+            incarnation: hello.incarnation,
+            services: BTreeSet::new(),
+            links: Vec::new(),
+            is_leaving: false,
+            trial: None,
+            rival: None,
+        });
+        peer.services = hello.services.into_iter().collect();
+        if !peer.links.contains(&number) {
+            peer.links.push(number);
+        }
+        let links = &self.links;
+        peer.links.sort_by_key(|number| links[number].order(self.id, *number));
+        if peer.links.len() > 1 {
+            self.retire_at = self.retire_at.min(now.plus_nanos(RETIRE));
+        }
+        if is_new {
+            self.on_namesake(now, id);
+        }
+        self.effects.push_back(Effect::Wake);
+    }
+
+    /// The peer of a link has sent a description that can't be read: the link ends, and nothing else.
+    pub(crate) fn handle_unreadable(&mut self, number: u64, why: Unreadable) {
+        let target = self.links.get(&number).and_then(|link| link.target);
+        if let (Some(target), Unreadable::Version(version)) = (target, why)
+            && self.strangers.len() < MOST_STRANGERS
+        {
+            self.strangers.insert(target, version);
+        }
+        self.end(number);
+    }
+
+    /// The peer of a link did not answer in time, or does again.
+    pub(crate) fn handle_answer(&mut self, number: u64, is_slow: bool) {
+        if let Some(link) = self.links.get_mut(&number) {
+            link.is_slow = is_slow;
+        }
+    }
+
+    /// The peer of a link accepts and opens no more streams.
+    pub(crate) fn handle_goodbye(&mut self, number: u64) {
+        let Some(id) = self.links.get(&number).and_then(|link| link.peer) else { return };
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.is_leaving = true;
+            self.on_departure(id);
+        }
+        self.effects.push_back(Effect::Wake);
+    }
+
+    /// A link has ended. Returns the name of its peer if it was the last one to it.
+    pub(crate) fn handle_ended(&mut self, now: Instant, number: u64) -> Option<String> {
+        let link = self.links.remove(&number)?;
+        if let Some(place) = link.target.and_then(|target| self.places.get_mut(&target)) {
+            place.on_ended(now, link.since, link.peer.is_some());
+        }
+        self.effects.push_back(Effect::Wake);
+        self.dial_due(now);
+        let id = link.peer?;
+        let peer = self.peers.get_mut(&id)?;
+        peer.links.retain(|known| *known != number);
+        if !peer.links.is_empty() {
+            return None;
+        }
+        self.on_departure(id);
+        self.peers.remove(&id).map(|peer| peer.name)
+    }
+
+    /// Does what is due by now; `load` returns the load of a link.
+    pub(crate) fn handle_timeout(&mut self, now: Instant, load: impl Fn(u64) -> Load) {
+        self.dial_due(now);
+        self.judge(now, &load);
+        if now >= self.retire_at {
+            self.retire_at = Instant::FAR_FUTURE;
+            self.retire(now, &load);
+        }
+        let is_mute = |link: &Link| link.peer.is_none() && now.nanos_since(link.since) >= SILENCE;
+        let mute: Vec<_> = self
+            .links
+            .iter()
+            .filter(|(_, link)| is_mute(link))
+            .map(|(number, _)| *number)
+            .collect();
+        mute.into_iter().for_each(|number| self.end(number));
+    }
+
+    /// Ends links that this node has dialed to peers that it has a better link to, once they carry no stream.
+    fn retire(&mut self, now: Instant, load: impl Fn(u64) -> Load) {
+        let links = &self.links;
+        let spare = self.peers.values().flat_map(|peer| {
+            let standing = peer.links.iter().filter(|number| !links[*number].is_ending);
+            standing.skip(1).filter(|number| links[*number].target.is_some()).copied()
+        });
+        for number in spare.collect::<Vec<_>>() {
+            if load(number).streams == 0 {
+                self.end(number);
+            } else {
+                self.retire_at = now.plus_nanos(RETIRE);
+            }
+        }
+    }
+
+    fn end(&mut self, number: u64) {
+        if let Some(link) = self.links.get_mut(&number)
+            && !std::mem::replace(&mut link.is_ending, true)
+        {
+            self.effects.push_back(Effect::End(number));
+        }
+    }
+
+    /// Dials the places that may be dialed now, as far as this node searches.
+    fn dial_due(&mut self, now: Instant) {
+        if now >= self.seek_until {
+            return;
+        }
+        let mut under_way = self.undescribed().count();
+        let peers = &self.peers;
+        let id = self.id;
+        let is_known = |peer: u64| peer == id || peers.contains_key(&peer);
+        for (target, place) in &mut self.places {
+            if under_way >= MOST_DIALS || self.links.len() >= MOST {
+                return;
+            }
+            if place.is_free() && place.again_at <= now && !place.peer.is_some_and(is_known) {
+                place.is_dialing = true;
+                under_way += 1;
+                self.effects.push_back(Effect::Dial(*target));
+            }
+        }
+    }
+
+    /// Links that were dialed, and whose peer has not described itself.
+    fn undescribed(&self) -> impl Iterator<Item = &Link> {
+        let is_awaited = |link: &&Link| link.target.is_some() && link.peer.is_none();
+        self.links.values().filter(is_awaited).filter(|link| !link.is_ending)
+    }
+
+    /// Returns whether a node that was dialed a short time ago has not described itself.
+    pub(crate) fn is_expecting(&self, now: Instant) -> bool {
+        self.undescribed().any(|link| now.nanos_since(link.since) < DESCRIBE)
+    }
+
+    /// Returns the ways to a service, one a peer; `load` returns the load of a link.
+    pub(crate) fn choices(&self, service: &str, load: impl Fn(u64) -> Load) -> Vec<Choice> {
+        let offers = |peer: &&Peer| {
+            !peer.is_leaving && peer.rival.is_none() && peer.services.contains(service)
+        };
+        let peers = self.peers.iter().filter(|(_, peer)| offers(peer));
+        let choice = |(id, peer): (&u64, &Peer)| {
+            let links = peer.links.iter().filter_map(|number| {
+                let link = self.links.get(number).filter(|link| !link.is_ending)?;
+                let Load { streams, is_suspected } = load(*number);
+                let is_doubted = is_suspected || link.is_slow || peer.trial.is_some();
+                let rank = (is_doubted, distance(link.transport));
+                Some(Choice { peer: *id, link: *number, rank, streams })
+            });
+            // Of equals the first, which is the better one.
+            links.min_by_key(|choice| choice.rank)
+        };
+        peers.filter_map(choice).collect()
+    }
+
+    /// Returns the numbers, names, services and links of the nodes that are known.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = (u64, &str, &BTreeSet<String>, &[u64])> {
+        self.peers.iter().map(|(id, peer)| (*id, &*peer.name, &peer.services, &*peer.links))
+    }
+
+    /// Returns the number and the name of a link's peer.
+    pub(crate) fn peer_of(&self, link: u64) -> Option<(u64, &str)> {
+        let id = self.links.get(&link)?.peer?;
+        Some((id, &self.peers.get(&id)?.name))
+    }
+
+    /// Returns whether there is a link to a node that has described itself.
+    pub(crate) fn knows(&self, id: u64) -> bool {
+        self.peers.contains_key(&id)
+    }
+
+    /// Returns the places whose node speaks another version, with it.
+    pub(crate) const fn strangers(&self) -> &BTreeMap<Target, u32> {
+        &self.strangers
+    }
+
+    /// Returns the numbers of all links.
+    pub(crate) fn links(&self) -> impl Iterator<Item = u64> {
+        self.links.keys().copied()
+    }
+
+    /// Returns what has to be done next.
+    #[must_use]
+    pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// When [`Members::handle_timeout`] has to be called; `None` if only an event can cause anything.
+    #[must_use]
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let known = |peer: u64| peer == self.id || self.peers.contains_key(&peer);
+        let is_due = |place: &&Place| place.is_free() && !place.peer.is_some_and(known);
+        let is_crowded = self.undescribed().count() >= MOST_DIALS;
+        let dials = self.places.values().filter(is_due).map(|place| place.again_at);
+        let dials = dials.filter(|at| *at < self.seek_until && !is_crowded).min();
+        let trials = self.peers.values().filter_map(|peer| peer.trial).min();
+        let mute = self.links.values().filter(|link| link.peer.is_none() && !link.is_ending);
+        let mute = mute.map(|link| link.since.plus_nanos(SILENCE)).min();
+        let retire = (self.retire_at < Instant::FAR_FUTURE).then_some(self.retire_at);
+        [dials, trials, mute, retire].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,125 @@
+//! Nodes of one name: which of them is used.
+
+use midplane_simhw::time::Instant;
+
+use super::peer::Peer;
+use super::{Effect, Load, Members, TRIAL};
+
+impl Members {
+    /// The other nodes of a peer's name that accept streams, the first to start first, this peer among them.
+    fn namesakes(&self, name: &str) -> Vec<u64> {
+        let is_one = |peer: &Peer| peer.name == name && !peer.is_leaving;
+        let all = self.peers.iter().filter(|(_, peer)| is_one(peer));
+        let mut all: Vec<_> = all.map(|(id, peer)| (peer.incarnation, *id)).collect();
+        all.sort_unstable();
+        all.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// A node has come: if it has the name of another one, the first of them is tried.
+    pub(super) fn on_namesake(&mut self, now: Instant, id: u64) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let all = self.namesakes(&peer.name);
+        let Some((&first, later)) = all.split_first().filter(|(_, later)| !later.is_empty()) else {
+            return;
+        };
+        // An address is one process's: who had it before is gone.
+        let places: Vec<_> = self.transports(id).filter(|transport| *transport != SHM).collect();
+        let gone: Vec<_> = all
+            .iter()
+            .filter(|other| **other != id)
+            .filter(|other| self.transports(**other).any(|transport| places.contains(&transport)))
+            .copied()
+            .collect();
+        if !gone.is_empty() {
+            return gone.into_iter().for_each(|other| self.replace(other));
+        }
+        if first == id {
+            // It has just described itself.
+            return later.iter().copied().for_each(|other| self.set_rival(other, first));
+        }
+        let links = self.peers[&first].links.clone();
+        if let Some(peer) = self.peers.get_mut(&first) {
+            peer.trial.get_or_insert_with(|| now.plus_nanos(TRIAL));
+        }
+        // A living node's side confirms that it has received this; silence makes it suspected.
+        self.effects.extend(links.into_iter().map(Effect::Describe));
+    }
+
+    fn transports(&self, id: u64) -> impl Iterator<Item = midplane_via::session::Transport> {
+        let links = self.peers.get(&id).map(|peer| peer.links.as_slice()).unwrap_or_default();
+        links.iter().filter_map(|number| self.links.get(number)).map(|link| link.transport)
+    }
+
+    /// A node was replaced by another one of its name: its links end.
+    fn replace(&mut self, id: u64) {
+        let links = self.peers.get(&id).map(|peer| peer.links.clone()).unwrap_or_default();
+        links.into_iter().for_each(|number| self.end(number));
+        self.on_departure(id);
+        if let Some(peer) = self.peers.get_mut(&id) {
+            (peer.is_leaving, peer.trial) = (true, None);
+        }
+    }
+
+    /// Decides the trials whose time is over.
+    pub(super) fn judge(&mut self, now: Instant, load: impl Fn(u64) -> Load) {
+        let is_over = |peer: &Peer| peer.trial.is_some_and(|at| at <= now);
+        let over: Vec<_> =
+            self.peers.iter().filter(|(_, peer)| is_over(peer)).map(|(id, _)| *id).collect();
+        for id in over {
+            let is_silent = self.peers[&id].links.iter().all(|number| load(*number).is_suspected);
+            if is_silent {
+                self.replace(id);
+            } else {
+                self.on_sign_of_life(id);
+            }
+            self.effects.push_back(Effect::Wake);
+        }
+    }
+
+    /// A node lives: if it was tried, the later ones of its name are not used.
+    pub(super) fn on_sign_of_life(&mut self, id: u64) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.trial.take().is_none() {
+            return;
+        }
+        let name = peer.name.clone();
+        let later = self.namesakes(&name).into_iter().filter(|other| *other != id);
+        later.collect::<Vec<_>>().into_iter().for_each(|other| self.set_rival(other, id));
+    }
+
+    fn set_rival(&mut self, id: u64, rival: u64) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            (peer.rival, peer.trial) = (Some(rival), None);
+            self.effects.extend(peer.links.iter().copied().map(Effect::Describe));
+        }
+    }
+
+    /// A node leaves or is gone: those that were not used because of it are used again.
+    pub(super) fn on_departure(&mut self, id: u64) {
+        for peer in self.peers.values_mut().filter(|peer| peer.rival == Some(id)) {
+            peer.rival = None;
+            self.effects.extend(peer.links.iter().copied().map(Effect::Describe));
+        }
+    }
+
+    /// Returns the living node that had the name of a link's peer before it; 0 if there is none.
+    pub(crate) fn rival_of(&self, link: u64) -> u64 {
+        let peer = self.links.get(&link).and_then(|link| self.peers.get(&link.peer?));
+        peer.and_then(|peer| peer.rival).unwrap_or(0)
+    }
+
+    /// Returns another living node that had this one's name before it, and the name of the peer that reports it.
+    pub(crate) fn rival(&self) -> Option<(u64, Option<&str>)> {
+        let is_first = |(id, peer): &(&u64, &Peer)| {
+            let is_before = (peer.incarnation, **id) < (self.incarnation, self.id);
+            peer.name == self.name && !peer.is_leaving && is_before
+        };
+        if let Some((id, _)) = self.peers.iter().find(is_first) {
+            return Some((*id, None));
+        }
+        let mut links = self.links.values().filter(|link| ![0, self.id].contains(&link.rival));
+        links.find_map(|link| Some((link.rival, Some(&*self.peers.get(&link.peer?)?.name))))
+    }
+}
+
+const SHM: midplane_via::session::Transport = midplane_via::session::Transport::Shm;

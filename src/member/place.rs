@@ -1,0 +1,72 @@
+//! Places where nodes are said to be, and when each is dialed next.
+
+use std::net::SocketAddr;
+
+use midplane_simhw::time::Instant;
+
+/// Nanoseconds from a dial that fails to the next: at first, and at most. They double with each failure.
+const BACK_OFF: (u64, u64) = (50_000_000, 800_000_000);
+/// Nanoseconds that a link lasts before its end counts as no failure of its place.
+const STEADY: u64 = 1_000_000_000;
+
+/// A place where a node is said to be.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) enum Target {
+    /// The node of this number, on this host.
+    Local(u64),
+    /// Whatever node receives at this address.
+    Address(SocketAddr),
+}
+
+/// What is known of a place.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// Discovery names it now.
+    pub(super) is_listed: bool,
+    /// A dial was asked for, and has not begun.
+    pub(super) is_dialing: bool,
+    /// The link that was dialed there.
+    pub(super) link: Option<u64>,
+    /// The node that was met there last.
+    pub(super) peer: Option<u64>,
+    failures: u32,
+    pub(super) again_at: Instant,
+}
+
+impl Place {
+    pub(super) const fn new(now: Instant, target: Target) -> Self {
+        let peer = match target {
+            Target::Local(id) => Some(id),
+            Target::Address(_) => None,
+        };
+        Self { is_listed: true, is_dialing: false, link: None, peer, failures: 0, again_at: now }
+    }
+
+    /// A dial could not begin.
+    pub(super) fn on_refused(&mut self, now: Instant) {
+        self.is_dialing = false;
+        self.on_failure(now, now);
+    }
+
+    /// The link that was dialed at `since` has ended; whether its peer had described itself.
+    pub(super) fn on_ended(&mut self, now: Instant, since: Instant, is_described: bool) {
+        self.link = None;
+        if is_described && now.nanos_since(since) >= STEADY {
+            self.failures = 0;
+        }
+        self.on_failure(now, since);
+    }
+
+    fn on_failure(&mut self, now: Instant, since: Instant) {
+        let (first, most) = BACK_OFF;
+        let back_off = (first << self.failures.min(10)).min(most);
+        // A dial that took long to fail is repeated soon.
+        self.again_at = since.plus_nanos(back_off).max(now.plus_nanos(first));
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    /// Returns whether nothing is under way there.
+    pub(super) const fn is_free(&self) -> bool {
+        self.is_listed && !self.is_dialing && self.link.is_none()
+    }
+}

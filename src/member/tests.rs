@@ -1,0 +1,63 @@
+//! Up to eight nodes on four hosts, in virtual time: joins, crashes, restarts, partitions, leaving, nodes of two addresses.
+
+mod network;
+
+use proptest::prelude::*;
+
+use network::{Network, SECOND};
+
+use super::{Choice, Load, Members, choose};
+
+/// Seconds within which all is as it should be once nothing happens any more: the silence after which a peer counts as
+/// lost, what a dial waits at most, and two attempts to retire duplicates.
+const BOUND: u64 = 45;
+
+/// A random run; panics if a property fails.
+fn check(seed: u64) {
+    let mut network = Network::new(seed);
+    for _ in 0..12 {
+        network.fault();
+        let pause = network.rng.between(SECOND / 50, 4 * SECOND);
+        network.run(pause);
+    }
+    network.heal();
+    network.run(BOUND * SECOND);
+    network.check();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+    #[test]
+    fn all_that_search_know_exactly_the_living_from_new_seeds(seed: u64) {
+        check(seed);
+    }
+}
+
+#[test]
+fn the_same_seeds_as_always() {
+    (0..20).for_each(check);
+}
+
+#[test]
+fn choices_take_the_best_rank_and_of_two_the_less_loaded() {
+    let choice = |link, is_doubted, distance, streams| Choice {
+        peer: link,
+        link,
+        rank: (is_doubted, distance),
+        streams,
+    };
+    let choices = [choice(1, true, 0, 0), choice(2, false, 1, 9), choice(3, false, 1, 4)];
+    assert_eq!(choose(&choices, 0), Some(1), "both picks are the same");
+    assert_eq!(choose(&choices, 1 << 32), Some(2));
+    assert_eq!(choose(&choices, 1), Some(2));
+    assert_eq!(choose(&choices[..1], 7), Some(0), "a doubted one is better than none");
+    assert_eq!(choose(&[], 7), None);
+}
+
+/// The links of a node's service, of a load that is the same for all.
+fn chosen(members: &Members) -> Vec<(u64, bool)> {
+    let choices = members.choices("kv", |_| Load::default());
+    choices.iter().map(|choice| (choice.peer, choice.rank.0)).collect()
+}
+
+mod names;

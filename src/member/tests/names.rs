@@ -1,0 +1,101 @@
+//! Two nodes of one name: a restart, and two that live.
+
+use std::net::SocketAddr;
+
+use midplane_simhw::time::Instant;
+use midplane_via::session::Transport;
+
+use super::chosen;
+use crate::member::{Effect, Hello, Load, Members, TRIAL, Unreadable, VERSION};
+
+fn hello(id: u64, incarnation: u64, name: &str) -> Hello {
+    let services = vec!["kv".into()];
+    Hello { version: VERSION, id, incarnation, name: name.into(), services, rival: 0 }
+}
+
+fn at(port: u16) -> Transport {
+    Transport::Udp(SocketAddr::from(([10, 0, 0, 1], port)))
+}
+
+/// A node that knows node 1 by link 1, at port 1.
+fn members() -> Members {
+    let mut members = Members::new(&hello(9, 50, "client"), None);
+    members.handle_accepted(Instant::ZERO, 1, at(1));
+    members.handle_hello(Instant::ZERO, 1, hello(1, 10, "kv"));
+    members
+}
+
+fn effects(members: &mut Members) -> Vec<Effect> {
+    std::iter::from_fn(|| members.poll_effect()).collect()
+}
+
+#[test]
+fn a_restarted_node_at_the_same_address_replaces_its_former_self_at_once() {
+    let mut members = members();
+    members.handle_accepted(Instant::ZERO, 2, at(1));
+    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"));
+    assert!(effects(&mut members).contains(&Effect::End(1)));
+    assert_eq!(chosen(&members), [(2, false)]);
+    members.handle_ended(Instant::ZERO, 1);
+    assert_eq!(chosen(&members), [(2, false)]);
+    assert_eq!(members.rival_of(2), 0);
+}
+
+#[test]
+fn a_node_that_is_silent_is_replaced_by_the_next_of_its_name() {
+    let mut members = members();
+    members.handle_accepted(Instant::ZERO, 2, at(2));
+    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"));
+    assert_eq!(chosen(&members), [(1, true), (2, false)], "new streams avoid the first");
+    let end = Instant::from_nanos(TRIAL);
+    assert_eq!(members.poll_timeout(), Some(end));
+    members.handle_timeout(end, |link| Load { streams: 1, is_suspected: link == 1 });
+    assert!(effects(&mut members).contains(&Effect::End(1)));
+    assert_eq!(chosen(&members), [(2, false)]);
+}
+
+#[test]
+fn the_later_of_two_living_nodes_of_one_name_is_not_used_until_the_first_leaves() {
+    let mut members = members();
+    members.handle_accepted(Instant::ZERO, 2, at(2));
+    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"));
+    assert!(effects(&mut members).contains(&Effect::Describe(1)), "it is asked for a sign of life");
+    members.handle_timeout(Instant::from_nanos(TRIAL), |_| Load::default());
+    assert_eq!(effects(&mut members), [Effect::Describe(2), Effect::Wake]);
+    assert_eq!((members.rival_of(1), members.rival_of(2)), (0, 1));
+    assert_eq!(chosen(&members), [(1, false)]);
+    members.handle_goodbye(1);
+    assert_eq!(chosen(&members), [(2, false)]);
+    assert_eq!(members.rival_of(2), 0);
+}
+
+#[test]
+fn a_node_learns_that_another_one_has_its_name_from_that_one_or_from_others() {
+    let mut members = members();
+    assert_eq!(members.rival(), None);
+    members.handle_accepted(Instant::ZERO, 2, at(2));
+    members.handle_hello(Instant::ZERO, 2, hello(2, 60, "client"));
+    assert_eq!(members.rival(), None, "it came later: the other one learns of this one");
+    members.handle_hello(Instant::ZERO, 1, Hello { rival: 7, ..hello(1, 10, "kv") });
+    assert_eq!(members.rival(), Some((7, Some("kv"))));
+    members.handle_accepted(Instant::ZERO, 3, at(3));
+    members.handle_hello(Instant::ZERO, 3, hello(3, 40, "client"));
+    assert_eq!(members.rival(), Some((3, None)));
+    members.handle_ended(Instant::ZERO, 3);
+    members.handle_hello(Instant::ZERO, 1, hello(1, 10, "kv"));
+    assert_eq!(members.rival(), None);
+}
+
+#[test]
+fn a_peer_that_changes_who_it_is_ends_its_link_alone() {
+    let mut members = members();
+    members.handle_accepted(Instant::ZERO, 2, at(2));
+    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "other"));
+    effects(&mut members);
+    members.handle_hello(Instant::ZERO, 2, hello(1, 10, "kv"));
+    assert_eq!(effects(&mut members), [Effect::End(2)]);
+    members.handle_accepted(Instant::ZERO, 3, at(3));
+    members.handle_unreadable(3, Unreadable::Version(7));
+    assert!(effects(&mut members).contains(&Effect::End(3)));
+    assert_eq!(chosen(&members), [(1, false)]);
+}

@@ -1,0 +1,511 @@
+//! A network of nodes in virtual time, without datagrams: links are made, carry descriptions, and end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use midplane_simhw::rng::Rng;
+use midplane_simhw::time::Instant;
+use midplane_via::session::Transport;
+
+use crate::member::{Effect, Hello, Load, Members, Target, VERSION};
+
+pub(super) const SECOND: u64 = 1_000_000_000;
+const MILLI: u64 = 1_000_000;
+/// How often nodes that search are told of the places.
+const DISCOVER: u64 = 400 * MILLI;
+const NODES: u64 = 8;
+
+#[derive(Clone, Debug)]
+enum Event {
+    Discover(u64),
+    Timeout(u64),
+    /// The dialer's next attempt, and how long it waits for the one after.
+    Attempt {
+        conn: u64,
+        wait: u64,
+    },
+    Hello {
+        conn: u64,
+        end: usize,
+        hello: Hello,
+    },
+    Goodbye {
+        conn: u64,
+        end: usize,
+    },
+    Ended {
+        conn: u64,
+        end: usize,
+    },
+    /// A node has restarted, as the n-th fault.
+    IsReached {
+        node: u64,
+        fault: u64,
+    },
+}
+
+struct Node {
+    host: u64,
+    addresses: Vec<SocketAddr>,
+    searches: bool,
+    life: Option<Life>,
+    timer: Option<u64>,
+    /// When each place was dialed.
+    dials: BTreeMap<Target, Vec<u64>>,
+}
+
+struct Life {
+    id: u64,
+    since: u64,
+    members: Members,
+    hello: Hello,
+}
+
+/// A link between two lives; the end 0 has dialed.
+struct Conn {
+    ends: [Option<u64>; 2],
+    ids: [u64; 2],
+    target: Target,
+    dialed_at: u64,
+    refused_at: Option<u64>,
+    /// Since when nothing gets through.
+    cut_at: Option<u64>,
+    has_ended: [bool; 2],
+    /// The arrival of the last frame of each end.
+    last: [u64; 2],
+    waiting: Vec<(usize, Hello)>,
+}
+
+pub(super) struct Network {
+    pub(super) rng: Rng,
+    now: u64,
+    sequence: u64,
+    events: BTreeMap<(u64, u64), Event>,
+    nodes: BTreeMap<u64, Node>,
+    conns: BTreeMap<u64, Conn>,
+    /// Hosts that do not hear the others.
+    apart: BTreeSet<u64>,
+    faults: u64,
+    healed_at: Option<u64>,
+}
+
+impl Network {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed, "network");
+        let count = rng.between(2, NODES);
+        let nodes = (0..count).map(|node| {
+            let address = |port| SocketAddr::from(([10, 0, 0, node as u8], port));
+            let mut addresses = vec![address(1)];
+            addresses.extend(rng.chance(0.3).then(|| address(2)));
+            let searches = node == 0 || rng.chance(0.4);
+            (
+                node,
+                Node {
+                    host: node / 2,
+                    addresses,
+                    searches,
+                    life: None,
+                    timer: None,
+                    dials: BTreeMap::new(),
+                },
+            )
+        });
+        let nodes = nodes.collect();
+        let mut this = Self {
+            rng,
+            now: 0,
+            sequence: 0,
+            events: BTreeMap::new(),
+            nodes,
+            conns: BTreeMap::new(),
+            apart: BTreeSet::new(),
+            faults: 0,
+            healed_at: None,
+        };
+        for node in 0..count {
+            this.after(node * MILLI, Event::Discover(node));
+            if node == 0 || this.rng.chance(0.7) {
+                this.join(node);
+            }
+        }
+        this
+    }
+
+    fn after(&mut self, nanos: u64, event: Event) {
+        self.sequence += 1;
+        self.events.insert((self.now + nanos, self.sequence), event);
+    }
+
+    fn delay(&mut self) -> u64 {
+        self.rng.between(MILLI / 10, 20 * MILLI)
+    }
+
+    fn instant(&self) -> Instant {
+        Instant::from_nanos(self.now + 1)
+    }
+
+    /// One random fault.
+    pub(super) fn fault(&mut self) {
+        self.faults += 1;
+        let count = self.nodes.len() as u64;
+        let node = self.rng.below(count);
+        match self.rng.below(6) {
+            0 => self.heal(),
+            1 => {
+                self.heal();
+                self.apart = (0..4).filter(|_| self.rng.chance(0.4)).collect();
+                let now = self.now;
+                for number in self.conns.keys().copied().collect::<Vec<_>>() {
+                    if !self.is_open(number) {
+                        self.conns.get_mut(&number).unwrap().cut_at = Some(now);
+                        self.after(30 * SECOND, Event::Ended { conn: number, end: 0 });
+                        self.after(30 * SECOND, Event::Ended { conn: number, end: 1 });
+                    }
+                }
+            }
+            _ if self.nodes[&node].life.is_none() => self.join(node),
+            2 => self.leave(node),
+            3 => self.crash(node),
+            _ => {
+                self.crash(node);
+                if self.rng.chance(0.5) {
+                    let pause = self.rng.between(1, SECOND / 2);
+                    self.run(pause);
+                }
+                self.join(node);
+            }
+        }
+    }
+
+    pub(super) fn heal(&mut self) {
+        self.faults += 1;
+        if !self.apart.is_empty() {
+            self.healed_at = Some(self.now);
+        }
+        self.apart.clear();
+        self.conns.values_mut().for_each(|conn| conn.cut_at = None);
+        for number in self.conns.keys().copied().collect::<Vec<_>>() {
+            let waiting = std::mem::take(&mut self.conns.get_mut(&number).unwrap().waiting);
+            waiting.into_iter().for_each(|(end, hello)| self.send(number, end, hello));
+            // What stands with a life that is gone is found out now.
+            for end in 0..2 {
+                let conn = &self.conns[&number];
+                if conn.ends[1].is_some() && !self.lives(conn.ids[1 - end]) {
+                    self.after(SECOND * 9 / 10, Event::Ended { conn: number, end });
+                }
+            }
+        }
+    }
+
+    fn join(&mut self, node: u64) {
+        let id = self.rng.next_u64() | 1;
+        let hello = Hello {
+            version: VERSION,
+            id,
+            incarnation: self.now / MILLI,
+            name: format!("node-{node}"),
+            services: vec!["kv".into()],
+            rival: 0,
+        };
+        let members = Members::new(&hello, None);
+        let life = Life { id, since: self.now, members, hello };
+        let state = self.nodes.get_mut(&node).unwrap();
+        (state.life, state.timer) = (Some(life), None);
+        // What a partition has left, and other nodes that have just come, take longer.
+        if self.apart.is_empty() && self.healed_at.is_none_or(|at| self.now > at + 12 * SECOND) {
+            let fault = self.faults;
+            self.after(SECOND, Event::IsReached { node, fault });
+        }
+    }
+
+    fn crash(&mut self, node: u64) {
+        let id = self.nodes.get_mut(&node).unwrap().life.take().unwrap().id;
+        for number in self.conns.keys().copied().collect::<Vec<_>>() {
+            let Some(end) = self.conns[&number].ids.iter().position(|end| *end == id) else {
+                continue;
+            };
+            let is_shm = matches!(self.conns[&number].target, Target::Local(_));
+            // The system tells at once, a keepalive within its period, a partition not at all.
+            let after = if is_shm { MILLI } else { self.rng.between(MILLI, SECOND * 7 / 10) };
+            if self.is_open(number) && self.conns[&number].ends[1 - end].is_some() {
+                self.after(after, Event::Ended { conn: number, end: 1 - end });
+            }
+        }
+    }
+
+    fn leave(&mut self, node: u64) {
+        let id = self.nodes[&node].life.as_ref().unwrap().id;
+        for number in self.conns.keys().copied().collect::<Vec<_>>() {
+            if let Some(end) = self.conns[&number].ids.iter().position(|end| *end == id)
+                && self.is_open(number)
+            {
+                let at = self.arrival(number, end);
+                self.after(at, Event::Goodbye { conn: number, end: 1 - end });
+            }
+        }
+        let pause = self.rng.below(SECOND / 2);
+        self.run(pause);
+        self.crash(node);
+    }
+
+    fn lives(&self, id: u64) -> bool {
+        self.nodes.values().filter_map(|node| node.life.as_ref()).any(|life| life.id == id)
+    }
+
+    fn node_of(&self, id: u64) -> Option<u64> {
+        let mut nodes = self.nodes.iter();
+        nodes.find(|(_, node)| node.life.as_ref().is_some_and(|l| l.id == id)).map(|(n, _)| *n)
+    }
+
+    /// Whether frames get through between two hosts.
+    fn is_joined(&self, one: u64, other: u64) -> bool {
+        one == other || self.apart.contains(&one) == self.apart.contains(&other)
+    }
+
+    fn is_open(&self, conn: u64) -> bool {
+        let conn = &self.conns[&conn];
+        let hosts = conn.ids.map(|id| self.node_of(id).map(|node| self.nodes[&node].host));
+        conn.cut_at.is_none() && hosts[0].zip(hosts[1]).is_none_or(|(a, b)| self.is_joined(a, b))
+    }
+
+    fn arrival(&mut self, conn: u64, end: usize) -> u64 {
+        let at = self.now + self.delay();
+        let last = &mut self.conns.get_mut(&conn).unwrap().last[end];
+        *last = at.max(*last + 1);
+        *last - self.now
+    }
+
+    fn send(&mut self, number: u64, end: usize, hello: Hello) {
+        let is_open = self.is_open(number);
+        let conn = self.conns.get_mut(&number).unwrap();
+        if conn.ends[1].is_none() || !is_open {
+            return conn.waiting.push((end, hello));
+        }
+        let at = self.arrival(number, end);
+        self.after(at, Event::Hello { conn: number, end: 1 - end, hello });
+    }
+
+    pub(super) fn run(&mut self, nanos: u64) {
+        let until = self.now + nanos;
+        while let Some(entry) = self.events.first_entry()
+            && entry.key().0 <= until
+        {
+            self.now = entry.key().0;
+            let event = entry.remove();
+            self.handle(event);
+        }
+        self.now = until;
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Discover(node) => {
+                self.discover(node);
+                self.after(DISCOVER, Event::Discover(node));
+            }
+            Event::Timeout(node) if self.nodes[&node].timer == Some(self.now) => {
+                self.nodes.get_mut(&node).unwrap().timer = None;
+                let loads = self.loads(node);
+                let load = |link: u64| loads.get(&link).copied().unwrap_or_default();
+                self.with(node, |members, now| members.handle_timeout(now, load));
+                assert!(self.nodes[&node].timer.is_none_or(|at| at > self.now), "all is done");
+            }
+            Event::Timeout(_) => {}
+            Event::Attempt { conn, wait } => self.attempt(conn, wait),
+            Event::Hello { conn, end, hello } => self.with_end(conn, end, |members, now, link| {
+                members.handle_hello(now, link, hello);
+            }),
+            Event::Goodbye { conn, end } => self.with_end(conn, end, |members, _, link| {
+                members.handle_goodbye(link);
+            }),
+            Event::Ended { conn, end } => self.ended(conn, end),
+            Event::IsReached { node, fault } if fault == self.faults => self.is_reached(node),
+            Event::IsReached { .. } => {}
+        }
+    }
+
+    fn discover(&mut self, node: u64) {
+        let Node { host, searches: true, life: Some(_), .. } = self.nodes[&node] else { return };
+        let addresses = self.nodes.values().flat_map(|node| node.addresses.iter().copied());
+        let mut places: BTreeSet<_> = addresses.map(Target::Address).collect();
+        let here = self.nodes.values().filter(|node| node.host == host);
+        places.extend(here.filter_map(|node| Some(Target::Local(node.life.as_ref()?.id))));
+        self.with(node, |members, now| {
+            members.handle_places(now, &places);
+            members.seek(now, now.plus_nanos(SECOND));
+        });
+    }
+
+    fn attempt(&mut self, number: u64, wait: u64) {
+        let conn = &self.conns[&number];
+        if conn.has_ended[0] || conn.ends[1].is_some() || !self.lives(conn.ids[0]) {
+            return;
+        }
+        let serves = |node: &Node| match conn.target {
+            Target::Local(id) => node.life.as_ref().is_some_and(|life| life.id == id),
+            Target::Address(address) => node.addresses.contains(&address),
+        };
+        let from = self.node_of(conn.ids[0]).unwrap();
+        let Some((to, node)) = self.nodes.iter().find(|(_, node)| serves(node)) else {
+            return self.after(0, Event::Ended { conn: number, end: 0 });
+        };
+        let (to, is_joined) = (*to, self.is_joined(self.nodes[&from].host, node.host));
+        let give_up = conn.dialed_at + 10 * SECOND;
+        let give_up = conn.refused_at.map_or(give_up, |at| give_up.min(at + SECOND * 3 / 2));
+        let Some(id) = node.life.as_ref().map(|life| life.id).filter(|_| is_joined) else {
+            if is_joined {
+                let now = self.now;
+                self.conns.get_mut(&number).unwrap().refused_at.get_or_insert(now);
+            }
+            if self.now + wait >= give_up {
+                let left = give_up.saturating_sub(self.now);
+                return self.after(left, Event::Ended { conn: number, end: 0 });
+            }
+            return self.after(wait, Event::Attempt { conn: number, wait: (2 * wait).min(SECOND) });
+        };
+        let transport = match conn.target {
+            Target::Local(_) => Transport::Shm,
+            Target::Address(_) => Transport::Udp(self.nodes[&from].addresses[0]),
+        };
+        let conn = self.conns.get_mut(&number).unwrap();
+        (conn.ends[1], conn.ids[1]) = (Some(number), id);
+        let waiting = std::mem::take(&mut conn.waiting);
+        self.with(to, |members, now| members.handle_accepted(now, number, transport));
+        waiting.into_iter().for_each(|(end, hello)| self.send(number, end, hello));
+    }
+
+    fn ended(&mut self, number: u64, end: usize) {
+        let conn = self.conns.get_mut(&number).unwrap();
+        let is_partition = conn.cut_at.is_some_and(|at| self.now < at + 30 * SECOND);
+        if is_partition || std::mem::replace(&mut conn.has_ended[end], true) {
+            return;
+        }
+        let id = conn.ids[end];
+        if let Some(node) = self.node_of(id) {
+            self.with(node, |members, now| drop(members.handle_ended(now, number)));
+        }
+    }
+
+    /// Has a node handle something, and does what it asks for.
+    fn with(&mut self, node: u64, handle: impl FnOnce(&mut Members, Instant)) {
+        let now = self.instant();
+        let Some(life) = &mut self.nodes.get_mut(&node).unwrap().life else { return };
+        handle(&mut life.members, now);
+        let id = life.id;
+        while let Some(effect) =
+            self.nodes.get_mut(&node).unwrap().life.as_mut().unwrap().members.poll_effect()
+        {
+            match effect {
+                Effect::Dial(target) => self.dial(node, id, target),
+                Effect::Describe(link) => {
+                    let life = self.nodes[&node].life.as_ref().unwrap();
+                    let hello = Hello { rival: life.members.rival_of(link), ..life.hello.clone() };
+                    let end = usize::from(self.conns[&link].ids[0] != id);
+                    self.send(link, end, hello);
+                }
+                Effect::End(link) => {
+                    let end = usize::from(self.conns[&link].ids[0] != id);
+                    self.after(0, Event::Ended { conn: link, end });
+                    let at = self.arrival(link, end);
+                    if self.conns[&link].ends[1 - end].is_some() && self.is_open(link) {
+                        self.after(at, Event::Ended { conn: link, end: 1 - end });
+                    }
+                }
+                Effect::Wake => {}
+            }
+        }
+        let members = &self.nodes[&node].life.as_ref().unwrap().members;
+        if let Some(at) = members.poll_timeout() {
+            let at = at.as_nanos().max(self.now);
+            let timer = &mut self.nodes.get_mut(&node).unwrap().timer;
+            if timer.is_none_or(|timer| timer > at) {
+                *timer = Some(at);
+                self.after(at - self.now, Event::Timeout(node));
+            }
+        }
+    }
+
+    fn with_end(&mut self, conn: u64, end: usize, handle: impl FnOnce(&mut Members, Instant, u64)) {
+        let state = &self.conns[&conn];
+        if let Some(node) = self.node_of(state.ids[end]).filter(|_| !state.has_ended[end]) {
+            self.with(node, |members, now| handle(members, now, conn));
+        }
+    }
+
+    fn dial(&mut self, node: u64, id: u64, target: Target) {
+        self.sequence += 1;
+        let (number, now) = (self.sequence, self.now);
+        self.nodes.get_mut(&node).unwrap().dials.entry(target).or_default().push(now);
+        let transport = match target {
+            Target::Local(other) if !self.lives(other) => {
+                return self.with(node, |members, now| members.handle_refused(now, target));
+            }
+            Target::Local(_) => Transport::Shm,
+            Target::Address(address) => Transport::Udp(address),
+        };
+        let conn = Conn {
+            ends: [Some(number), None],
+            ids: [id, 0],
+            target,
+            dialed_at: now,
+            refused_at: None,
+            cut_at: None,
+            has_ended: [false; 2],
+            last: [now; 2],
+            waiting: Vec::new(),
+        };
+        self.conns.insert(number, conn);
+        let delay = self.delay();
+        self.after(delay, Event::Attempt { conn: number, wait: 100 * MILLI });
+        self.with(node, |members, now| members.handle_dialed(now, target, number, transport));
+    }
+
+    /// The loads of a node's links: those that were cut for a second are suspected.
+    fn loads(&self, node: u64) -> BTreeMap<u64, Load> {
+        let Some(life) = &self.nodes[&node].life else { return BTreeMap::new() };
+        let load = |number: u64| {
+            let conn = &self.conns[&number];
+            let is_suspected = conn.cut_at.is_some_and(|at| self.now >= at + SECOND)
+                || conn.ids.iter().any(|id| !self.lives(*id));
+            (number, Load { streams: 0, is_suspected })
+        };
+        life.members.links().map(load).collect()
+    }
+
+    /// A node that joined a second ago is known to all that search.
+    fn is_reached(&self, node: u64) {
+        let Some(Life { id, .. }) = self.nodes[&node].life else { return };
+        for (other, searcher) in self.nodes.iter().filter(|(other, _)| **other != node) {
+            if let Some(life) = searcher.life.as_ref().filter(|_| searcher.searches)
+                && life.since + 3 * SECOND < self.now
+            {
+                assert!(life.members.knows(id), "node {other} has not reached {node}");
+            }
+        }
+    }
+
+    /// All that search know exactly the living, over one link each; none was dialed above its back-off.
+    pub(super) fn check(&self) {
+        let living: BTreeSet<_> =
+            self.nodes.values().filter_map(|node| Some(node.life.as_ref()?.id)).collect();
+        for (number, node) in &self.nodes {
+            for (target, dials) in &node.dials {
+                let most = dials.windows(20).map(|window| window[19] - window[0]).min();
+                assert!(most.is_none_or(|most| most > 10 * SECOND), "{number} dials {target:?}");
+            }
+            let Some(life) = &node.life else { continue };
+            let known: BTreeSet<_> = life.members.peers().map(|(id, ..)| id).collect();
+            let others: BTreeSet<_> = living.iter().copied().filter(|id| *id != life.id).collect();
+            assert!(known.is_subset(&others), "node {number} knows the dead");
+            if node.searches {
+                assert_eq!(known, others, "node {number} does not know all");
+                let choices = life.members.choices("kv", |_| Load::default());
+                assert_eq!(choices.len(), others.len(), "node {number} uses all");
+                assert!(choices.iter().all(|choice| !choice.rank.0));
+            }
+            for (id, _, _, links) in life.members.peers() {
+                assert_eq!(links.len(), 1, "node {number} has one link to {id}");
+            }
+        }
+    }
+}
