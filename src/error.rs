@@ -15,6 +15,11 @@ pub enum ErrorKind {
     ///
     /// [`NodeBuilder::connect_within`]: crate::NodeBuilder::connect_within
     NoService,
+    /// The peer was restarted, or the connection to it was lost: what was sent and not received is lost. The next try
+    /// reaches the peer as it is now.
+    Reset,
+    /// It is longer than the limit, or there are more of them: the text names the limit.
+    TooLarge,
     /// The node was shut down.
     Closed,
     /// The system refused something: the source says what.
@@ -65,6 +70,8 @@ impl From<Error> for io::Error {
             ErrorKind::Config => io::ErrorKind::InvalidInput,
             ErrorKind::InUse => io::ErrorKind::AddrInUse,
             ErrorKind::NoService => io::ErrorKind::NotFound,
+            ErrorKind::Reset => io::ErrorKind::ConnectionReset,
+            ErrorKind::TooLarge => io::ErrorKind::InvalidInput,
             ErrorKind::Closed => io::ErrorKind::NotConnected,
             ErrorKind::System => error.source.as_ref().map_or(io::ErrorKind::Other, Self::kind),
         };

@@ -2,10 +2,18 @@
 #![forbid(unsafe_code)]
 
 #[cfg(target_os = "linux")]
+pub mod call;
+#[cfg(target_os = "linux")]
 mod error;
+#[cfg(target_os = "linux")]
+mod framing;
 pub mod guide;
 #[cfg(target_os = "linux")]
+pub mod latest;
+#[cfg(target_os = "linux")]
 mod member;
+#[cfg(target_os = "linux")]
+pub mod message;
 #[cfg(target_os = "linux")]
 mod node;
 pub mod prelude;

@@ -2,8 +2,10 @@
 
 mod builder;
 mod connector;
+pub(crate) mod links;
 mod listener;
 mod local;
+pub(crate) mod mailbox;
 mod network;
 mod state;
 
@@ -22,6 +24,7 @@ use crate::error::{Error, ErrorKind};
 use crate::member::{self, Hello, MOST_NAME, Members, Target, VERSION};
 pub use builder::{DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, NodeBuilder};
 pub use connector::Connector;
+use links::Links;
 #[cfg(feature = "tonic")]
 pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
@@ -54,6 +57,7 @@ struct Inner {
     discover: Vec<String>,
     drain: Duration,
     connect_within: Duration,
+    links: Links,
 }
 
 impl Drop for Inner {
@@ -101,7 +105,8 @@ impl Node {
         shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
         let NodeBuilder { drain, connect_within, discover, .. } = builder;
-        Ok(Self(Arc::new(Inner { shared, address, discover, drain, connect_within })))
+        let links = Links::default();
+        Ok(Self(Arc::new(Inner { shared, address, discover, drain, connect_within, links })))
     }
 
     /// Offers a service: nodes that connect to it reach the listener.
@@ -235,7 +240,8 @@ impl Node {
             true => asked,
             false => format!("{asked}; could not ask {}", strangers.join(", ")),
         };
-        Error::new(ErrorKind::NoService, format!("no node offers {service:?}; {asked}"))
+        let (service, hint) = (links::shown(service), links::hint(service, &peers));
+        Error::new(ErrorKind::NoService, format!("no node offers {service:?}; {asked}{hint}"))
     }
 
     /// Ends the node once its streams have ended, at most as long as [`NodeBuilder::drain`] says: accepts and opens no
@@ -244,6 +250,7 @@ impl Node {
         let shared = &self.0.shared;
         let live = shared.live();
         live.iter().for_each(|session| session.say_goodbye());
+        self.0.links.leave();
         let until = Instant::now() + self.0.drain;
         while live.iter().any(|session| session.ended().is_none() && session.streams() > 0)
             && Instant::now() < until
@@ -255,7 +262,8 @@ impl Node {
 }
 
 fn listed(services: &[String]) -> String {
-    if services.is_empty() { "nothing".into() } else { services.join(", ") }
+    let shown: Vec<_> = services.iter().map(|service| links::shown(service)).collect();
+    if shown.is_empty() { "nothing".into() } else { shown.join(", ") }
 }
 
 fn closed() -> Error {
@@ -265,6 +273,10 @@ fn closed() -> Error {
 fn check_name(what: &str, name: &str) -> Result<(), Error> {
     if name.is_empty() || name.len() > MOST_NAME {
         let text = format!("{what} has 1 to {} bytes, not {}", MOST_NAME, name.len());
+        return Err(Error::new(ErrorKind::Config, text));
+    }
+    if name.starts_with(links::RESERVED) {
+        let text = format!("names that begin with {:?} are reserved", links::RESERVED);
         return Err(Error::new(ErrorKind::Config, text));
     }
     Ok(())

@@ -2,8 +2,14 @@
 
 mod anchors;
 mod bounds;
+#[cfg(target_os = "linux")]
+mod calls;
 mod conformance;
 mod dissector;
+#[cfg(target_os = "linux")]
+mod latest;
+#[cfg(target_os = "linux")]
+mod messages;
 #[cfg(target_os = "linux")]
 mod nicd;
 #[cfg(target_os = "linux")]

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, split};
 
 /// What carries the streams.
 #[derive(Clone, Copy, Debug)]
-enum Over {
+pub(crate) enum Over {
     Shm,
     Udp,
     /// The same, with a key.
@@ -17,7 +17,7 @@ enum Over {
 }
 
 /// A service's node and a client's, in a cluster of the test's own.
-fn nodes(test: &str, over: Over) -> (NodeBuilder, NodeBuilder) {
+pub(crate) fn nodes(test: &str, over: Over) -> (NodeBuilder, NodeBuilder) {
     let builder = Node::builder().cluster(format!("{test}-{}", std::process::id()));
     if matches!(over, Over::Shm) {
         return (builder.clone(), builder);
@@ -42,6 +42,7 @@ macro_rules! over_each {
         mod sealed { $(#[tokio::test] async fn $name() { super::$name(super::Over::Sealed).await; })* }
     };
 }
+pub(crate) use over_each;
 
 async fn echo(node: &Node, service: &str) -> tokio::task::JoinHandle<()> {
     let mut listener = node.listen(service).await.unwrap();

@@ -285,9 +285,13 @@ impl Shared {
     }
 
     /// Peers with a session, whether they have described themselves or not.
-    #[allow(dead_code, reason = "the services of calls ask it")]
     pub(super) fn knows(&self, id: u64) -> bool {
         self.state().members.knows(id)
+    }
+
+    /// The number that tells this node from all others.
+    pub(super) fn id(&self) -> u64 {
+        self.state().hello.id
     }
 
     /// Peers that offer a service now.
@@ -334,7 +338,6 @@ impl Shared {
     }
 
     /// Returns whether the node was shut down.
-    #[allow(dead_code, reason = "the services of calls ask it")]
     pub(super) fn is_closed(&self) -> bool {
         self.state().is_closed
     }

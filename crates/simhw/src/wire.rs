@@ -62,6 +62,37 @@ pub fn decode_long<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     }
 }
 
+/// Most bytes of a request, an answer or another value of an application.
+pub const VALUE_LIMIT: usize = 16 << 20;
+
+const fn value() -> impl bincode::config::Config {
+    bincode::config::legacy().with_limit::<VALUE_LIMIT>()
+}
+
+/// Writes an application's value, which may be longer than [`LIMIT`], to a buffer of its own.
+///
+/// # Errors
+/// [`WireError::TooLong`] beyond [`VALUE_LIMIT`]; also for a value that serde can't write.
+pub fn encode_value<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
+    bincode::serde::encode_to_vec(message, value())
+        .ok()
+        .filter(|bytes| bytes.len() <= VALUE_LIMIT)
+        .ok_or(WireError::TooLong { room: VALUE_LIMIT })
+}
+
+/// Reads what [`encode_value`] wrote, and nothing after it. A hostile sender makes it reserve [`VALUE_LIMIT`] at most.
+///
+/// # Errors
+/// [`WireError::Malformed`] for bytes that are no `T`, [`WireError::Trailing`] for more than one.
+pub fn decode_value<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
+    let (message, used) =
+        bincode::serde::decode_from_slice(bytes, value()).map_err(|_| WireError::Malformed)?;
+    match bytes.len() - used {
+        0 => Ok(message),
+        left => Err(WireError::Trailing(left)),
+    }
+}
+
 /// Writes `message` to the start of `buffer`; returns the bytes used. Allocates nothing.
 ///
 /// # Errors

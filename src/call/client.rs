@@ -1,0 +1,368 @@
+//! Calls a service by its name.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use midplane_simhw::wire::{decode_value, encode_value};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tower_service::Service;
+use tracing::Instrument;
+
+use super::context::{Context, earlier};
+use super::frame::{AnswerHeader, RequestHeader, Status};
+use super::pool::{self, Lease, Pipe, Pool};
+use super::{CallError, Limits};
+use crate::framing::{read_body, write_parts};
+use crate::node::Node;
+use crate::node::links::{Candidate, Kind, open};
+
+/// 30 s: limits how long a call takes.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Peers that a call is lost with before it fails, where it may be retried.
+const MOST_LOST: usize = 3;
+
+/// Calls a service by its name, wherever it is; made by [`Node::client`].
+///
+/// Each call goes to the nearest node that offers the service; of several, to the one of two chosen at random that has
+/// fewer calls of this client. A call that was certainly not delivered is sent to another node. Clones share the limits
+/// and the streams. A client keeps its node.
+///
+/// # Cancel safety
+/// A call that is dropped frees what it held on both sides: the service's future is dropped once the peer learns of it.
+pub struct Client<Request, R, E> {
+    shared: Arc<Shared>,
+    room: Arc<Semaphore>,
+    limits: Limits,
+    timeout: Duration,
+    is_idempotent: bool,
+    permit: Option<OwnedSemaphorePermit>,
+    turn: Option<Turn>,
+    of: PhantomData<fn(Request) -> (R, E)>,
+}
+
+type Turn = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send + Sync>>;
+
+#[derive(Debug)]
+struct Shared {
+    node: Node,
+    name: String,
+    service: OnceLock<String>,
+    pool: Arc<Pool>,
+    is_kept: AtomicBool,
+}
+
+impl<Request, R, E> Clone for Client<Request, R, E> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            room: Arc::clone(&self.room),
+            permit: None,
+            turn: None,
+            ..*self
+        }
+    }
+}
+
+impl<Request, R, E> fmt::Debug for Client<Request, R, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("service", &self.shared.name).finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// A client of a service of calls, within the default [`Limits`]; connects at its first call.
+    #[must_use]
+    pub fn client<Request, R, E>(&self, name: &str) -> Client<Request, R, E> {
+        let limits = Limits::default();
+        let shared = Shared {
+            node: self.clone(),
+            name: name.to_owned(),
+            service: OnceLock::new(),
+            pool: Arc::default(),
+            is_kept: AtomicBool::new(false),
+        };
+        Client {
+            shared: Arc::new(shared),
+            room: Arc::new(Semaphore::new(limits.concurrency)),
+            limits,
+            timeout: DEFAULT_TIMEOUT,
+            is_idempotent: false,
+            permit: None,
+            turn: None,
+            of: PhantomData,
+        }
+    }
+}
+
+impl<Request, R, E> Client<Request, R, E> {
+    /// Sets the limits, for this client and the clones that are made of it later.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.room = Arc::new(Semaphore::new(limits.concurrency.min(Semaphore::MAX_PERMITS)));
+        self.limits = limits;
+        self
+    }
+
+    /// Limits how long a call takes, waiting for its turn included. Default: [`DEFAULT_TIMEOUT`]. The deadline of a
+    /// [`Context`] around the call may be sooner.
+    #[must_use]
+    pub const fn timeout(mut self, time: Duration) -> Self {
+        self.timeout = time;
+        self
+    }
+
+    /// Says that a request may be handled twice: a call whose peer is lost is retried at another one.
+    #[must_use]
+    pub const fn idempotent(mut self) -> Self {
+        self.is_idempotent = true;
+        self
+    }
+}
+
+impl<Request, R, E> Client<Request, R, E>
+where
+    Request: Serialize,
+    R: DeserializeOwned,
+    E: DeserializeOwned,
+{
+    /// Calls the service.
+    ///
+    /// # Errors
+    /// [`CallError`]: the service's own error is [`CallError::Service`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the request may have been handled, or a part of it.
+    pub async fn call(&self, request: Request) -> Result<R, CallError<E>> {
+        let call = self.prepare(&request)?;
+        let room = Arc::clone(&self.room);
+        call.run(async move { room.acquire_owned().await.ok() }).await.and_then(Answer::decode)
+    }
+
+    fn prepare(&self, request: &Request) -> Result<Call, CallError<E>> {
+        let most = self.limits.max_message;
+        let too_large = CallError::TooLarge { what: "request", limit: most };
+        let Some(payload) = encode_value(request).ok().filter(|bytes| bytes.len() <= most) else {
+            return Err(too_large);
+        };
+        let context = Context::current().unwrap_or_default();
+        let own = Instant::now().checked_add(self.timeout);
+        Ok(Call {
+            shared: Arc::clone(&self.shared),
+            payload,
+            deadline: earlier(own, context.deadline()),
+            context,
+            most,
+            is_idempotent: self.is_idempotent,
+        })
+    }
+}
+
+impl<Request, R, E> Service<Request> for Client<Request, R, E>
+where
+    Request: Serialize,
+    R: DeserializeOwned + Send + 'static,
+    E: DeserializeOwned + Send + 'static,
+{
+    type Response = R;
+    type Error = CallError<E>;
+    type Future = Pin<Box<dyn Future<Output = Result<R, CallError<E>>> + Send>>;
+
+    /// Waits while as many calls as the limit are under way.
+    fn poll_ready(&mut self, task: &mut std::task::Context<'_>) -> Poll<Result<(), Self::Error>> {
+        if self.permit.is_none() {
+            let room = &self.room;
+            let turn = self.turn.get_or_insert_with(|| Box::pin(Arc::clone(room).acquire_owned()));
+            self.permit = ready!(turn.as_mut().poll(task)).ok();
+            self.turn = None;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// # Panics
+    /// If the client was not ready.
+    fn call(&mut self, request: Request) -> Self::Future {
+        let permit = self.permit.take().expect("a client is called once it is ready");
+        let call = self.prepare(&request);
+        Box::pin(async move {
+            call?.run(std::future::ready(Some(permit))).await.and_then(Answer::decode)
+        })
+    }
+}
+
+/// A call, whatever its types are.
+struct Call {
+    shared: Arc<Shared>,
+    payload: Vec<u8>,
+    deadline: Option<Instant>,
+    context: Context,
+    most: usize,
+    is_idempotent: bool,
+}
+
+/// What a service has answered.
+struct Answer {
+    status: Status,
+    limit: usize,
+    body: Vec<u8>,
+}
+
+/// Why there is no answer.
+enum Lost {
+    /// The request was not sent whole: no service was called.
+    Undelivered,
+    /// The peer may have handled the request.
+    Delivered(io::Error),
+}
+
+impl Call {
+    /// Runs the call once `turn` is ready.
+    async fn run<E>(
+        self,
+        turn: impl Future<Output = Option<OwnedSemaphorePermit>>,
+    ) -> Result<Answer, CallError<E>> {
+        let service = &self.shared.name;
+        let span = tracing::debug_span!("request", service, traceparent = %self.context.trace());
+        let run = async {
+            let _permit = turn.await;
+            self.attempts().await
+        }
+        .instrument(span);
+        match self.deadline {
+            None => run.await,
+            Some(at) => tokio::time::timeout_at(at, run).await.unwrap_or(Err(CallError::Deadline)),
+        }
+    }
+
+    /// Tries one node after the other.
+    async fn attempts<E>(&self) -> Result<Answer, CallError<E>> {
+        let service = self.shared.service()?;
+        let node = &self.shared.node;
+        let until = node.patience();
+        let mut refused = BTreeSet::new();
+        let (mut last, mut lost) = (None, 0);
+        loop {
+            let found = node.find(service, &mut refused, until, |_| true).await;
+            let candidates = match found {
+                Ok(candidates) => candidates,
+                Err(error) => return Err(last.unwrap_or(CallError::Node(error))),
+            };
+            let random = getrandom::u64().unwrap_or(0);
+            let leased = self.shared.pool.lease(&candidates, random);
+            let (candidate, lease) = leased.expect("a candidate was found");
+            let session = candidate.session.number();
+            let why = match self.attempt(service, candidate, &lease, until).await {
+                Ok(answer) if answer.status == Status::Busy => CallError::Busy,
+                Ok(answer) => return Ok(answer),
+                Err(Lost::Undelivered) => {
+                    refused.insert(session);
+                    continue;
+                }
+                Err(Lost::Delivered(error)) => {
+                    lost += 1;
+                    if !self.is_idempotent || lost >= MOST_LOST {
+                        return Err(CallError::Reset(error));
+                    }
+                    CallError::Reset(error)
+                }
+            };
+            last = Some(why);
+            refused.insert(session);
+        }
+    }
+
+    /// Calls one node, over an idle stream or a new one.
+    async fn attempt(
+        &self,
+        service: &str,
+        candidate: &Candidate,
+        lease: &Lease,
+        until: Instant,
+    ) -> Result<Answer, Lost> {
+        while let Some(pipe) = lease.take() {
+            match self.exchange(pipe, lease).await {
+                // The peer has dropped the idle stream: the next one, or a new one, may be better.
+                Err(Lost::Undelivered) => {}
+                done => return done,
+            }
+        }
+        let opened = open(candidate, service, until).await;
+        self.exchange(pool::pipe(opened.ok_or(Lost::Undelivered)?), lease).await
+    }
+
+    async fn exchange(&self, mut pipe: Pipe, lease: &Lease) -> Result<Answer, Lost> {
+        let remaining = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        #[expect(clippy::cast_possible_truncation, reason = "it was bounded")]
+        let length = self.payload.len() as u32;
+        let trace = self.context.trace().clone();
+        let head = RequestHeader { length, remaining, trace }.emit();
+        let written = write_parts(&mut pipe, &head, &self.payload, 0).await;
+        // A service that refuses a request answers before it has read all of it.
+        let read = self.read(&mut pipe).await;
+        let (answer, is_whole) = match (written, read) {
+            (_, Ok(read)) => read,
+            (Err(_), Err(_)) => return Err(Lost::Undelivered),
+            (Ok(()), Err(error)) => return Err(Lost::Delivered(error)),
+        };
+        let ends = matches!(answer.status, Status::Busy | Status::RequestTooLarge);
+        if !ends && is_whole {
+            lease.keep(pipe);
+        }
+        Ok(answer)
+    }
+
+    /// Reads an answer, and says whether all of it was read.
+    async fn read(&self, pipe: &mut Pipe) -> io::Result<(Answer, bool)> {
+        let AnswerHeader { status, length, limit } = AnswerHeader::read(pipe).await?;
+        if length as usize > self.most {
+            let (status, body) = (Status::ResponseTooLarge, Vec::new());
+            return Ok((Answer { status, limit: self.most, body }, false));
+        }
+        let body = read_body(pipe, length as usize).await?;
+        Ok((Answer { status, limit: limit as usize, body }, true))
+    }
+}
+
+impl Answer {
+    fn decode<R: DeserializeOwned, E: DeserializeOwned>(self) -> Result<R, CallError<E>> {
+        let too_large = |what| CallError::TooLarge { what, limit: self.limit };
+        Err(match self.status {
+            Status::Response => {
+                return decode_value(&self.body)
+                    .map_err(|_| CallError::Decode { what: "response" });
+            }
+            Status::Error => decode_value(&self.body)
+                .map_or(CallError::Decode { what: "error" }, CallError::Service),
+            Status::Deadline => CallError::Deadline,
+            Status::Undecodable => CallError::Decode { what: "request" },
+            Status::RequestTooLarge => too_large("request"),
+            Status::ResponseTooLarge => too_large("response"),
+            Status::Busy => CallError::Busy,
+        })
+    }
+}
+
+impl Shared {
+    /// Returns the reserved name of the service; at the first call, begins to keep the idle streams.
+    fn service<E>(&self) -> Result<&str, CallError<E>> {
+        if self.service.get().is_none() {
+            let service = Kind::Calls.service(&self.name).map_err(CallError::Node)?;
+            let _ = self.service.set(service);
+        }
+        let service = self.service.get().expect("it was set");
+        if !self.is_kept.swap(true, Ordering::Relaxed) {
+            let (pool, peers) = (Arc::downgrade(&self.pool), self.node.links());
+            tokio::spawn(pool::keep(pool, service.clone(), peers));
+        }
+        Ok(service)
+    }
+}

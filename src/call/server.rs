@@ -1,0 +1,260 @@
+//! Serves calls: one task accepts streams, one task a stream handles its calls in turn.
+
+use std::future::poll_fn;
+use std::io;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use midplane_simhw::wire::{decode_value, encode_value};
+use midplane_via::session::Stream;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::AsyncBufReadExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, timeout};
+use tower_service::Service;
+use tracing::Instrument;
+
+use super::Limits;
+use super::context::{Context, Trace};
+use super::frame::{AnswerHeader, RequestHeader, Status};
+use super::pool::{Pipe, pipe};
+use crate::error::Error;
+use crate::framing::{read_body, write_parts};
+use crate::node::links::Kind;
+use crate::node::{Listener, Node, PeerName};
+
+/// 4,096: streams that a service has at most; a client opens one for each of its calls at once.
+pub const MOST_STREAMS: usize = 4_096;
+/// 2 min: an idle stream is dropped after that time. Clients drop theirs sooner.
+const IDLE: Duration = Duration::from_secs(120);
+/// 30 s: limits how long a peer takes to send the rest of a request, or to read an answer.
+const REST_WITHIN: Duration = Duration::from_secs(30);
+
+/// A service of calls; made by [`Node::serve`].
+///
+/// Dropped, the node offers the service no longer, and stops the calls that are under way: their callers get
+/// [`CallError::Reset`](super::CallError::Reset).
+#[derive(Debug)]
+pub struct Serving {
+    task: AbortHandle,
+    room: Arc<Semaphore>,
+    concurrency: usize,
+}
+
+impl Serving {
+    /// Calls that are under way.
+    #[must_use]
+    pub fn calls(&self) -> usize {
+        self.concurrency - self.room.available_permits()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Node {
+    /// Serves calls to a `tower` service, within the default [`Limits`].
+    ///
+    /// The service is cloned for each stream; its `poll_ready` may wait, and holds that one call. It runs within the
+    /// call's [`Context`] and a `tracing` span `call`. Its future is dropped at the call's deadline, and once the caller
+    /// has dropped the call or is gone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`](crate::ErrorKind::InUse) if this node offers it already,
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for a name that is empty or has more than 80 bytes,
+    /// [`ErrorKind::Closed`](crate::ErrorKind::Closed).
+    pub fn serve<S, Request>(&self, name: &str, service: S) -> Result<Serving, Error>
+    where
+        S: Service<Request, Future: Send> + Clone + Send + 'static,
+        Request: DeserializeOwned + Send + 'static,
+        S::Response: Serialize + Send,
+        S::Error: Serialize + Send,
+    {
+        self.serve_with(name, service, Limits::default())
+    }
+
+    /// The same as [`Node::serve`], within other limits.
+    ///
+    /// # Errors
+    /// Those of [`Node::serve`].
+    pub fn serve_with<S, Request>(
+        &self,
+        name: &str,
+        service: S,
+        limits: Limits,
+    ) -> Result<Serving, Error>
+    where
+        S: Service<Request, Future: Send> + Clone + Send + 'static,
+        Request: DeserializeOwned + Send + 'static,
+        S::Response: Serialize + Send,
+        S::Error: Serialize + Send,
+    {
+        let listener = self.offer(Kind::Calls.service(name)?)?;
+        let concurrency = limits.concurrency.min(Semaphore::MAX_PERMITS);
+        let room = Arc::new(Semaphore::new(concurrency));
+        let server = Server {
+            service,
+            name: name.into(),
+            room: Arc::clone(&room),
+            most: limits.max_message,
+            of: PhantomData,
+        };
+        let task = tokio::spawn(accept(listener, server)).abort_handle();
+        Ok(Serving { task, room, concurrency })
+    }
+}
+
+/// Accepts the streams of a service; the tasks of its streams end with it.
+async fn accept<S, Request>(mut listener: Listener, server: Server<S, Request>)
+where
+    S: Service<Request, Future: Send> + Clone + Send + 'static,
+    Request: DeserializeOwned + Send + 'static,
+    S::Response: Serialize + Send,
+    S::Error: Serialize + Send,
+{
+    let mut streams = JoinSet::new();
+    while let Ok((stream, peer)) = listener.accept().await {
+        while streams.try_join_next().is_some() {}
+        if streams.len() >= MOST_STREAMS {
+            streams.spawn(refuse(stream));
+            // Refusals are short; their number is bounded as well.
+            if streams.len() > 2 * MOST_STREAMS {
+                streams.join_next().await;
+            }
+            continue;
+        }
+        let server = server.clone();
+        streams.spawn(async move {
+            let name = Arc::clone(&server.name);
+            if let Err(error) = server.run(pipe(stream), &peer).await {
+                tracing::debug!(service = &*name, %peer, %error, "a stream of calls has ended");
+            }
+        });
+    }
+}
+
+/// Says that the service has too many streams.
+async fn refuse(mut stream: Stream) {
+    let head = AnswerHeader { status: Status::Busy, length: 0, limit: 0 }.emit();
+    // A new stream has room for it; if not, the caller learns of the end of the stream.
+    let _ = timeout(REST_WITHIN, write_parts(&mut stream, &head, &[], 0)).await;
+}
+
+/// What a stream's task needs.
+#[derive(Debug)]
+struct Server<S, Request> {
+    service: S,
+    name: Arc<str>,
+    room: Arc<Semaphore>,
+    most: usize,
+    of: PhantomData<fn(Request)>,
+}
+
+impl<S: Clone, Request> Clone for Server<S, Request> {
+    fn clone(&self) -> Self {
+        let (name, room) = (Arc::clone(&self.name), Arc::clone(&self.room));
+        Self { service: self.service.clone(), name, room, most: self.most, of: PhantomData }
+    }
+}
+
+impl<S, Request> Server<S, Request>
+where
+    S: Service<Request> + Clone,
+    Request: DeserializeOwned,
+    S::Response: Serialize,
+    S::Error: Serialize,
+{
+    /// Handles the calls of a stream until the client drops it.
+    async fn run(mut self, mut pipe: Pipe, peer: &PeerName) -> io::Result<()> {
+        loop {
+            let is_over = timeout(IDLE, pipe.fill_buf()).await??.is_empty();
+            if is_over {
+                return Ok(());
+            }
+            let header = timeout(REST_WITHIN, RequestHeader::read(&mut pipe)).await??;
+            let length = header.length as usize;
+            if length > self.most {
+                let status = Status::RequestTooLarge;
+                return answer(&mut pipe, status, self.most, &[]).await;
+            }
+            let since = Instant::now();
+            let payload = timeout(REST_WITHIN, read_body(&mut pipe, length)).await??;
+            let deadline = header.remaining.and_then(|time| since.checked_add(time));
+            let trace = header.trace;
+            let result = self.handle(&mut pipe, &payload, deadline, trace, peer).await?;
+            drop(payload);
+            let (status, limit, body) = match result {
+                Ok((_, body)) if body.len() > self.most => {
+                    (Status::ResponseTooLarge, self.most, Vec::new())
+                }
+                Ok((status, body)) => (status, 0, body),
+                Err(status) => (status, self.most, Vec::new()),
+            };
+            answer(&mut pipe, status, limit, &body).await?;
+        }
+    }
+
+    /// Runs a call to its end, its deadline, or the end of its stream, which is an error.
+    async fn handle(
+        &mut self,
+        pipe: &mut Pipe,
+        payload: &[u8],
+        deadline: Option<Instant>,
+        trace: Trace,
+        peer: &PeerName,
+    ) -> io::Result<Result<(Status, Vec<u8>), Status>> {
+        let Ok(request) = decode_value(payload) else { return Ok(Err(Status::Undecodable)) };
+        let span = tracing::info_span!("call", service = &*self.name, %peer, traceparent = %trace);
+        let context = Context::of_call(deadline, trace, peer.clone());
+        let room = Arc::clone(&self.room);
+        let called = async {
+            let _permit: Option<OwnedSemaphorePermit> = room.acquire_owned().await.ok();
+            let service = &mut self.service;
+            let result = match poll_fn(|task| service.poll_ready(task)).await {
+                Ok(()) => {
+                    let called = context.clone().enter(|| service.call(request));
+                    context.scope(called).await
+                }
+                Err(error) => Err(error),
+            };
+            encode(&result)
+        };
+        let called = async {
+            match deadline {
+                Some(at) => {
+                    tokio::time::timeout_at(at, called).await.unwrap_or(Err(Status::Deadline))
+                }
+                None => called.await,
+            }
+        };
+        tokio::select! {
+            biased;
+            result = called.instrument(span) => Ok(result),
+            read = pipe.fill_buf() => Err(match read {
+                Ok([]) => io::Error::new(io::ErrorKind::ConnectionAborted, "the caller has dropped the call"),
+                Ok(_) => io::Error::new(io::ErrorKind::InvalidData, "a request before the answer to the last one"),
+                Err(error) => error,
+            }),
+        }
+    }
+}
+
+fn encode<R: Serialize, E: Serialize>(result: &Result<R, E>) -> Result<(Status, Vec<u8>), Status> {
+    let (status, bytes) = match result {
+        Ok(response) => (Status::Response, encode_value(response)),
+        Err(error) => (Status::Error, encode_value(error)),
+    };
+    bytes.map(|bytes| (status, bytes)).map_err(|_| Status::ResponseTooLarge)
+}
+
+async fn answer(pipe: &mut Pipe, status: Status, limit: usize, body: &[u8]) -> io::Result<()> {
+    #[expect(clippy::cast_possible_truncation, reason = "both are bounded")]
+    let head = AnswerHeader { status, length: body.len() as u32, limit: limit as u32 }.emit();
+    timeout(REST_WITHIN, write_parts(pipe, &head, body, 0)).await?
+}

@@ -1,0 +1,241 @@
+//! A map of which each member has the latest values: for loads, positions, health, settings.
+//!
+//! ```
+//! # use midplane::Node;
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), midplane::Error> {
+//! # let builder = Node::builder().cluster(format!("doc-{}", std::process::id()));
+//! # let (worker, balancer) = (builder.clone().start().await?, builder.start().await?);
+//! let load = worker.latest_map::<String, f64>("load").await?; // in one process
+//! load.set(&"worker-1".into(), &0.25)?;
+//!
+//! let board = balancer.latest_map::<String, f64>("load").await?; // in another
+//! let change = board.watch().next().await.expect("the node runs");
+//! assert_eq!((change.key.as_str(), change.value), ("worker-1", Some(0.25)));
+//! assert_eq!(board.get(&"worker-1".into()), Some(0.25));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every member may write every key. The later of two writes wins; of two that did not know of each other and came at
+//! the same time, the same one wins everywhere. A member that joins late receives all entries. What is sent to a member
+//! that is slow, or gone for a while, is the newest value of each key that it lacks: nothing older waits for it.
+//!
+//! Each change goes to each member, and is passed on by those that are not connected to all others.
+
+mod replica;
+mod sync;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use midplane_simhw::wire::{decode, encode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::task::AbortHandle;
+
+use crate::error::{Error, ErrorKind};
+use crate::node::Node;
+use crate::node::links::{Kind, Peers};
+use replica::{Entry, Observer, Refused, Update};
+use sync::Shared;
+
+/// A map of latest values, shared by the nodes that have one of this name; made by [`Node::latest_map`].
+///
+/// Clones are the same map. Once the last of them and of its [watches](Watch) is dropped, the node is no member any more; what it has
+/// written stays with the others.
+pub struct LatestMap<K, V> {
+    member: Arc<Member>,
+    of: PhantomData<fn(K) -> V>,
+}
+
+/// The node's part in a map.
+#[derive(Debug)]
+struct Member {
+    shared: Arc<Shared>,
+    task: AbortHandle,
+    readers: AtomicU64,
+    peers: Peers,
+    name: String,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// An entry of a map, or what was there until it was removed.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Latest<K, V> {
+    /// The entry's key.
+    pub key: K,
+    /// Its newest value; `None` once it was removed.
+    pub value: Option<V>,
+    /// The time since its writer wrote it, without the time on the way here: at least that long ago.
+    pub age: Duration,
+}
+
+impl Node {
+    /// Joins a map of latest values: all nodes that name it have the same entries. Its types are the same in all of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`] if this node is a member already, [`ErrorKind::Config`] for a name that is empty or has more
+    /// than 80 bytes, [`ErrorKind::Closed`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the node is no member.
+    pub async fn latest_map<K, V>(&self, name: &str) -> Result<LatestMap<K, V>, Error>
+    where
+        K: Serialize + DeserializeOwned,
+        V: Serialize + DeserializeOwned,
+    {
+        let service = Kind::Map.service(name)?;
+        let listener = self.offer(service.clone())?;
+        let shared = Shared::new(self.id(), is_typed::<K, V>);
+        let task = sync::start(self, listener, service, &shared);
+        let (peers, readers, name) = (self.links(), AtomicU64::new(0), name.to_owned());
+        let member = Arc::new(Member { shared, task, readers, peers, name });
+        Ok(LatestMap { member, of: PhantomData })
+    }
+}
+
+/// Returns whether the bytes of an update are a key and a value.
+fn is_typed<K: DeserializeOwned, V: DeserializeOwned>(update: &Update) -> bool {
+    let is_value = |value: &Bytes| decode::<V>(value).is_ok();
+    decode::<K>(&update.key).is_ok() && update.value.as_ref().is_none_or(is_value)
+}
+
+impl<K, V> LatestMap<K, V>
+where
+    K: Serialize + DeserializeOwned,
+    V: Serialize + DeserializeOwned,
+{
+    /// Sets the value of a key, here and soon everywhere. Never waits.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TooLarge`]: a key has at most 1 KiB in serde's encoding, a value 32 KiB, a map 65,536 keys and
+    /// 256 MiB. The text names the limit.
+    pub fn set(&self, key: &K, value: &V) -> Result<(), Error> {
+        let key = encode(key).map_err(|_| too_large(Refused::Key))?;
+        let value = encode(value).map_err(|_| too_large(Refused::Value))?;
+        let set = self.member.shared.with(|map, now| map.set(now, key.into(), value.into()));
+        set.map_err(too_large)
+    }
+
+    /// Removes a key, here and soon everywhere. Returns whether it had a value.
+    ///
+    /// A removal is remembered for 10 minutes: a member that was cut off for longer than that, and has the entry still,
+    /// brings it back.
+    pub fn remove(&self, key: &K) -> bool {
+        let Ok(key) = encode(key) else { return false };
+        self.member.shared.with(|map, now| map.remove(now, key.into()))
+    }
+
+    /// Returns the newest value of a key that has arrived here.
+    #[must_use]
+    pub fn get(&self, key: &K) -> Option<V> {
+        let key = encode(key).ok()?;
+        let value = self.member.shared.read(|map| map.get(&key)?.value.clone())?;
+        decode(&value).ok()
+    }
+
+    /// Returns all entries with their ages, in the order of their keys' encodings.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<Latest<K, V>> {
+        let copy = |(key, entry): (&Bytes, &Entry)| (key.clone(), entry.clone());
+        let entries: Vec<_> = self.member.shared.read(|map| map.entries().map(copy).collect());
+        let now = self.member.shared.now();
+        let entry = |(key, entry): (Bytes, Entry)| {
+            let age = u64::try_from(now.saturating_sub(entry.written)).unwrap_or(0);
+            latest(&key, entry.value.as_ref(), age)
+        };
+        entries.into_iter().filter_map(entry).collect()
+    }
+
+    /// Watches the map: all entries that it has now, and then each that changes.
+    #[must_use]
+    pub fn watch(&self) -> Watch<K, V> {
+        let number = self.member.readers.fetch_add(1, Ordering::Relaxed);
+        let reader = Observer::Reader(number);
+        self.member.shared.with(|map, _| map.join(reader, true));
+        Watch { map: self.clone(), reader }
+    }
+
+    /// Updates of other members that were dropped: beyond the limits, or of other types.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.member.shared.read(|map| map.refused)
+    }
+}
+
+fn latest<K: DeserializeOwned, V: DeserializeOwned>(
+    key: &Bytes,
+    value: Option<&Bytes>,
+    age: u64,
+) -> Option<Latest<K, V>> {
+    let value = value.map(|value| decode(value)).transpose().ok()?;
+    Some(Latest { key: decode(key).ok()?, value, age: Duration::from_micros(age) })
+}
+
+fn too_large(refused: Refused) -> Error {
+    let text = match refused {
+        Refused::Key => format!("a key of a map has at most {} bytes", replica::MOST_KEY),
+        Refused::Value => format!("a value of a map has at most {} bytes", replica::MOST_VALUE),
+        Refused::Keys => format!("a map has at most {} keys", replica::MOST_KEYS),
+        Refused::Bytes => format!("the values of a map have at most {} bytes", replica::MOST_BYTES),
+    };
+    Error::new(ErrorKind::TooLarge, text)
+}
+
+impl<K, V> Clone for LatestMap<K, V> {
+    fn clone(&self) -> Self {
+        Self { member: Arc::clone(&self.member), of: PhantomData }
+    }
+}
+
+impl<K, V> fmt::Debug for LatestMap<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LatestMap").field("name", &self.member.name).finish_non_exhaustive()
+    }
+}
+
+/// Watches a map; made by [`LatestMap::watch`].
+///
+/// A watch that is not read holds no values: of a key that has changed often, it yields the newest value alone.
+#[derive(Debug)]
+pub struct Watch<K, V> {
+    map: LatestMap<K, V>,
+    reader: Observer,
+}
+
+impl<K: DeserializeOwned, V: DeserializeOwned> Watch<K, V> {
+    /// Waits for the next entry that has changed; `None` once the node was shut down.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken no change.
+    pub async fn next(&mut self) -> Option<Latest<K, V>> {
+        let Member { shared, peers, .. } = &*self.map.member;
+        loop {
+            let changed = shared.changed.notified();
+            // One at a time: what is not taken yet may still be replaced.
+            if let Some(Update { key, value, age, .. }) = shared.take(self.reader, 0).pop() {
+                return latest(&key, value.as_ref(), age);
+            }
+            if peers.is_leaving() {
+                return None;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl<K, V> Drop for Watch<K, V> {
+    fn drop(&mut self) {
+        self.map.member.shared.with(|map, _| map.leave(self.reader));
+    }
+}

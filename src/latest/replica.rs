@@ -1,0 +1,286 @@
+//! One member's copy of a map of latest values: what it holds, and what each peer and each reader has yet to see.
+//!
+//! It performs no I/O and reads no clock: the time is an argument, in microseconds of the caller's own clock, and never
+//! goes back. After each `&mut self` call, wake the tasks for which [`Replica::has_due`] may have become true.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// 10 min, in microseconds: how long a removal is kept. A member that was cut off for longer, and still has the entry,
+/// brings it back.
+pub(super) const TOMBSTONE: i64 = 600_000_000;
+/// 1 KiB: bytes of a key's encoding.
+pub(super) const MOST_KEY: usize = 1_024;
+/// 32 KiB: bytes of a value's encoding.
+pub(super) const MOST_VALUE: usize = 32 * 1_024;
+/// 65,536: keys of a map, with those that were removed lately.
+pub(super) const MOST_KEYS: usize = 65_536;
+/// 256 MiB: bytes of all keys and values of a map.
+pub(super) const MOST_BYTES: usize = 256 << 20;
+/// Bytes of an update beside its key and value.
+const OVERHEAD: usize = 48;
+/// Times that a write is renewed because an older one of a higher version arrived: one for each member that may have
+/// held it, within reason. It ends the renewals where clocks disagree.
+const RENEWALS: u8 = 8;
+
+/// Orders the writes of a key: the higher one wins everywhere.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub(super) struct Version {
+    /// Above all that the writer had seen.
+    pub(super) counter: u64,
+    pub(super) writer: u64,
+}
+
+/// An entry, as one member sends it to another.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(super) struct Update {
+    pub(super) key: Bytes,
+    /// `None` if it was removed.
+    pub(super) value: Option<Bytes>,
+    pub(super) version: Version,
+    /// Microseconds since its writer wrote it, without the time on its way.
+    pub(super) age: u64,
+}
+
+impl Update {
+    fn bytes(&self) -> usize {
+        OVERHEAD + self.key.len() + self.value.as_ref().map_or(0, Bytes::len)
+    }
+}
+
+/// A key's newest value here.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Entry {
+    pub(super) value: Option<Bytes>,
+    pub(super) version: Version,
+    /// When it was written, by this member's clock: never sooner than it was.
+    pub(super) written: i64,
+    renewals: u8,
+}
+
+/// Sees the map's changes: a peer, or a reader of this process.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) enum Observer {
+    Peer(u64),
+    Reader(u64),
+}
+
+/// Why a write is refused.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Refused {
+    Key,
+    Value,
+    Keys,
+    Bytes,
+}
+
+/// One member's copy of a map.
+#[derive(Debug)]
+pub(super) struct Replica {
+    id: u64,
+    /// The highest counter that was seen.
+    clock: u64,
+    entries: BTreeMap<Bytes, Entry>,
+    /// Removed entries, the oldest first.
+    removed: BTreeSet<(i64, Bytes)>,
+    bytes: usize,
+    /// The keys of which each has not seen the newest value: this, and no queue of values, is what waits.
+    due: BTreeMap<Observer, BTreeSet<Bytes>>,
+    /// Updates of peers beyond the bounds.
+    pub(super) refused: u64,
+}
+
+impl Replica {
+    /// An empty copy of the member with this number, which differs for each of its lives.
+    pub(super) const fn new(id: u64) -> Self {
+        Self {
+            id,
+            clock: 0,
+            entries: BTreeMap::new(),
+            removed: BTreeSet::new(),
+            bytes: 0,
+            due: BTreeMap::new(),
+            refused: 0,
+        }
+    }
+
+    /// Writes a value; replaces whatever this member has seen.
+    pub(super) fn set(&mut self, now: i64, key: Bytes, value: Bytes) -> Result<(), Refused> {
+        self.check(&key, Some(&value))?;
+        self.write(now, key, Some(value));
+        Ok(())
+    }
+
+    /// Removes a value; whether there was one.
+    pub(super) fn remove(&mut self, now: i64, key: Bytes) -> bool {
+        let is_there = self.entries.get(&key).is_some_and(|entry| entry.value.is_some());
+        if is_there {
+            self.write(now, key, None);
+        }
+        is_there
+    }
+
+    /// Handles what a peer has sent.
+    pub(super) fn handle(&mut self, now: i64, from: u64, update: Update) {
+        let Update { key, value, version, age } = update;
+        let peer = Observer::Peer(from);
+        self.clock = self.clock.max(version.counter);
+        let written = now.saturating_sub(i64::try_from(age).unwrap_or(i64::MAX));
+        if let Some(mine) = self.entries.get_mut(&key) {
+            if version <= mine.version {
+                // It has what this member has, or something older.
+                if let Some(due) = self.due.get_mut(&peer) {
+                    if version == mine.version {
+                        due.remove(&key)
+                    } else {
+                        due.insert(key)
+                    };
+                }
+                return;
+            }
+            let is_older = written < mine.written;
+            if mine.version.writer == self.id && is_older && mine.renewals > 0 {
+                // The peer's write was unknown here when this member wrote, later: the later one shall win.
+                self.clock = self.clock.saturating_add(1);
+                mine.version.counter = self.clock;
+                mine.renewals -= 1;
+                let due = self.due.iter_mut();
+                for (_, due) in due.filter(|(who, _)| matches!(who, Observer::Peer(_))) {
+                    due.insert(key.clone());
+                }
+                return;
+            }
+        }
+        if self.check(&key, value.as_ref()).is_err() {
+            self.refused += 1;
+            return;
+        }
+        self.mark(&key, Some(peer));
+        self.put(key, Entry { value, version, written, renewals: 0 });
+    }
+
+    /// Forgets removals that are old enough.
+    pub(super) fn expire(&mut self, now: i64) {
+        while let Some((written, key)) = self.removed.first().cloned() {
+            if now.saturating_sub(written) < TOMBSTONE {
+                break;
+            }
+            self.removed.pop_first();
+            self.bytes -= key.len();
+            self.entries.remove(&key);
+        }
+    }
+
+    /// A peer, or a reader, begins to see the map; with `all`, what is there already is due to it.
+    pub(super) fn join(&mut self, observer: Observer, all: bool) {
+        let keys = if all { self.entries.keys().cloned().collect() } else { BTreeSet::new() };
+        self.due.insert(observer, keys);
+    }
+
+    /// It sees the map no longer.
+    pub(super) fn leave(&mut self, observer: Observer) {
+        self.due.remove(&observer);
+    }
+
+    /// Takes the newest values of keys that an observer has not seen, at most `room` bytes but at least one.
+    ///
+    /// A value is chosen only now: this is the conditional send of the Warp paper (section 4.2), with the peer's last
+    /// acknowledgement for its condition. While that is missing, later values replace earlier ones and nothing queues.
+    pub(super) fn take(&mut self, now: i64, observer: Observer, room: usize) -> Vec<Update> {
+        let mut updates: Vec<Update> = Vec::new();
+        let mut left = room;
+        let Some(due) = self.due.get_mut(&observer) else { return updates };
+        while let Some(key) = due.pop_first() {
+            // A removal that has expired meanwhile is no news.
+            let Some(entry) = self.entries.get(&key) else { continue };
+            let age = u64::try_from(now.saturating_sub(entry.written)).unwrap_or(0);
+            let value = entry.value.clone();
+            let update = Update { key, value, version: entry.version, age };
+            if update.bytes() > left && !updates.is_empty() {
+                due.insert(update.key);
+                break;
+            }
+            left = left.saturating_sub(update.bytes());
+            updates.push(update);
+        }
+        updates
+    }
+
+    /// Returns whether an observer has not seen everything; `None` if there is no such observer.
+    pub(super) fn has_due(&self, observer: Observer) -> Option<bool> {
+        self.due.get(&observer).map(|due| !due.is_empty())
+    }
+
+    /// Returns whether a peer has not been sent everything.
+    pub(super) fn is_behind(&self) -> bool {
+        let mut due = self.due.iter();
+        due.any(|(who, due)| matches!(who, Observer::Peer(_)) && !due.is_empty())
+    }
+
+    /// Returns a key's entry, unless it was removed.
+    pub(super) fn get(&self, key: &[u8]) -> Option<&Entry> {
+        self.entries.get(key).filter(|entry| entry.value.is_some())
+    }
+
+    /// Returns all entries that were not removed, in the order of the keys' bytes.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&Bytes, &Entry)> {
+        self.entries.iter().filter(|(_, entry)| entry.value.is_some())
+    }
+
+    fn write(&mut self, now: i64, key: Bytes, value: Option<Bytes>) {
+        self.clock = self.clock.saturating_add(1);
+        let version = Version { counter: self.clock, writer: self.id };
+        self.mark(&key, None);
+        self.put(key, Entry { value, version, written: now, renewals: RENEWALS });
+    }
+
+    fn check(&self, key: &Bytes, value: Option<&Bytes>) -> Result<(), Refused> {
+        let length = value.map_or(0, Bytes::len);
+        let before = self.entries.get(key);
+        let held = before.and_then(|entry| entry.value.as_ref()).map_or(0, Bytes::len);
+        let more = if before.is_some() { length } else { length + key.len() };
+        if key.len() > MOST_KEY {
+            Err(Refused::Key)
+        } else if length > MOST_VALUE {
+            Err(Refused::Value)
+        } else if before.is_none() && self.entries.len() >= MOST_KEYS {
+            Err(Refused::Keys)
+        } else if self.bytes - held + more > MOST_BYTES {
+            Err(Refused::Bytes)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn put(&mut self, key: Bytes, entry: Entry) {
+        let written = entry.written;
+        let is_removed = entry.value.is_none();
+        self.bytes += entry.value.as_ref().map_or(0, Bytes::len);
+        match self.entries.insert(key.clone(), entry) {
+            None => self.bytes += key.len(),
+            Some(before) => match before.value {
+                Some(value) => self.bytes -= value.len(),
+                None => drop(self.removed.remove(&(before.written, key.clone()))),
+            },
+        }
+        if is_removed {
+            self.removed.insert((written, key));
+        }
+    }
+
+    /// A key has a new value, which all but one have yet to see.
+    fn mark(&mut self, key: &Bytes, but: Option<Observer>) {
+        for (observer, due) in &mut self.due {
+            if but == Some(*observer) {
+                due.remove(key);
+            } else {
+                due.insert(key.clone());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,268 @@
+//! Exchanges a map's entries with the peers that have it: one stream to each, one batch under way on each.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use midplane_simhw::wire::{decode, encode};
+use midplane_via::session::Stream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, timeout};
+
+use super::replica::{Observer, Replica, Update};
+use crate::framing::{read_body, write_parts};
+use crate::node::links::{Candidate, Peers, open};
+use crate::node::{Listener, Node, PeerName};
+
+/// Bytes of the updates of a batch, unless one alone is longer.
+const BATCH: usize = 32 * 1024;
+/// Bytes of a batch at most: one longest update and its head.
+const MOST_BATCH: usize = 48 * 1024;
+/// The first bytes of a stream.
+const MAGIC: &[u8; 8] = b"midmap 1";
+/// Acknowledges a batch.
+const ACK: u8 = 6;
+/// 500 ms: how often unknown members are searched for, old removals forgotten, and lost streams opened again.
+const TICK: Duration = Duration::from_millis(500);
+/// 30 s: limits how long the rest of a batch takes.
+const REST_WITHIN: Duration = Duration::from_secs(30);
+/// Streams of maps that peers may have open to one.
+const MOST_STREAMS: usize = 4_096;
+
+/// A member's copy of a map, and who waits for its changes.
+#[derive(Debug)]
+pub(super) struct Shared {
+    replica: Mutex<Replica>,
+    /// Something may be due to an observer, or the node has ended.
+    pub(super) changed: Notify,
+    /// The time zero of the replica.
+    start: Instant,
+    /// Returns whether an update's bytes are a key and a value of the map's types.
+    is_typed: fn(&Update) -> bool,
+    /// Peers that a task sends to, and whether a batch is under way to each.
+    sending: Mutex<BTreeMap<u64, bool>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(super) fn new(id: u64, is_typed: fn(&Update) -> bool) -> Arc<Self> {
+        Arc::new(Self {
+            replica: Mutex::new(Replica::new(id)),
+            changed: Notify::new(),
+            start: Instant::now(),
+            is_typed,
+            sending: Mutex::default(),
+        })
+    }
+
+    /// The time of the replica.
+    pub(super) fn now(&self) -> i64 {
+        i64::try_from(self.start.elapsed().as_micros()).unwrap_or(i64::MAX)
+    }
+
+    /// Reads the replica.
+    pub(super) fn read<R>(&self, read: impl FnOnce(&Replica) -> R) -> R {
+        read(&locked(&self.replica))
+    }
+
+    /// Changes the replica, and wakes the tasks that this concerns.
+    pub(super) fn with<R>(&self, change: impl FnOnce(&mut Replica, i64) -> R) -> R {
+        let mut replica = locked(&self.replica);
+        // Read under the lock, so that the replica's time never goes back.
+        let now = self.now();
+        let result = change(&mut replica, now);
+        drop(replica);
+        self.changed.notify_waiters();
+        result
+    }
+
+    /// Takes what is due to an observer, without waking others.
+    pub(super) fn take(&self, observer: Observer, room: usize) -> Vec<Update> {
+        let mut replica = locked(&self.replica);
+        let now = self.now();
+        replica.take(now, observer, room)
+    }
+
+    /// Waits until the peers have all that there is.
+    async fn flushed(&self) {
+        loop {
+            let changed = self.changed.notified();
+            let is_under_way = locked(&self.sending).values().any(|is_under_way| *is_under_way);
+            if !is_under_way && !self.read(Replica::is_behind) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// A batch is under way to a peer, or is no more.
+    fn set_under_way(&self, peer: u64, is_under_way: bool) {
+        locked(&self.sending).insert(peer, is_under_way);
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until something is due to an observer.
+    async fn due(&self, observer: Observer) {
+        loop {
+            let changed = self.changed.notified();
+            if locked(&self.replica).has_due(observer) != Some(false) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// Starts the task of a map. It ends with the node, which lets it send what is due first.
+pub(super) fn start(
+    node: &Node,
+    listener: Listener,
+    service: String,
+    shared: &Arc<Shared>,
+) -> AbortHandle {
+    let (peers, shared) = (node.links(), Arc::clone(shared));
+    tokio::spawn(async move {
+        let mut leaving = peers.clone();
+        let left = async {
+            leaving.left().await;
+            shared.flushed().await;
+        };
+        tokio::select! {
+            () = accept(listener, &shared) => {}
+            () = connect(&peers, &service, &shared) => {}
+            () = search(&peers, &shared) => {}
+            () = left => {}
+        }
+        // Readers learn that nothing comes any more.
+        shared.changed.notify_waiters();
+    })
+    .abort_handle()
+}
+
+/// Searches for members, and forgets old removals.
+async fn search(peers: &Peers, shared: &Shared) {
+    while peers.search().await {
+        shared.with(|replica, now| replica.expire(now));
+        tokio::time::sleep(TICK).await;
+    }
+}
+
+/// Sends to each peer that has the map.
+async fn connect(peers: &Peers, service: &str, shared: &Arc<Shared>) {
+    let mut tasks = JoinSet::new();
+    loop {
+        let changed = peers.changed();
+        for candidate in peers.offering(service) {
+            let is_new = !locked(&shared.sending).contains_key(&candidate.peer);
+            if is_new {
+                locked(&shared.sending).insert(candidate.peer, false);
+                tasks.spawn(send(candidate, service.to_owned(), Arc::clone(shared)));
+            }
+        }
+        while tasks.try_join_next().is_some() {}
+        let _ = timeout(TICK, changed).await;
+    }
+}
+
+/// A task that sends to a peer; dropped, the peer sees the map no longer.
+struct Sending {
+    shared: Arc<Shared>,
+    peer: u64,
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        locked(&self.shared.sending).remove(&self.peer);
+        self.shared.with(|replica, _| replica.leave(Observer::Peer(self.peer)));
+    }
+}
+
+async fn send(candidate: Candidate, service: String, shared: Arc<Shared>) {
+    let sending = Sending { shared, peer: candidate.peer };
+    let observer = Observer::Peer(candidate.peer);
+    let Some(stream) = open(&candidate, &service, Instant::now()).await else { return };
+    locked(&sending.shared.replica).join(observer, true);
+    if let Err(error) = send_batches(stream, candidate.peer, &sending.shared).await {
+        tracing::debug!(service, peer = candidate.peer, %error, "a member of a map is gone");
+    }
+}
+
+/// Sends what is due, one batch at a time.
+async fn send_batches(mut stream: Stream, peer: u64, shared: &Shared) -> io::Result<()> {
+    let observer = Observer::Peer(peer);
+    stream.write_all(MAGIC).await?;
+    let mut ack = [0];
+    loop {
+        // A peer that is gone, or leaves, ends the stream; it sends nothing while nothing is under way.
+        tokio::select! {
+            () = shared.due(observer) => {}
+            read = stream.read_exact(&mut ack) => {
+                read?;
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "an answer to nothing"));
+            }
+        }
+        shared.set_under_way(peer, true);
+        let updates = shared.take(observer, BATCH);
+        let batch = encode(&updates).map_err(io::Error::other)?;
+        #[expect(clippy::cast_possible_truncation, reason = "it was bounded")]
+        let head = (batch.len() as u32).to_le_bytes();
+        write_parts(&mut stream, &head, &batch, 0).await?;
+        stream.read_exact(&mut ack).await?;
+        if ack != [ACK] {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "no acknowledgement"));
+        }
+        shared.set_under_way(peer, false);
+    }
+}
+
+/// Accepts the streams of members.
+async fn accept(mut listener: Listener, shared: &Arc<Shared>) {
+    let mut tasks = JoinSet::new();
+    while let Ok((stream, from)) = listener.accept().await {
+        while tasks.try_join_next().is_some() {}
+        if tasks.len() < MOST_STREAMS {
+            let shared = Arc::clone(shared);
+            tasks.spawn(async move {
+                if let Err(error) = receive(stream, &from, &shared).await {
+                    tracing::debug!(%from, %error, "a stream of a map has ended");
+                }
+            });
+        }
+    }
+}
+
+/// Merges the batches of a member until its stream ends.
+async fn receive(stream: Stream, from: &PeerName, shared: &Shared) -> io::Result<()> {
+    let invalid = |text| io::Error::new(io::ErrorKind::InvalidData, text);
+    let mut stream = BufReader::with_capacity(4_096, stream);
+    let mut magic = [0; MAGIC.len()];
+    timeout(REST_WITHIN, stream.read_exact(&mut magic)).await??;
+    if magic != *MAGIC {
+        return Err(invalid("it is no stream of a map, or one of another version"));
+    }
+    loop {
+        let mut head = [0; 4];
+        stream.read_exact(&mut head).await?;
+        let length = u32::from_le_bytes(head) as usize;
+        if length > MOST_BATCH {
+            return Err(invalid("a batch too long"));
+        }
+        let batch = timeout(REST_WITHIN, read_body(&mut stream, length)).await??;
+        let mut updates: Vec<Update> = decode(&batch).map_err(io::Error::other)?;
+        let count = updates.len();
+        updates.retain(shared.is_typed);
+        shared.with(|replica, now| {
+            replica.refused += (count - updates.len()) as u64;
+            for update in updates {
+                replica.handle(now, from.id, update);
+            }
+        });
+        stream.write_all(&[ACK]).await?;
+    }
+}

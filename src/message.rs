@@ -1,0 +1,291 @@
+//! Messages between nodes: reliable, in the order of their sender, and no faster than they are received.
+//!
+//! ```
+//! # use midplane::Node;
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), midplane::Error> {
+//! let cluster = format!("doc-{}", std::process::id());
+//! let (a, b) = (Node::builder().cluster(&cluster).name("a"), Node::builder().cluster(&cluster).name("b"));
+//! let (a, b) = (a.start().await?, b.start().await?);
+//! let received = tokio::spawn(async move { b.receive().await });
+//! a.send("b", "hello").await?;
+//! let (from, bytes) = received.await.expect("it ends")?;
+//! assert_eq!((from.name.as_str(), &bytes[..]), ("a", &b"hello"[..]));
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use midplane_via::session::Stream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::error::{Error, ErrorKind};
+use crate::framing::{read_body, write_parts, write_some};
+use crate::node::links::{Peers, open};
+use crate::node::mailbox::{Outgoing, Received};
+use crate::node::{Listener, Node, PeerName};
+
+/// 1 MiB: bytes of a message at most. Larger things are streams.
+pub const MOST_MESSAGE: usize = 1 << 20;
+/// Bytes of messages of one sender that may wait to be received, with [`OVERHEAD`] for each.
+const HELD_OF_ONE: usize = MOST_MESSAGE + OVERHEAD;
+/// The same of all senders.
+const HELD_OF_ALL: usize = 64 << 20;
+/// Bytes that a message counts beside its own.
+const OVERHEAD: usize = 64;
+/// The service of messages.
+const SERVICE: &str = "midplane:messages";
+/// The first bytes of its streams.
+const MAGIC: &[u8; 8] = b"midmsg 1";
+/// Streams of one peer that may wait until its former one has ended.
+const MOST_STREAMS: usize = 4;
+/// 30 s: limits how long the rest of a message takes once its beginning has come.
+const REST_WITHIN: Duration = Duration::from_secs(30);
+
+/// The receiver of a message: a node's name, or the very node that a [`PeerName`] stands for.
+#[derive(Clone, Debug)]
+pub struct Recipient(To);
+
+#[derive(Clone, Debug)]
+enum To {
+    Name(String),
+    Peer(PeerName),
+}
+
+impl From<&str> for Recipient {
+    fn from(name: &str) -> Self {
+        Self(To::Name(name.to_owned()))
+    }
+}
+
+impl From<String> for Recipient {
+    fn from(name: String) -> Self {
+        Self(To::Name(name))
+    }
+}
+
+impl From<&PeerName> for Recipient {
+    fn from(peer: &PeerName) -> Self {
+        Self(To::Peer(peer.clone()))
+    }
+}
+
+impl Node {
+    /// Sends a message to a node: it arrives once, behind those that this node sent before.
+    ///
+    /// Waits while the receiver does not receive. Once this has returned, the message is on its way; it is lost if the
+    /// receiver ends before it has received it. The next send to that receiver then fails, and the one after it
+    /// reaches its successor of that name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Reset`]: the receiver was restarted, or the connection to it lost, since the last send.
+    /// [`ErrorKind::NoService`]: there is no such node, or it does not receive, as long as
+    /// [`connect_within`](crate::NodeBuilder::connect_within) says. [`ErrorKind::TooLarge`] beyond [`MOST_MESSAGE`],
+    /// [`ErrorKind::Closed`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the message was sent whole or not at all.
+    pub async fn send(
+        &self,
+        to: impl Into<Recipient>,
+        bytes: impl Into<Bytes>,
+    ) -> Result<(), Error> {
+        let (Recipient(to), bytes) = (to.into(), bytes.into());
+        if bytes.len() > MOST_MESSAGE {
+            let text = format!("a message has at most {MOST_MESSAGE} bytes, not {}", bytes.len());
+            return Err(Error::new(ErrorKind::TooLarge, text));
+        }
+        let (id, name) = match to {
+            To::Peer(peer) => (peer.id, peer.name),
+            To::Name(name) => (self.named(&name).await?, name),
+        };
+        if !self.knows(id) {
+            return Err(self.lost(id, &name, None));
+        }
+        let outgoing = self.mailbox().outgoing(id);
+        let sent = self.write(outgoing, id, bytes).await?;
+        sent.map_err(|error| self.lost(id, &name, Some(error)))
+    }
+
+    /// Waits for the next message of any node.
+    ///
+    /// A node that has never called this receives nothing: its senders wait.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] once the node was shut down.
+    ///
+    /// # Cancel safety
+    /// Dropped, it has taken no message.
+    pub async fn receive(&self) -> Result<(PeerName, Bytes), Error> {
+        let inbox = self.mailbox().inbox(|| {
+            let (outbox, inbox) = mpsc::unbounded_channel();
+            let listener = self.offer(SERVICE.to_owned())?;
+            tokio::spawn(accept(listener, outbox, self.links()));
+            Ok::<_, Error>(inbox)
+        })?;
+        match inbox.lock().await.recv().await {
+            Some(Received { from, bytes, .. }) => Ok((from, bytes)),
+            None => Err(Error::new(ErrorKind::Closed, "the node was shut down")),
+        }
+    }
+
+    /// Finds the node of a name; the same as before unless that is gone.
+    async fn named(&self, name: &str) -> Result<u64, Error> {
+        if let Some(id) = self.mailbox().named(name) {
+            return Ok(id);
+        }
+        let is_named = |id: u64| self.peers().iter().any(|peer| peer.id == id && peer.name == name);
+        let (mut refused, until) = (BTreeSet::new(), self.patience());
+        let found = self.find(SERVICE, &mut refused, until, |one| is_named(one.peer)).await;
+        let found = found.map_err(|error| not_there(name, &error))?;
+        let id = found.first().expect("it has found one").peer;
+        self.mailbox().name(name.to_owned(), id);
+        Ok(id)
+    }
+
+    /// Writes a message behind those before it. The inner error is the stream's.
+    async fn write(
+        &self,
+        outgoing: Outgoing,
+        id: u64,
+        bytes: Bytes,
+    ) -> Result<io::Result<()>, Error> {
+        let mut outgoing = outgoing.lock_owned().await;
+        if outgoing.is_none() {
+            let (mut refused, until) = (BTreeSet::new(), self.patience());
+            let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await?;
+            let candidate = found.first().expect("it has found one");
+            let Some(mut stream) = open(candidate, SERVICE, until).await else {
+                return Ok(Err(io::ErrorKind::ConnectionReset.into()));
+            };
+            if let Err(error) = stream.write_all(MAGIC).await {
+                return Ok(Err(error));
+            }
+            *outgoing = Some(stream);
+        }
+        let stream = outgoing.as_mut().expect("it was opened");
+        #[expect(clippy::cast_possible_truncation, reason = "it was bounded")]
+        let head = (bytes.len() as u32).to_le_bytes();
+        let written = match write_some(stream, &head, &bytes, 0).await {
+            Ok(written) => written,
+            Err(error) => return Ok(Err(error)),
+        };
+        if written == head.len() + bytes.len() {
+            return Ok(Ok(()));
+        }
+        // A message that has begun is sent to its end, whether its sender still waits or not.
+        let rest = tokio::spawn(async move {
+            let stream = outgoing.as_mut().expect("it was opened");
+            write_parts(stream, &head, &bytes, written).await
+        });
+        Ok(rest.await.unwrap_or_else(|_| Err(io::ErrorKind::ConnectionAborted.into())))
+    }
+
+    /// Forgets a receiver that is gone.
+    fn lost(&self, id: u64, name: &str, source: Option<io::Error>) -> Error {
+        self.mailbox().forget(id);
+        let why = source.map_or_else(String::new, |error| format!(": {error}"));
+        let text = format!(
+            "{name} was restarted, or the connection to it lost{why}; messages that it had not received are lost"
+        );
+        Error::new(ErrorKind::Reset, text)
+    }
+}
+
+fn not_there(name: &str, error: &Error) -> Error {
+    match error.kind() {
+        ErrorKind::NoService => {
+            let text = format!("no node {name:?} was found that receives messages: {error}");
+            Error::new(ErrorKind::NoService, text)
+        }
+        kind => Error::new(kind, error.to_string()),
+    }
+}
+
+/// Accepts the streams of senders.
+async fn accept(mut listener: Listener, outbox: mpsc::UnboundedSender<Received>, mut peers: Peers) {
+    let all = Arc::new(Semaphore::new(HELD_OF_ALL));
+    let mut senders: BTreeMap<u64, Sender> = BTreeMap::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = peers.left() => return,
+        };
+        let Ok((stream, from)) = accepted else { return };
+        // A sender that has no stream any more holds nothing.
+        senders.retain(|_, sender| Arc::strong_count(&sender.turn) > 1);
+        let sender = senders.entry(from.id).or_insert_with(Sender::new).clone();
+        if Arc::strong_count(&sender.turn) > MOST_STREAMS + 1 {
+            tracing::warn!(%from, "a peer sends messages on too many streams; one was dropped");
+            continue;
+        }
+        let (outbox, mut peers) = (outbox.clone(), peers.clone());
+        let all = Arc::clone(&all);
+        tokio::spawn(async move {
+            let receiving = sender.receive(stream, &from, &all, &outbox);
+            let ended = tokio::select! {
+                ended = receiving => ended,
+                () = peers.left() => return,
+            };
+            if let Err(error) = ended {
+                tracing::debug!(%from, %error, "a peer's messages have ended");
+            }
+        });
+    }
+}
+
+/// What a sender may have this node hold.
+#[derive(Clone, Debug)]
+struct Sender {
+    /// Held by the stream that is read; the next one waits until it has ended.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    room: Arc<Semaphore>,
+}
+
+impl Sender {
+    fn new() -> Self {
+        Self { turn: Arc::default(), room: Arc::new(Semaphore::new(HELD_OF_ONE)) }
+    }
+
+    /// Receives the messages of a stream until it ends.
+    async fn receive(
+        &self,
+        stream: Stream,
+        from: &PeerName,
+        all: &Arc<Semaphore>,
+        outbox: &mpsc::UnboundedSender<Received>,
+    ) -> io::Result<()> {
+        let _turn = self.turn.lock().await;
+        let mut stream = BufReader::with_capacity(4_096, stream);
+        let mut magic = [0; MAGIC.len()];
+        tokio::time::timeout(REST_WITHIN, stream.read_exact(&mut magic)).await??;
+        if magic != *MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no stream of messages"));
+        }
+        loop {
+            let mut head = [0; 4];
+            stream.read_exact(&mut head).await?;
+            let length = u32::from_le_bytes(head) as usize;
+            if length > MOST_MESSAGE {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a message too long"));
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "it was bounded")]
+            let share = (length + OVERHEAD) as u32;
+            let closed = |_| io::Error::from(io::ErrorKind::ConnectionAborted);
+            let own = Arc::clone(&self.room).acquire_many_owned(share).await.map_err(closed)?;
+            let shared = Arc::clone(all).acquire_many_owned(share).await.map_err(closed)?;
+            let body = read_body(&mut stream, length);
+            let bytes = tokio::time::timeout(REST_WITHIN, body).await??.into();
+            let received = Received { from: from.clone(), bytes, _room: [own, shared] };
+            if outbox.send(received).is_err() {
+                return Ok(());
+            }
+        }
+    }
+}

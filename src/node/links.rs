@@ -1,0 +1,206 @@
+//! The ways of calls, messages and maps to a node's peers: services under reserved names.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+
+use midplane_via::session::Stream;
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::listener::{self, Listener};
+use super::mailbox::Mailbox;
+use super::state::Shared;
+use super::{Inner, LOOK, Node, PeerInfo, TELL, closed};
+use crate::error::{Error, ErrorKind};
+
+pub(crate) use super::state::Candidate;
+
+/// The beginning of service names that no user's service may have.
+pub(super) const RESERVED: &str = "midplane:";
+/// Bytes of the name of a service of calls, or of a map.
+const MOST_NAME: usize = 80;
+
+/// State that a node keeps for calls, messages and maps.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    /// The node is to end; closed once it has.
+    leaving: watch::Sender<bool>,
+    messages: Mailbox,
+}
+
+impl Links {
+    /// Has the streams end that wait for a next use.
+    pub(super) fn leave(&self) {
+        self.leaving.send_replace(true);
+        self.messages.close();
+    }
+}
+
+/// What a reserved service carries.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Kind {
+    Calls,
+    Map,
+}
+
+impl Kind {
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Calls => "midplane:call:",
+            Self::Map => "midplane:map:",
+        }
+    }
+
+    /// Returns the reserved name of a user's service.
+    pub(crate) fn service(self, name: &str) -> Result<String, Error> {
+        if name.is_empty() || name.len() > MOST_NAME {
+            let text = format!("this name has 1 to {MOST_NAME} bytes, not {}", name.len());
+            return Err(Error::new(ErrorKind::Config, text));
+        }
+        Ok(format!("{}{name}", self.prefix()))
+    }
+}
+
+/// Shows the name of a service to people.
+pub(super) fn shown(service: &str) -> String {
+    for (kind, what) in [(Kind::Calls, "calls"), (Kind::Map, "a map")] {
+        if let Some(name) = service.strip_prefix(kind.prefix()) {
+            return format!("{name} ({what})");
+        }
+    }
+    service.strip_prefix(RESERVED).unwrap_or(service).to_owned()
+}
+
+/// Says that a peer offers a service of the same name and another kind, if one does.
+pub(super) fn hint(service: &str, peers: &[PeerInfo]) -> String {
+    let calls = Kind::Calls.prefix();
+    let (other, cure) = match service.strip_prefix(calls) {
+        Some(name) => (name.to_owned(), "as streams: use `connect`"),
+        None => (format!("{calls}{service}"), "as calls: use `client`"),
+    };
+    match peers.iter().find(|peer| peer.services.contains(&other)) {
+        Some(peer) => format!("; {} offers it {cure}", peer.name),
+        None => String::new(),
+    }
+}
+
+/// The peers of a node; does not keep the node.
+#[derive(Clone, Debug)]
+pub(crate) struct Peers {
+    shared: Arc<Shared>,
+    node: Weak<Inner>,
+    leaving: watch::Receiver<bool>,
+}
+
+impl Peers {
+    /// Peers that offer a service now.
+    pub(crate) fn offering(&self, service: &str) -> Vec<Candidate> {
+        self.shared.candidates(service)
+    }
+
+    /// Is ready once a peer has come, gone, or changed what it offers, since this was called.
+    pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
+        self.shared.changed.notified()
+    }
+
+    /// Is ready once the node is to end, or has ended.
+    pub(crate) async fn left(&mut self) {
+        // An error says that the node has ended.
+        let _ = self.leaving.wait_for(|is_leaving| *is_leaving).await;
+    }
+
+    /// Returns whether the node is to end, or has ended.
+    pub(crate) fn is_leaving(&self) -> bool {
+        *self.leaving.borrow() || self.shared.is_closed()
+    }
+
+    /// Searches for nodes that are not known yet; `false` once the node has ended.
+    pub(crate) async fn search(&self) -> bool {
+        let Some(node) = self.node.upgrade().map(Node) else { return false };
+        node.look().await;
+        true
+    }
+}
+
+impl Node {
+    /// Offers a service under a reserved name.
+    pub(crate) fn offer(&self, service: String) -> Result<Listener, Error> {
+        if self.0.shared.is_closed() {
+            return Err(closed());
+        }
+        let (outbox, inbox) = mpsc::channel(listener::BACKLOG);
+        if !self.0.shared.offer(&service, outbox) {
+            let text = format!("this node offers {} already, or 64 services", shown(&service));
+            return Err(Error::new(ErrorKind::InUse, text));
+        }
+        Ok(Listener::new(service, inbox, Arc::clone(&self.0.shared)))
+    }
+
+    /// Returns the node's peers.
+    pub(crate) fn links(&self) -> Peers {
+        let leaving = self.0.links.leaving.subscribe();
+        Peers { shared: Arc::clone(&self.0.shared), node: Arc::downgrade(&self.0), leaving }
+    }
+
+    /// Returns what the node keeps for messages.
+    pub(crate) fn mailbox(&self) -> &Mailbox {
+        &self.0.links.messages
+    }
+
+    /// Returns whether there is a session with the node of this number.
+    pub(crate) fn knows(&self, id: u64) -> bool {
+        self.0.shared.knows(id)
+    }
+
+    /// Returns the number that tells this node from all others.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.shared.id()
+    }
+
+    /// Returns when a search for a service that begins now ends.
+    pub(crate) fn patience(&self) -> Instant {
+        Instant::now() + self.0.connect_within
+    }
+
+    /// Waits until peers offer a service that `is_fit`, and that are not among the `refused`; the nearest of them.
+    /// Those that were refused are tried again as long as there is time and no other.
+    pub(crate) async fn find(
+        &self,
+        service: &str,
+        refused: &mut BTreeSet<u64>,
+        until: Instant,
+        is_fit: impl Fn(&Candidate) -> bool,
+    ) -> Result<Vec<Candidate>, Error> {
+        loop {
+            if self.0.shared.is_closed() {
+                return Err(closed());
+            }
+            let changed = self.0.shared.changed.notified();
+            let mut candidates = self.0.shared.candidates(service);
+            candidates.retain(|one| !refused.contains(&one.session.number()) && is_fit(one));
+            if !candidates.is_empty() {
+                let class = |one: &Candidate| std::mem::discriminant(&one.session.transport());
+                let nearest =
+                    candidates.iter().min_by_key(|one| one.session.transport()).map(class);
+                candidates.retain(|one| Some(class(one)) == nearest);
+                return Ok(candidates);
+            }
+            if self.look().await {
+                continue;
+            }
+            if Instant::now() >= until {
+                tokio::task::yield_now().await;
+                return Err(self.nobody_offers(service));
+            }
+            refused.clear();
+            let _ = tokio::time::timeout(LOOK, changed).await;
+        }
+    }
+}
+
+/// Opens a stream to a service of a peer; `None` if the peer refuses it, is gone, or does not answer in time.
+pub(crate) async fn open(candidate: &Candidate, service: &str, until: Instant) -> Option<Stream> {
+    let until = until.max(Instant::now() + TELL);
+    tokio::time::timeout_at(until, super::open(candidate, service)).await.ok().flatten()
+}

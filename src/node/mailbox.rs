@@ -1,0 +1,85 @@
+//! The messages of a node: streams to the peers it sends to, and received messages that wait.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use bytes::Bytes;
+use midplane_via::session::Stream;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::listener::PeerName;
+
+/// The stream to a peer, once there was a message for it; whoever holds the lock writes.
+pub(crate) type Outgoing = Arc<tokio::sync::Mutex<Option<Stream>>>;
+
+/// A message that waits to be received, and its share of the bounds.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) from: PeerName,
+    pub(crate) bytes: Bytes,
+    pub(crate) _room: [OwnedSemaphorePermit; 2],
+}
+
+/// The messages of a node.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    state: Mutex<State>,
+    inbox: OnceLock<tokio::sync::Mutex<mpsc::UnboundedReceiver<Received>>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The peer that a name has stood for since the last error.
+    names: BTreeMap<String, u64>,
+    outgoing: BTreeMap<u64, Outgoing>,
+}
+
+impl Mailbox {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the streams to peers behind the messages that were sent.
+    pub(crate) fn close(&self) {
+        let outgoing = std::mem::take(&mut self.state().outgoing);
+        drop(outgoing);
+    }
+
+    /// Returns the peer that a name stands for.
+    pub(crate) fn named(&self, name: &str) -> Option<u64> {
+        self.state().names.get(name).copied()
+    }
+
+    /// Keeps the peer that a name stands for.
+    pub(crate) fn name(&self, name: String, id: u64) {
+        self.state().names.insert(name, id);
+    }
+
+    /// Returns the stream to a peer.
+    pub(crate) fn outgoing(&self, id: u64) -> Outgoing {
+        Arc::clone(self.state().outgoing.entry(id).or_default())
+    }
+
+    /// Forgets a peer that is gone.
+    pub(crate) fn forget(&self, id: u64) {
+        let mut state = self.state();
+        state.names.retain(|_, named| *named != id);
+        let outgoing = state.outgoing.remove(&id);
+        drop(state);
+        drop(outgoing);
+    }
+
+    /// Returns the received messages; `start` begins to receive at the first call.
+    pub(crate) fn inbox<E>(
+        &self,
+        start: impl FnOnce() -> Result<mpsc::UnboundedReceiver<Received>, E>,
+    ) -> Result<&tokio::sync::Mutex<mpsc::UnboundedReceiver<Received>>, E> {
+        // Two first calls at once: the lock has one of them start.
+        let _one_at_a_time = self.state();
+        if let Some(inbox) = self.inbox.get() {
+            return Ok(inbox);
+        }
+        let inbox = tokio::sync::Mutex::new(start()?);
+        Ok(self.inbox.get_or_init(|| inbox))
+    }
+}

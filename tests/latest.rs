@@ -1,0 +1,177 @@
+//! Maps of latest values over each transport: members that join late, leave, are slow or restarted.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use midplane::latest::{LatestMap, Watch};
+use midplane::{ErrorKind, Node, NodeBuilder};
+use serde::{Deserialize, Serialize};
+
+use crate::node::{Over, nodes, over_each};
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+struct Load {
+    busy: f64,
+    queue: Vec<u32>,
+}
+
+async fn map(node: &Node) -> LatestMap<String, u32> {
+    node.latest_map("map").await.unwrap()
+}
+
+/// Waits until a key has a value, or none.
+async fn until(watch: &mut Watch<String, u32>, key: &str, value: Option<u32>) {
+    loop {
+        let change = watch.next().await.expect("the node runs");
+        if change.key == key && change.value == value {
+            return;
+        }
+    }
+}
+
+async fn start(builder: &NodeBuilder) -> Node {
+    loop {
+        match builder.clone().start().await {
+            Ok(node) => return node,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::InUse),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn values(map: &LatestMap<String, u32>) -> BTreeMap<String, u32> {
+    map.snapshot().into_iter().map(|entry| (entry.key, entry.value.unwrap())).collect()
+}
+
+over_each! {
+    async fn members_see_each_others_values_and_late_ones_all_of_them(over) {
+        let (hub, other) = nodes("members", over);
+        let hub = start(&hub).await;
+        let one = start(&other).await;
+        let (a, b) = (map(&hub).await, map(&one).await);
+        let (mut sees_a, mut sees_b) = (a.watch(), b.watch());
+        a.set(&"x".into(), &1).unwrap();
+        until(&mut sees_b, "x", Some(1)).await;
+        b.set(&"x".into(), &2).unwrap();
+        b.set(&"y".into(), &3).unwrap();
+        until(&mut sees_a, "x", Some(2)).await;
+        until(&mut sees_a, "y", Some(3)).await;
+        assert!(a.remove(&"y".into()));
+        assert!(!a.remove(&"y".into()));
+        until(&mut sees_b, "y", None).await;
+        assert_eq!((b.get(&"x".into()), b.get(&"y".into())), (Some(2), None));
+        for number in 0..2_000 {
+            a.set(&format!("key {number}"), &number).unwrap();
+        }
+        // It knows the first member alone, over UDP: the others' values are passed on.
+        let late = start(&other).await;
+        let c = map(&late).await;
+        let mut sees_c = c.watch();
+        while values(&c) != values(&a) {
+            sees_c.next().await.unwrap();
+        }
+        b.set(&"from b".into(), &4).unwrap();
+        until(&mut sees_c, "from b", Some(4)).await;
+        c.set(&"from c".into(), &5).unwrap();
+        until(&mut sees_b, "from c", Some(5)).await;
+        assert_eq!((a.dropped(), b.dropped(), c.dropped()), (0, 0, 0));
+    }
+
+    async fn any_serde_type_is_a_value_and_ages_travel(over) {
+        let (one, more) = nodes("types", over);
+        let (one, other) = (start(&one).await, start(&more).await);
+        let a = one.latest_map::<(u8, String), Load>("load").await.unwrap();
+        let load = Load { busy: 0.5, queue: vec![1, 2, 3] };
+        a.set(&(7, "disk".into()), &load).unwrap();
+        let wait = Duration::from_millis(50);
+        tokio::time::sleep(wait).await;
+        let b = other.latest_map::<(u8, String), Load>("load").await.unwrap();
+        let change = b.watch().next().await.unwrap();
+        assert_eq!((change.key, change.value), ((7, "disk".into()), Some(load)));
+        assert!(change.age >= wait, "{:?}", change.age);
+        assert!(b.snapshot()[0].age >= change.age);
+        // Another type under the same name: its entries are counted, and disturb nothing.
+        let third = start(&more).await;
+        let c = third.latest_map::<String, String>("load").await.unwrap();
+        c.set(&"key".into(), &"value".into()).unwrap();
+        while c.dropped() == 0 || b.dropped() + a.dropped() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((a.snapshot().len(), c.snapshot().len()), (1, 1));
+    }
+
+    async fn a_restarted_member_receives_all_and_its_new_values_win(over) {
+        let (one, other) = nodes("back", over);
+        let keeper = start(&one).await;
+        let kept = map(&keeper).await;
+        let mut sees = kept.watch();
+        let first = start(&other).await;
+        let map_of_first = map(&first).await;
+        for number in 0..100 {
+            map_of_first.set(&"load".into(), &number).unwrap();
+        }
+        until(&mut sees, "load", Some(99)).await;
+        drop((map_of_first, first));
+        let second = start(&other).await;
+        let again = map(&second).await;
+        // It knows nothing of the hundred writes, and this one is later.
+        again.set(&"load".into(), &7).unwrap();
+        until(&mut sees, "load", Some(7)).await;
+        kept.set(&"more".into(), &1).unwrap();
+        until(&mut again.watch(), "more", Some(1)).await;
+        assert_eq!((kept.get(&"load".into()), again.get(&"load".into())), (Some(7), Some(7)));
+    }
+
+    async fn a_watch_that_is_not_read_yields_the_newest_value_alone(over) {
+        let (one, other) = nodes("newest", over);
+        let (one, other) = (start(&one).await, start(&other).await);
+        let (a, b) = (map(&one).await, map(&other).await);
+        let mut lazy = b.watch();
+        let mut eager = b.watch();
+        for number in 0..5_000 {
+            a.set(&"x".into(), &number).unwrap();
+        }
+        until(&mut eager, "x", Some(4_999)).await;
+        assert_eq!(lazy.next().await.unwrap().value, Some(4_999));
+        // Nothing more is due to it.
+        assert!(tokio::time::timeout(Duration::from_millis(50), lazy.next()).await.is_err());
+    }
+
+    async fn shutdown_delivers_the_last_values_and_ends_watches(over) {
+        let (one, other) = nodes("last", over);
+        let (one, other) = (start(&one).await, start(&other).await);
+        let (a, b) = (map(&one).await, map(&other).await);
+        let (mut watch, mut ended) = (a.watch(), b.watch());
+        b.set(&"first".into(), &0).unwrap();
+        until(&mut watch, "first", Some(0)).await;
+        for number in 0..3_000 {
+            b.set(&format!("{number}"), &number).unwrap();
+        }
+        other.shutdown().await;
+        while values(&a).len() < 3_001 {
+            watch.next().await.unwrap();
+        }
+        while ended.next().await.is_some() {}
+    }
+
+    async fn what_is_too_large_for_a_map_is_an_error_that_names_the_limit(over) {
+        let (one, _) = nodes("bounds", over);
+        let one = start(&one).await;
+        let map = one.latest_map::<String, String>("map").await.unwrap();
+        for (key, value, text) in [(2_000, 1, "1024"), (1, 40_000, "32768"), (1, 100_000, "32768")] {
+            let error = map.set(&"k".repeat(key), &"v".repeat(value)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::TooLarge);
+            assert!(error.to_string().contains(text), "{error}");
+        }
+        map.set(&"k".repeat(1_000), &"v".repeat(32_000)).unwrap();
+        let error = one.latest_map::<String, String>("map").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InUse);
+        drop(map);
+        // The name is free once the map's task has ended.
+        while one.latest_map::<String, String>("map").await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        let error = one.latest_map::<String, String>("").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+    }
+}

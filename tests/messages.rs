@@ -1,0 +1,174 @@
+//! Messages over each transport: order, back-pressure, cancellation, and receivers that are restarted.
+
+use std::task::{Context as Task, Waker};
+use std::time::Duration;
+
+use midplane::message::MOST_MESSAGE;
+use midplane::{ErrorKind, Node, NodeBuilder};
+
+use crate::node::{Over, nodes, over_each};
+
+/// A message that says its number and its length in each of its bytes.
+fn message(number: u32, length: usize) -> Vec<u8> {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.resize(length.max(4), number as u8);
+    bytes
+}
+
+/// Returns the number of a message that is whole.
+#[track_caller]
+fn number(bytes: &[u8]) -> u32 {
+    let number = u32::from_le_bytes(bytes[..4].try_into().unwrap());
+    assert!(bytes == message(number, bytes.len()));
+    number
+}
+
+async fn receiver(builder: &NodeBuilder) -> Node {
+    loop {
+        // The address of a node that has ended is free once its driver has told its peers.
+        match builder.clone().name("receiver").start().await {
+            Ok(node) => return node,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::InUse),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+over_each! {
+    async fn messages_arrive_once_in_the_order_of_each_sender(over) {
+        const EACH: u32 = 300;
+        let (service, client) = nodes("order", over);
+        let receiver = receiver(&service).await;
+        let mut senders = Vec::new();
+        for name in ["a", "b", "c"] {
+            let node = client.clone().name(name).start().await.unwrap();
+            senders.push(tokio::spawn(async move {
+                for number in 0..EACH {
+                    let length = [4, 100, 5_000, 70_000][number as usize % 4];
+                    node.send("receiver", message(number, length)).await.unwrap();
+                }
+                node.send("receiver", vec![0; MOST_MESSAGE]).await.unwrap();
+                // Ends once the messages have arrived.
+                node.shutdown().await;
+            }));
+        }
+        let mut next = std::collections::BTreeMap::new();
+        for _ in 0..3 * (EACH + 1) {
+            let (from, bytes) = receiver.receive().await.unwrap();
+            let next = next.entry(from.name).or_insert(0);
+            if *next == EACH {
+                assert_eq!(bytes.len(), MOST_MESSAGE);
+            } else {
+                assert_eq!(number(&bytes), *next);
+            }
+            *next += 1;
+        }
+        assert_eq!(next.into_iter().collect::<Vec<_>>(), ["a", "b", "c"].map(|name| (name.into(), EACH + 1)));
+        for sender in senders {
+            sender.await.unwrap();
+        }
+    }
+
+    async fn a_sender_waits_while_its_receiver_does_not_receive(over) {
+        let (service, client) = nodes("pressure", over);
+        let receiver = receiver(&service).await;
+        let client = client.start().await.unwrap();
+        let (first, _) = tokio::join!(receiver.receive(), client.send("receiver", message(0, 10)));
+        assert_eq!(number(&first.unwrap().1), 0);
+        let mut sent = 1;
+        loop {
+            let sending = client.send("receiver", message(sent, 100_000));
+            // Nothing but a receive ends this wait.
+            let Ok(done) = tokio::time::timeout(Duration::from_millis(300), sending).await else { break };
+            done.unwrap();
+            sent += 1;
+            assert!(sent < 300, "a sender that is not received from has sent 30 MB");
+        }
+        // Whether the one that was dropped was sent or not, all arrive whole and in order.
+        for expected in 1..sent {
+            assert_eq!(number(&receiver.receive().await.unwrap().1), expected);
+        }
+    }
+
+    async fn a_send_that_is_dropped_at_any_poll_has_sent_a_whole_message_or_none(over) {
+        let (service, client) = nodes("whole", over);
+        let receiver = receiver(&service).await;
+        let client = client.start().await.unwrap();
+        let dropped = tokio::spawn(async move {
+            for number in 0..40 {
+                let mut send = Box::pin(client.send("receiver", message(number, 900_000)));
+                for _ in 0..number {
+                    if send.as_mut().poll(&mut Task::from_waker(Waker::noop())).is_ready() {
+                        break;
+                    }
+                    tokio::task::yield_now().await;
+                }
+                drop(send);
+            }
+            client.send("receiver", message(99, 10)).await.unwrap();
+            client
+        });
+        let mut last = None;
+        loop {
+            let number = number(&receiver.receive().await.unwrap().1);
+            assert!(last.is_none_or(|last| last < number), "{last:?} before {number}");
+            last = Some(number);
+            if number == 99 {
+                break;
+            }
+        }
+        dropped.await.unwrap();
+    }
+
+    async fn a_restart_of_the_receiver_is_an_error_of_the_next_send(over) {
+        let (service, client) = nodes("again", over);
+        let first = receiver(&service).await;
+        let client = client.name("client").start().await.unwrap();
+        let (received, sent) = tokio::join!(first.receive(), client.send("receiver", "one"));
+        sent.unwrap();
+        let (peer, bytes) = received.unwrap();
+        assert_eq!((peer.name.as_str(), &bytes[..]), ("client", &b"one"[..]));
+        // An answer to the very node that has sent.
+        let (answer, sent) = tokio::join!(client.receive(), first.send(&peer, "answer"));
+        sent.unwrap();
+        let (first_name, bytes) = answer.unwrap();
+        assert_eq!(bytes, "answer");
+        drop(first);
+        let second = receiver(&service).await;
+        let received = tokio::spawn(async move { (second.receive().await.unwrap(), second) });
+        // The client learns of the end of the first one before, or by, this send.
+        let error = loop {
+            if let Err(error) = client.send("receiver", "lost").await {
+                break error;
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(error.kind(), ErrorKind::Reset, "{error}");
+        client.send("receiver", "two").await.unwrap();
+        let ((_, bytes), _second) = received.await.unwrap();
+        assert_eq!(bytes, "two");
+        // The first one never comes back.
+        for _ in 0..2 {
+            let error = client.send(&first_name, "three").await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Reset);
+        }
+    }
+
+    async fn messages_that_can_not_be_sent_are_errors_that_say_why(over) {
+        let (service, client) = nodes("refused", over);
+        let receiver = receiver(&service).await;
+        let client = client.connect_within(Duration::ZERO).start().await.unwrap();
+        let error = client.send("receiver", vec![0; MOST_MESSAGE + 1]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TooLarge);
+        let error = client.send("nobody", "hello").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoService);
+        assert!(error.to_string().contains("nobody"), "{error}");
+        // It never receives.
+        let error = client.send("receiver", "hello").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoService);
+        let receiving = tokio::spawn({ let receiver = receiver.clone(); async move { receiver.receive().await } });
+        tokio::task::yield_now().await;
+        receiver.shutdown().await;
+        assert_eq!(receiving.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    }
+}
