@@ -1,6 +1,10 @@
 //! The README's first program: lines of text from many senders to one receiver.
 
-use midplane::prelude::*;
+use midplane::nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::udp::{UdpConfig, UdpNic};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
