@@ -7,7 +7,9 @@ mod listener;
 mod local;
 pub(crate) mod mailbox;
 mod network;
+mod sockets;
 mod state;
+mod transports;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -16,7 +18,7 @@ use std::time::Duration;
 
 use midplane_via::session::{Sessions, Stream};
 use midplane_via::wire::pipe::Config;
-use midplane_via::wire::socket::Socket;
+use midplane_via::wire::tcp;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -30,8 +32,10 @@ pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
 use local::Local;
 use network::System;
+use sockets::Sockets;
 pub use state::PeerInfo;
 use state::{Candidate, Receiver, Shared};
+use transports::Transports;
 
 /// The period in which a node that waits for a service searches for new nodes.
 const LOOK: Duration = Duration::from_millis(50);
@@ -72,18 +76,19 @@ impl Node {
         NodeBuilder::default()
     }
 
-    fn start(builder: NodeBuilder) -> Result<Self, Error> {
+    async fn start(builder: NodeBuilder, allowed: Transports) -> Result<Self, Error> {
         let failed = |error| Error::system("the node can't start", error);
-        let bind = |address| {
-            Socket::bind(address)
-                .map_err(|error| Error::system(&format!("the node can't bind {address}"), error))
+        let sockets = match builder.address(allowed) {
+            Some(address) => Some(Sockets::bind(address, allowed).await?),
+            None => None,
         };
-        let socket = builder.address().map(bind).transpose()?;
-        let address = socket.as_ref().and_then(|socket| socket.local_addr().ok());
-        let udp = socket.map(|socket| {
+        let address = sockets.as_ref().map(|sockets| sockets.address);
+        let (udp, tcp) = sockets.map_or((None, None), |sockets| (sockets.udp, sockets.tcp));
+        let udp = udp.map(|socket| {
             (socket, Config::default().key(builder.key.clone()).keepalive(KEEPALIVE_NANOS))
         });
-        let (sessions, driver) = Sessions::new(udp).map_err(failed)?;
+        let over_tcp = tcp.is_some().then(|| tcp::Config::default().key(builder.key.clone()));
+        let (sessions, driver) = Sessions::new(udp, over_tcp).map_err(failed)?;
         let id = builder::random().map_err(failed)?.max(1);
         let hello = Hello {
             version: VERSION,
@@ -93,13 +98,17 @@ impl Node {
             services: Vec::new(),
             rival: 0,
         };
-        let local = builder.is_local.then(|| Local::new(&builder.cluster, id));
+        let local = allowed.shm().then(|| Local::new(&builder.cluster, id));
         let listener = local.as_ref().map(Local::bind).transpose().map_err(failed)?;
         let network = Box::new(System { sessions: sessions.clone(), local });
         let members = Members::new(&hello, address);
         let shared = Shared::new(sessions, network, hello, members);
         if let Some(listener) = listener {
             let accepting = tokio::spawn(local::accept(listener, Arc::downgrade(&shared)));
+            shared.on_end(accepting.abort_handle());
+        }
+        if let Some(listener) = tcp {
+            let accepting = tokio::spawn(sockets::accept(listener, Arc::downgrade(&shared)));
             shared.on_end(accepting.abort_handle());
         }
         shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use midplane_simhw::time::Instant;
-use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream, Transport};
+use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
@@ -59,7 +59,7 @@ pub struct PeerInfo {
     pub id: u64,
     /// The services that it offers.
     pub services: Vec<String>,
-    /// The transport of its streams: `shm` or `udp`.
+    /// The transport of its streams: `shm`, `udp` or `tcp`.
     pub transport: &'static str,
     /// Streams that are open.
     pub streams: usize,
@@ -261,10 +261,7 @@ impl Shared {
                 name: name.to_owned(),
                 id,
                 services: services.iter().cloned().collect(),
-                transport: sessions.first().map_or("none", |session| match session.transport() {
-                    Transport::Udp(_) => "udp",
-                    _ => "shm",
-                }),
+                transport: sessions.first().map_or("none", |session| session.transport().name()),
                 streams: sessions.iter().map(|session| session.streams()).sum(),
             }
         };
@@ -381,7 +378,10 @@ impl Handler for Receiver {
         let hello = Hello::parse(hello);
         self.0.change(|state, now| {
             match hello {
-                Ok(hello) => state.members.handle_hello(now, session.number(), hello),
+                Ok(hello) => {
+                    state.members.handle_transport(session.number(), session.transport());
+                    state.members.handle_hello(now, session.number(), hello);
+                }
                 Err(why) => {
                     let transport = session.transport();
                     if let Unreadable::Version(version) = why {

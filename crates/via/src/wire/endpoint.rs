@@ -459,7 +459,7 @@ impl Endpoint {
         let (local, dialer) = (self.draw_id(), dial.dialer);
         let (seal, noise) = match &self.config.key {
             None => (None, Vec::new()),
-            Some(key) => match sealing::answer(key, dialer, local, dial.noise) {
+            Some(key) => match sealing::answer(key, sealing::DATAGRAMS, dialer, local, dial.noise) {
                 Some((seal, noise)) => (Some(seal), noise),
                 None => return self.refuse(from, dialer, reason::KEY),
             },
