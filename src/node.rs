@@ -2,6 +2,8 @@
 
 mod builder;
 mod connector;
+mod dials;
+mod explain;
 pub(crate) mod links;
 mod listener;
 mod local;
@@ -26,6 +28,7 @@ use crate::error::{Error, ErrorKind};
 use crate::member::{self, Hello, MOST_NAME, Members, Target, VERSION};
 pub use builder::{DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, NodeBuilder};
 pub use connector::Connector;
+pub use explain::{Explanation, PeerPath, Unanswered, WhyNot};
 use links::Links;
 #[cfg(feature = "tonic")]
 pub use listener::{Incoming, NamedStream};
@@ -62,6 +65,8 @@ struct Inner {
     drain: Duration,
     connect_within: Duration,
     links: Links,
+    allowed: Transports,
+    is_sealed: bool,
 }
 
 impl Drop for Inner {
@@ -113,9 +118,11 @@ impl Node {
         }
         shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
-        let NodeBuilder { drain, connect_within, discover, .. } = builder;
-        let links = Links::default();
-        Ok(Self(Arc::new(Inner { shared, address, discover, drain, connect_within, links })))
+        let NodeBuilder { drain, connect_within, discover, key, .. } = builder;
+        let (links, is_sealed) = (Links::default(), key.is_some());
+        let inner =
+            Inner { shared, address, discover, drain, connect_within, links, allowed, is_sealed };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// Offers a service: nodes that connect to it reach the listener.
@@ -244,7 +251,9 @@ impl Node {
             true => "no node was found to ask: is one running on this host, as this user, in this cluster?".into(),
             false => format!("asked {}", asked.join(", ")),
         };
-        let strangers = self.0.shared.strangers();
+        let mut strangers = self.0.shared.strangers();
+        let unanswered = self.unanswered();
+        strangers.extend(unanswered.iter().map(|one| format!("{} ({})", one.place, one.error)));
         let asked = match strangers.is_empty() {
             true => asked,
             false => format!("{asked}; could not ask {}", strangers.join(", ")),

@@ -8,6 +8,7 @@ use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
+use super::dials::Dials;
 use super::listener::Accepted;
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
@@ -20,6 +21,7 @@ pub(super) struct Shared {
     network: Box<dyn Network>,
     started: tokio::time::Instant,
     state: Mutex<State>,
+    pub(super) dials: Dials,
     /// A peer has come, gone, or told of its services.
     pub(super) changed: Notify,
     /// The time of the next timeout has changed.
@@ -110,6 +112,7 @@ impl Shared {
             network,
             started: tokio::time::Instant::now(),
             state: Mutex::new(state),
+            dials: Dials::default(),
             changed: Notify::new(),
             due: Notify::new(),
         })
@@ -163,7 +166,9 @@ impl Shared {
 
     fn dial(&self, state: &mut State, target: Target) {
         let now = self.now();
-        match self.network.dial(target) {
+        let dialed = self.network.dial(target);
+        self.dials.on_dialed(target, dialed.as_ref());
+        match dialed {
             Ok(session) => {
                 let (number, transport) = (session.number(), session.transport());
                 state.sessions.insert(number, session);
@@ -268,14 +273,21 @@ impl Shared {
         state.members.peers().map(info).collect()
     }
 
+    /// Returns the numbers and names of the peers, with the session that is the best way to each.
+    pub(super) fn sessions_of_peers(&self) -> Vec<(u64, String, Arc<Session>)> {
+        let state = self.state();
+        let best = |(id, name, _, links): (u64, &str, _, &[u64])| {
+            let session = links.iter().find_map(|link| state.sessions.get(link))?;
+            Some((id, name.to_owned(), Arc::clone(session)))
+        };
+        state.members.peers().filter_map(best).collect()
+    }
+
     /// Returns the places whose node speaks another version, for people.
     pub(super) fn strangers(&self) -> Vec<String> {
         let state = self.state();
         let named = |(target, version): (&Target, &u32)| {
-            let place = match target {
-                Target::Local(id) => format!("{id:016x} of this host"),
-                Target::Address(address) => address.to_string(),
-            };
+            let place = placed(target);
             format!("{place} (speaks version {version}, this node {})", member::VERSION)
         };
         state.members.strangers().iter().map(named).collect()
@@ -362,6 +374,14 @@ impl Shared {
         drop(listeners);
         self.sessions.close();
         self.changed.notify_waiters();
+    }
+}
+
+/// Shows a place to people.
+pub(super) fn placed(target: &Target) -> String {
+    match target {
+        Target::Local(id) => format!("{id:016x} of this host"),
+        Target::Address(address) => address.to_string(),
     }
 }
 

@@ -76,7 +76,8 @@ mod tests {
         assert_eq!(all.to_string(), "shm,udp,tcp");
         let tcp = Transports::parse("tcp", "here").unwrap();
         assert_eq!((tcp.shm(), tcp.udp(), tcp.tcp()), (false, false, true));
-        for (list, what) in [("shm,quic", "\"quic\""), (" , ", "no transport"), ("SHM", "\"SHM\"")] {
+        for (list, what) in [("shm,quic", "\"quic\""), (" , ", "no transport"), ("SHM", "\"SHM\"")]
+        {
             let error = Transports::parse(list, VARIABLE).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
             let text = error.to_string();

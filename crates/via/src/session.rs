@@ -30,9 +30,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use atomic_waker::AtomicWaker;
 use midplane_simhw::shm::rings::{RingPair, WakeSet};
 
-use below::Pipes;
 pub use self::core::Ended;
 use self::core::{Core, MOST_CONTROL};
+use below::Pipes;
 pub use dial::{Attempt, Attempts};
 pub use driver::{Driver, Handler, Refusal};
 use frame::Reason;
@@ -120,6 +120,15 @@ impl Transport {
             Self::Shm => "shm",
             Self::Udp(_) => "udp",
             Self::Tcp(_) => "tcp",
+        }
+    }
+
+    /// Returns the peer's address; none through shared memory.
+    #[must_use]
+    pub const fn address(self) -> Option<SocketAddr> {
+        match self {
+            Self::Shm => None,
+            Self::Udp(address) | Self::Tcp(address) => Some(address),
         }
     }
 }

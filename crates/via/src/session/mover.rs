@@ -11,9 +11,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
+use super::Session;
 use super::core::Ended;
 use super::line::Line;
-use super::Session;
 use crate::wire::tcp::{Connection, Records};
 
 /// Bytes of one read.

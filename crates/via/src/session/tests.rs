@@ -14,9 +14,9 @@ use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::below::Pipes;
 use super::core::{Core, Direct, Ended, Event};
 use super::frame::{FIN, Header, Kind};
-use super::below::Pipes;
 use super::piped::Piped;
 use super::wire::Wire;
 use super::{Handler, Refusal, Session, Sessions, Stream};

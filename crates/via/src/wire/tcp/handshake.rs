@@ -201,10 +201,7 @@ mod tests {
     use super::*;
 
     /// Two ends on loopback, with these keys.
-    async fn both(
-        dialer: Option<Key>,
-        acceptor: Option<Key>,
-    ) -> [Result<Connection, Failed>; 2] {
+    async fn both(dialer: Option<Key>, acceptor: Option<Key>) -> [Result<Connection, Failed>; 2] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = listener.local_addr().unwrap();
         let accepting = async {
