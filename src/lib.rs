@@ -17,6 +17,8 @@ pub mod message;
 #[cfg(target_os = "linux")]
 mod node;
 pub mod prelude;
+#[cfg(all(feature = "prometheus", target_os = "linux"))]
+pub mod prometheus;
 
 pub use midplane_gang as gang;
 pub use midplane_nicvm as nicvm;

@@ -110,7 +110,9 @@ impl Node {
         }
         let outgoing = self.mailbox().outgoing(id);
         let sent = self.write(outgoing, id, bytes).await?;
-        sent.map_err(|error| self.lost(id, &name, Some(error)))
+        sent.map_err(|error| self.lost(id, &name, Some(error)))?;
+        self.meter().messages_sent.add_one();
+        Ok(())
     }
 
     /// Waits for the next message of any node.
@@ -130,7 +132,10 @@ impl Node {
             Ok::<_, Error>(inbox)
         })?;
         match inbox.lock().await.recv().await {
-            Some(Received { from, bytes, .. }) => Ok((from, bytes)),
+            Some(Received { from, bytes, .. }) => {
+                self.meter().messages_received.add_one();
+                Ok((from, bytes))
+            }
             None => Err(Error::new(ErrorKind::Closed, "the node was shut down")),
         }
     }

@@ -8,6 +8,7 @@ pub(crate) mod links;
 mod listener;
 mod local;
 pub(crate) mod mailbox;
+pub(crate) mod meter;
 mod network;
 mod sockets;
 mod state;
@@ -117,6 +118,7 @@ impl Node {
             shared.on_end(accepting.abort_handle());
         }
         shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());
+        shared.on_end(tokio::spawn(meter::run(Arc::downgrade(&shared))).abort_handle());
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
         let NodeBuilder { drain, connect_within, discover, key, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
@@ -311,7 +313,12 @@ async fn open(candidate: &Candidate, service: &str) -> Option<Stream> {
     use midplane_via::session::OpenError;
     loop {
         match candidate.session.open(service) {
-            Ok(stream) => return stream.accepted().await.is_ok().then_some(stream),
+            Ok(stream) => {
+                let opened = stream.accepted().await;
+                let transport = candidate.session.transport().name();
+                tracing::debug!(service, transport, error = ?opened.as_ref().err(), "a stream opens");
+                return opened.is_ok().then_some(stream);
+            }
             // The peer may be suspended.
             Err(OpenError::Full) => tokio::time::sleep(Duration::from_millis(1)).await,
             Err(OpenError::Ended(_)) => return None,

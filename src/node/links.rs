@@ -148,6 +148,11 @@ impl Node {
         &self.0.links.messages
     }
 
+    /// Returns what the node counts.
+    pub(crate) fn meter(&self) -> &super::meter::Meter {
+        &self.0.shared.meter
+    }
+
     /// Returns whether there is a session with the node of this number.
     pub(crate) fn knows(&self, id: u64) -> bool {
         self.0.shared.knows(id)
