@@ -24,6 +24,8 @@ use midplane_simhw::time::Instant;
 use midplane_via::session::Transport;
 
 pub(crate) use choice::{Choice, Load, choose};
+#[cfg(test)]
+pub(crate) use hello::CHANGED;
 pub(crate) use hello::{Hello, MOST_NAME, MOST_SERVICES, Unreadable, VERSION};
 use peer::{Link, Peer, distance};
 use place::Place;

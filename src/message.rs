@@ -294,3 +294,25 @@ impl Sender {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::member::CHANGED;
+
+    #[tokio::test]
+    async fn the_bytes_of_messages_never_change() {
+        let builder = Node::builder().cluster(format!("golden-{}", std::process::id()));
+        let receiver = builder.clone().name("receiver").start().await.unwrap();
+        let sender = builder.start().await.unwrap();
+        // Instead of a receiver of messages: one that reads the bytes of the stream.
+        let mut listener = receiver.offer(SERVICE.to_owned()).unwrap();
+        sender.send("receiver", "one").await.unwrap();
+        sender.send("receiver", "").await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let golden = b"midmsg 1\x03\0\0\0one\0\0\0\0";
+        let mut bytes = [0; 19];
+        stream.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(bytes, *golden, "{CHANGED}");
+    }
+}

@@ -196,7 +196,7 @@ impl Node {
             }
             if Instant::now() >= until {
                 tokio::task::yield_now().await;
-                return Err(self.nobody_offers(service));
+                return Err(self.nobody_offers(service, !refused.is_empty()));
             }
             refused.clear();
             let _ = tokio::time::timeout(LOOK, changed).await;

@@ -287,6 +287,11 @@ impl Shared {
         state.members.peers().filter_map(best).collect()
     }
 
+    /// Returns whether a node of another version was found.
+    pub(super) fn has_strangers(&self) -> bool {
+        !self.state().members.strangers().is_empty()
+    }
+
     /// Returns the places whose node speaks another version, for people.
     pub(super) fn strangers(&self) -> Vec<String> {
         let state = self.state();

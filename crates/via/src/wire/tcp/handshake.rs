@@ -237,6 +237,19 @@ mod tests {
     }
 
     #[test]
+    fn the_bytes_of_a_handshake_never_change() {
+        let changed =
+            "bytes on the wire have changed: bump the version, and keep reading the old one";
+        let mut dial = [0; DIAL_BYTES];
+        head(&mut dial, 1, 0x0102);
+        let golden = b"midplane\x01\x01\0\0\0\0\0\0\x02\x01\0\0\0\0\0\0";
+        assert_eq!(dial[..24], *golden, "{changed}");
+        assert_eq!((DIAL_BYTES, ANSWER_BYTES, Records::EMPTY), (72, 80, 18), "{changed}");
+        assert_eq!(STREAMS, b"midplane tcp  1", "{changed}");
+        assert_eq!([reason::NONE, reason::VERSION, reason::KEY], [0, 2, 3], "{changed}");
+    }
+
+    #[test]
     fn strangers_are_turned_away() {
         run(turn_away());
     }
