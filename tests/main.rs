@@ -23,3 +23,5 @@ mod swarm;
 mod timing_claims;
 #[cfg(target_os = "linux")]
 mod transports;
+#[cfg(target_os = "linux")]
+mod upgrades;
