@@ -24,6 +24,8 @@ use midplane_simhw::time::Instant;
 use midplane_via::session::Transport;
 
 pub(crate) use choice::{Choice, Load, choose};
+#[cfg(test)]
+pub(crate) use hello::CHANGED;
 pub(crate) use hello::{Hello, MOST_NAME, MOST_SERVICES, Unreadable, VERSION};
 use peer::{Link, Peer, distance};
 use place::Place;
@@ -160,6 +162,13 @@ impl Members {
         };
         self.links.insert(link, state);
         self.effects.push_back(Effect::Describe(link));
+    }
+
+    /// A link that was dialed has this transport: another one than was tried first has answered.
+    pub(crate) fn handle_transport(&mut self, number: u64, transport: Transport) {
+        if let Some(link) = self.links.get_mut(&number) {
+            link.transport = transport;
+        }
     }
 
     /// The peer of a link has described itself.

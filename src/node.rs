@@ -2,12 +2,17 @@
 
 mod builder;
 mod connector;
+mod dials;
+mod explain;
 pub(crate) mod links;
 mod listener;
 mod local;
 pub(crate) mod mailbox;
+pub(crate) mod meter;
 mod network;
+mod sockets;
 mod state;
+mod transports;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -16,21 +21,24 @@ use std::time::Duration;
 
 use midplane_via::session::{Sessions, Stream};
 use midplane_via::wire::pipe::Config;
-use midplane_via::wire::socket::Socket;
+use midplane_via::wire::tcp;
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
 use crate::member::{self, Hello, MOST_NAME, Members, Target, VERSION};
 pub use builder::{DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, NodeBuilder};
 pub use connector::Connector;
+pub use explain::{Explanation, PeerPath, Unanswered, WhyNot};
 use links::Links;
 #[cfg(feature = "tonic")]
 pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
 use local::Local;
 use network::System;
+use sockets::Sockets;
 pub use state::PeerInfo;
 use state::{Candidate, Receiver, Shared};
+use transports::Transports;
 
 /// The period in which a node that waits for a service searches for new nodes.
 const LOOK: Duration = Duration::from_millis(50);
@@ -58,6 +66,8 @@ struct Inner {
     drain: Duration,
     connect_within: Duration,
     links: Links,
+    allowed: Transports,
+    is_sealed: bool,
 }
 
 impl Drop for Inner {
@@ -72,18 +82,19 @@ impl Node {
         NodeBuilder::default()
     }
 
-    fn start(builder: NodeBuilder) -> Result<Self, Error> {
+    async fn start(builder: NodeBuilder, allowed: Transports) -> Result<Self, Error> {
         let failed = |error| Error::system("the node can't start", error);
-        let bind = |address| {
-            Socket::bind(address)
-                .map_err(|error| Error::system(&format!("the node can't bind {address}"), error))
+        let sockets = match builder.address(allowed) {
+            Some(address) => Some(Sockets::bind(address, allowed).await?),
+            None => None,
         };
-        let socket = builder.address().map(bind).transpose()?;
-        let address = socket.as_ref().and_then(|socket| socket.local_addr().ok());
-        let udp = socket.map(|socket| {
+        let address = sockets.as_ref().map(|sockets| sockets.address);
+        let (udp, tcp) = sockets.map_or((None, None), |sockets| (sockets.udp, sockets.tcp));
+        let udp = udp.map(|socket| {
             (socket, Config::default().key(builder.key.clone()).keepalive(KEEPALIVE_NANOS))
         });
-        let (sessions, driver) = Sessions::new(udp).map_err(failed)?;
+        let over_tcp = tcp.is_some().then(|| tcp::Config::default().key(builder.key.clone()));
+        let (sessions, driver) = Sessions::new(udp, over_tcp).map_err(failed)?;
         let id = builder::random().map_err(failed)?.max(1);
         let name = builder.resolved_name(id);
         let hello = Hello {
@@ -94,7 +105,7 @@ impl Node {
             services: Vec::new(),
             rival: 0,
         };
-        let local = builder.is_local.then(|| Local::new(&builder.cluster, id));
+        let local = allowed.shm().then(|| Local::new(&builder.cluster, id));
         let listener = local.as_ref().map(Local::bind).transpose().map_err(failed)?;
         let network = Box::new(System { sessions: sessions.clone(), local });
         let members = Members::new(&hello, address);
@@ -103,11 +114,27 @@ impl Node {
             let accepting = tokio::spawn(local::accept(listener, Arc::downgrade(&shared)));
             shared.on_end(accepting.abort_handle());
         }
+        if let Some(listener) = tcp {
+            let accepting = tokio::spawn(sockets::accept(listener, Arc::downgrade(&shared)));
+            shared.on_end(accepting.abort_handle());
+        }
         shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());
+        shared.on_end(tokio::spawn(meter::run(Arc::downgrade(&shared))).abort_handle());
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
-        let NodeBuilder { drain, connect_within, discover, .. } = builder;
-        let links = Links::default();
-        Ok(Self(Arc::new(Inner { name, shared, address, discover, drain, connect_within, links })))
+        let NodeBuilder { drain, connect_within, discover, key, .. } = builder;
+        let (links, is_sealed) = (Links::default(), key.is_some());
+        let inner = Inner {
+            name,
+            shared,
+            address,
+            discover,
+            drain,
+            connect_within,
+            links,
+            allowed,
+            is_sealed,
+        };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// Offers a service: nodes that connect to it reach the listener.
@@ -127,7 +154,8 @@ impl Node {
     /// within a second is passed over, and used again once it answers.
     ///
     /// # Errors
-    /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::InUse`] if this node has met another one
+    /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::Busy`] if those that offer it have not
+    /// accepted; [`ErrorKind::Version`] if there is a node of another version alone; [`ErrorKind::InUse`] if this node has met another one
     /// of its name that was there before it; [`ErrorKind::Config`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
@@ -212,8 +240,12 @@ impl Node {
         self.0.address
     }
 
-    fn nobody_offers(&self, service: &str) -> Error {
+    /// Returns the error of a search in vain; `was_refused` if a peer that offers the service has not accepted.
+    fn nobody_offers(&self, service: &str, was_refused: bool) -> Error {
         let peers = self.peers();
+        if let Some(error) = refused_by(service, &peers).filter(|_| was_refused) {
+            return error;
+        }
         let asked: Vec<_> = peers
             .iter()
             .map(|peer| format!("{} (offers {})", peer.name, listed(&peer.services)))
@@ -222,13 +254,17 @@ impl Node {
             true => "no node was found to ask: is one running on this host, as this user, in this cluster?".into(),
             false => format!("asked {}", asked.join(", ")),
         };
-        let strangers = self.0.shared.strangers();
+        let mut strangers = self.0.shared.strangers();
+        let unanswered = self.unanswered();
+        strangers.extend(unanswered.iter().map(|one| format!("{} ({})", one.place, one.error)));
         let asked = match strangers.is_empty() {
             true => asked,
             false => format!("{asked}; could not ask {}", strangers.join(", ")),
         };
         let (service, hint) = (links::shown(service), links::hint(service, &peers));
-        Error::new(ErrorKind::NoService, format!("no node offers {service:?}; {asked}{hint}"))
+        let is_foreign = peers.is_empty() && self.0.shared.has_strangers();
+        let kind = if is_foreign { ErrorKind::Version } else { ErrorKind::NoService };
+        Error::new(kind, format!("no node offers {service:?}; {asked}{hint}"))
     }
 
     /// Ends the node once its streams have ended, at most as long as [`NodeBuilder::drain`] says: accepts and opens no
@@ -253,8 +289,23 @@ fn listed(services: &[String]) -> String {
     if shown.is_empty() { "nothing".into() } else { shown.join(", ") }
 }
 
+/// The error of a service that peers offer, and none of them has accepted a stream to; `None` if none offers it.
+fn refused_by(service: &str, peers: &[PeerInfo]) -> Option<Error> {
+    let offers = |peer: &&PeerInfo| peer.services.iter().any(|offered| offered == service);
+    let names: Vec<_> = peers.iter().filter(offers).map(|peer| peer.name.as_str()).collect();
+    let (shown, names) = (links::shown(service), (!names.is_empty()).then(|| names.join(", "))?);
+    let text = format!(
+        "{names} offers {shown:?} and has not accepted: too many streams wait there, or it does not answer in time; \
+         try again later, or start another one"
+    );
+    Some(Error::new(ErrorKind::Busy, text))
+}
+
 fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the node was shut down")
+    Error::new(
+        ErrorKind::Closed,
+        "the node was shut down: keep a clone of it as long as it is used",
+    )
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Error> {
@@ -274,7 +325,12 @@ async fn open(candidate: &Candidate, service: &str) -> Option<Stream> {
     use midplane_via::session::OpenError;
     loop {
         match candidate.session.open(service) {
-            Ok(stream) => return stream.accepted().await.is_ok().then_some(stream),
+            Ok(stream) => {
+                let opened = stream.accepted().await;
+                let transport = candidate.session.transport().name();
+                tracing::debug!(service, transport, error = ?opened.as_ref().err(), "a stream opens");
+                return opened.is_ok().then_some(stream);
+            }
             // The peer may be suspended.
             Err(OpenError::Full) => tokio::time::sleep(Duration::from_millis(1)).await,
             Err(OpenError::Ended(_)) => return None,

@@ -1,9 +1,19 @@
 //! The description of itself that each node sends its peers.
 
-use midplane_simhw::wire::{WireError, decode, encode};
+use midplane_simhw::wire::{WireError, decode_first, encode};
 use serde::{Deserialize, Serialize};
 
-/// Version of what nodes describe to each other.
+/// Version of what nodes describe to each other, and of the frames between them.
+///
+/// Nodes of adjacent minor versions of this crate interoperate, so that a cluster is updated one node at a time:
+///
+/// - A minor version may append fields to the description. Older nodes ignore bytes behind the fields that they know;
+///   newer ones take a missing field for its default.
+/// - A new kind of frame is sent only to peers whose description says that they know it.
+/// - What an older node would misread raises this number. The new version then reads the one before as well, and
+///   describes itself in it to peers that speak it, for one minor version at least.
+///
+/// Tests pin the bytes of each frame; one that fails shows that a rule was broken.
 pub(crate) const VERSION: u32 = 2;
 /// Services that a node may offer.
 pub(crate) const MOST_SERVICES: usize = 64;
@@ -46,11 +56,55 @@ impl Hello {
         if version != VERSION {
             return Err(Unreadable::Version(version));
         }
-        let hello: Result<Self, WireError> = decode(bytes);
+        let hello: Result<Self, WireError> = decode_first(bytes);
         let hello = hello.map_err(|_| Unreadable::Malformed)?;
         let is_short = |name: &String| name.len() <= MOST_NAME;
         let fits = hello.services.len() <= MOST_SERVICES && is_short(&hello.name);
         let fits = fits && hello.services.iter().all(is_short);
         fits.then_some(hello).ok_or(Unreadable::Malformed)
+    }
+}
+
+/// What a test says whose golden bytes have changed.
+#[cfg(test)]
+pub(crate) const CHANGED: &str =
+    "bytes on the wire have changed: bump the version, and keep reading the old one";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello() -> Hello {
+        Hello {
+            version: VERSION,
+            id: 0x0102_0304_0506_0708,
+            incarnation: 9,
+            name: "orders-1".into(),
+            services: vec!["orders".into(), "kv".into()],
+            rival: 3,
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_a_description_never_change() {
+        let mut golden = vec![2, 0, 0, 0];
+        golden.extend([8, 7, 6, 5, 4, 3, 2, 1]);
+        golden.extend([9, 0, 0, 0, 0, 0, 0, 0]);
+        golden.extend(b"\x08\0\0\0\0\0\0\0orders-1");
+        golden.extend(b"\x02\0\0\0\0\0\0\0");
+        golden.extend(b"\x06\0\0\0\0\0\0\0orders\x02\0\0\0\0\0\0\0kv");
+        golden.extend([3, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(hello().emit(), golden, "{CHANGED}");
+        assert_eq!(Hello::parse(&golden), Ok(hello()), "{CHANGED}");
+    }
+
+    #[test]
+    fn fields_that_a_later_version_appends_are_ignored() {
+        let mut bytes = hello().emit();
+        bytes.extend(b"a field of the next minor version");
+        assert_eq!(Hello::parse(&bytes), Ok(hello()));
+        bytes[0] = 3;
+        assert_eq!(Hello::parse(&bytes), Err(Unreadable::Version(3)));
+        assert_eq!(Hello::parse(&hello().emit()[..30]), Err(Unreadable::Malformed));
     }
 }

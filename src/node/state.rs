@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use midplane_simhw::time::Instant;
-use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream, Transport};
+use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
+use super::dials::Dials;
 use super::listener::Accepted;
+use super::meter::{Meter, Served};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
 use crate::member::{self, Effect, Hello, Load, MOST_SERVICES, Members, Target, Unreadable};
@@ -20,6 +22,8 @@ pub(super) struct Shared {
     network: Box<dyn Network>,
     started: tokio::time::Instant,
     state: Mutex<State>,
+    pub(super) dials: Dials,
+    pub(super) meter: Meter,
     /// A peer has come, gone, or told of its services.
     pub(super) changed: Notify,
     /// The time of the next timeout has changed.
@@ -31,7 +35,7 @@ struct State {
     hello: Hello,
     /// Counts the changes of the hello.
     generation: u64,
-    listeners: BTreeMap<String, mpsc::Sender<Accepted>>,
+    listeners: BTreeMap<String, (mpsc::Sender<Accepted>, Arc<Served>)>,
     members: Members,
     /// Sessions that have not ended, by number.
     sessions: BTreeMap<u64, Arc<Session>>,
@@ -59,7 +63,7 @@ pub struct PeerInfo {
     pub id: u64,
     /// The services that it offers.
     pub services: Vec<String>,
-    /// The transport of its streams: `shm` or `udp`.
+    /// The transport of its streams: `shm`, `udp` or `tcp`.
     pub transport: &'static str,
     /// Streams that are open.
     pub streams: usize,
@@ -95,6 +99,7 @@ impl Shared {
         hello: Hello,
         members: Members,
     ) -> Arc<Self> {
+        let meter = Meter::new(&hello.name);
         let state = State {
             hello,
             generation: 0,
@@ -110,6 +115,8 @@ impl Shared {
             network,
             started: tokio::time::Instant::now(),
             state: Mutex::new(state),
+            dials: Dials::default(),
+            meter,
             changed: Notify::new(),
             due: Notify::new(),
         })
@@ -163,7 +170,9 @@ impl Shared {
 
     fn dial(&self, state: &mut State, target: Target) {
         let now = self.now();
-        match self.network.dial(target) {
+        let dialed = self.network.dial(target);
+        self.dials.on_dialed(target, dialed.as_ref());
+        match dialed {
             Ok(session) => {
                 let (number, transport) = (session.number(), session.transport());
                 state.sessions.insert(number, session);
@@ -261,24 +270,33 @@ impl Shared {
                 name: name.to_owned(),
                 id,
                 services: services.iter().cloned().collect(),
-                transport: sessions.first().map_or("none", |session| match session.transport() {
-                    Transport::Udp(_) => "udp",
-                    _ => "shm",
-                }),
+                transport: sessions.first().map_or("none", |session| session.transport().name()),
                 streams: sessions.iter().map(|session| session.streams()).sum(),
             }
         };
         state.members.peers().map(info).collect()
     }
 
+    /// Returns the numbers and names of the peers, with the session that is the best way to each.
+    pub(super) fn sessions_of_peers(&self) -> Vec<(u64, String, Arc<Session>)> {
+        let state = self.state();
+        let best = |(id, name, _, links): (u64, &str, _, &[u64])| {
+            let session = links.iter().find_map(|link| state.sessions.get(link))?;
+            Some((id, name.to_owned(), Arc::clone(session)))
+        };
+        state.members.peers().filter_map(best).collect()
+    }
+
+    /// Returns whether a node of another version was found.
+    pub(super) fn has_strangers(&self) -> bool {
+        !self.state().members.strangers().is_empty()
+    }
+
     /// Returns the places whose node speaks another version, for people.
     pub(super) fn strangers(&self) -> Vec<String> {
         let state = self.state();
         let named = |(target, version): (&Target, &u32)| {
-            let place = match target {
-                Target::Local(id) => format!("{id:016x} of this host"),
-                Target::Address(address) => address.to_string(),
-            };
+            let place = placed(target);
             format!("{place} (speaks version {version}, this node {})", member::VERSION)
         };
         state.members.strangers().iter().map(named).collect()
@@ -311,7 +329,8 @@ impl Shared {
         if state.listeners.contains_key(service) || state.hello.services.len() >= MOST_SERVICES {
             return false;
         }
-        state.listeners.insert(service.to_owned(), listener);
+        let served = self.meter.service(service);
+        state.listeners.insert(service.to_owned(), (listener, served));
         state.hello.services.push(service.to_owned());
         self.describe_to_all(state);
         true
@@ -368,6 +387,14 @@ impl Shared {
     }
 }
 
+/// Shows a place to people.
+pub(super) fn placed(target: &Target) -> String {
+    match target {
+        Target::Local(id) => format!("{id:016x} of this host"),
+        Target::Address(address) => address.to_string(),
+    }
+}
+
 /// Handles what a node's sessions receive.
 #[derive(Debug)]
 pub(super) struct Receiver(pub(super) Arc<Shared>);
@@ -381,7 +408,11 @@ impl Handler for Receiver {
         let hello = Hello::parse(hello);
         self.0.change(|state, now| {
             match hello {
-                Ok(hello) => state.members.handle_hello(now, session.number(), hello),
+                Ok(hello) => {
+                    state.members.handle_transport(session.number(), session.transport());
+                    self.0.meter.on_hello(session, &hello.name);
+                    state.members.handle_hello(now, session.number(), hello);
+                }
                 Err(why) => {
                     let transport = session.transport();
                     if let Unreadable::Version(version) = why {
@@ -403,11 +434,15 @@ impl Handler for Receiver {
         stream: Stream,
     ) -> Result<(), Refusal> {
         let state = self.0.state();
-        let listener = state.listeners.get(service).cloned().ok_or(Refusal::NoService)?;
+        let offered = state.listeners.get(service).cloned().ok_or(Refusal::NoService)?;
+        let (listener, served) = offered;
         let peer = state.members.peer_of(session.number());
         let (id, name) = peer.map(|(id, name)| (id, name.to_owned())).unwrap_or_default();
         drop(state);
-        listener.try_send(Accepted { stream, id, name }).map_err(|error| match error {
+        let sent = listener.try_send(Accepted { stream, id, name });
+        let counted = if sent.is_ok() { &served.accepted } else { &served.refused };
+        counted.add_one();
+        sent.map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Refusal::TooMany,
             mpsc::error::TrySendError::Closed(_) => Refusal::NoService,
         })
@@ -421,6 +456,7 @@ impl Handler for Receiver {
     }
 
     fn on_ended(&mut self, session: &Arc<Session>, why: Ended) {
+        self.0.meter.on_ended(session, why);
         self.0.change(|state, now| {
             state.sessions.remove(&session.number());
             if let Some(peer) = state.members.handle_ended(now, session.number()) {
