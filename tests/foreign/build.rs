@@ -1,5 +1,6 @@
 //! Takes tokio's own tests of streams from the source of its locked release, with TCP's types swapped for those of
-//! `midplane_foreign`, and without the tests that `cut.txt` lists. Generates the code of the gRPC service of the tests.
+//! `tests/tokio`, and without the tests that `cut.txt` lists. Takes mini-redis's server with TCP's types swapped for
+//! midplane's. Generates the code of the gRPC service of the tests.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -50,18 +51,23 @@ fn main() {
     println!("cargo::rerun-if-changed=cut.txt");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     service();
-    let tests = tokio().join("tests");
+    mini_redis(&out);
+    let tests = source("tokio").join("tests");
     let cuts = fs::read_to_string("cut.txt").expect("the list of cut tests");
     let cuts = cuts.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
     let mut cuts: BTreeSet<&str> = cuts.filter_map(|line| line.split_whitespace().next()).collect();
-    let mut root = String::new();
+    let (mut root, mut run) = (String::new(), String::new());
     for (name, swaps) in FILES {
         let text = swapped(&tests.join(format!("{name}.rs")), swaps);
+        let text = text.replace("tokio::net::", "crate::net::");
         let mut file = syn::parse_file(&text).expect("tokio's tests parse");
         file.items.retain(|item| match item {
             syn::Item::Fn(item) => !cuts.remove(format!("{name}::{}", item.sig.ident).as_str()),
             _ => true,
         });
+        for test in file.items.iter().filter_map(test_name) {
+            writeln!(run, "{name}::{test}").expect("text");
+        }
         let path = out.join(format!("{name}.rs"));
         fs::write(&path, prettyplease::unparse(&file)).expect("room for a file");
         writeln!(root, "#[allow(warnings)]\n#[path = {path:?}]\nmod {name};").expect("text");
@@ -69,30 +75,89 @@ fn main() {
     cuts.retain(|cut| !cut.ends_with("::*"));
     assert!(cuts.is_empty(), "cut.txt lists what is not among tokio's tests: {cuts:?}");
     fs::write(out.join("tokio.rs"), root).expect("room for a file");
+    fs::write(out.join("tokio_tests.txt"), run).expect("room for a file");
+}
+
+/// Returns the name of a test.
+fn test_name(item: &syn::Item) -> Option<&syn::Ident> {
+    let syn::Item::Fn(item) = item else { return None };
+    let is_test = |attribute: &syn::Attribute| {
+        attribute.path().segments.last().is_some_and(|last| last.ident == "test")
+    };
+    item.attrs.iter().any(is_test).then_some(&item.sig.ident)
+}
+
+/// mini-redis's server as a module, which listens with a node's listener.
+fn mini_redis(out: &Path) {
+    let source = source("mini-redis").join("src");
+    let out = out.join("mini_redis");
+    let swap = |path: &Path| {
+        let swaps: &[_] = match path.to_str() {
+            Some("server.rs") => &[(
+                "use tokio::net::{TcpListener, TcpStream};",
+                "use midplane::{Listener as TcpListener, Stream as TcpStream};",
+            )],
+            Some("connection.rs") => {
+                &[("use tokio::net::TcpStream;", "use midplane::Stream as TcpStream;")]
+            }
+            _ => &[],
+        };
+        let text = swapped(&source.join(path), swaps).replace("crate::", "crate::mini_redis::");
+        let into = out.join(path);
+        fs::create_dir_all(into.parent().expect("a folder")).expect("room for a folder");
+        let mut file = syn::parse_file(&text).expect("mini-redis parses");
+        // Its clients are used as they are.
+        let is_client = |name: &syn::Ident| {
+            ["blocking_client", "buffer", "client"].iter().any(|client| name == client)
+        };
+        file.attrs.clear();
+        file.items.retain(|item| match item {
+            syn::Item::Mod(module) => !is_client(&module.ident),
+            syn::Item::Use(item) => match &item.tree {
+                syn::UseTree::Path(path) => !is_client(&path.ident),
+                _ => true,
+            },
+            _ => true,
+        });
+        fs::write(into, prettyplease::unparse(&file)).expect("room for a file");
+    };
+    ["lib.rs", "connection.rs", "db.rs", "frame.rs", "parse.rs", "server.rs", "shutdown.rs"]
+        .iter()
+        .for_each(|name| swap(Path::new(name)));
+    for file in fs::read_dir(source.join("cmd")).expect("its commands") {
+        let name = file.expect("a file").file_name();
+        swap(&Path::new("cmd").join(name));
+    }
+    let root = format!("#[allow(warnings)]\n#[path = {:?}]\nmod mini_redis;\n", out.join("lib.rs"));
+    fs::write(out.with_extension("rs"), root).expect("room for a file");
 }
 
 fn swapped(path: &Path, swaps: &[(&str, &str)]) -> String {
-    let mut text = fs::read_to_string(path).expect("the published package has its tests");
+    let mut text = fs::read_to_string(path).expect("the published package has the file");
     for (from, to) in swaps {
         assert!(text.contains(from), "{from:?} is not in {}", path.display());
         text = text.replace(from, to);
     }
-    text.replace("tokio::net::", "crate::net::")
+    text
 }
 
-/// The source of the tokio that is locked here.
-fn tokio() -> PathBuf {
+/// Returns the source of a dependency, of the release that is locked here.
+fn source(name: &str) -> PathBuf {
     let cargo = env::var_os("CARGO").expect("cargo sets it");
+    let target = env::var("TARGET").expect("cargo sets it");
+    let arguments = ["metadata", "--format-version", "1", "--locked", "--offline"];
     let asked = Command::new(cargo)
-        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
-        .output();
-    let told: serde_json::Value =
-        serde_json::from_slice(&asked.expect("cargo runs").stdout).expect("metadata");
+        .args(arguments)
+        // Those of other platforms are not downloaded.
+        .args(["--filter-platform", &target])
+        .output()
+        .expect("cargo runs");
+    assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
+    let told: serde_json::Value = serde_json::from_slice(&asked.stdout).expect("metadata");
     let packages = told["packages"].as_array().expect("a list of packages");
-    let tokio =
-        packages.iter().find(|package| package["name"] == "tokio").expect("it is a dependency");
-    let manifest = tokio["manifest_path"].as_str().expect("a path");
-    Path::new(manifest).parent().expect("a folder").to_owned()
+    let package = packages.iter().find(|package| package["name"] == name);
+    let manifest = package.and_then(|package| package["manifest_path"].as_str());
+    Path::new(manifest.expect("it is a dependency")).parent().expect("a folder").to_owned()
 }
 
 /// A service with each kind of method; its messages are in `src/grpc.rs`.
