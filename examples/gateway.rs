@@ -24,9 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
-/// Accepts TCP connections and forwards each one to a service of a node, found by the service's name.
-///
-/// For example, where a node of this host offers "orders" over HTTP:
+/// Accepts TCP connections and forwards each one to a service of a node, found by the service's name:
 ///
 ///     gateway orders --bind 127.0.0.1:8080
 ///     curl http://127.0.0.1:8080/
@@ -109,9 +107,7 @@ async fn run(arguments: Arguments) -> Result<(), Fail> {
     loop {
         tokio::select! {
             (permit, accepted) = next() => match accepted {
-                Ok((client, _)) => {
-                    open.spawn(forward(client, node.clone(), Arc::clone(&service), permit?));
-                }
+                Ok((client, _)) => drop(open.spawn(forward(client, node.clone(), service.clone(), permit?))),
                 Err(error) => {
                     // The process may have too many files open for now.
                     eprintln!("gateway: no connection can be accepted: {error}");

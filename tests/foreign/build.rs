@@ -17,7 +17,6 @@ const FILES: &[(&str, &[(&str, &str)])] = &[
     ("buffered", &[("std::net::TcpStream", "crate::blocking::TcpStream")]),
     ("duplex_stream", &[("tokio::io::duplex", "crate::net::duplex")]),
     ("io_copy_bidirectional", &[]),
-    ("io_driver", &[("std::net::TcpStream", "crate::blocking::TcpStream")]),
     (
         "io_mem_stream",
         &[
@@ -56,35 +55,43 @@ fn main() {
     let cuts = fs::read_to_string("cut.txt").expect("the list of cut tests");
     let cuts = cuts.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
     let mut cuts: BTreeSet<&str> = cuts.filter_map(|line| line.split_whitespace().next()).collect();
-    let (mut root, mut run) = (String::new(), String::new());
+    let (mut root, mut names) = (String::new(), String::new());
     for (name, swaps) in FILES {
         let text = swapped(&tests.join(format!("{name}.rs")), swaps);
         let text = text.replace("tokio::net::", "crate::net::");
         let mut file = syn::parse_file(&text).expect("tokio's tests parse");
+        list(&mut names, name, &file);
         file.items.retain(|item| match item {
             syn::Item::Fn(item) => !cuts.remove(format!("{name}::{}", item.sig.ident).as_str()),
             _ => true,
         });
-        for test in file.items.iter().filter_map(test_name) {
-            writeln!(run, "{name}::{test}").expect("text");
-        }
         let path = out.join(format!("{name}.rs"));
         fs::write(&path, prettyplease::unparse(&file)).expect("room for a file");
         writeln!(root, "#[allow(warnings)]\n#[path = {path:?}]\nmod {name};").expect("text");
     }
-    cuts.retain(|cut| !cut.ends_with("::*"));
+    cuts.retain(|cut| {
+        let Some(name) = cut.strip_suffix("::*") else { return true };
+        let text = swapped(&tests.join(format!("{name}.rs")), &[]);
+        list(&mut names, name, &syn::parse_file(&text).expect("tokio's tests parse"));
+        false
+    });
     assert!(cuts.is_empty(), "cut.txt lists what is not among tokio's tests: {cuts:?}");
     fs::write(out.join("tokio.rs"), root).expect("room for a file");
-    fs::write(out.join("tokio_tests.txt"), run).expect("room for a file");
+    fs::write(out.join("tokio_tests.txt"), names).expect("room for a file");
 }
 
-/// Returns the name of a test.
-fn test_name(item: &syn::Item) -> Option<&syn::Ident> {
-    let syn::Item::Fn(item) = item else { return None };
+/// Lists the tests of a file, for the test of their documentation.
+fn list(names: &mut String, name: &str, file: &syn::File) {
     let is_test = |attribute: &syn::Attribute| {
         attribute.path().segments.last().is_some_and(|last| last.ident == "test")
     };
-    item.attrs.iter().any(is_test).then_some(&item.sig.ident)
+    for item in &file.items {
+        if let syn::Item::Fn(item) = item
+            && item.attrs.iter().any(is_test)
+        {
+            writeln!(names, "{name} {}", item.sig.ident).expect("text");
+        }
+    }
 }
 
 /// mini-redis's server as a module, which listens with a node's listener.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use midplane::Node;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, Command};
 
 use crate::nodes::{Over, cluster_name};
 
@@ -24,12 +24,13 @@ pub fn command() -> Command {
 /// A gateway that runs.
 pub struct Gateway {
     child: Child,
+    said: Lines<BufReader<ChildStderr>>,
     /// The address of its TCP listener.
     pub address: SocketAddr,
 }
 
 impl Gateway {
-    /// Starts a gateway to a service; with a key it has that of the file.
+    /// Starts a gateway to a service.
     pub async fn start(cluster: &str, service: &str, node: &Node) -> Self {
         let mut command = command();
         command.args([service, "--cluster", cluster]);
@@ -41,7 +42,8 @@ impl Gateway {
         let line = tokio::time::timeout(WITHIN, lines.next_line()).await.unwrap().unwrap().unwrap();
         let (address, to) = line.split_once(" -> ").unwrap();
         assert_eq!(to, service);
-        Self { child, address: address.parse().unwrap() }
+        let said = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { child, said, address: address.parse().unwrap() }
     }
 
     /// Sends it a Ctrl-C.
@@ -50,10 +52,16 @@ impl Gateway {
         kill_process(id, Signal::INT).unwrap();
     }
 
-    /// Waits until it has ended; returns how, and what it has printed to its standard error.
+    /// Waits for the next line on its standard error.
+    #[allow(dead_code, reason = "one of the programs needs it")]
+    pub async fn line(&mut self) -> String {
+        tokio::time::timeout(WITHIN, self.said.next_line()).await.unwrap().unwrap().unwrap()
+    }
+
+    /// Waits until it has ended; returns how, and what else it has printed to its standard error.
     pub async fn ended(mut self) -> (ExitStatus, String) {
         let mut said = String::new();
-        let mut stderr = self.child.stderr.take().unwrap();
+        let stderr = self.said.get_mut();
         let ended = async { (stderr.read_to_string(&mut said).await, self.child.wait().await) };
         let (read, status) = tokio::time::timeout(WITHIN, ended).await.unwrap();
         read.unwrap();
