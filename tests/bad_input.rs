@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use midplane::via::session::{Ended, Handler, Refusal, Session, Sessions};
 use midplane::via::wire::pipe::Config;
 use midplane::via::wire::socket::Socket;
 use midplane::{ErrorKind, Node, Stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
 
 use crate::node::{Over, nodes, over_each};
 
