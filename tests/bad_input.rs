@@ -104,7 +104,7 @@ over_each! {
         let mut slow = client.connect("kv").await.unwrap();
         let (mut slow_reader, _) = listener.accept().await.unwrap();
         let mut writing = tokio::spawn(async move {
-            slow.write_all(&vec![1; 32 << 20]).await.unwrap();
+            slow.write_all(&vec![1; 2 << 20]).await.unwrap();
         });
         let mut other = client.connect("kv").await.unwrap();
         let (mut other_reader, _) = listener.accept().await.unwrap();
@@ -113,7 +113,7 @@ over_each! {
         assert!(!writing.is_finished());
         let mut read = 0;
         let mut bytes = vec![0; 256 * 1024];
-        while read < 32 << 20 {
+        while read < 2 << 20 {
             read += slow_reader.read(&mut bytes).await.unwrap();
         }
         (&mut writing).await.unwrap();

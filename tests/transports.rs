@@ -139,15 +139,18 @@ fn streams_over_tcp_are_reset_when_the_peers_runtime_ends_at_once() {
     let (of_service, of_client) = (runtime(), runtime());
     let service = of_service.block_on(service.start()).unwrap();
     let mut listener = of_service.block_on(service.listen("kv")).unwrap();
+    let (opened, is_open) = tokio::sync::oneshot::channel();
     let serving = std::thread::spawn(move || {
-        // Nothing of the node says goodbye: its tasks are dropped where they are.
         let accepted = of_service.block_on(listener.accept()).unwrap();
+        of_service.block_on(is_open).unwrap();
+        // Nothing of the node says goodbye: its tasks are dropped where they are.
         of_service.shutdown_background();
         (accepted, listener)
     });
     of_client.block_on(async {
         let client = client.start().await.unwrap();
         let mut stream = client.connect("kv").await.unwrap();
+        opened.send(()).unwrap();
         let error = stream.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     });
