@@ -35,7 +35,8 @@ pub enum ErrorKind {
 }
 
 /// An error of the front door: a [kind](Error::kind) to match on, a text to read, and a source where there is one.
-#[derive(Debug)]
+///
+/// Its `Debug` text is for people as well: `main` may return it.
 pub struct Error {
     kind: ErrorKind,
     text: String,
@@ -57,6 +58,12 @@ impl Error {
     #[must_use]
     pub const fn kind(&self) -> ErrorKind {
         self.kind
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({:?})", self.text, self.kind)
     }
 }
 

@@ -22,7 +22,6 @@ use std::time::Duration;
 use midplane_via::session::{Sessions, Stream};
 use midplane_via::wire::pipe::Config;
 use midplane_via::wire::tcp;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
@@ -60,6 +59,7 @@ pub struct Node(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
+    name: String,
     shared: Arc<Shared>,
     address: Option<SocketAddr>,
     discover: Vec<String>,
@@ -96,11 +96,12 @@ impl Node {
         let over_tcp = tcp.is_some().then(|| tcp::Config::default().key(builder.key.clone()));
         let (sessions, driver) = Sessions::new(udp, over_tcp).map_err(failed)?;
         let id = builder::random().map_err(failed)?.max(1);
+        let name = builder.resolved_name(id);
         let hello = Hello {
             version: VERSION,
             id,
             incarnation: builder::milliseconds(),
-            name: builder.resolved_name(id),
+            name: name.clone(),
             services: Vec::new(),
             rival: 0,
         };
@@ -122,8 +123,17 @@ impl Node {
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
         let NodeBuilder { drain, connect_within, discover, key, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
-        let inner =
-            Inner { shared, address, discover, drain, connect_within, links, allowed, is_sealed };
+        let inner = Inner {
+            name,
+            shared,
+            address,
+            discover,
+            drain,
+            connect_within,
+            links,
+            allowed,
+            is_sealed,
+        };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -135,13 +145,7 @@ impl Node {
     /// name that was there before it.
     pub async fn listen(&self, service: &str) -> Result<Listener, Error> {
         check_name("a service's name", service)?;
-        self.0.shared.check()?;
-        let (outbox, inbox) = mpsc::channel(listener::BACKLOG);
-        if !self.0.shared.offer(service, outbox) {
-            let text = format!("this node offers {service:?} already, or 64 services");
-            return Err(Error::new(ErrorKind::InUse, text));
-        }
-        Ok(Listener::new(service.to_owned(), inbox, Arc::clone(&self.0.shared)))
+        self.offer(service.to_owned())
     }
 
     /// Connects to a node that offers a service: of two chosen at random among the nearest, the one with fewer streams.
@@ -158,30 +162,16 @@ impl Node {
     /// Dropped, it has connected to nothing.
     pub async fn connect(&self, service: &str) -> Result<Stream, Error> {
         check_name("a service's name", service)?;
-        let until = Instant::now() + self.0.connect_within;
-        let mut refused = BTreeSet::new();
+        let (mut refused, until) = (BTreeSet::new(), self.patience());
         loop {
-            self.0.shared.check()?;
-            let changed = self.0.shared.changed.notified();
-            let mut candidates = self.0.shared.candidates(service);
-            candidates.retain(|one| !refused.contains(&(one.peer, one.session.number())));
-            if let Some(chosen) = choose(&candidates) {
-                if let Some(stream) = self.open_at(chosen, service).await {
-                    return Ok(stream);
-                }
-                refused.insert((chosen.peer, chosen.session.number()));
-                continue;
+            let candidates = self.find(service, &mut refused, until, |_| true).await?;
+            let choices: Vec<_> = candidates.iter().map(|candidate| candidate.choice).collect();
+            let at = member::choose(&choices, builder::random().unwrap_or(0));
+            let chosen = &candidates[at.expect("it has found one")];
+            if let Some(stream) = self.open_at(chosen, service).await {
+                return Ok(stream);
             }
-            if self.look().await {
-                continue;
-            }
-            if Instant::now() >= until {
-                // Callers that try again in a loop let the node's own tasks run.
-                tokio::task::yield_now().await;
-                return Err(self.nobody_offers(service, !refused.is_empty()));
-            }
-            refused.clear();
-            let _ = tokio::time::timeout(LOOK, changed).await;
+            refused.insert(chosen.session.number());
         }
     }
 
@@ -199,6 +189,12 @@ impl Node {
     #[must_use]
     pub fn connector(&self, service: &str) -> Connector {
         Connector::new(self.clone(), service.to_owned())
+    }
+
+    /// Returns the node's name, as others see it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
     }
 
     /// The nodes that this one is connected to.
@@ -322,12 +318,6 @@ fn check_name(what: &str, name: &str) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::Config, text));
     }
     Ok(())
-}
-
-/// Of two at random of the best rank the one with fewer streams.
-fn choose(candidates: &[Candidate]) -> Option<&Candidate> {
-    let choices: Vec<_> = candidates.iter().map(|candidate| candidate.choice).collect();
-    member::choose(&choices, builder::random().unwrap_or(0)).map(|at| &candidates[at])
 }
 
 /// Opens a stream; `None` if the peer refuses it or is gone.

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::listener::{self, Listener};
 use super::mailbox::Mailbox;
 use super::state::Shared;
-use super::{Inner, LOOK, Node, PeerInfo, TELL, closed};
+use super::{Inner, LOOK, Node, PeerInfo, TELL};
 use crate::error::{Error, ErrorKind};
 
 pub(crate) use super::state::Candidate;
@@ -126,12 +126,10 @@ impl Peers {
 impl Node {
     /// Offers a service under a reserved name.
     pub(crate) fn offer(&self, service: String) -> Result<Listener, Error> {
-        if self.0.shared.is_closed() {
-            return Err(closed());
-        }
+        self.0.shared.check()?;
         let (outbox, inbox) = mpsc::channel(listener::BACKLOG);
         if !self.0.shared.offer(&service, outbox) {
-            let text = format!("this node offers {} already, or 64 services", shown(&service));
+            let text = format!("this node offers {:?} already, or 64 services", shown(&service));
             return Err(Error::new(ErrorKind::InUse, text));
         }
         Ok(Listener::new(service, inbox, Arc::clone(&self.0.shared)))
@@ -168,7 +166,8 @@ impl Node {
         Instant::now() + self.0.connect_within
     }
 
-    /// Waits until peers offer a service that `is_fit`, and that are not among the `refused`; the nearest of them.
+    /// Waits until peers offer a service, `is_fit` returns `true` for them, and their sessions are not in `refused`; returns
+    /// those of the best rank.
     /// Those that were refused are tried again as long as there is time and no other.
     pub(crate) async fn find(
         &self,
@@ -178,23 +177,19 @@ impl Node {
         is_fit: impl Fn(&Candidate) -> bool,
     ) -> Result<Vec<Candidate>, Error> {
         loop {
-            if self.0.shared.is_closed() {
-                return Err(closed());
-            }
+            self.0.shared.check()?;
             let changed = self.0.shared.changed.notified();
             let mut candidates = self.0.shared.candidates(service);
             candidates.retain(|one| !refused.contains(&one.session.number()) && is_fit(one));
-            if !candidates.is_empty() {
-                let class = |one: &Candidate| std::mem::discriminant(&one.session.transport());
-                let nearest =
-                    candidates.iter().min_by_key(|one| one.session.transport()).map(class);
-                candidates.retain(|one| Some(class(one)) == nearest);
+            if let Some(best) = candidates.iter().map(|one| one.choice.rank).min() {
+                candidates.retain(|one| one.choice.rank == best);
                 return Ok(candidates);
             }
             if self.look().await {
                 continue;
             }
             if Instant::now() >= until {
+                // Callers that try again in a loop let the node's own tasks run.
                 tokio::task::yield_now().await;
                 return Err(self.nobody_offers(service, !refused.is_empty()));
             }
