@@ -79,7 +79,7 @@ over_each! {
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
         let mut again = Node::builder().cluster(&cluster).name("service");
         if let Some(address) = address {
-            again = again.without_shared_memory().bind(address);
+            again = again.transports("udp").bind(address);
         }
         let again = again.start().await.unwrap();
         serve_echo(again.listen("echo").await.unwrap());

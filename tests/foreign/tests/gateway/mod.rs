@@ -80,7 +80,7 @@ impl Gateway {
 pub async fn service(over: Over) -> (String, Node) {
     let cluster = cluster_name();
     let builder = Node::builder().cluster(&cluster).name("service");
-    let builder = if over == Over::Udp { builder.without_shared_memory() } else { builder };
+    let builder = if over == Over::Udp { builder.transports("udp") } else { builder };
     let node = builder.start().await.unwrap();
     (cluster, node)
 }
