@@ -9,6 +9,7 @@ use midplane_via::session::{Attempt, Session};
 use super::Node;
 use super::state::placed;
 use super::transports::WORDS;
+use crate::member::VERSION;
 
 /// The transports of a node's peers, as [`Node::explain`] found them; `Display` has a line for each.
 #[derive(Clone, Debug)]
@@ -20,7 +21,7 @@ pub struct Explanation {
     pub address: Option<SocketAddr>,
     /// The peers that this node has a session with.
     pub peers: Vec<PeerPath>,
-    /// The places that did not answer their last dial.
+    /// The places that did not answer their last dial, or whose node speaks another version.
     pub unanswered: Vec<Unanswered>,
 }
 
@@ -79,7 +80,7 @@ impl fmt::Display for WhyNot {
     }
 }
 
-/// A place that did not answer its last dial.
+/// A place that did not answer its last dial, or whose node speaks another version.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Unanswered {
@@ -87,7 +88,7 @@ pub struct Unanswered {
     pub place: String,
     /// Counts the dials of the place.
     pub dials: u32,
-    /// The error of the last dial.
+    /// The error of the last dial, for each transport that was tried.
     pub error: String,
 }
 
@@ -148,13 +149,14 @@ impl Node {
 
     /// Returns the places that did not answer their last dial, and those whose node speaks another version.
     pub(super) fn unanswered(&self) -> Vec<Unanswered> {
-        let unanswered = self.0.shared.dials.unanswered();
-        let unanswered = unanswered.into_iter().map(|(target, dials, error)| Unanswered {
-            place: placed(&target),
-            dials,
-            error,
+        let shared = &self.0.shared;
+        let strangers = shared.strangers().into_iter().map(|(target, version)| {
+            let error = format!("speaks version {version}, this node {VERSION}");
+            (target, shared.dials.count(target), error)
         });
-        unanswered.collect()
+        let all = shared.dials.unanswered().into_iter().chain(strangers);
+        all.map(|(target, dials, error)| Unanswered { place: placed(&target), dials, error })
+            .collect()
     }
 }
 
@@ -168,7 +170,7 @@ impl fmt::Display for Explanation {
             write!(f, "\n{peer}")?;
         }
         for Unanswered { place, dials, error } in &self.unanswered {
-            write!(f, "\n{place}: {dials} dials without an answer: {error}")?;
+            write!(f, "\n{place}: no peer after {dials} dials: {error}")?;
         }
         Ok(())
     }

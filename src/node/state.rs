@@ -287,19 +287,14 @@ impl Shared {
         state.members.peers().filter_map(best).collect()
     }
 
-    /// Returns whether a node of another version was found.
-    pub(super) fn has_strangers(&self) -> bool {
-        !self.state().members.strangers().is_empty()
-    }
-
-    /// Returns the places whose node speaks another version, for people.
-    pub(super) fn strangers(&self) -> Vec<String> {
-        let state = self.state();
-        let named = |(target, version): (&Target, &u32)| {
-            let place = placed(target);
-            format!("{place} (speaks version {version}, this node {})", member::VERSION)
-        };
-        state.members.strangers().iter().map(named).collect()
+    /// Returns the places whose node speaks another version, with it.
+    pub(super) fn strangers(&self) -> Vec<(Target, u32)> {
+        self.state()
+            .members
+            .strangers()
+            .iter()
+            .map(|(target, version)| (*target, *version))
+            .collect()
     }
 
     /// Peers with a session, whether they have described themselves or not.
