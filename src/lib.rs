@@ -34,8 +34,8 @@ pub use midplane_warp as warp;
 pub use error::{Error, ErrorKind};
 #[cfg(target_os = "linux")]
 pub use node::{
-    Connector, DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, Listener, Node, NodeBuilder, PeerInfo,
-    PeerName,
+    Connector, DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, Explanation, Listener, Node, NodeBuilder,
+    PeerInfo, PeerName, PeerPath, Unanswered, WhyNot,
 };
 #[cfg(all(feature = "tonic", target_os = "linux"))]
 pub use node::{Incoming, NamedStream};

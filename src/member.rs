@@ -162,6 +162,13 @@ impl Members {
         self.effects.push_back(Effect::Describe(link));
     }
 
+    /// A link that was dialed has this transport: another one than was tried first has answered.
+    pub(crate) fn handle_transport(&mut self, number: u64, transport: Transport) {
+        if let Some(link) = self.links.get_mut(&number) {
+            link.transport = transport;
+        }
+    }
+
     /// The peer of a link has described itself.
     pub(crate) fn handle_hello(&mut self, now: Instant, number: u64, hello: Hello) {
         let Some(link) = self.links.get_mut(&number).filter(|link| !link.is_ending) else { return };

@@ -2,12 +2,16 @@
 
 mod builder;
 mod connector;
+mod dials;
+mod explain;
 pub(crate) mod links;
 mod listener;
 mod local;
 pub(crate) mod mailbox;
 mod network;
+mod sockets;
 mod state;
+mod transports;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -16,21 +20,24 @@ use std::time::Duration;
 
 use midplane_via::session::{Sessions, Stream};
 use midplane_via::wire::pipe::Config;
-use midplane_via::wire::socket::Socket;
+use midplane_via::wire::tcp;
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
 use crate::member::{self, Hello, MOST_NAME, Members, Target, VERSION};
 pub use builder::{DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, NodeBuilder};
 pub use connector::Connector;
+pub use explain::{Explanation, PeerPath, Unanswered, WhyNot};
 use links::Links;
 #[cfg(feature = "tonic")]
 pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
 use local::Local;
 use network::System;
+use sockets::Sockets;
 pub use state::PeerInfo;
 use state::{Candidate, Receiver, Shared};
+use transports::Transports;
 
 /// The period in which a node that waits for a service searches for new nodes.
 const LOOK: Duration = Duration::from_millis(50);
@@ -58,6 +65,8 @@ struct Inner {
     drain: Duration,
     connect_within: Duration,
     links: Links,
+    allowed: Transports,
+    is_sealed: bool,
 }
 
 impl Drop for Inner {
@@ -72,18 +81,19 @@ impl Node {
         NodeBuilder::default()
     }
 
-    fn start(builder: NodeBuilder) -> Result<Self, Error> {
+    async fn start(builder: NodeBuilder, allowed: Transports) -> Result<Self, Error> {
         let failed = |error| Error::system("the node can't start", error);
-        let bind = |address| {
-            Socket::bind(address)
-                .map_err(|error| Error::system(&format!("the node can't bind {address}"), error))
+        let sockets = match builder.address(allowed) {
+            Some(address) => Some(Sockets::bind(address, allowed).await?),
+            None => None,
         };
-        let socket = builder.address().map(bind).transpose()?;
-        let address = socket.as_ref().and_then(|socket| socket.local_addr().ok());
-        let udp = socket.map(|socket| {
+        let address = sockets.as_ref().map(|sockets| sockets.address);
+        let (udp, tcp) = sockets.map_or((None, None), |sockets| (sockets.udp, sockets.tcp));
+        let udp = udp.map(|socket| {
             (socket, Config::default().key(builder.key.clone()).keepalive(KEEPALIVE_NANOS))
         });
-        let (sessions, driver) = Sessions::new(udp).map_err(failed)?;
+        let over_tcp = tcp.is_some().then(|| tcp::Config::default().key(builder.key.clone()));
+        let (sessions, driver) = Sessions::new(udp, over_tcp).map_err(failed)?;
         let id = builder::random().map_err(failed)?.max(1);
         let name = builder.resolved_name(id);
         let hello = Hello {
@@ -94,7 +104,7 @@ impl Node {
             services: Vec::new(),
             rival: 0,
         };
-        let local = builder.is_local.then(|| Local::new(&builder.cluster, id));
+        let local = allowed.shm().then(|| Local::new(&builder.cluster, id));
         let listener = local.as_ref().map(Local::bind).transpose().map_err(failed)?;
         let network = Box::new(System { sessions: sessions.clone(), local });
         let members = Members::new(&hello, address);
@@ -103,11 +113,26 @@ impl Node {
             let accepting = tokio::spawn(local::accept(listener, Arc::downgrade(&shared)));
             shared.on_end(accepting.abort_handle());
         }
+        if let Some(listener) = tcp {
+            let accepting = tokio::spawn(sockets::accept(listener, Arc::downgrade(&shared)));
+            shared.on_end(accepting.abort_handle());
+        }
         shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
-        let NodeBuilder { drain, connect_within, discover, .. } = builder;
-        let links = Links::default();
-        Ok(Self(Arc::new(Inner { name, shared, address, discover, drain, connect_within, links })))
+        let NodeBuilder { drain, connect_within, discover, key, .. } = builder;
+        let (links, is_sealed) = (Links::default(), key.is_some());
+        let inner = Inner {
+            name,
+            shared,
+            address,
+            discover,
+            drain,
+            connect_within,
+            links,
+            allowed,
+            is_sealed,
+        };
+        Ok(Self(Arc::new(inner)))
     }
 
     /// Offers a service: nodes that connect to it reach the listener.
@@ -222,7 +247,9 @@ impl Node {
             true => "no node was found to ask: is one running on this host, as this user, in this cluster?".into(),
             false => format!("asked {}", asked.join(", ")),
         };
-        let strangers = self.0.shared.strangers();
+        let mut strangers = self.0.shared.strangers();
+        let unanswered = self.unanswered();
+        strangers.extend(unanswered.iter().map(|one| format!("{} ({})", one.place, one.error)));
         let asked = match strangers.is_empty() {
             true => asked,
             false => format!("{asked}; could not ask {}", strangers.join(", ")),

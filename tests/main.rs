@@ -19,3 +19,5 @@ mod scenario;
 mod stopping;
 mod swarm;
 mod timing_claims;
+#[cfg(target_os = "linux")]
+mod transports;

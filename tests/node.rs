@@ -14,6 +14,9 @@ pub(crate) enum Over {
     Udp,
     /// The same, with a key.
     Sealed,
+    /// TCP alone, with a key and without.
+    Tcp,
+    SealedTcp,
 }
 
 /// A service's node and a client's, in a cluster of the test's own.
@@ -24,8 +27,9 @@ pub(crate) fn nodes(test: &str, over: Over) -> (NodeBuilder, NodeBuilder) {
     }
     // A port that was free a moment ago.
     let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mut builder = builder.without_shared_memory();
-    if matches!(over, Over::Sealed) {
+    let is_tcp = matches!(over, Over::Tcp | Over::SealedTcp);
+    let mut builder = builder.transports(if is_tcp { "tcp" } else { "udp" });
+    if matches!(over, Over::Sealed | Over::SealedTcp) {
         builder = builder.key(Key::new(1, [7; 32]));
     }
     (builder.clone().bind(address), builder.discover(address.to_string()))
@@ -40,6 +44,8 @@ macro_rules! over_each {
         mod shm { $(#[tokio::test] async fn $name() { super::$name(super::Over::Shm).await; })* }
         mod udp { $(#[tokio::test] async fn $name() { super::$name(super::Over::Udp).await; })* }
         mod sealed { $(#[tokio::test] async fn $name() { super::$name(super::Over::Sealed).await; })* }
+        mod tcp { $(#[tokio::test] async fn $name() { super::$name(super::Over::Tcp).await; })* }
+        mod sealed_tcp { $(#[tokio::test] async fn $name() { super::$name(super::Over::SealedTcp).await; })* }
     };
 }
 pub(crate) use over_each;
@@ -83,7 +89,7 @@ async fn bytes_come_back(service: Node, client: Node) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_carry_bytes_on_several_threads() {
-    for over in [Over::Shm, Over::Udp] {
+    for over in [Over::Shm, Over::Udp, Over::Tcp, Over::SealedTcp] {
         let (service, client) = nodes("threads", over);
         bytes_come_back(service.start().await.unwrap(), client.start().await.unwrap()).await;
     }

@@ -36,6 +36,7 @@ impl Link {
 pub(super) const fn distance(transport: Transport) -> u8 {
     match transport {
         Transport::Shm => 0,
+        Transport::Tcp(_) => 2,
         _ => 1,
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use midplane_simhw::seal::Key;
 
+use super::transports::{Transports, VARIABLE, WORDS};
 use super::{Node, check_name};
 use crate::error::Error;
 
@@ -24,7 +25,7 @@ pub struct NodeBuilder {
     pub(super) discover: Vec<String>,
     pub(super) key: Option<Key>,
     pub(super) is_trusted: bool,
-    pub(super) is_local: bool,
+    transports: Option<String>,
     pub(super) connect_within: Duration,
     pub(super) drain: Duration,
 }
@@ -38,7 +39,7 @@ impl Default for NodeBuilder {
             discover: Vec::new(),
             key: None,
             is_trusted: false,
-            is_local: true,
+            transports: None,
             connect_within: DEFAULT_CONNECT_WITHIN,
             drain: DEFAULT_DRAIN,
         }
@@ -93,9 +94,13 @@ impl NodeBuilder {
         self
     }
 
-    /// Uses UDP alone, also between nodes of one host. Default: shared memory on one host.
-    pub const fn without_shared_memory(mut self) -> Self {
-        self.is_local = false;
+    /// Limits the transports that the node may use, instead of `MIDPLANE_TRANSPORTS` of the environment: some of `shm`,
+    /// `udp` and `tcp`, in any order, with commas between. Default: all of them.
+    ///
+    /// The order of preference is fixed: shared memory between nodes of one host, then UDP, then TCP, where UDP has not
+    /// answered within 300 ms. A node with UDP and TCP has one port for both. [`Node::explain`] says what was chosen.
+    pub fn transports(mut self, allowed: impl Into<String>) -> Self {
+        self.transports = Some(allowed.into());
         self
     }
 
@@ -142,6 +147,7 @@ impl NodeBuilder {
             );
             return Err(Error::new(crate::ErrorKind::Config, text));
         }
+        let transports = self.allowed()?;
         for place in &self.discover {
             let port = place.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
             if port.is_none() {
@@ -149,12 +155,24 @@ impl NodeBuilder {
                 return Err(Error::new(crate::ErrorKind::Config, text));
             }
         }
-        Node::start(self)
+        Node::start(self, transports).await
     }
 
-    /// Returns the address of the node's UDP socket, if it has one.
-    pub(super) fn address(&self) -> Option<SocketAddr> {
-        let needs = !self.discover.is_empty() || self.key.is_some() || !self.is_local;
+    /// Returns the transports that the node may use.
+    fn allowed(&self) -> Result<Transports, Error> {
+        match (&self.transports, std::env::var(VARIABLE)) {
+            (Some(list), _) => Transports::parse(list, "NodeBuilder::transports"),
+            (None, Ok(list)) => Transports::parse(&list, VARIABLE),
+            (None, Err(_)) => Transports::parse(&WORDS.join(","), VARIABLE),
+        }
+    }
+
+    /// Returns the address of the node's sockets, if it has any.
+    pub(super) fn address(&self, transports: Transports) -> Option<SocketAddr> {
+        if !transports.udp() && !transports.tcp() {
+            return None;
+        }
+        let needs = !self.discover.is_empty() || self.key.is_some() || !transports.shm();
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         self.bind.or_else(|| needs.then_some(loopback))
     }

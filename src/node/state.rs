@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use midplane_simhw::time::Instant;
-use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream, Transport};
+use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
+use super::dials::Dials;
 use super::listener::Accepted;
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
@@ -20,6 +21,7 @@ pub(super) struct Shared {
     network: Box<dyn Network>,
     started: tokio::time::Instant,
     state: Mutex<State>,
+    pub(super) dials: Dials,
     /// A peer has come, gone, or told of its services.
     pub(super) changed: Notify,
     /// The time of the next timeout has changed.
@@ -59,7 +61,7 @@ pub struct PeerInfo {
     pub id: u64,
     /// The services that it offers.
     pub services: Vec<String>,
-    /// The transport of its streams: `shm` or `udp`.
+    /// The transport of its streams: `shm`, `udp` or `tcp`.
     pub transport: &'static str,
     /// Streams that are open.
     pub streams: usize,
@@ -110,6 +112,7 @@ impl Shared {
             network,
             started: tokio::time::Instant::now(),
             state: Mutex::new(state),
+            dials: Dials::default(),
             changed: Notify::new(),
             due: Notify::new(),
         })
@@ -163,7 +166,9 @@ impl Shared {
 
     fn dial(&self, state: &mut State, target: Target) {
         let now = self.now();
-        match self.network.dial(target) {
+        let dialed = self.network.dial(target);
+        self.dials.on_dialed(target, dialed.as_ref());
+        match dialed {
             Ok(session) => {
                 let (number, transport) = (session.number(), session.transport());
                 state.sessions.insert(number, session);
@@ -261,24 +266,28 @@ impl Shared {
                 name: name.to_owned(),
                 id,
                 services: services.iter().cloned().collect(),
-                transport: sessions.first().map_or("none", |session| match session.transport() {
-                    Transport::Udp(_) => "udp",
-                    _ => "shm",
-                }),
+                transport: sessions.first().map_or("none", |session| session.transport().name()),
                 streams: sessions.iter().map(|session| session.streams()).sum(),
             }
         };
         state.members.peers().map(info).collect()
     }
 
+    /// Returns the numbers and names of the peers, with the session that is the best way to each.
+    pub(super) fn sessions_of_peers(&self) -> Vec<(u64, String, Arc<Session>)> {
+        let state = self.state();
+        let best = |(id, name, _, links): (u64, &str, _, &[u64])| {
+            let session = links.iter().find_map(|link| state.sessions.get(link))?;
+            Some((id, name.to_owned(), Arc::clone(session)))
+        };
+        state.members.peers().filter_map(best).collect()
+    }
+
     /// Returns the places whose node speaks another version, for people.
     pub(super) fn strangers(&self) -> Vec<String> {
         let state = self.state();
         let named = |(target, version): (&Target, &u32)| {
-            let place = match target {
-                Target::Local(id) => format!("{id:016x} of this host"),
-                Target::Address(address) => address.to_string(),
-            };
+            let place = placed(target);
             format!("{place} (speaks version {version}, this node {})", member::VERSION)
         };
         state.members.strangers().iter().map(named).collect()
@@ -368,6 +377,14 @@ impl Shared {
     }
 }
 
+/// Shows a place to people.
+pub(super) fn placed(target: &Target) -> String {
+    match target {
+        Target::Local(id) => format!("{id:016x} of this host"),
+        Target::Address(address) => address.to_string(),
+    }
+}
+
 /// Handles what a node's sessions receive.
 #[derive(Debug)]
 pub(super) struct Receiver(pub(super) Arc<Shared>);
@@ -381,7 +398,10 @@ impl Handler for Receiver {
         let hello = Hello::parse(hello);
         self.0.change(|state, now| {
             match hello {
-                Ok(hello) => state.members.handle_hello(now, session.number(), hello),
+                Ok(hello) => {
+                    state.members.handle_transport(session.number(), session.transport());
+                    state.members.handle_hello(now, session.number(), hello);
+                }
                 Err(why) => {
                     let transport = session.transport();
                     if let Unreadable::Version(version) = why {

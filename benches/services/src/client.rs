@@ -29,7 +29,7 @@ impl Target {
             Transport::Tcp => Self::Tcp(place.to_owned()),
             Transport::Shm => Self::Node(Node::builder().cluster(place).start().await?),
             Transport::Udp => {
-                let builder = Node::builder().without_shared_memory().discover(place);
+                let builder = Node::builder().transports("udp").discover(place);
                 Self::Node(builder.start().await?)
             }
         })

@@ -38,7 +38,7 @@ pub async fn serve(transport: Transport) -> Result<(), Failure> {
             axum::serve(listener, router()).await?;
         }
         Transport::Udp => {
-            let node = Node::builder().without_shared_memory().start().await?;
+            let node = Node::builder().transports("udp").start().await?;
             let listener = node.listen("service").await?;
             say(&node.address().ok_or("no address")?.to_string());
             axum::serve(listener, router()).await?;

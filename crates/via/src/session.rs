@@ -3,15 +3,20 @@
 //! A stream that is not read holds its own writer, and no other stream: see [`Stream`]. A [`Driver`] moves what all
 //! sessions of a process have to send and to receive; it is one task of the caller's runtime.
 
+mod below;
 mod core;
+mod dial;
 mod driver;
 mod due;
 mod flow;
 mod frame;
 #[cfg(feature = "hyper")]
 mod hyper;
+mod line;
+mod mover;
 mod parts;
 mod piped;
+mod stats;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -27,15 +32,21 @@ use midplane_simhw::shm::rings::{RingPair, WakeSet};
 
 pub use self::core::Ended;
 use self::core::{Core, MOST_CONTROL};
+use below::Pipes;
+pub use dial::{Attempt, Attempts};
 pub use driver::{Driver, Handler, Refusal};
 use frame::Reason;
-use piped::{Piped, Pipes};
+use line::Line;
+use mover::Mover;
+use piped::Piped;
+pub use stats::Stats;
 pub use stream::Stream;
-use wire::Wire;
+use wire::{Dialing, Wire};
 
 use crate::wire::endpoint::{Endpoint, PipeId};
-use crate::wire::pipe::Config;
+use crate::wire::pipe::{self, Config};
 use crate::wire::socket::Socket;
+use crate::wire::tcp;
 
 /// Most bytes of what a process says of itself.
 pub const MOST_HELLO: usize = MOST_CONTROL;
@@ -50,6 +61,7 @@ pub struct Hub {
     driver: AtomicWaker,
     wakes: WakeSet,
     pipes: Option<Arc<Pipes>>,
+    tcp: Option<tcp::Config>,
     /// The number of the next session.
     next: AtomicU64,
     is_closed: AtomicBool,
@@ -81,8 +93,11 @@ pub struct Session {
     /// It has described this process, or was ended by it: the driver handles what the peer sends.
     has_begun: AtomicBool,
     transport: Transport,
+    /// The transport that a dial was decided for, if it is another one.
+    decided: OnceLock<Transport>,
     /// Its connection, over UDP.
     pipe: OnceLock<PipeId>,
+    attempts: OnceLock<Arc<Attempts>>,
 }
 
 /// The transport of a session.
@@ -93,6 +108,29 @@ pub enum Transport {
     Shm,
     /// UDP datagrams to this address.
     Udp(SocketAddr),
+    /// TCP to this address, where UDP does not answer.
+    Tcp(SocketAddr),
+}
+
+impl Transport {
+    /// Returns its name: `shm`, `udp` or `tcp`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Udp(_) => "udp",
+            Self::Tcp(_) => "tcp",
+        }
+    }
+
+    /// Returns the peer's address; none through shared memory.
+    #[must_use]
+    pub const fn address(self) -> Option<SocketAddr> {
+        match self {
+            Self::Shm => None,
+            Self::Udp(address) | Self::Tcp(address) => Some(address),
+        }
+    }
 }
 
 impl Session {
@@ -111,14 +149,49 @@ impl Session {
             is_listed: AtomicBool::new(false),
             has_begun: AtomicBool::new(false),
             transport,
+            decided: OnceLock::new(),
             pipe: OnceLock::new(),
+            attempts: OnceLock::new(),
         })
     }
 
-    /// Returns the session's transport.
+    /// Returns the session's transport; of a dial that was not answered the one that is tried first.
     #[must_use]
-    pub const fn transport(&self) -> Transport {
-        self.transport
+    pub fn transport(&self) -> Transport {
+        *self.decided.get().unwrap_or(&self.transport)
+    }
+
+    /// Returns the attempts of a session that this process has dialed by address.
+    #[must_use]
+    pub fn attempts(&self) -> Option<&Arc<Attempts>> {
+        self.attempts.get()
+    }
+
+    /// Returns what was counted and measured.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let core = self.lock();
+        let (counted, open) = (core.counted, core.streams());
+        drop(core);
+        Stats {
+            bytes_sent: counted.bytes_sent,
+            bytes_received: counted.bytes_received,
+            opened: counted.opened,
+            accepted: counted.accepted,
+            refused: counted.refused,
+            open,
+            pipe: self.over_pipe(pipe::Pipe::stats),
+        }
+    }
+
+    /// Asks its connection over UDP something; `None` if there is none.
+    fn over_pipe<R>(&self, ask: impl FnOnce(&pipe::Pipe) -> R) -> Option<R> {
+        let (pipes, id) = self.hub.pipes.as_ref().zip(self.pipe.get())?;
+        pipes.endpoint().peek(*id).map(ask)
+    }
+
+    fn is_over_udp(&self) -> bool {
+        matches!(self.transport(), Transport::Udp(_))
     }
 
     /// The number of the session, unique among those of the process.
@@ -139,13 +212,18 @@ impl Session {
         self.lock().streams()
     }
 
-    /// Returns whether the peer was silent for a second although something is outstanding; over UDP alone.
+    /// Returns whether the peer was silent for a second although something is outstanding: over UDP, and over TCP once
+    /// the system's buffers are full.
     #[must_use]
     pub fn is_suspected(&self) -> bool {
-        let pipes = self.hub.pipes.as_ref().zip(self.pipe.get());
-        pipes.is_some_and(|(pipes, id)| {
-            pipes.endpoint().peek(*id).is_some_and(|pipe| pipe.is_suspected(pipes.clock.now()))
-        })
+        match (self.transport(), &self.hub.pipes) {
+            (Transport::Udp(_), Some(pipes)) => {
+                let now = pipes.clock.now();
+                self.over_pipe(|pipe| pipe.is_suspected(now)).unwrap_or(false)
+            }
+            (Transport::Tcp(_), _) => self.lock().is_stuck(),
+            _ => false,
+        }
     }
 
     /// Describes this process to the peer, instead of what was said before.
@@ -195,6 +273,51 @@ impl Session {
         });
     }
 
+    /// Its connection over UDP is established.
+    fn on_pipe_established(self: &Arc<Self>, id: PipeId) {
+        if self.with(|core| core.on_pipe_established(id)) {
+            self.set_udp(Attempt::Answered);
+        }
+    }
+
+    /// Its connection over UDP has ended.
+    fn on_pipe_ended(self: &Arc<Self>, id: PipeId, why: pipe::Ended) {
+        if self.with(|core| core.on_pipe_ended(id)) {
+            self.set_udp(Attempt::Failed(why.to_string()));
+        }
+    }
+
+    fn set_udp(&self, attempt: Attempt) {
+        if let Some(attempts) = self.attempts.get() {
+            attempts.set_udp(attempt);
+        }
+    }
+
+    /// TCP is not tried, or not any longer.
+    fn on_tcp_failed(self: &Arc<Self>) {
+        self.with(Core::on_tcp_failed);
+    }
+
+    /// Carries a dialed session over TCP; `false` if UDP carries it already, or if it has ended.
+    fn adopt(self: &Arc<Self>, connection: tcp::Connection, transport: Transport) -> bool {
+        let line = Arc::new(Line::default());
+        let is_adopted = self.with(|core| {
+            let is_adopted = core.on_tcp_established(Arc::clone(&line));
+            if is_adopted {
+                let _ = self.decided.set(transport);
+            }
+            is_adopted
+        });
+        if is_adopted {
+            self.move_bytes(line, connection);
+        }
+        is_adopted
+    }
+
+    fn move_bytes(self: &Arc<Self>, line: Arc<Line>, connection: tcp::Connection) {
+        tokio::spawn(Mover::new(Arc::clone(self), line, connection).run());
+    }
+
     fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -226,14 +349,17 @@ pub struct Sessions(Arc<Hub>);
 
 impl Sessions {
     /// The sessions of a process, and the driver that must [run](Driver::run) for them; over UDP as well with a socket
-    /// and what its connections are like.
+    /// and what its connections are like, and over TCP with a configuration of that.
     ///
     /// # Errors
     /// The system's: it has no descriptors, or no random numbers.
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
-    pub fn new(udp: Option<(Socket, Config)>) -> io::Result<(Self, Driver)> {
+    pub fn new(
+        udp: Option<(Socket, Config)>,
+        tcp: Option<tcp::Config>,
+    ) -> io::Result<(Self, Driver)> {
         let wakes = WakeSet::new()?;
         let (socket, pipes) = match udp {
             None => (None, None),
@@ -250,6 +376,7 @@ impl Sessions {
             driver: AtomicWaker::new(),
             wakes: wakes.clone(),
             pipes,
+            tcp,
             next: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
         });
@@ -272,15 +399,65 @@ impl Sessions {
         Ok(session)
     }
 
-    /// A session over UDP to the process at `to`; it ends if none answers. `None` without a socket. [`Session::say`] begins
-    /// it.
+    /// A session to the process at `to`, over UDP, or over TCP if UDP does not answer within 300 ms; it ends if none
+    /// answers. `None` without either. [`Session::say`] begins it.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime with I/O and time.
     #[must_use]
     pub fn dial(&self, to: SocketAddr) -> Option<Arc<Session>> {
-        let pipes = self.0.pipes.as_ref()?;
-        // The driver knows it before it is told of its first event.
-        let mut endpoint = pipes.endpoint();
-        let id = endpoint.dial(pipes.clock.now(), to);
-        Some(self.0.over_pipe(id, to, true))
+        let Hub { pipes, tcp, .. } = &*self.0;
+        let transport = match (pipes, tcp) {
+            (Some(_), _) => Transport::Udp(to),
+            (None, Some(_)) => Transport::Tcp(to),
+            (None, None) => return None,
+        };
+        let attempts = Arc::new(Attempts::default());
+        // The driver knows the session before it is told of its first event.
+        let mut endpoint = pipes.as_ref().map(|pipes| (pipes, pipes.endpoint()));
+        let id = endpoint.as_mut().map(|(pipes, endpoint)| endpoint.dial(pipes.clock.now(), to));
+        let udp = pipes.as_ref().zip(id).map(|(pipes, id)| Piped::new(Arc::clone(pipes), id));
+        let wire = Wire::Dialing(Dialing { udp, is_tcp_open: tcp.is_some() });
+        let number = self.0.number();
+        let session = Session::new(Arc::clone(&self.0), number, (wire, transport), true);
+        session.attempts.set(Arc::clone(&attempts)).expect("it is new");
+        if let Some(id) = id {
+            attempts.set_udp(Attempt::UnderWay);
+            session.pipe.set(id).expect("it is new");
+        }
+        session.with(|core| core.is_dirty = true);
+        drop(endpoint);
+        if let Some(config) = tcp {
+            tokio::spawn(dial::over_tcp(Arc::clone(&session), attempts, to, config.clone()));
+        }
+        Some(session)
+    }
+
+    /// A session with a process that has connected over TCP, after a handshake of 2 s at most. [`Session::say`] begins
+    /// it.
+    ///
+    /// # Errors
+    /// [`tcp::Failed`].
+    ///
+    /// # Panics
+    /// Without a configuration of TCP.
+    ///
+    /// # Cancel safety
+    /// Dropped, it closes the connection.
+    pub async fn accept_tcp(
+        &self,
+        stream: tokio::net::TcpStream,
+        peer: SocketAddr,
+    ) -> Result<Arc<Session>, tcp::Failed> {
+        let config = self.0.tcp.as_ref().expect("sessions over TCP were configured");
+        let connection = tcp::accept(stream, peer, config.key.as_ref()).await?;
+        let line = Arc::new(Line::default());
+        let wire = Wire::Piped(Piped::over_line(Arc::clone(&line)));
+        let wire = (wire, Transport::Tcp(connection.peer));
+        let session = Session::new(Arc::clone(&self.0), self.0.number(), wire, false);
+        session.with(|core| core.is_dirty = true);
+        session.move_bytes(line, connection);
+        Ok(session)
     }
 
     /// Ends the driver, and all sessions with it.

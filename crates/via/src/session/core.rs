@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 use std::task::Waker;
 
 use midplane_simhw::shm::rings::WakeSet;
@@ -13,8 +14,12 @@ use super::MOST_SERVICE;
 use super::due::{done, next_due};
 use super::flow::{FIRST_WINDOW, Flow, LEAST_WINDOW, MOST_WINDOW, wait};
 use super::frame::{FIN, Header, Kind, Reason};
+use super::line::Line;
 use super::parts::Parts;
+use super::piped::Piped;
+use super::stats::Counted;
 use super::wire::{Incoming, Wire};
+use crate::wire::endpoint::PipeId;
 
 /// Bytes of the longest payload of a frame that is not data.
 pub(super) const MOST_CONTROL: usize = 8 * 1024;
@@ -82,6 +87,7 @@ pub(super) struct Core {
     pub(super) ended: Option<Ended>,
     /// Flush has something to do.
     pub(super) is_dirty: bool,
+    pub(super) counted: Counted,
 }
 
 impl Core {
@@ -102,6 +108,7 @@ impl Core {
             replaced: Vec::new(),
             ended: None,
             is_dirty: false,
+            counted: Counted::default(),
         }
     }
 
@@ -136,6 +143,7 @@ impl Core {
         self.flows.insert(stream, Flow::new(window, 0, false));
         let header = Header::new(Kind::Open, stream, window);
         self.wire.push(header.words(), &[IoSlice::new(service.as_bytes())]);
+        self.counted.opened += 1;
         self.is_dirty = true;
         Some(stream)
     }
@@ -145,6 +153,7 @@ impl Core {
         if let Some(flow) = self.flows.get_mut(&stream) {
             flow.is_accepted = true;
             flow.due.accepted = true;
+            self.counted.accepted += 1;
             self.queue(stream);
         }
     }
@@ -156,6 +165,7 @@ impl Core {
         {
             flow.reset = Some(reason);
             flow.due.reset = Some(reason);
+            self.counted.refused += u64::from(reason != Reason::Dropped);
             self.wakers.extend(flow.take_wakers());
             self.queue(stream);
         }
@@ -234,6 +244,7 @@ impl Core {
             }
         }
         self.is_dirty = true;
+        self.counted.bytes_sent += cursor.taken as u64;
         cursor.taken
     }
 
@@ -419,6 +430,7 @@ impl Core {
             }
             (flow.reset, flow.due.reset) = (Some(Reason::TooMany), Some(Reason::TooMany));
             flow.is_dropped = true;
+            self.counted.refused += 1;
             self.flows.insert(header.stream, flow);
             self.queue(header.stream);
             return Some(());
@@ -482,6 +494,7 @@ impl Core {
         };
         if incoming.left == incoming.length {
             flow.receive.received += incoming.length as u64;
+            self.counted.bytes_received += incoming.length as u64;
             if flow.receive.received > flow.receive.granted || flow.receive.is_finished {
                 return None;
             }
@@ -552,6 +565,55 @@ impl Core {
     /// Polls on `processor` from now on. Whether the peer runs on another one.
     pub(super) fn unpark(&self, processor: usize) -> bool {
         self.wire.unpark(processor)
+    }
+
+    /// The peer of a dial answers over UDP: that carries the session, unless TCP does.
+    pub(super) fn on_pipe_established(&mut self, id: PipeId) -> bool {
+        let Wire::Dialing(dialing) = &mut self.wire else { return false };
+        let Some(udp) = dialing.udp.take_if(|udp| udp.is_over_pipe(id)) else { return false };
+        self.wire = Wire::Piped(udp);
+        self.is_dirty = true;
+        true
+    }
+
+    /// A connection over UDP has ended. Returns whether it was a dial.
+    pub(super) fn on_pipe_ended(&mut self, id: PipeId) -> bool {
+        match &mut self.wire {
+            Wire::Dialing(dialing) => {
+                dialing.udp = None;
+                if !dialing.is_tcp_open {
+                    self.end(Ended::Gone);
+                }
+                return true;
+            }
+            Wire::Piped(piped) if piped.is_over_pipe(id) => self.on_wire_ended(),
+            _ => {}
+        }
+        false
+    }
+
+    /// The peer of a dial answers over TCP: that carries the session. Returns whether it does; else UDP has answered.
+    pub(super) fn on_tcp_established(&mut self, line: Arc<Line>) -> bool {
+        let is_open = matches!(self.wire, Wire::Dialing(_));
+        if is_open {
+            self.wire = Wire::Piped(Piped::over_line(line));
+            self.is_dirty = true;
+        }
+        is_open
+    }
+
+    /// TCP is not tried, or not any longer.
+    pub(super) fn on_tcp_failed(&mut self) {
+        let Wire::Dialing(dialing) = &mut self.wire else { return };
+        dialing.is_tcp_open = false;
+        if dialing.udp.is_none() {
+            self.end(Ended::Gone);
+        }
+    }
+
+    /// Returns whether the system has taken nothing for a second although something waits; over TCP alone.
+    pub(super) fn is_stuck(&self) -> bool {
+        matches!(&self.wire, Wire::Piped(piped) if piped.is_stuck())
     }
 
     /// The wire is gone, or was ended by the peer: received frames are still handled.

@@ -198,22 +198,27 @@ impl Driver {
                     .pipes
                     .as_ref()
                     .is_some_and(|pipes| pipes.endpoint().pipe(id).is_some());
-                let number = self.by_pipe.get(&id).copied();
-                if let Some(session) = number.and_then(|number| self.all.get(&number).cloned()) {
+                if let Some(session) = self.session_over(id) {
+                    session.on_pipe_established(id);
                     self.activate(session);
                 }
             }
-            PipeEvent::Ended(id, _) => {
-                let number = self.by_pipe.remove(&id);
-                if let Some(session) = number.and_then(|number| self.all.get(&number).cloned()) {
-                    session.lock().on_wire_ended();
+            PipeEvent::Ended(id, why) => {
+                if let Some(session) = self.session_over(id) {
+                    session.on_pipe_ended(id, why);
                     self.activate(session);
                 }
+                self.by_pipe.remove(&id);
                 if let Some(pipes) = &self.hub.pipes {
                     pipes.endpoint().release(id);
                 }
             }
         }
+    }
+
+    /// Returns the session that is, or would be, over a connection over UDP.
+    fn session_over(&self, id: PipeId) -> Option<Arc<Session>> {
+        self.all.get(self.by_pipe.get(&id)?).cloned()
     }
 
     /// Tells the peers over UDP that this process ends, as long as that takes, within a bound.
@@ -363,7 +368,7 @@ impl Driver {
         let number = session.number;
         // A stream that is dropped after the end of its session has that activated once more: it is not kept.
         if session.ended().is_none() {
-            if let Some(pipe) = session.pipe.get() {
+            if let Some(pipe) = session.pipe.get().filter(|_| session.is_over_udp()) {
                 self.by_pipe.entry(*pipe).or_insert(number);
             }
             self.all.entry(number).or_insert_with(|| Arc::clone(&session));

@@ -4,43 +4,24 @@
 //! read in fragments, as its bytes come.
 
 use std::io::IoSlice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use midplane_simhw::shm::Corrupt;
 
+use super::below::{Below, Held, Pipes};
 use super::core::MOST_CONTROL;
 use super::frame::{FIN, Header, Kind};
+use super::line::Line;
 use super::wire::{Incoming, PIECE};
-use crate::wire::endpoint::{Endpoint, PipeId};
-use crate::wire::socket::Clock;
+use crate::wire::endpoint::PipeId;
 
 /// Bytes of a frame before its payload.
 const HEAD: usize = 24;
 
-/// The connections over UDP of a process.
-#[derive(Debug)]
-pub(super) struct Pipes {
-    pub(super) endpoint: Mutex<Endpoint>,
-    /// Connections whose sessions have ended: to be closed.
-    pub(super) closing: Mutex<Vec<PipeId>>,
-    pub(super) clock: Clock,
-}
-
-impl Pipes {
-    pub(super) fn endpoint(&self) -> MutexGuard<'_, Endpoint> {
-        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn closing(&self) -> MutexGuard<'_, Vec<PipeId>> {
-        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A wire over UDP.
+/// A wire over UDP, or over TCP.
 #[derive(Debug)]
 pub(super) struct Piped {
-    pipes: Arc<Pipes>,
-    id: PipeId,
+    below: Below,
     head: [u8; HEAD],
     /// Bytes of the head that have come.
     come: usize,
@@ -60,46 +41,57 @@ struct Frame {
     whole: Option<Vec<u8>>,
 }
 
-impl Drop for Piped {
-    fn drop(&mut self) {
-        self.pipes.closing().push(self.id);
-    }
-}
-
 impl Piped {
     pub(super) const fn new(pipes: Arc<Pipes>, id: PipeId) -> Self {
-        Self { pipes, id, head: [0; HEAD], come: 0, frame: None }
+        Self::over(Below::Udp(pipes, id))
+    }
+
+    pub(super) const fn over_line(line: Arc<Line>) -> Self {
+        Self::over(Below::Tcp(line))
+    }
+
+    const fn over(below: Below) -> Self {
+        Self { below, head: [0; HEAD], come: 0, frame: None }
+    }
+
+    /// Returns whether it is over this connection over UDP.
+    pub(super) fn is_over_pipe(&self, id: PipeId) -> bool {
+        matches!(self.below, Below::Udp(_, own) if own == id)
+    }
+
+    /// Returns whether the system has taken nothing for a second although something waits; over TCP alone.
+    pub(super) fn is_stuck(&self) -> bool {
+        matches!(&self.below, Below::Tcp(line) if line.buffers().is_stuck)
     }
 
     pub(super) fn room(&self) -> Option<usize> {
-        let endpoint = self.pipes.endpoint();
-        let room = endpoint.peek(self.id)?.room().checked_sub(HEAD)?;
+        let room = self.below.hold().room().checked_sub(HEAD)?;
         (room >= MOST_CONTROL).then(|| room.min(PIECE))
     }
 
     pub(super) fn push(&self, words: [u64; 2], parts: &[IoSlice<'_>]) {
         let length: usize = parts.iter().map(|part| part.len()).sum();
-        let mut head = [0; HEAD];
-        for (bytes, word) in
-            head.as_chunks_mut::<8>().0.iter_mut().zip([length as u64, words[0], words[1]])
-        {
-            *bytes = word.to_le_bytes();
-        }
-        if let Some(pipe) = self.pipes.endpoint().pipe(self.id) {
-            // There was room; another thread may have found a loss since, which takes room away.
-            pipe.write_all(&[IoSlice::new(&head)]);
-            pipe.write_all(parts);
+        self.below.hold().write_all(&head(length, words), parts);
+    }
+
+    /// Makes the peer see what was pushed. Over UDP the driver's turn does.
+    pub(super) fn flush(&self) {
+        if let Below::Tcp(line) = &self.below {
+            line.flush();
         }
     }
 
     pub(super) fn peek(&mut self) -> Result<Option<Incoming>, Corrupt> {
-        let pipes = Arc::clone(&self.pipes);
-        let mut endpoint = pipes.endpoint();
-        if self.frame.is_none() && !self.read_head(&mut endpoint)? {
-            return Ok(None);
+        let Self { below, frame, .. } = self;
+        let mut held = below.hold();
+        if frame.is_none() {
+            let Some(words) = read_head(&mut held, &mut self.head, &mut self.come) else {
+                return Ok(None);
+            };
+            *frame = Some(Frame::new(words)?);
         }
-        let Some(frame) = &mut self.frame else { return Ok(None) };
-        if frame.fragment.is_none() && !frame.see(&mut endpoint, self.id) {
+        let Some(frame) = frame else { return Ok(None) };
+        if frame.fragment.is_none() && !frame.see(&mut held) {
             return Ok(None);
         }
         let Some((length, left)) = frame.fragment else { return Ok(None) };
@@ -110,35 +102,16 @@ impl Piped {
         Ok(Some(Incoming { words, length, left }))
     }
 
-    /// Reads the head of the next frame; whether all of it has come.
-    fn read_head(&mut self, endpoint: &mut Endpoint) -> Result<bool, Corrupt> {
-        while self.come < HEAD {
-            let Some(count) = take(endpoint, self.id, &mut self.head[self.come..]) else {
-                return Ok(false);
-            };
-            self.come += count;
-        }
-        self.come = 0;
-        let (words, _) = self.head.as_chunks::<8>();
-        let [length, first, second] = [words[0], words[1], words[2]].map(u64::from_le_bytes);
-        let words = [first, second];
-        let is_data = Header::parse(words).ok_or(Corrupt)?.kind == Kind::Data;
-        let most = if is_data { PIECE } else { MOST_CONTROL };
-        let left = usize::try_from(length).ok().filter(|length| *length <= most).ok_or(Corrupt)?;
-        self.frame = Some(Frame { words, left, fragment: None, whole: (!is_data).then(Vec::new) });
-        Ok(true)
-    }
-
     pub(super) fn read(&mut self, out: &mut [u8]) {
         let Some(frame) = &mut self.frame else { return };
         let Some((_, left)) = &mut frame.fragment else { return };
         match &frame.whole {
             Some(whole) => out.copy_from_slice(&whole[whole.len() - *left..][..out.len()]),
             None => {
-                let mut endpoint = self.pipes.endpoint();
+                let mut held = self.below.hold();
                 let mut read = 0;
                 while read < out.len() {
-                    let Some(count) = take(&mut endpoint, self.id, &mut out[read..]) else { break };
+                    let Some(count) = take(&mut held, &mut out[read..]) else { break };
                     read += count;
                 }
             }
@@ -155,10 +128,7 @@ impl Piped {
         let Some(frame) = &mut self.frame else { return };
         if let Some((_, left)) = frame.fragment {
             if frame.whole.is_none() {
-                let mut endpoint = self.pipes.endpoint();
-                if let Some(pipe) = endpoint.pipe(self.id) {
-                    pipe.consume(left);
-                }
+                self.below.hold().consume(left);
             }
             frame.left -= left;
         }
@@ -176,11 +146,20 @@ impl Piped {
 }
 
 impl Frame {
+    /// Makes a frame of its head: its payload's length, and its words.
+    fn new([length, first, second]: [u64; 3]) -> Result<Self, Corrupt> {
+        let words = [first, second];
+        let is_data = Header::parse(words).ok_or(Corrupt)?.kind == Kind::Data;
+        let most = if is_data { PIECE } else { MOST_CONTROL };
+        let left = usize::try_from(length).ok().filter(|length| *length <= most).ok_or(Corrupt)?;
+        Ok(Self { words, left, fragment: None, whole: (!is_data).then(Vec::new) })
+    }
+
     /// Sees the part of the payload that was received: a fragment of data, or the whole of anything else. Returns whether
     /// there is any.
-    fn see(&mut self, endpoint: &mut Endpoint, id: PipeId) -> bool {
+    fn see(&mut self, held: &mut Held<'_>) -> bool {
         let Some(whole) = &mut self.whole else {
-            let come = endpoint.peek(id).map_or(0, |pipe| pipe.readable().len()).min(self.left);
+            let come = held.readable().len().min(self.left);
             let is_any = come > 0 || self.left == 0;
             self.fragment = is_any.then_some((come, come));
             return is_any;
@@ -188,7 +167,7 @@ impl Frame {
         while whole.len() < self.left {
             let start = whole.len();
             whole.resize(self.left, 0);
-            let count = take(endpoint, id, &mut whole[start..]);
+            let count = take(held, &mut whole[start..]);
             whole.truncate(start + count.unwrap_or(0));
             if count.is_none() {
                 return false;
@@ -199,14 +178,34 @@ impl Frame {
     }
 }
 
+/// Writes the head of a frame.
+fn head(length: usize, words: [u64; 2]) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    let all = [length as u64, words[0], words[1]];
+    for (bytes, word) in head.as_chunks_mut::<8>().0.iter_mut().zip(all) {
+        *bytes = word.to_le_bytes();
+    }
+    head
+}
+
+/// Reads the head of the next frame; `None` if not all of it has come.
+fn read_head(held: &mut Held<'_>, head: &mut [u8; HEAD], come: &mut usize) -> Option<[u64; 3]> {
+    while *come < HEAD {
+        *come += take(held, &mut head[*come..])?;
+    }
+    *come = 0;
+    let (words, _) = head.as_chunks::<8>();
+    Some([words[0], words[1], words[2]].map(u64::from_le_bytes))
+}
+
 /// Takes bytes that have come; `None` if there are none.
-fn take(endpoint: &mut Endpoint, id: PipeId, out: &mut [u8]) -> Option<usize> {
-    let count = endpoint.peek(id)?.readable().len().min(out.len());
+fn take(held: &mut Held<'_>, out: &mut [u8]) -> Option<usize> {
+    let readable = held.readable();
+    let count = readable.len().min(out.len());
+    out[..count].copy_from_slice(&readable[..count]);
     if count == 0 {
         return None;
     }
-    let pipe = endpoint.pipe(id)?;
-    out[..count].copy_from_slice(&pipe.readable()[..count]);
-    pipe.consume(count);
+    held.consume(count);
     Some(count)
 }

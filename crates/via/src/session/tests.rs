@@ -14,9 +14,10 @@ use midplane_simhw::time::Instant;
 use proptest::prelude::*;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::below::Pipes;
 use super::core::{Core, Direct, Ended, Event};
 use super::frame::{FIN, Header, Kind};
-use super::piped::{Piped, Pipes};
+use super::piped::Piped;
 use super::wire::Wire;
 use super::{Handler, Refusal, Session, Sessions, Stream};
 use crate::wire::endpoint::{Endpoint, Event as PipeEvent, PipeId};
@@ -469,7 +470,7 @@ fn a_driver_handles_nothing_of_a_session_before_that_describes_its_process() {
     runtime.block_on(async {
         for is_peer_gone in [false, true] {
             let [one, other] = RingPair::local(RING).unwrap();
-            let (sessions, driver) = Sessions::new(None).unwrap();
+            let (sessions, driver) = Sessions::new(None, None).unwrap();
             let recorder = Recorder::default();
             tokio::spawn(driver.run(recorder.clone()));
             let session = sessions.over_rings(one, true).unwrap();
@@ -497,7 +498,7 @@ async fn streams<const N: usize>() -> [(Stream, Stream); N] {
     let recorder = Recorder::default();
     let [one, other] = RingPair::local(1 << 20).unwrap();
     let sessions = [(one, true), (other, false)].map(|(pair, is_first)| {
-        let (sessions, driver) = Sessions::new(None).unwrap();
+        let (sessions, driver) = Sessions::new(None, None).unwrap();
         tokio::spawn(driver.run(recorder.clone()));
         let session = sessions.over_rings(pair, is_first).unwrap();
         session.say(Vec::new());
@@ -583,14 +584,14 @@ fn sessions_whose_runtime_is_dropped_end_on_both_sides() {
     let [one, other] = RingPair::local(RING).unwrap();
     let dropped = runtime();
     let session = dropped.block_on(async {
-        let (sessions, driver) = Sessions::new(None).unwrap();
+        let (sessions, driver) = Sessions::new(None, None).unwrap();
         tokio::spawn(driver.run(Recorder::default()));
         sessions.over_rings(one, true).unwrap()
     });
     session.say(Vec::new());
     let stream = session.open("service").unwrap();
     runtime().block_on(async {
-        let (sessions, driver) = Sessions::new(None).unwrap();
+        let (sessions, driver) = Sessions::new(None, None).unwrap();
         let recorder = Recorder::default();
         tokio::spawn(driver.run(recorder.clone()));
         sessions.over_rings(other, false).unwrap().say(Vec::new());

@@ -10,13 +10,24 @@ use super::piped::Piped;
 /// Bytes of the longest frame on a ring: short enough that the peer reads one while the next is written.
 pub(super) const PIECE: usize = 32 * 1024;
 
-/// One way to one peer.
+/// The connection of a session.
 #[derive(Debug)]
 pub(super) enum Wire {
     Ring(Ring),
     Piped(Piped),
+    /// A dial that was not answered yet.
+    Dialing(Dialing),
     /// The session has ended.
     Closed,
+}
+
+/// The ways that a dial is under way on.
+#[derive(Debug)]
+pub(super) struct Dialing {
+    /// The wire once the peer answers over UDP; `None` if it does not, or is not asked.
+    pub(super) udp: Option<Piped>,
+    /// TCP is tried, or will be.
+    pub(super) is_tcp_open: bool,
 }
 
 /// The next frame, and what of its payload has not been read.
@@ -57,7 +68,7 @@ impl Wire {
         match self {
             Self::Ring(ring) => Some(ring.pair.sender.room()?.min(PIECE)),
             Self::Piped(piped) => piped.room(),
-            Self::Closed => None,
+            Self::Dialing(_) | Self::Closed => None,
         }
     }
 
@@ -78,7 +89,7 @@ impl Wire {
                 ring.has_news = true;
             }
             Self::Piped(piped) => piped.push(words, parts),
-            Self::Closed => {}
+            Self::Dialing(_) | Self::Closed => {}
         }
     }
 
@@ -87,7 +98,7 @@ impl Wire {
         match self {
             Self::Ring(ring) => ring.peek(),
             Self::Piped(piped) => piped.peek(),
-            Self::Closed => Ok(None),
+            Self::Dialing(_) | Self::Closed => Ok(None),
         }
     }
 
@@ -96,7 +107,7 @@ impl Wire {
         match self {
             Self::Ring(ring) => ring.read(out),
             Self::Piped(piped) => piped.read(out),
-            Self::Closed => {}
+            Self::Dialing(_) | Self::Closed => {}
         }
     }
 
@@ -105,17 +116,20 @@ impl Wire {
         match self {
             Self::Ring(ring) => ring.skip(),
             Self::Piped(piped) => piped.skip(),
-            Self::Closed => {}
+            Self::Dialing(_) | Self::Closed => {}
         }
     }
 
     /// Makes the peer see what was pushed: once for a batch of frames. Over UDP the driver's turn does.
     pub(super) fn flush(&mut self) {
-        if let Self::Ring(ring) = self
-            && std::mem::take(&mut ring.has_news)
-            && ring.pair.sender.must_wake()
-        {
-            ring.pair.wake();
+        match self {
+            Self::Ring(ring) => {
+                if std::mem::take(&mut ring.has_news) && ring.pair.sender.must_wake() {
+                    ring.pair.wake();
+                }
+            }
+            Self::Piped(piped) => piped.flush(),
+            Self::Dialing(_) | Self::Closed => {}
         }
     }
 
@@ -132,7 +146,7 @@ impl Wire {
             Self::Ring(ring) => ring.park(),
             // What the peer has broken is found by the next poll.
             Self::Piped(piped) => !matches!(piped.peek(), Ok(None)),
-            Self::Closed => false,
+            Self::Dialing(_) | Self::Closed => false,
         }
     }
 

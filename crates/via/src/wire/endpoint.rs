@@ -459,10 +459,12 @@ impl Endpoint {
         let (local, dialer) = (self.draw_id(), dial.dialer);
         let (seal, noise) = match &self.config.key {
             None => (None, Vec::new()),
-            Some(key) => match sealing::answer(key, dialer, local, dial.noise) {
-                Some((seal, noise)) => (Some(seal), noise),
-                None => return self.refuse(from, dialer, reason::KEY),
-            },
+            Some(key) => {
+                match sealing::answer(key, sealing::DATAGRAMS, dialer, local, dial.noise) {
+                    Some((seal, noise)) => (Some(seal), noise),
+                    None => return self.refuse(from, dialer, reason::KEY),
+                }
+            }
         };
         let socket_bytes = self.config.socket_bytes;
         let mut datagram = Vec::new();

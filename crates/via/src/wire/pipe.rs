@@ -35,7 +35,7 @@ use loss::{Loss, Outcome};
 use pacing::Pacer;
 use packet::COOKIE_BYTES;
 use reassembly::{FIRST_WINDOW, Reassembly};
-use sealing::{Begun, Message, Seal};
+use sealing::{Begun, DATAGRAMS, Message, Seal};
 use send_buffer::SendBuffer;
 
 /// Nanoseconds from a dial to the next: first, and at most.
@@ -130,7 +130,7 @@ pub struct Pipe {
 impl Pipe {
     /// Dials `to` under the random id `local`.
     pub(crate) fn dial(now: Instant, config: &Config, local: u64, to: SocketAddr) -> Self {
-        let begun = config.key.as_ref().map(|key| Begun::new(key, local));
+        let begun = config.key.as_ref().map(|key| Begun::new(key, DATAGRAMS, local));
         let has_failed = matches!(begun, Some(None));
         let (begun, message) = begun.flatten().unzip();
         let mut this = Self::new(now, config, local, 0, to);

@@ -21,7 +21,7 @@ pub fn cluster() -> NodeBuilder {
 /// A service's node and a client's.
 pub async fn nodes(over: Over) -> (Node, Node) {
     let builder = cluster();
-    let builder = if over == Over::Udp { builder.without_shared_memory() } else { builder };
+    let builder = if over == Over::Udp { builder.transports("udp") } else { builder };
     let service = builder.clone().name("service").start().await.unwrap();
     let client = match service.address() {
         Some(address) => builder.discover(address.to_string()),

@@ -15,9 +15,15 @@ fn builder<'a>(key: &'a Key, prologue: &'a [u8]) -> Option<Builder<'a>> {
     Builder::new(PATTERN.parse().ok()?).psk(0, key.secret()).ok()?.prologue(prologue).ok()
 }
 
-/// The dialer's id and the version are bound to the handshake.
-fn prologue(dialer: u64) -> [u8; 23] {
-    let mut bytes = *b"midplane wire 1........";
+/// The protocol and its version: a handshake of one is none of the other.
+pub(crate) type Label = [u8; 15];
+/// The label of connections over datagrams.
+pub(crate) const DATAGRAMS: &Label = b"midplane wire 1";
+
+/// The protocol and the dialer's id are bound to the handshake.
+fn prologue(label: &Label, dialer: u64) -> [u8; 23] {
+    let mut bytes = [0; 23];
+    bytes[..15].copy_from_slice(label);
     bytes[15..].copy_from_slice(&dialer.to_le_bytes());
     bytes
 }
@@ -28,7 +34,7 @@ pub(crate) struct Seal(StatelessTransportState);
 
 impl Seal {
     /// Seals `plain` to the end of `out`.
-    pub(super) fn seal(&self, number: u64, plain: &[u8], out: &mut Vec<u8>) {
+    pub(crate) fn seal(&self, number: u64, plain: &[u8], out: &mut Vec<u8>) {
         let begin = out.len();
         out.resize(begin + plain.len() + TAG_BYTES, 0);
         let sealed = self.0.write_message(number, plain, &mut out[begin..]);
@@ -36,7 +42,7 @@ impl Seal {
     }
 
     /// Opens `sealed` into `plain`; returns whether it is the peer's.
-    pub(super) fn open(&self, number: u64, sealed: &[u8], plain: &mut Vec<u8>) -> bool {
+    pub(crate) fn open(&self, number: u64, sealed: &[u8], plain: &mut Vec<u8>) -> bool {
         plain.resize(sealed.len().max(TAG_BYTES), 0);
         let Ok(bytes) = self.0.read_message(number, sealed, plain) else { return false };
         plain.truncate(bytes);
@@ -50,8 +56,8 @@ pub(crate) struct Begun(HandshakeState);
 
 impl Begun {
     /// Begins; `None` if the system has no random numbers.
-    pub(crate) fn new(key: &Key, dialer: u64) -> Option<(Self, Message)> {
-        let prologue = prologue(dialer);
+    pub(crate) fn new(key: &Key, label: &Label, dialer: u64) -> Option<(Self, Message)> {
+        let prologue = prologue(label, dialer);
         let mut handshake = builder(key, &prologue)?.build_initiator().ok()?;
         let mut message = [0; NOISE_BYTES];
         handshake.write_message(&[], &mut message).ok()?;
@@ -59,7 +65,7 @@ impl Begun {
     }
 
     /// Takes the answer; itself again if it is of another key.
-    pub(super) fn finish(mut self, acceptor: u64, message: &[u8]) -> Result<Seal, Box<Self>> {
+    pub(crate) fn finish(mut self, acceptor: u64, message: &[u8]) -> Result<Seal, Box<Self>> {
         let mut said = [0; 8];
         let read = self.0.read_message(message, &mut said);
         if read != Ok(said.len()) || u64::from_le_bytes(said) != acceptor {
@@ -73,11 +79,12 @@ impl Begun {
 /// Answers a dialer's message; `None` if it is of another key.
 pub(crate) fn answer(
     key: &Key,
+    label: &Label,
     dialer: u64,
     acceptor: u64,
     message: &[u8],
 ) -> Option<(Seal, Vec<u8>)> {
-    let prologue = prologue(dialer);
+    let prologue = prologue(label, dialer);
     let mut handshake = builder(key, &prologue)?.build_responder().ok()?;
     handshake.read_message(message, &mut []).ok()?;
     let mut answer = vec![0; NOISE_BYTES + 8];

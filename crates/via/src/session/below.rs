@@ -1,0 +1,106 @@
+//! The byte pipes that frames travel over: connections over UDP, and over TCP.
+
+use std::io::IoSlice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::line::{Buffers, Line};
+use crate::wire::endpoint::{Endpoint, PipeId};
+use crate::wire::socket::Clock;
+
+/// The connections over UDP of a process.
+#[derive(Debug)]
+pub(super) struct Pipes {
+    pub(super) endpoint: Mutex<Endpoint>,
+    /// Connections whose sessions have ended: to be closed.
+    pub(super) closing: Mutex<Vec<PipeId>>,
+    pub(super) clock: Clock,
+}
+
+impl Pipes {
+    pub(super) fn endpoint(&self) -> MutexGuard<'_, Endpoint> {
+        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn closing(&self) -> MutexGuard<'_, Vec<PipeId>> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection that carries the bytes of frames.
+#[derive(Debug)]
+pub(super) enum Below {
+    Udp(Arc<Pipes>, PipeId),
+    Tcp(Arc<Line>),
+}
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        match self {
+            Self::Udp(pipes, id) => pipes.closing().push(*id),
+            Self::Tcp(line) => line.close(),
+        }
+    }
+}
+
+impl Below {
+    /// Holds its lock, for a few calls.
+    pub(super) fn hold(&self) -> Held<'_> {
+        match self {
+            Self::Udp(pipes, id) => Held::Udp(pipes.endpoint(), *id),
+            Self::Tcp(line) => Held::Tcp(line, line.buffers()),
+        }
+    }
+}
+
+/// A connection whose lock is held.
+pub(super) enum Held<'a> {
+    Udp(MutexGuard<'a, Endpoint>, PipeId),
+    Tcp(&'a Line, MutexGuard<'a, Buffers>),
+}
+
+impl Held<'_> {
+    /// Bytes that may be written.
+    pub(super) fn room(&mut self) -> usize {
+        match self {
+            Self::Udp(endpoint, id) => endpoint.peek(*id).map_or(0, |pipe| pipe.room()),
+            Self::Tcp(_, buffers) => buffers.room(),
+        }
+    }
+
+    /// Writes a frame: there was room; another thread may have found a loss since, which takes room away.
+    pub(super) fn write_all(&mut self, head: &[u8], parts: &[IoSlice<'_>]) {
+        match self {
+            Self::Udp(endpoint, id) => {
+                if let Some(pipe) = endpoint.pipe(*id) {
+                    pipe.write_all(&[IoSlice::new(head)]);
+                    pipe.write_all(parts);
+                }
+            }
+            Self::Tcp(_, buffers) => buffers.write(head, parts),
+        }
+    }
+
+    /// Returns received bytes in order, as far as they lie in one piece; empty if there are none.
+    pub(super) fn readable(&self) -> &[u8] {
+        match self {
+            Self::Udp(endpoint, id) => endpoint.peek(*id).map_or(&[], |pipe| pipe.readable()),
+            Self::Tcp(_, buffers) => buffers.readable(),
+        }
+    }
+
+    /// Takes bytes that are readable.
+    pub(super) fn consume(&mut self, bytes: usize) {
+        match self {
+            Self::Udp(endpoint, id) => {
+                if let Some(pipe) = endpoint.pipe(*id) {
+                    pipe.consume(bytes);
+                }
+            }
+            Self::Tcp(line, buffers) => {
+                if buffers.consume(bytes) {
+                    line.wake();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Moves the bytes of one session between its buffers and a TCP socket: one task.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep};
+
+use super::Session;
+use super::core::Ended;
+use super::line::Line;
+use crate::wire::tcp::{Connection, Records};
+
+/// Bytes of one read.
+const READ: usize = 64 * 1024;
+/// Reads and writes of one turn: other tasks get theirs.
+const TURN: usize = 16;
+/// Limits how long a close waits until the peer has everything.
+const CLOSE: Duration = Duration::from_secs(5);
+/// Time in which the system takes nothing after which the peer is suspected.
+const STUCK: Duration = Duration::from_secs(1);
+
+/// Moves the bytes of one session.
+pub(super) struct Mover {
+    session: Arc<Session>,
+    line: Arc<Line>,
+    stream: TcpStream,
+    records: Option<Records>,
+    /// Bytes for the system, the first `written` of which it has taken.
+    outbox: Vec<u8>,
+    written: usize,
+    /// Bytes that are to be sealed.
+    plain: Vec<u8>,
+    inbox: Box<[u8]>,
+    /// Rings when the system has taken nothing for too long.
+    alarm: Pin<Box<Sleep>>,
+    is_alarmed: bool,
+}
+
+/// Why the task ends.
+enum Over {
+    /// The session has ended here.
+    Closed,
+    /// The peer or the network has ended the connection.
+    Gone,
+    /// The peer has sent what no holder of the key sends.
+    Violation,
+}
+
+impl From<io::Error> for Over {
+    fn from(_: io::Error) -> Self {
+        Self::Gone
+    }
+}
+
+/// The session ends with the task, however that ends.
+impl Drop for Mover {
+    fn drop(&mut self) {
+        self.session.with(super::core::Core::on_wire_ended);
+    }
+}
+
+impl Mover {
+    pub(super) fn new(session: Arc<Session>, line: Arc<Line>, connection: Connection) -> Self {
+        Self {
+            session,
+            line,
+            stream: connection.stream,
+            records: connection.records,
+            outbox: Vec::new(),
+            written: 0,
+            plain: Vec::new(),
+            inbox: vec![0; READ].into(),
+            alarm: Box::pin(tokio::time::sleep(STUCK)),
+            is_alarmed: false,
+        }
+    }
+
+    /// Moves bytes until the session or the connection ends.
+    pub(super) async fn run(mut self) {
+        match poll_fn(|context| self.poll(context)).await {
+            Over::Closed => {
+                let _ = tokio::time::timeout(CLOSE, self.close()).await;
+            }
+            // Dropped, it has the session handle what has come, and end.
+            Over::Gone => {}
+            Over::Violation => self.session.with(|core| core.end(Ended::Violation)),
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Over> {
+        self.line.register(context.waker());
+        for _ in 0..TURN {
+            let sent = self.send(context);
+            let received = self.receive(context);
+            match (sent, received) {
+                (Err(over), _) | (_, Err(over)) => return Poll::Ready(over),
+                (Ok(false), Ok(false)) => return Poll::Pending,
+                _ => {}
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Sends a part of what waits; returns whether there was any that the system takes.
+    fn send(&mut self, context: &mut Context<'_>) -> Result<bool, Over> {
+        if self.written == self.outbox.len() && !self.fill_outbox() {
+            return if self.line.buffers().is_closing() { Err(Over::Closed) } else { Ok(false) };
+        }
+        let rest = &self.outbox[self.written..];
+        match Pin::new(&mut self.stream).poll_write(context, rest) {
+            Poll::Ready(written) => {
+                self.written += written?;
+                if std::mem::take(&mut self.is_alarmed) {
+                    self.line.buffers().is_stuck = false;
+                }
+                Ok(true)
+            }
+            Poll::Pending => {
+                if !std::mem::replace(&mut self.is_alarmed, true) {
+                    self.alarm.as_mut().reset(Instant::now() + STUCK);
+                }
+                if self.alarm.as_mut().poll(context).is_ready() {
+                    self.line.buffers().is_stuck = true;
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    /// Takes what the session has written; returns whether that is anything.
+    fn fill_outbox(&mut self) -> bool {
+        self.outbox.clear();
+        self.written = 0;
+        let is_awaited = match &mut self.records {
+            None => self.line.buffers().take_outgoing(&mut self.outbox),
+            Some(records) => {
+                self.plain.clear();
+                let is_awaited = self.line.buffers().take_outgoing(&mut self.plain);
+                if !self.plain.is_empty() {
+                    records.seal(&self.plain, &mut self.outbox);
+                }
+                is_awaited
+            }
+        };
+        if is_awaited {
+            self.session.with(|core| core.is_dirty = true);
+        }
+        !self.outbox.is_empty()
+    }
+
+    /// Receives what has come; returns whether that is anything.
+    fn receive(&mut self, context: &mut Context<'_>) -> Result<bool, Over> {
+        if !self.line.buffers().wants_more() {
+            return Ok(false);
+        }
+        let mut buffer = ReadBuf::new(&mut self.inbox);
+        match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
+            Poll::Pending => return Ok(false),
+            Poll::Ready(read) => read?,
+        }
+        let bytes = buffer.filled();
+        if bytes.is_empty() {
+            return Err(Over::Gone);
+        }
+        let mut buffers = self.line.buffers();
+        match &mut self.records {
+            None => buffers.incoming().extend_from_slice(bytes),
+            Some(records) => {
+                records.open(bytes, buffers.incoming()).map_err(|_| Over::Violation)?;
+            }
+        }
+        drop(buffers);
+        self.session.with(|core| core.is_dirty = true);
+        Ok(true)
+    }
+
+    /// Ends the connection behind what was written: reads until the peer has done the same, so that nothing is cut.
+    async fn close(&mut self) -> io::Result<()> {
+        self.stream.write_all(&self.outbox[self.written..]).await?;
+        self.stream.shutdown().await?;
+        while self.stream.read(&mut self.inbox).await? > 0 {}
+        Ok(())
+    }
+}

@@ -1,0 +1,66 @@
+//! Connections over TCP, where UDP is blocked: a handshake, and records that are sealed if there is a key.
+//!
+//! # Handshake
+//!
+//! The dialer sends 72 bytes: `midplane`, the version 1, a byte that is 1 with a key, 6 zeros, the dialer's random
+//! number 8, a Noise message 48 or zeros. The acceptor answers with 80 bytes: `midplane`, the version, a byte that is 0 or
+//! the reason of a refusal, 6 zeros, the acceptor's random number 8, a Noise message 56 or zeros. The first 16 bytes
+//! of both stay as they are in every version. With a key the dialer then sends an empty record: it has the key.
+//!
+//! # Records
+//!
+//! Without a key the bytes that follow are those of the session. With one they are records: the length 2, little-endian,
+//! then the sealed bytes; the nonce is the number of the record in its direction.
+
+mod handshake;
+mod records;
+
+use midplane_simhw::seal::Key;
+use thiserror::Error;
+
+pub(crate) use handshake::{Connection, accept, connect};
+pub(crate) use records::Records;
+
+use super::pipe::sealing::Label;
+
+/// What handshakes over TCP are bound to: none of them is one over UDP.
+const STREAMS: &Label = b"midplane tcp  1";
+
+/// Configures the connections over TCP of a process.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    pub(crate) key: Option<Key>,
+}
+
+impl Config {
+    /// Seals every record with a secret that all peers share; none by default.
+    #[must_use]
+    pub fn key(mut self, key: Option<Key>) -> Self {
+        self.key = key;
+        self
+    }
+}
+
+/// Why there is no connection over TCP.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Failed {
+    /// The system reports it.
+    #[error("{0}")]
+    System(#[from] std::io::Error),
+    /// The peer has not answered in time.
+    #[error("no answer; is the peer running, and the port not blocked?")]
+    NoAnswer,
+    /// The peer sends something else than a node does.
+    #[error("what answers is no node, or has too many handshakes under way")]
+    NoNode,
+    /// The peer has another key, or one side has none.
+    #[error("the peer does not have this key; give both the same")]
+    KeyDoesNotFit,
+    /// The peer speaks another version.
+    #[error("the peer speaks version {0}")]
+    Version(u8),
+    /// The peer gives a reason that this version does not know.
+    #[error("the peer refuses: reason {0}")]
+    Refused(u8),
+}

@@ -1,0 +1,86 @@
+//! The places that a node has dialed, and what became of that.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use midplane_via::session::{Attempt, Attempts, Session};
+
+use crate::member::Target;
+
+/// Places of which the last dial is kept.
+const MOST: usize = 1_024;
+
+/// The last dials of a node, by place.
+#[derive(Debug, Default)]
+pub(super) struct Dials(Mutex<BTreeMap<Target, Dial>>);
+
+/// The last dial of a place.
+#[derive(Debug)]
+struct Dial {
+    /// Dials so far.
+    count: u32,
+    last: Last,
+}
+
+#[derive(Debug)]
+enum Last {
+    /// The system refused it.
+    Refused(String),
+    /// It was sent to an address.
+    Sent(Arc<Attempts>),
+    /// Shared memory was attached.
+    Attached,
+}
+
+impl Dials {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<Target, Dial>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A dial has begun, or could not.
+    pub(super) fn on_dialed(&self, target: Target, dialed: Result<&Arc<Session>, &io::Error>) {
+        let last = match dialed {
+            Err(error) => Last::Refused(error.to_string()),
+            Ok(session) => session.attempts().cloned().map_or(Last::Attached, Last::Sent),
+        };
+        let mut all = self.all();
+        if all.len() >= MOST && !all.contains_key(&target) {
+            all.pop_first();
+        }
+        let count = all.get(&target).map_or(0, |dial| dial.count).saturating_add(1);
+        all.insert(target, Dial { count, last });
+    }
+
+    /// Returns why the node of a number could not be reached through shared memory, if it was tried in vain.
+    pub(super) fn local_error(&self, id: u64) -> Option<String> {
+        match &self.all().get(&Target::Local(id))?.last {
+            Last::Refused(why) => Some(why.clone()),
+            _ => None,
+        }
+    }
+
+    /// Returns the places that did not answer the last dial, with the number of dials and the last error.
+    pub(super) fn unanswered(&self) -> Vec<(Target, u32, String)> {
+        let all = self.all();
+        let unanswered = all.iter().filter_map(|(target, dial)| {
+            let why = match &dial.last {
+                Last::Refused(why) => why.clone(),
+                Last::Sent(attempts) => failed(&attempts.udp(), &attempts.tcp())?,
+                Last::Attached => return None,
+            };
+            Some((*target, dial.count, why))
+        });
+        unanswered.collect()
+    }
+}
+
+/// Says why neither transport has reached a peer; `None` if one has.
+fn failed(udp: &Attempt, tcp: &Attempt) -> Option<String> {
+    if [udp, tcp].contains(&&Attempt::Answered) {
+        return None;
+    }
+    let tried = [("udp", udp), ("tcp", tcp)].into_iter();
+    let tried = tried.filter(|(_, attempt)| **attempt != Attempt::None);
+    Some(tried.map(|(name, attempt)| format!("{name}: {attempt}")).collect::<Vec<_>>().join("; "))
+}

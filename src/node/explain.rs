@@ -1,0 +1,200 @@
+//! Explains which transport each peer is reached over, and why.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use midplane_via::session::{Attempt, Session};
+
+use super::Node;
+use super::state::placed;
+use super::transports::WORDS;
+
+/// The transports of a node's peers, as [`Node::explain`] found them; `Display` has a line for each.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The transports that the node may use, the nearest first: of `shm`, `udp` and `tcp`.
+    pub allowed: Vec<&'static str>,
+    /// The address of the node's sockets, if it has any.
+    pub address: Option<SocketAddr>,
+    /// The peers that this node has a session with.
+    pub peers: Vec<PeerPath>,
+    /// The places that did not answer their last dial.
+    pub unanswered: Vec<Unanswered>,
+}
+
+/// The way to a peer.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PeerPath {
+    /// The peer's name.
+    pub name: String,
+    /// The number that tells it from all others, and from its former self.
+    pub id: u64,
+    /// The transport of new streams: `shm`, `udp` or `tcp`.
+    pub transport: &'static str,
+    /// The address that it is reached at; none through shared memory.
+    pub address: Option<SocketAddr>,
+    /// Why it is not one of the other transports.
+    pub others: Vec<(&'static str, WhyNot)>,
+    /// Bytes of the largest datagram that is known to pass, over UDP.
+    pub mtu: Option<usize>,
+    /// The smoothed time of a round trip, over UDP.
+    pub round_trip: Option<Duration>,
+    /// Whether the cluster's key seals what is sent. Shared memory is not sealed: only this user's processes have it.
+    pub is_sealed: bool,
+    /// Streams that are open over it.
+    pub streams: usize,
+}
+
+/// Why a peer is not reached over a transport.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum WhyNot {
+    /// `MIDPLANE_TRANSPORTS`, or [`NodeBuilder::transports`](crate::NodeBuilder::transports), leaves it out.
+    NotAllowed,
+    /// The peer is not on this host, or is another user's or another cluster's there.
+    NotOnThisHost,
+    /// The peer is on this host, but shared memory could not be set up with it.
+    HandshakeFailed(String),
+    /// The peer did not answer over it, or not as soon as over the one that was chosen.
+    NoAnswer(String),
+    /// The peer has dialed this node, and has chosen the transport.
+    PeerHasChosen,
+    /// The chosen one is better.
+    NotNeeded,
+}
+
+impl fmt::Display for WhyNot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAllowed => f.write_str("not allowed"),
+            Self::NotOnThisHost => f.write_str("not on this host"),
+            Self::HandshakeFailed(why) => write!(f, "handshake failed: {why}"),
+            Self::NoAnswer(why) => write!(f, "no answer: {why}"),
+            Self::PeerHasChosen => f.write_str("the peer has dialed, and chosen"),
+            Self::NotNeeded => f.write_str("not needed"),
+        }
+    }
+}
+
+/// A place that did not answer its last dial.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct Unanswered {
+    /// The address, or the number of a node of this host.
+    pub place: String,
+    /// Dials so far.
+    pub dials: u32,
+    /// The last error.
+    pub error: String,
+}
+
+impl Node {
+    /// Explains which transport each peer is reached over, why it is not another one, and which places did not answer.
+    #[must_use]
+    pub fn explain(&self) -> Explanation {
+        let shared = &self.0.shared;
+        let here = shared.network().local();
+        let sessions = shared.sessions_of_peers();
+        let path = |(id, name, session): (u64, String, std::sync::Arc<Session>)| {
+            let chosen = session.transport();
+            let others = WORDS.into_iter().filter(|word| *word != chosen.name());
+            let others =
+                others.map(|word| (word, self.why_not(word, id, &session, here.contains(&id))));
+            let stats = session.stats();
+            PeerPath {
+                name,
+                id,
+                transport: chosen.name(),
+                address: chosen.address(),
+                others: others.collect(),
+                mtu: stats.pipe.map(|pipe| pipe.mtu),
+                round_trip: stats.pipe.map(|pipe| Duration::from_nanos(pipe.round_trip)),
+                is_sealed: self.0.is_sealed && chosen.address().is_some(),
+                streams: stats.open,
+            }
+        };
+        Explanation {
+            allowed: self.0.allowed.words().collect(),
+            address: self.0.address,
+            peers: sessions.into_iter().map(path).collect(),
+            unanswered: self.unanswered(),
+        }
+    }
+
+    fn why_not(&self, word: &str, id: u64, session: &Session, is_here: bool) -> WhyNot {
+        let rank = |name: &str| WORDS.iter().position(|word| *word == name);
+        if !self.0.allowed.allows(word) {
+            return WhyNot::NotAllowed;
+        }
+        if rank(word) > rank(session.transport().name()) {
+            return WhyNot::NotNeeded;
+        }
+        if word == WORDS[0] {
+            return match self.0.shared.dials.local_error(id) {
+                _ if !is_here => WhyNot::NotOnThisHost,
+                Some(why) => WhyNot::HandshakeFailed(why),
+                None => WhyNot::NoAnswer("it is dialed with the next search".into()),
+            };
+        }
+        match session.attempts().map(|attempts| attempts.udp()) {
+            None | Some(Attempt::None) => WhyNot::PeerHasChosen,
+            Some(Attempt::Failed(why)) => WhyNot::NoAnswer(why),
+            Some(_) => WhyNot::NoAnswer("TCP has answered before".into()),
+        }
+    }
+
+    /// Returns the places that did not answer their last dial, and those whose node speaks another version.
+    pub(super) fn unanswered(&self) -> Vec<Unanswered> {
+        let unanswered = self.0.shared.dials.unanswered();
+        let unanswered = unanswered.into_iter().map(|(target, dials, error)| Unanswered {
+            place: placed(&target),
+            dials,
+            error,
+        });
+        unanswered.collect()
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "allowed: {}", self.allowed.join(", "))?;
+        if let Some(address) = self.address {
+            write!(f, "; at {address}")?;
+        }
+        for peer in &self.peers {
+            write!(f, "\n{peer}")?;
+        }
+        for Unanswered { place, dials, error } in &self.unanswered {
+            write!(f, "\n{place}: {dials} dials without an answer: {error}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for PeerPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.transport)?;
+        match self.address {
+            None => {
+                f.write_str(", as it is on this host and the handshake through it succeeded")?
+            }
+            Some(address) => {
+                let sealed = if self.is_sealed { "sealed" } else { "not sealed" };
+                write!(f, " to {address}, as it answers there; {sealed}")?;
+            }
+        }
+        if let Some(mtu) = self.mtu {
+            write!(f, "; datagrams of {mtu} bytes")?;
+        }
+        if let Some(time) = self.round_trip {
+            write!(f, "; round trip {time:.1?}")?;
+        }
+        for (word, why) in &self.others {
+            write!(f, "; {word}: {why}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! The sockets of a node: UDP and TCP on one port, and the connections over TCP that it accepts.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use midplane_via::wire::socket::Socket;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::state::Shared;
+use super::transports::Transports;
+use crate::error::Error;
+
+/// Ports that the system chooses, and that are tried, until one is free for both.
+const TRIES: u32 = 16;
+/// Handshakes over TCP under way at once, in all and of one address: more connections are closed.
+const MOST_HANDSHAKES: (u32, u32) = (256, 64);
+/// The pause after the system could not accept: it has too few descriptors.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The sockets of a node.
+pub(super) struct Sockets {
+    pub(super) udp: Option<Socket>,
+    pub(super) tcp: Option<TcpListener>,
+    pub(super) address: SocketAddr,
+}
+
+impl Sockets {
+    /// Binds what is allowed; port 0 has the system choose, one port for both.
+    pub(super) async fn bind(address: SocketAddr, allowed: Transports) -> Result<Self, Error> {
+        let mut tries = if address.port() == 0 { TRIES } else { 1 };
+        loop {
+            tries -= 1;
+            match Self::try_bind(address, allowed).await {
+                Err((is_tcp, error)) if tries == 0 || !is_tcp => return Err(error),
+                Err(_) => {}
+                Ok(sockets) => return Ok(sockets),
+            }
+        }
+    }
+
+    /// Binds once; an error says whether it is TCP's.
+    async fn try_bind(address: SocketAddr, allowed: Transports) -> Result<Self, (bool, Error)> {
+        let failed = |name: &str, cure: &str, error| {
+            Error::system(&format!("the node can't bind {name} {address}{cure}"), error)
+        };
+        let udp = allowed.udp().then(|| Socket::bind(address)).transpose();
+        let udp = udp.map_err(|error| (false, failed("UDP", "", error)))?;
+        let bound = udp.as_ref().and_then(|socket| socket.local_addr().ok());
+        let mut this = Self { udp, tcp: None, address: bound.unwrap_or(address) };
+        if allowed.tcp() {
+            let cure = match allowed.udp() {
+                true => " (without `tcp` among its transports it needs none)",
+                false => "",
+            };
+            let listener = TcpListener::bind(this.address).await;
+            let listener = listener.map_err(|error| (true, failed("TCP", cure, error)))?;
+            this.address = listener.local_addr().unwrap_or(this.address);
+            this.tcp = Some(listener);
+        }
+        Ok(this)
+    }
+}
+
+/// Handshakes under way, by address.
+type Greetings = Arc<Mutex<BTreeMap<IpAddr, u32>>>;
+
+/// A handshake under way.
+struct Greeting(Greetings, IpAddr);
+
+impl Greeting {
+    /// Begins one; `None` if too many are under way.
+    fn begin(greetings: &Greetings, ip: IpAddr) -> Option<Self> {
+        let mut all = greetings.lock().unwrap_or_else(PoisonError::into_inner);
+        let (in_all, of_one) = (all.values().sum::<u32>(), all.get(&ip).copied().unwrap_or(0));
+        if in_all >= MOST_HANDSHAKES.0 || of_one >= MOST_HANDSHAKES.1 {
+            return None;
+        }
+        all.insert(ip, of_one + 1);
+        Some(Self(Arc::clone(greetings), ip))
+    }
+}
+
+impl Drop for Greeting {
+    fn drop(&mut self) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = all.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.1);
+            }
+        }
+    }
+}
+
+/// Accepts other nodes over TCP until the node ends.
+pub(super) async fn accept(listener: TcpListener, shared: Weak<Shared>) {
+    let greetings = Greetings::default();
+    loop {
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a connection over TCP can't be accepted");
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let Some(greeting) = Greeting::begin(&greetings, peer.ip().to_canonical()) else {
+            tracing::debug!(%peer, "too many handshakes over TCP are under way");
+            continue;
+        };
+        let Some(node) = shared.upgrade() else { return };
+        tokio::spawn(greet(stream, peer, node, greeting));
+    }
+}
+
+async fn greet(stream: TcpStream, peer: SocketAddr, node: Arc<Shared>, greeting: Greeting) {
+    let accepted = node.sessions().accept_tcp(stream, peer).await;
+    drop(greeting);
+    match accepted {
+        Ok(session) => node.on_session(&session),
+        Err(error) => tracing::debug!(%peer, %error, "a connection over TCP is no node's"),
+    }
+}

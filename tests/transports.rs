@@ -1,0 +1,154 @@
+//! Which transport a peer is reached over, what a node says about it, and TCP where UDP does not answer.
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use midplane::simhw::seal::Key;
+use midplane::{ErrorKind, Node, NodeBuilder, WhyNot};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::node::{Over, nodes};
+
+/// The reason why a peer is not reached over a transport.
+fn why_not<'a>(explanation: &'a midplane::Explanation, word: &str) -> &'a WhyNot {
+    let [peer] = &explanation.peers[..] else { panic!("{explanation}") };
+    &peer.others.iter().find(|(other, _)| *other == word).unwrap().1
+}
+
+/// A service's node that receives over TCP alone, at a port where something swallows all datagrams.
+async fn behind_a_wall(key: Option<Key>) -> (Node, UdpSocket, NodeBuilder) {
+    let wall = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = wall.local_addr().unwrap();
+    let builder = Node::builder().cluster(format!("wall-{}", std::process::id()));
+    let builder = match key {
+        Some(key) => builder.key(key),
+        None => builder,
+    };
+    let client = builder.clone().transports("udp,tcp").discover(address.to_string());
+    let service = builder.transports("tcp").bind(address).start().await.unwrap();
+    (service, wall, client)
+}
+
+#[tokio::test]
+async fn where_udp_is_blocked_tcp_is_chosen_by_itself() {
+    for key in [None, Some(Key::new(1, [5; 32]))] {
+        let is_sealed = key.is_some();
+        let (service, _wall, client) = behind_a_wall(key).await;
+        let mut listener = service.listen("kv").await.unwrap();
+        let client = client.start().await.unwrap();
+        let mut stream = client.connect("kv").await.unwrap();
+        stream.write_all(b"over").await.unwrap();
+        let (mut accepted, _) = listener.accept().await.unwrap();
+        let mut bytes = [0; 4];
+        accepted.read_exact(&mut bytes).await.unwrap();
+        let explanation = client.explain();
+        assert_eq!(explanation.peers[0].transport, "tcp");
+        assert_eq!(explanation.peers[0].is_sealed, is_sealed);
+        assert!(matches!(why_not(&explanation, "udp"), WhyNot::NoAnswer(_)), "{explanation}");
+        assert_eq!(*why_not(&explanation, "shm"), WhyNot::NotAllowed);
+        assert_eq!(*why_not(&service.explain(), "udp"), WhyNot::NotAllowed);
+    }
+}
+
+#[tokio::test]
+async fn where_udp_answers_it_is_chosen_and_shared_memory_before_both() {
+    for (over, transport) in [(Over::Shm, "shm"), (Over::Udp, "udp")] {
+        let (service, client) = nodes("explain", over);
+        let service = if transport == "udp" { service.transports("udp,tcp") } else { service };
+        let client = if transport == "udp" { client.transports("tcp,udp") } else { client };
+        let service = service.name("service").start().await.unwrap();
+        let _listener = service.listen("kv").await.unwrap();
+        let client = client.start().await.unwrap();
+        let _stream = client.connect("kv").await.unwrap();
+        let explanation = client.explain();
+        let peer = &explanation.peers[0];
+        assert_eq!((peer.transport, &*peer.name, peer.streams), (transport, "service", 1));
+        assert_eq!(peer.mtu.is_some(), transport == "udp");
+        assert_eq!(*why_not(&explanation, "tcp"), WhyNot::NotNeeded);
+        let text = explanation.to_string();
+        assert!(text.contains(&format!("service: {transport}")), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn places_without_an_answer_are_listed_with_their_last_error() {
+    // Bound and never read: neither UDP nor TCP answers there.
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let place = silent.local_addr().unwrap().to_string();
+    let client = Node::builder().cluster(format!("silent-{}", std::process::id()));
+    let client = client.transports("udp,tcp").discover(&place).connect_within(Duration::ZERO);
+    let client = client.start().await.unwrap();
+    let error = client.connect("kv").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoService);
+    assert!(error.to_string().contains(&place), "{error}");
+    let explanation = client.explain();
+    let [unanswered] = &explanation.unanswered[..] else { panic!("{explanation}") };
+    assert_eq!(unanswered.place, place);
+    for part in ["udp: no answer", "tcp: Connection refused"] {
+        assert!(unanswered.error.contains(part), "{explanation}");
+    }
+    assert!(explanation.to_string().contains(&place));
+}
+
+#[tokio::test]
+async fn transports_that_are_none_are_an_error_that_lists_them() {
+    for list in ["shm,infiniband", ""] {
+        let error = Node::builder().transports(list).start().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("shm, udp, tcp"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn udp_and_tcp_have_one_port_and_a_taken_one_is_an_error() {
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = taken.local_addr().unwrap();
+    let error = Node::builder().bind(address).start().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse);
+    assert!(error.to_string().contains("TCP"), "{error}");
+    let node = Node::builder().transports("udp,tcp").start().await.unwrap();
+    drop(TcpStream::connect(node.address().unwrap()).await.unwrap());
+}
+
+#[tokio::test]
+async fn connections_that_say_nothing_hold_no_node_off() {
+    let (service, client) = nodes("mute", Over::Tcp);
+    let service = service.start().await.unwrap();
+    let mut listener = service.listen("kv").await.unwrap();
+    let mut mute = Vec::new();
+    for _ in 0..100 {
+        mute.push(TcpStream::connect(service.address().unwrap()).await.unwrap());
+    }
+    let mut stranger = TcpStream::connect(service.address().unwrap()).await.unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let client = client.start().await.unwrap();
+    let _stream = client.connect("kv").await.unwrap();
+    listener.accept().await.unwrap();
+    for mut mute in mute {
+        // Each was closed, at once or after the time of a handshake.
+        assert!(matches!(mute.read(&mut [0; 8]).await, Ok(0) | Err(_)));
+    }
+}
+
+#[test]
+fn streams_over_tcp_are_reset_when_the_peers_runtime_ends_at_once() {
+    let (service, client) = nodes("killed", Over::Tcp);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (of_service, of_client) = (runtime(), runtime());
+    let service = of_service.block_on(service.start()).unwrap();
+    let mut listener = of_service.block_on(service.listen("kv")).unwrap();
+    let serving = std::thread::spawn(move || {
+        // Nothing of the node says goodbye: its tasks are dropped where they are.
+        let accepted = of_service.block_on(listener.accept()).unwrap();
+        of_service.shutdown_background();
+        (accepted, listener)
+    });
+    of_client.block_on(async {
+        let client = client.start().await.unwrap();
+        let mut stream = client.connect("kv").await.unwrap();
+        let error = stream.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    });
+    drop(serving.join().unwrap());
+}
