@@ -4,11 +4,13 @@ mod builder;
 mod connector;
 mod dials;
 mod explain;
+mod key;
 pub(crate) mod links;
 mod listener;
 mod local;
 pub(crate) mod mailbox;
 mod network;
+mod places;
 mod sockets;
 mod state;
 mod transports;
@@ -34,6 +36,7 @@ pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
 use local::Local;
 use network::System;
+use places::Places;
 use sockets::Sockets;
 pub use state::PeerInfo;
 use state::{Candidate, Receiver, Shared};
@@ -61,7 +64,7 @@ struct Inner {
     name: String,
     shared: Arc<Shared>,
     address: Option<SocketAddr>,
-    discover: Vec<String>,
+    places: Places,
     drain: Duration,
     connect_within: Duration,
     links: Links,
@@ -81,9 +84,14 @@ impl Node {
         NodeBuilder::default()
     }
 
-    async fn start(builder: NodeBuilder, allowed: Transports) -> Result<Self, Error> {
+    async fn start(
+        builder: NodeBuilder,
+        allowed: Transports,
+        address: Option<SocketAddr>,
+        places: Places,
+    ) -> Result<Self, Error> {
         let failed = |error| Error::system("the node can't start", error);
-        let sockets = match builder.address(allowed) {
+        let sockets = match address {
             Some(address) => Some(Sockets::bind(address, allowed).await?),
             None => None,
         };
@@ -119,13 +127,13 @@ impl Node {
         }
         shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
-        let NodeBuilder { drain, connect_within, discover, key, .. } = builder;
+        let NodeBuilder { drain, connect_within, key, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
         let inner = Inner {
             name,
             shared,
             address,
-            discover,
+            places,
             drain,
             connect_within,
             links,
@@ -206,7 +214,8 @@ impl Node {
         let shared = &self.0.shared;
         let mut places: BTreeSet<_> =
             shared.network().local().into_iter().map(Target::Local).collect();
-        places.extend(self.places().await.into_iter().map(Target::Address));
+        let addresses = self.0.places.addresses(shared, self.0.address).await;
+        places.extend(addresses.into_iter().map(Target::Address));
         let before = shared.known();
         shared.search(&places, SEEK);
         let until = Instant::now() + TELL;
@@ -217,18 +226,6 @@ impl Node {
                 return !shared.known().is_subset(&before);
             }
         }
-    }
-
-    /// The addresses of the places where other nodes are said to be.
-    async fn places(&self) -> BTreeSet<SocketAddr> {
-        let mut addresses = BTreeSet::new();
-        for place in &self.0.discover {
-            match self.0.shared.network().resolve(place).await {
-                Ok(found) => addresses.extend(found),
-                Err(error) => tracing::debug!(place, %error, "a place to discover has no address"),
-            }
-        }
-        addresses
     }
 
     /// The address at which nodes of other hosts reach this one, if it has one.

@@ -154,7 +154,9 @@ impl Node {
             dials,
             error,
         });
-        unanswered.collect()
+        let problems = self.0.places.problems().into_iter();
+        let problems = problems.map(|(place, error)| Unanswered { place, dials: 0, error });
+        unanswered.chain(problems).collect()
     }
 }
 
