@@ -106,6 +106,7 @@ impl Node {
         let name = builder.resolved_name(id);
         let hello = Hello {
             version: VERSION,
+            cluster: builder.cluster.clone(),
             id,
             incarnation: builder::milliseconds(),
             name: name.clone(),

@@ -4,7 +4,7 @@ use midplane_simhw::wire::{WireError, decode, encode};
 use serde::{Deserialize, Serialize};
 
 /// Version of what nodes describe to each other.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Services that a node may offer.
 pub(crate) const MOST_SERVICES: usize = 64;
 /// Bytes of a node's or a service's name.
@@ -14,6 +14,8 @@ pub(crate) const MOST_NAME: usize = 100;
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub(crate) struct Hello {
     pub(crate) version: u32,
+    /// The cluster's name: nodes of others do not meet.
+    pub(crate) cluster: String,
     /// A random number that tells the node from all others, and from its former self.
     pub(crate) id: u64,
     /// Milliseconds of the system's clock at its start: of two nodes of one name, the later one is higher.
@@ -23,6 +25,15 @@ pub(crate) struct Hello {
     pub(crate) services: Vec<String>,
     /// The number of another living node that had the receiver's name before it; 0 if the sender knows of none.
     pub(crate) rival: u64,
+}
+
+/// Tells why the node at a place is none of this node's cluster.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Stranger {
+    /// It speaks another version.
+    Version(u32),
+    /// It is of another cluster.
+    Cluster(String),
 }
 
 /// Why a description can't be read.
@@ -50,7 +61,7 @@ impl Hello {
         let hello = hello.map_err(|_| Unreadable::Malformed)?;
         let is_short = |name: &String| name.len() <= MOST_NAME;
         let fits = hello.services.len() <= MOST_SERVICES && is_short(&hello.name);
-        let fits = fits && hello.services.iter().all(is_short);
+        let fits = fits && is_short(&hello.cluster) && hello.services.iter().all(is_short);
         fits.then_some(hello).ok_or(Unreadable::Malformed)
     }
 }

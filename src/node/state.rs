@@ -12,7 +12,9 @@ use super::dials::Dials;
 use super::listener::Accepted;
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
-use crate::member::{self, Effect, Hello, Load, MOST_SERVICES, Members, Target, Unreadable};
+use crate::member::{
+    self, Effect, Hello, Load, MOST_SERVICES, Members, Stranger, Target, Unreadable,
+};
 
 /// State that a node's parts share.
 #[derive(Debug)]
@@ -283,12 +285,22 @@ impl Shared {
         state.members.peers().filter_map(best).collect()
     }
 
-    /// Returns the places whose node speaks another version, for people.
+    /// Returns the places whose node speaks another version, or is of another cluster, for people.
     pub(super) fn strangers(&self) -> Vec<String> {
         let state = self.state();
-        let named = |(target, version): (&Target, &u32)| {
+        let named = |(target, stranger): (&Target, &Stranger)| {
             let place = placed(target);
-            format!("{place} (speaks version {version}, this node {})", member::VERSION)
+            match stranger {
+                Stranger::Version(version) => {
+                    format!("{place} (speaks version {version}, this node {})", member::VERSION)
+                }
+                Stranger::Cluster(cluster) => {
+                    format!(
+                        "{place} (is of cluster {cluster:?}, this node of {:?})",
+                        state.hello.cluster
+                    )
+                }
+            }
         };
         state.members.strangers().iter().map(named).collect()
     }
