@@ -1,39 +1,63 @@
-//! The README's first program: lines of text from many senders to one receiver.
+//! A service and its client, which find each other by name: the README's two programs in one.
+//!
+//! ```text
+//! hello serve   # greets until Ctrl-C
+//! hello Ada     # asks for a greeting, and waits for the service if it is not there yet
+//! ```
+//!
+//! ```toml
+//! [dependencies]
+//! clap = { version = "4", features = ["derive"] }
+//! midplane = "0.1"
+//! tokio = { version = "1", features = ["macros", "rt-multi-thread", "signal"] }
+//! ```
 
-use midplane::nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
-use midplane::nicvm::unit::Unit;
-use midplane::simhw::host::Host;
-use midplane::simhw::id::{NodeId, PortId};
-use midplane::simhw::udp::{UdpConfig, UdpNic};
+use clap::Parser;
+use midplane::prelude::*;
+
+/// A service and its client, on one host, in whichever order they start.
+#[derive(Parser)]
+#[command(after_help = "Try:  hello serve &  hello Ada")]
+struct Options {
+    /// `serve`, or whom to greet
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    name: String,
+}
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    // `hello 0 HOST:PORT HOST:PORT ...` receives; `hello 1`, `hello 2`, ... with the same list send
-    // the lines of their input.
-    let me = NodeId(std::env::args().nth(1).unwrap_or_default().parse()?);
-    let peers = std::env::args().skip(2).map(|peer| peer.parse()).collect::<Result<Vec<_>, _>>()?;
-    let senders: Vec<NodeId> = (1..peers.len() as u16).map(NodeId).collect();
-    let mut config = CoordinationConfig::star(&[NodeId(0)], &senders);
-    config.buffers(true); // a message leaves once a receive is posted for it
-    let mut unit = Unit::default();
-    unit.install(COORDINATION, Coordination::new(config)?)?;
-    let nic = UdpNic::start(UdpConfig::new(me, peers), unit)?;
-    let mut port = nic.host().open_port()?;
-    let memory = port.register(1024)?;
-    while me == NodeId(0) {
-        port.submit(&coordination::receive(memory.whole(), 0))?;
-        let done = port.completion().await?;
-        let mut line = vec![0; done.length as usize];
-        memory.read(0, &mut line)?;
-        println!("{}: {}", done.node, String::from_utf8_lossy(&line));
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let Options { name } = Options::parse();
+    let node = Node::builder().start().await?;
+    if name == "serve" {
+        tokio::select! {
+            served = serve(&node) => return served,
+            ended = tokio::signal::ctrl_c() => ended?,
+        }
+    } else {
+        greet(&node, &name).await?;
     }
-    for line in std::io::stdin().lines() {
-        let line = line?;
-        let message = memory.range(0, line.len()).ok_or("a line of more than 1024 bytes")?;
-        memory.write(0, line.as_bytes())?;
-        port.submit(&coordination::send(NodeId(0), PortId(0), message, 0))?;
-        port.completion().await?; // it was our turn, and it has left
+    node.shutdown().await;
+    Ok(())
+}
+
+async fn serve(node: &Node) -> Result<(), Box<dyn std::error::Error>> {
+    let mut listener = node.listen("greeter").await?;
+    loop {
+        let (mut stream, peer) = listener.accept().await?;
+        tokio::spawn(async move {
+            let mut name = String::new();
+            stream.read_to_string(&mut name).await?;
+            stream.write_all(format!("hello {name}, of {peer}").as_bytes()).await
+        });
     }
-    nic.shutdown().await;
+}
+
+async fn greet(node: &Node, name: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let mut stream = node.connect("greeter").await?;
+    stream.write_all(name.as_bytes()).await?;
+    stream.shutdown().await?;
+    let mut greeting = String::new();
+    stream.read_to_string(&mut greeting).await?;
+    println!("{greeting}");
     Ok(())
 }

@@ -123,6 +123,7 @@ impl<E> CallError<E> {
     #[must_use]
     pub fn is_undelivered(&self) -> bool {
         let Self::Node(error) = self else { return matches!(self, Self::Busy) };
-        matches!(error.kind(), ErrorKind::NoService | ErrorKind::Closed | ErrorKind::Config)
+        use ErrorKind::{Busy, Closed, Config, NoService, Version};
+        matches!(error.kind(), NoService | Busy | Version | Closed | Config)
     }
 }

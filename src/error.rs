@@ -7,27 +7,36 @@ use std::io;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The configuration can't be: the text names what to change.
+    /// The configuration can't be. Change what the text names; a repeated attempt fails as well.
     Config,
     /// Another node, or another listener, has the name or address. Choose another one, or stop the other process.
     InUse,
-    /// No node that was asked offers the service. Start one, or wait for one: [`NodeBuilder::connect_within`].
+    /// No node that was asked offers the service: the text names them, and the places that did not answer. Start one, or
+    /// wait longer for one: [`NodeBuilder::connect_within`].
     ///
     /// [`NodeBuilder::connect_within`]: crate::NodeBuilder::connect_within
     NoService,
-    /// The peer was restarted, or the connection to it was lost: what was sent and not received is lost. The next try
-    /// reaches the peer as it is now.
+    /// Nodes offer the service, but none of them has accepted: too many streams wait there, or they do not answer in
+    /// time. Try again later, with a pause; start another node if it stays so.
+    Busy,
+    /// A node was found that speaks a version which this one does not understand, and no other offers the service. Run
+    /// adjacent versions in one cluster: update the older side first.
+    Version,
+    /// The peer was restarted, or the connection to it was lost: what was sent and not received is lost. Try again: the
+    /// next attempt reaches the peer as it is now. Repeat only what may be done twice.
     Reset,
-    /// It is longer than the limit, or there are more of them: the text names the limit.
+    /// It is longer than the limit, or there are more of them: the text names the limit. Send less at once, or use a
+    /// stream, which has no limit.
     TooLarge,
-    /// The node was shut down.
+    /// The node was shut down, or dropped. Keep a clone of it as long as it is used.
     Closed,
-    /// The system refused something: the source says what.
+    /// The system refused something: the source says what. Change the system's settings, or try again.
     System,
 }
 
 /// An error of the front door: a [kind](Error::kind) to match on, a text to read, and a source where there is one.
-#[derive(Debug)]
+///
+/// Its `Debug` text is for people as well: `main` may return it.
 pub struct Error {
     kind: ErrorKind,
     text: String,
@@ -52,6 +61,12 @@ impl Error {
     }
 }
 
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({:?})", self.text, self.kind)
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
@@ -70,6 +85,8 @@ impl From<Error> for io::Error {
             ErrorKind::Config => io::ErrorKind::InvalidInput,
             ErrorKind::InUse => io::ErrorKind::AddrInUse,
             ErrorKind::NoService => io::ErrorKind::NotFound,
+            ErrorKind::Busy => io::ErrorKind::ResourceBusy,
+            ErrorKind::Version => io::ErrorKind::Unsupported,
             ErrorKind::Reset => io::ErrorKind::ConnectionReset,
             ErrorKind::TooLarge => io::ErrorKind::InvalidInput,
             ErrorKind::Closed => io::ErrorKind::NotConnected,

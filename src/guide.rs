@@ -1,31 +1,42 @@
-//! A guide in ten short chapters, each with a program that runs as it stands.
+//! A guide in short chapters, each with a program that runs as it stands.
 //!
-//! Read them in order, or begin with the one that is your problem. All programs but the second run in virtual
-//! time; what they do is the same over sockets and shared memory, as that one shows. From a checkout, this runs the
-//! fourth chapter's, and the number is the chapter's; what one prints is seen where it is the `main` of a crate that
-//! depends on this one:
+//! The first five are what services need. The others go beneath: NICs, firmware and messages in virtual time and over
+//! sockets. From a checkout, this runs the fourth chapter's, and the number is the chapter's:
 //!
 //! ```sh
 //! cargo test --doc -p midplane chapter_04
 //! ```
 
-#[doc = include_str!("../docs/guide/01-first-cluster.md")]
-pub mod chapter_01_first_cluster {}
-#[doc = include_str!("../docs/guide/02-real-sockets.md")]
-pub mod chapter_02_real_sockets {}
-#[doc = include_str!("../docs/guide/03-taking-turns.md")]
-pub mod chapter_03_taking_turns {}
+#[cfg(target_os = "linux")]
+#[doc = include_str!("../docs/guide/01-a-service.md")]
+pub mod chapter_01_a_service {}
+#[cfg(target_os = "linux")]
+#[doc = include_str!("../docs/guide/02-two-hosts.md")]
+pub mod chapter_02_two_hosts {}
+#[cfg(target_os = "linux")]
+#[doc = include_str!("../docs/guide/03-calls.md")]
+pub mod chapter_03_calls {}
+#[cfg(target_os = "linux")]
 #[doc = include_str!("../docs/guide/04-messages.md")]
 pub mod chapter_04_messages {}
-#[doc = include_str!("../docs/guide/05-requests.md")]
-pub mod chapter_05_requests {}
-#[doc = include_str!("../docs/guide/06-fresh-state.md")]
-pub mod chapter_06_fresh_state {}
-#[doc = include_str!("../docs/guide/07-together.md")]
-pub mod chapter_07_together {}
-#[doc = include_str!("../docs/guide/08-transfers.md")]
-pub mod chapter_08_transfers {}
-#[doc = include_str!("../docs/guide/09-extensions.md")]
-pub mod chapter_09_extensions {}
-#[doc = include_str!("../docs/guide/10-making-room.md")]
-pub mod chapter_10_making_room {}
+#[cfg(target_os = "linux")]
+#[doc = include_str!("../docs/guide/05-latest-values.md")]
+pub mod chapter_05_latest_values {}
+#[doc = include_str!("../docs/guide/06-virtual-time.md")]
+pub mod chapter_06_virtual_time {}
+#[doc = include_str!("../docs/guide/07-real-sockets.md")]
+pub mod chapter_07_real_sockets {}
+#[doc = include_str!("../docs/guide/08-taking-turns.md")]
+pub mod chapter_08_taking_turns {}
+#[doc = include_str!("../docs/guide/09-messages-of-ranks.md")]
+pub mod chapter_09_messages_of_ranks {}
+#[doc = include_str!("../docs/guide/10-fresh-state.md")]
+pub mod chapter_10_fresh_state {}
+#[doc = include_str!("../docs/guide/11-together.md")]
+pub mod chapter_11_together {}
+#[doc = include_str!("../docs/guide/12-transfers.md")]
+pub mod chapter_12_transfers {}
+#[doc = include_str!("../docs/guide/13-extensions.md")]
+pub mod chapter_13_extensions {}
+#[doc = include_str!("../docs/guide/14-making-room.md")]
+pub mod chapter_14_making_room {}

@@ -19,6 +19,8 @@ pub mod message;
 #[cfg(target_os = "linux")]
 mod node;
 pub mod prelude;
+#[cfg(all(feature = "prometheus", target_os = "linux"))]
+pub mod prometheus;
 
 #[cfg(feature = "gang")]
 pub use midplane_gang as gang;
@@ -26,6 +28,7 @@ pub use midplane_nicvm as nicvm;
 #[cfg(feature = "pipeline")]
 pub use midplane_pipeline as pipeline;
 pub use midplane_simhw as simhw;
+pub use midplane_simhw::seal::Key;
 pub use midplane_via as via;
 #[cfg(target_os = "linux")]
 pub use midplane_via::session::Stream;

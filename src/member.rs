@@ -24,6 +24,8 @@ use midplane_simhw::time::Instant;
 use midplane_via::session::Transport;
 
 pub(crate) use choice::{Choice, Load, choose};
+#[cfg(test)]
+pub(crate) use hello::CHANGED;
 pub(crate) use hello::{Hello, MOST_NAME, MOST_SERVICES, Stranger, Unreadable, VERSION};
 use peer::{Link, Peer, distance};
 use place::Place;
@@ -174,7 +176,7 @@ impl Members {
     /// The peer of a link has described itself.
     pub(crate) fn handle_hello(&mut self, now: Instant, number: u64, hello: Hello) {
         let Some(link) = self.links.get_mut(&number).filter(|link| !link.is_ending) else { return };
-        if hello.cluster != self.cluster {
+        if !hello.cluster.is_empty() && hello.cluster != self.cluster {
             // The end that has dialed ends the link: it may not have received this one's description yet.
             return match link.target {
                 Some(target) if link.peer.is_none() => {

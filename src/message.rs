@@ -110,7 +110,9 @@ impl Node {
         }
         let outgoing = self.mailbox().outgoing(id);
         let sent = self.write(outgoing, id, bytes).await?;
-        sent.map_err(|error| self.lost(id, &name, Some(error)))
+        sent.map_err(|error| self.lost(id, &name, Some(error)))?;
+        self.meter().messages_sent.add_one();
+        Ok(())
     }
 
     /// Waits for the next message of any node.
@@ -130,7 +132,10 @@ impl Node {
             Ok::<_, Error>(inbox)
         })?;
         match inbox.lock().await.recv().await {
-            Some(Received { from, bytes, .. }) => Ok((from, bytes)),
+            Some(Received { from, bytes, .. }) => {
+                self.meter().messages_received.add_one();
+                Ok((from, bytes))
+            }
             None => Err(Error::new(ErrorKind::Closed, "the node was shut down")),
         }
     }
@@ -287,5 +292,27 @@ impl Sender {
                 return Ok(());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::member::CHANGED;
+
+    #[tokio::test]
+    async fn the_bytes_of_messages_never_change() {
+        let builder = Node::builder().cluster(format!("golden-{}", std::process::id()));
+        let receiver = builder.clone().name("receiver").start().await.unwrap();
+        let sender = builder.start().await.unwrap();
+        // Instead of a receiver of messages: one that reads the bytes of the stream.
+        let mut listener = receiver.offer(SERVICE.to_owned()).unwrap();
+        sender.send("receiver", "one").await.unwrap();
+        sender.send("receiver", "").await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let golden = b"midmsg 1\x03\0\0\0one\0\0\0\0";
+        let mut bytes = [0; 19];
+        stream.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(bytes, *golden, "{CHANGED}");
     }
 }

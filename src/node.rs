@@ -9,6 +9,7 @@ pub(crate) mod links;
 mod listener;
 mod local;
 pub(crate) mod mailbox;
+pub(crate) mod meter;
 mod network;
 mod places;
 mod sockets;
@@ -127,6 +128,7 @@ impl Node {
             shared.on_end(accepting.abort_handle());
         }
         shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());
+        shared.on_end(tokio::spawn(meter::run(Arc::downgrade(&shared))).abort_handle());
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
         let NodeBuilder { drain, connect_within, key, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
@@ -161,7 +163,8 @@ impl Node {
     /// within a second is passed over, and used again once it answers.
     ///
     /// # Errors
-    /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::InUse`] if this node has met another one
+    /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::Busy`] if those that offer it have not
+    /// accepted; [`ErrorKind::Version`] if there is a node of another version alone; [`ErrorKind::InUse`] if this node has met another one
     /// of its name that was there before it; [`ErrorKind::Config`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
@@ -235,8 +238,12 @@ impl Node {
         self.0.address
     }
 
-    fn nobody_offers(&self, service: &str) -> Error {
+    /// Returns the error of a search in vain; `was_refused` if a peer that offers the service has not accepted.
+    fn nobody_offers(&self, service: &str, was_refused: bool) -> Error {
         let peers = self.peers();
+        if let Some(error) = refused_by(service, &peers).filter(|_| was_refused) {
+            return error;
+        }
         let asked: Vec<_> = peers
             .iter()
             .map(|peer| format!("{} (offers {})", peer.name, listed(&peer.services)))
@@ -253,7 +260,9 @@ impl Node {
             false => format!("{asked}; could not ask {}", strangers.join(", ")),
         };
         let (service, hint) = (links::shown(service), links::hint(service, &peers));
-        Error::new(ErrorKind::NoService, format!("no node offers {service:?}; {asked}{hint}"))
+        let is_foreign = peers.is_empty() && self.0.shared.has_other_versions();
+        let kind = if is_foreign { ErrorKind::Version } else { ErrorKind::NoService };
+        Error::new(kind, format!("no node offers {service:?}; {asked}{hint}"))
     }
 
     /// Ends the node once its streams have ended, at most as long as [`NodeBuilder::drain`] says: accepts and opens no
@@ -278,8 +287,23 @@ fn listed(services: &[String]) -> String {
     if shown.is_empty() { "nothing".into() } else { shown.join(", ") }
 }
 
+/// The error of a service that peers offer, and none of them has accepted a stream to; `None` if none offers it.
+fn refused_by(service: &str, peers: &[PeerInfo]) -> Option<Error> {
+    let offers = |peer: &&PeerInfo| peer.services.iter().any(|offered| offered == service);
+    let names: Vec<_> = peers.iter().filter(offers).map(|peer| peer.name.as_str()).collect();
+    let (shown, names) = (links::shown(service), (!names.is_empty()).then(|| names.join(", "))?);
+    let text = format!(
+        "{names} offers {shown:?} and has not accepted: too many streams wait there, or it does not answer in time; \
+         try again later, or start another one"
+    );
+    Some(Error::new(ErrorKind::Busy, text))
+}
+
 fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the node was shut down")
+    Error::new(
+        ErrorKind::Closed,
+        "the node was shut down: keep a clone of it as long as it is used",
+    )
 }
 
 fn check_name(what: &str, name: &str) -> Result<(), Error> {
@@ -299,7 +323,12 @@ async fn open(candidate: &Candidate, service: &str) -> Option<Stream> {
     use midplane_via::session::OpenError;
     loop {
         match candidate.session.open(service) {
-            Ok(stream) => return stream.accepted().await.is_ok().then_some(stream),
+            Ok(stream) => {
+                let opened = stream.accepted().await;
+                let transport = candidate.session.transport().name();
+                tracing::debug!(service, transport, error = ?opened.as_ref().err(), "a stream opens");
+                return opened.is_ok().then_some(stream);
+            }
             // The peer may be suspended.
             Err(OpenError::Full) => tokio::time::sleep(Duration::from_millis(1)).await,
             Err(OpenError::Ended(_)) => return None,

@@ -1,6 +1,8 @@
 //! All integration tests of the family in one binary: it is linked once.
 
 mod anchors;
+#[cfg(target_os = "linux")]
+mod bad_input;
 mod bounds;
 #[cfg(target_os = "linux")]
 mod calls;
@@ -23,3 +25,5 @@ mod swarm;
 mod timing_claims;
 #[cfg(target_os = "linux")]
 mod transports;
+#[cfg(target_os = "linux")]
+mod upgrades;

@@ -194,7 +194,8 @@ over_each! {
         let listener = service.listen("sink").await.unwrap();
         let mut stream = client.connect("sink").await.unwrap();
         drop(listener);
-        assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0, "it has ended");
+        let error = stream.read(&mut [0; 8]).await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
         assert_eq!(client.connect("sink").await.unwrap_err().kind(), ErrorKind::NoService);
     }
 

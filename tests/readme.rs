@@ -1,4 +1,4 @@
-//! The README's programs, as they are printed: a service that is killed and comes back, three senders that lose nothing.
+//! The README's programs: a service that is killed and comes back; and three senders that lose no line to one receiver.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -8,18 +8,30 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 const README: &str = include_str!("../README.md");
-const PROGRAM: &str = include_str!("../examples/hello.rs");
-const GREET: &str = include_str!("../examples/greet.rs");
+const HELLO: &str = include_str!("../examples/hello.rs");
 const SENDERS: usize = 3;
 const LINES: usize = 1_000;
 /// Longest between two lines, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Returns the lines of a program between its node's start and the end of the function, without what differs between the
+/// README's programs and the example that has both.
+fn body(program: &str) -> Vec<String> {
+    let lines = program.lines().skip_while(|line| !line.contains("await?;")).map(str::trim);
+    let lines = lines.take_while(|line| !line.starts_with("```"));
+    let same = |line: &str| line.replace("b\"Ada\"", "name.as_bytes()");
+    lines.filter(|line| !line.contains("Node::builder()")).map(same).collect()
+}
+
 #[test]
-fn the_readme_prints_the_programs_that_are_run_here() {
-    for program in [PROGRAM, GREET] {
-        let (_, code) = program.split_once("\n\n").expect("what it is, then the program");
-        assert!(README.contains(&format!("```rust,no_run\n{code}```\n")));
+fn the_readme_s_programs_are_the_example_s() {
+    let example: Vec<&str> = HELLO.lines().map(str::trim).collect();
+    let programs: Vec<_> = README.split("```rust,no_run\n").skip(1).map(body).collect();
+    assert_eq!(programs.len(), 2);
+    for program in programs {
+        assert!(program.len() > 5, "{program:?}");
+        let is_there = |lines: &[&str]| lines == program;
+        assert!(example.windows(program.len()).any(is_there), "{program:#?}");
     }
 }
 
@@ -75,7 +87,7 @@ fn free_addresses(count: usize) -> Vec<SocketAddr> {
 
 #[test]
 fn three_senders_lose_no_line_to_one_receiver() {
-    let (program, peers) = (program("hello"), free_addresses(1 + SENDERS));
+    let (program, peers) = (program("many_to_one"), free_addresses(1 + SENDERS));
     let mut receiver = Node::start(&program, 0, &peers);
     let mut senders: Vec<Node> =
         (1..=SENDERS).map(|rank| Node::start(&program, rank, &peers)).collect();
@@ -120,9 +132,9 @@ fn three_senders_lose_no_line_to_one_receiver() {
 
 /// A process of the other program, in a cluster of this test's.
 #[cfg(target_os = "linux")]
-fn greet(argument: &str) -> Node {
-    let mut command = Command::new(program("greet"));
-    command.arg(argument).env("MIDPLANE_CLUSTER", format!("greet-{}", std::process::id()));
+fn hello(argument: &str) -> Node {
+    let mut command = Command::new(program("hello"));
+    command.arg(argument).env("MIDPLANE_CLUSTER", format!("hello-{}", std::process::id()));
     Node(command.stdout(Stdio::piped()).spawn().unwrap())
 }
 
@@ -131,11 +143,11 @@ fn greet(argument: &str) -> Node {
 fn a_service_that_is_killed_is_reached_again_once_it_is_back() {
     for name in ["Ada", "Grace"] {
         // The client waits for the service, which comes second.
-        let mut client = greet(name);
-        let service = greet("serve");
+        let mut client = hello(name);
+        let service = hello("serve");
         let mut greeting = String::new();
         client.output().read_line(&mut greeting).unwrap();
-        let expected = format!("hello {name}, of greet-");
+        let expected = format!("hello {name}, of hello-");
         assert!(greeting.starts_with(&expected), "{greeting}");
         // Dropping it kills it.
         drop(service);

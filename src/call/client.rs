@@ -25,6 +25,7 @@ use super::{CallError, Limits};
 use crate::framing::{read_body, write_parts};
 use crate::node::Node;
 use crate::node::links::{Candidate, Kind, open};
+use crate::node::meter::Calls;
 
 /// 30 s: limits how long a call takes.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -59,6 +60,7 @@ struct Shared {
     service: OnceLock<String>,
     pool: Arc<Pool>,
     is_kept: AtomicBool,
+    counted: Arc<Calls>,
 }
 
 impl<Request, R, E> Clone for Client<Request, R, E> {
@@ -90,6 +92,7 @@ impl Node {
             service: OnceLock::new(),
             pool: Arc::default(),
             is_kept: AtomicBool::new(false),
+            counted: self.meter().calls(name),
         };
         Client {
             shared: Arc::new(shared),
@@ -237,10 +240,18 @@ impl Call {
             self.attempts().await
         }
         .instrument(span);
-        match self.deadline {
+        let done = match self.deadline {
             None => run.await,
             Some(at) => tokio::time::timeout_at(at, run).await.unwrap_or(Err(CallError::Deadline)),
-        }
+        };
+        let counted = &self.shared.counted;
+        let total = match done.as_ref().map(|answer| answer.status) {
+            Ok(Status::Response) => &counted.answered,
+            Ok(Status::Error) => &counted.service_errors,
+            _ => &counted.failed,
+        };
+        total.add_one();
+        done
     }
 
     /// Tries one node after the other.

@@ -158,6 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::member::CHANGED;
 
     fn ready<T>(future: impl Future<Output = T>) -> T {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -177,11 +178,11 @@ mod tests {
         };
         let bytes = header.emit();
         let fixed = b"mpq1\x02\x01\0\0\x03\0\0\0\0\0\0\0\x37\0\x03\0\0\0\0\0";
-        assert_eq!(bytes[..24], *fixed);
+        assert_eq!(bytes[..24], *fixed, "{CHANGED}");
         assert_eq!(bytes[24..], *format!("{parent}a=1").as_bytes());
         assert_eq!(ready(RequestHeader::read(&mut &bytes[..])).unwrap(), header);
         let answer = AnswerHeader { status: Status::ResponseTooLarge, length: 0, limit: 7 };
-        assert_eq!(answer.emit(), *b"mpa1\x05\0\0\0\0\0\0\0\x07\0\0\0");
+        assert_eq!(answer.emit(), *b"mpa1\x05\0\0\0\0\0\0\0\x07\0\0\0", "{CHANGED}");
     }
 
     proptest! {

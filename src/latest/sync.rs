@@ -266,3 +266,28 @@ async fn receive(stream: Stream, from: &PeerName, shared: &Shared) -> io::Result
         stream.write_all(&[ACK]).await?;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::replica::Version;
+    use super::*;
+    use crate::member::CHANGED;
+
+    #[test]
+    fn the_bytes_of_a_batch_never_change() {
+        let version = Version { counter: 2, writer: 3 };
+        let written =
+            Update { key: b"k"[..].into(), value: Some(b"vv"[..].into()), version, age: 4 };
+        let removed = Update { value: None, ..written.clone() };
+        let batch = vec![written, removed];
+        let word = |number: u8| [number, 0, 0, 0, 0, 0, 0, 0];
+        let mut golden = word(2).to_vec();
+        golden.extend(
+            [&word(1)[..], b"k\x01", &word(2), b"vv", &word(2), &word(3), &word(4)].concat(),
+        );
+        golden.extend([&word(1)[..], b"k\0", &word(2), &word(3), &word(4)].concat());
+        assert_eq!(encode(&batch).unwrap(), golden, "{CHANGED}");
+        assert_eq!(decode::<Vec<Update>>(&golden).unwrap(), batch, "{CHANGED}");
+        assert_eq!((MAGIC, ACK), (b"midmap 1", 6), "{CHANGED}");
+    }
+}

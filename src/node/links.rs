@@ -146,6 +146,11 @@ impl Node {
         &self.0.links.messages
     }
 
+    /// Returns what the node counts.
+    pub(crate) fn meter(&self) -> &super::meter::Meter {
+        &self.0.shared.meter
+    }
+
     /// Returns whether there is a session with the node of this number.
     pub(crate) fn knows(&self, id: u64) -> bool {
         self.0.shared.knows(id)
@@ -186,7 +191,7 @@ impl Node {
             if Instant::now() >= until {
                 // Callers that try again in a loop let the node's own tasks run.
                 tokio::task::yield_now().await;
-                return Err(self.nobody_offers(service));
+                return Err(self.nobody_offers(service, !refused.is_empty()));
             }
             refused.clear();
             let _ = tokio::time::timeout(LOOK, changed).await;

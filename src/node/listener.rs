@@ -11,7 +11,9 @@ use midplane_via::session::Stream;
 use tokio::sync::mpsc;
 
 use super::state::Shared;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
+#[cfg(doc)]
+use crate::error::ErrorKind;
 #[cfg(feature = "tonic")]
 pub use incoming::{Incoming, NamedStream};
 
@@ -79,7 +81,7 @@ impl Listener {
     ) -> Poll<Result<(Stream, PeerName), Error>> {
         self.inbox.poll_recv(context).map(|accepted| match accepted {
             Some(Accepted { stream, id, name }) => Ok((stream, PeerName { name, id })),
-            None => Err(Error::new(ErrorKind::Closed, "the node was shut down")),
+            None => Err(super::closed()),
         })
     }
 
@@ -96,6 +98,10 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.shared.withdraw(&self.service);
+        self.inbox.close();
+        while let Ok(Accepted { stream, .. }) = self.inbox.try_recv() {
+            stream.reset();
+        }
     }
 }
 

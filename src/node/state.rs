@@ -10,6 +10,7 @@ use tokio::task::AbortHandle;
 
 use super::dials::Dials;
 use super::listener::Accepted;
+use super::meter::{Meter, Served};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
 use crate::member::{
@@ -24,6 +25,7 @@ pub(super) struct Shared {
     started: tokio::time::Instant,
     state: Mutex<State>,
     pub(super) dials: Dials,
+    pub(super) meter: Meter,
     /// A peer has come, gone, or told of its services.
     pub(super) changed: Notify,
     /// The time of the next timeout has changed.
@@ -35,7 +37,7 @@ struct State {
     hello: Hello,
     /// Counts the changes of the hello.
     generation: u64,
-    listeners: BTreeMap<String, mpsc::Sender<Accepted>>,
+    listeners: BTreeMap<String, (mpsc::Sender<Accepted>, Arc<Served>)>,
     members: Members,
     /// Sessions that have not ended, by number.
     sessions: BTreeMap<u64, Arc<Session>>,
@@ -99,6 +101,7 @@ impl Shared {
         hello: Hello,
         members: Members,
     ) -> Arc<Self> {
+        let meter = Meter::new(&hello.name);
         let state = State {
             hello,
             generation: 0,
@@ -115,6 +118,7 @@ impl Shared {
             started: tokio::time::Instant::now(),
             state: Mutex::new(state),
             dials: Dials::default(),
+            meter,
             changed: Notify::new(),
             due: Notify::new(),
         })
@@ -285,6 +289,13 @@ impl Shared {
         state.members.peers().filter_map(best).collect()
     }
 
+    /// Returns whether a node of another version was found.
+    pub(super) fn has_other_versions(&self) -> bool {
+        let state = self.state();
+        let mut strangers = state.members.strangers().values();
+        strangers.any(|stranger| matches!(stranger, Stranger::Version(_)))
+    }
+
     /// Returns the places whose node speaks another version, or is of another cluster, for people.
     pub(super) fn strangers(&self) -> Vec<String> {
         let state = self.state();
@@ -332,7 +343,8 @@ impl Shared {
         if state.listeners.contains_key(service) || state.hello.services.len() >= MOST_SERVICES {
             return false;
         }
-        state.listeners.insert(service.to_owned(), listener);
+        let served = self.meter.service(service);
+        state.listeners.insert(service.to_owned(), (listener, served));
         state.hello.services.push(service.to_owned());
         self.describe_to_all(state);
         true
@@ -412,6 +424,7 @@ impl Handler for Receiver {
             match hello {
                 Ok(hello) => {
                     state.members.handle_transport(session.number(), session.transport());
+                    self.0.meter.on_hello(session, &hello.name);
                     state.members.handle_hello(now, session.number(), hello);
                 }
                 Err(why) => {
@@ -435,11 +448,15 @@ impl Handler for Receiver {
         stream: Stream,
     ) -> Result<(), Refusal> {
         let state = self.0.state();
-        let listener = state.listeners.get(service).cloned().ok_or(Refusal::NoService)?;
+        let offered = state.listeners.get(service).cloned().ok_or(Refusal::NoService)?;
+        let (listener, served) = offered;
         let peer = state.members.peer_of(session.number());
         let (id, name) = peer.map(|(id, name)| (id, name.to_owned())).unwrap_or_default();
         drop(state);
-        listener.try_send(Accepted { stream, id, name }).map_err(|error| match error {
+        let sent = listener.try_send(Accepted { stream, id, name });
+        let counted = if sent.is_ok() { &served.accepted } else { &served.refused };
+        counted.add_one();
+        sent.map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Refusal::TooMany,
             mpsc::error::TrySendError::Closed(_) => Refusal::NoService,
         })
@@ -453,6 +470,7 @@ impl Handler for Receiver {
     }
 
     fn on_ended(&mut self, session: &Arc<Session>, why: Ended) {
+        self.0.meter.on_ended(session, why);
         self.0.change(|state, now| {
             state.sessions.remove(&session.number());
             if let Some(peer) = state.members.handle_ended(now, session.number()) {

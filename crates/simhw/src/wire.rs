@@ -129,6 +129,18 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     }
 }
 
+/// Reads one message at the start of `bytes`, and ignores what follows: a later version may have appended to it.
+///
+/// # Errors
+/// [`WireError::Malformed`] for bytes that begin with no `T`, [`WireError::TooLong`] beyond [`LIMIT`].
+pub fn decode_first<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
+    if bytes.len() > LIMIT {
+        return Err(WireError::TooLong { room: LIMIT });
+    }
+    let decoded = bincode::serde::decode_from_slice(bytes, config());
+    decoded.map(|(message, _)| message).map_err(|_| WireError::Malformed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

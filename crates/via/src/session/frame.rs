@@ -98,6 +98,11 @@ impl Reason {
     }
 }
 
+/// What a test says whose golden bytes have changed.
+#[cfg(test)]
+pub(super) const CHANGED: &str =
+    "bytes on the wire have changed: bump the version, and keep reading the old one";
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -113,6 +118,31 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_words_of_each_kind_never_change() {
+        let golden: [(Kind, u64); 9] = [
+            (Kind::Hello, 0x0000_0007_0000_0001),
+            (Kind::Open, 0x0000_0007_0000_0002),
+            (Kind::Accepted, 0x0000_0007_0000_0003),
+            (Kind::Data, 0x0000_0007_0000_0004),
+            (Kind::Credit, 0x0000_0007_0000_0005),
+            (Kind::Blocked, 0x0000_0007_0000_0006),
+            (Kind::Reset, 0x0000_0007_0000_0007),
+            (Kind::Stop, 0x0000_0007_0000_0008),
+            (Kind::Goodbye, 0x0000_0007_0000_0009),
+        ];
+        for ((kind, first), all) in golden.into_iter().zip(Kind::ALL) {
+            assert_eq!(kind, all, "{CHANGED}");
+            let header = Header::new(kind, 7, 0x0102_0304_0506_0708);
+            assert_eq!(header.words(), [first, 0x0102_0304_0506_0708], "{CHANGED}");
+            assert_eq!(Header::parse(header.words()), Some(header), "{CHANGED}");
+        }
+        let last = Header { flags: FIN, ..Header::new(Kind::Data, 7, 0) };
+        assert_eq!(last.words(), [0x0000_0007_0000_0104, 0], "{CHANGED}");
+        let reasons = [Reason::Dropped, Reason::NoService, Reason::TooMany];
+        assert_eq!(reasons.map(|reason| reason as u64), [0, 1, 2], "{CHANGED}");
     }
 
     #[test]

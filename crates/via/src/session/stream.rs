@@ -70,6 +70,11 @@ impl Stream {
         .await
     }
 
+    /// Ends both directions at once: the peer's reads and writes fail with `ConnectionReset`.
+    pub fn reset(self) {
+        self.session.with(|core| core.reset(self.number, Reason::Dropped));
+    }
+
     fn poll_read_direct(
         &self,
         context: &Context<'_>,

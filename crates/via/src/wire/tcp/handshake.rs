@@ -208,12 +208,21 @@ mod tests {
             let (stream, peer) = listener.accept().await.unwrap();
             accept(stream, peer, acceptor.as_ref()).await
         };
-        let (one, other) = tokio::join!(connect(to, dialer.as_ref()), accepting);
-        [one, other]
+        let both = futures_util::future::join(connect(to, dialer.as_ref()), accepting);
+        both.await.into()
     }
 
-    #[tokio::test]
-    async fn ends_of_one_key_or_none_meet_and_others_learn_why_not() {
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(test);
+    }
+
+    #[test]
+    fn ends_of_one_key_or_none_meet_and_others_learn_why_not() {
+        run(meet());
+    }
+
+    async fn meet() {
         let key = |byte| Some(Key::new(1, [byte; 32]));
         for sealed in [None, key(1)] {
             let [one, other] = both(sealed.clone(), sealed.clone()).await.map(Result::unwrap);
@@ -227,8 +236,25 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn strangers_are_turned_away() {
+    #[test]
+    fn the_bytes_of_a_handshake_never_change() {
+        let changed =
+            "bytes on the wire have changed: bump the version, and keep reading the old one";
+        let mut dial = [0; DIAL_BYTES];
+        head(&mut dial, 1, 0x0102);
+        let golden = b"midplane\x01\x01\0\0\0\0\0\0\x02\x01\0\0\0\0\0\0";
+        assert_eq!(dial[..24], *golden, "{changed}");
+        assert_eq!((DIAL_BYTES, ANSWER_BYTES, Records::EMPTY), (72, 80, 18), "{changed}");
+        assert_eq!(STREAMS, b"midplane tcp  1", "{changed}");
+        assert_eq!([reason::NONE, reason::VERSION, reason::KEY], [0, 2, 3], "{changed}");
+    }
+
+    #[test]
+    fn strangers_are_turned_away() {
+        run(turn_away());
+    }
+
+    async fn turn_away() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = listener.local_addr().unwrap();
         let other_version = [&MAGIC[..], &[9], &[0; 7]].concat();

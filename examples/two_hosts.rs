@@ -1,0 +1,145 @@
+//! The same program on two hosts: each tells the other its time, over UDP that is sealed with a key.
+//!
+//! ```text
+//! two_hosts --make-key > fabric.key                                   # once; copy the file to the other host
+//! two_hosts --key fabric.key --bind 10.0.0.1:4700                     # on the first host
+//! two_hosts --key fabric.key --bind 10.0.0.2:4700 --peer 10.0.0.1:4700 # on the second
+//! two_hosts                                                           # both here, as a trial
+//! ```
+//!
+//! ```toml
+//! [dependencies]
+//! clap = { version = "4", features = ["derive"] }
+//! getrandom = "0.3"
+//! midplane = "0.1"
+//! tokio = { version = "1", features = ["full"] }
+//! ```
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Parser;
+use midplane::prelude::*;
+use midplane::{ErrorKind, Key, NodeBuilder};
+
+type Fault = Box<dyn std::error::Error + Send + Sync>;
+
+/// Tells the time to nodes of other hosts, and asks theirs.
+///
+/// Without options it is both hosts at once, and ends after one answer.
+#[derive(Parser)]
+struct Options {
+    /// Address of this host for the others; port 0 has the system choose
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "key")]
+    bind: Option<SocketAddr>,
+    /// Other host, or several with commas between; not all need to be there
+    #[arg(long, value_name = "HOST:PORT,...", default_value = "", hide_default_value = true)]
+    peer: String,
+    /// File with the key that all hosts share
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Prints a new key, and ends
+    #[arg(long)]
+    make_key: bool,
+    /// Answers to ask for; 0: until Ctrl-C
+    #[arg(long, default_value_t = 0)]
+    answers: u32,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Options::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            let kind = error.downcast_ref::<Error>().map(Error::kind);
+            let is_input = matches!(kind, Some(ErrorKind::Config | ErrorKind::InUse) | None);
+            ExitCode::from(if is_input { 2 } else { 1 })
+        }
+    }
+}
+
+async fn run(options: Options) -> Result<(), Fault> {
+    if options.make_key {
+        println!("{}", make_key()?);
+        return Ok(());
+    }
+    let key = match &options.key {
+        Some(path) => std::fs::read_to_string(path)
+            .map_err(|error| format!("--key {}: {error}", path.display()))?
+            .parse::<Key>()
+            .map_err(|error| format!("--key {}: {error}; see --make-key", path.display()))?,
+        None => make_key()?.parse()?,
+    };
+    let own = Node::builder().name(format!("clock-{}", std::process::id())).key(key.clone());
+    let own = match options.bind {
+        Some(bind) => own.bind(bind),
+        None => own.bind("127.0.0.1:0".parse()?),
+    };
+    if options.key.is_some() {
+        return take_part(own.discover(&options.peer), options.answers).await;
+    }
+    let first = own.transports("udp").start().await?;
+    let address = first.address().ok_or("a node with a key has an address")?.to_string();
+    let telling = tokio::spawn(async move { tell(&first).await });
+    let second = Node::builder().key(key).transports("udp").discover(address);
+    let asked = take_part(second, 1).await;
+    telling.abort();
+    asked
+}
+
+/// Tells the time, and asks others for theirs, until Ctrl-C or so many answers.
+async fn take_part(builder: NodeBuilder, answers: u32) -> Result<(), Fault> {
+    let node = builder.start().await?;
+    if let Some(address) = node.address() {
+        println!("{} at {address}", node.name());
+    }
+    tokio::select! {
+        told = tell(&node) => told?,
+        asked = ask(&node, answers) => asked?,
+        ended = tokio::signal::ctrl_c() => ended?,
+    }
+    node.shutdown().await;
+    Ok(())
+}
+
+async fn tell(node: &Node) -> Result<(), Fault> {
+    let mut listener = node.listen("time").await?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        tokio::spawn(async move {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            stream.write_all(since.as_secs().to_string().as_bytes()).await
+        });
+    }
+}
+
+async fn ask(node: &Node, answers: u32) -> Result<(), Fault> {
+    let mut count = 0;
+    while answers == 0 || count < answers {
+        let since = Instant::now();
+        let answer = async {
+            let mut text = String::new();
+            node.connect("time").await?.read_to_string(&mut text).await.map(|_| text)
+        };
+        match answer.await {
+            Ok(text) => {
+                count += 1;
+                println!("{text} seconds since 1970, after {:?}", since.elapsed());
+            }
+            // The other host may come back.
+            Err(error) => eprintln!("no answer: {error}"),
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    Ok(())
+}
+
+fn make_key() -> Result<String, Fault> {
+    let mut secret = [0_u8; 32];
+    getrandom::fill(&mut secret)?;
+    let digits: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("1:{digits}"))
+}

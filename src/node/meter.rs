@@ -1,0 +1,301 @@
+//! Counters and gauges of a node, for the recorder of the crate `metrics` that the process has installed.
+//!
+//! Sessions count under the lock that an operation holds anyway, or by one relaxed addition. Once a second the node
+//! reports what has changed; what ends is reported at once. `docs/metrics.md` has the names.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use metrics::{SharedString, counter, gauge};
+use midplane_via::session::{Ended, Session, Stats};
+
+use super::state::Shared;
+
+/// The period of reports.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Services, and services of calls, that are counted by name.
+const MOST_NAMES: usize = 1_024;
+
+/// The names of all counters and gauges.
+pub(crate) mod name {
+    pub(crate) const SESSIONS_BEGUN: &str = "midplane_sessions_begun_total";
+    pub(crate) const SESSIONS_ENDED: &str = "midplane_sessions_ended_total";
+    pub(crate) const STREAMS_OPENED: &str = "midplane_streams_opened_total";
+    pub(crate) const STREAMS_ACCEPTED: &str = "midplane_streams_accepted_total";
+    pub(crate) const STREAMS_REFUSED: &str = "midplane_streams_refused_total";
+    pub(crate) const STREAMS_OPEN: &str = "midplane_streams_open";
+    pub(crate) const SENT_BYTES: &str = "midplane_stream_sent_bytes_total";
+    pub(crate) const RECEIVED_BYTES: &str = "midplane_stream_received_bytes_total";
+    pub(crate) const DATAGRAMS_SENT: &str = "midplane_datagrams_sent_total";
+    pub(crate) const DATAGRAMS_RECEIVED: &str = "midplane_datagrams_received_total";
+    pub(crate) const DATAGRAMS_LOST: &str = "midplane_datagrams_lost_total";
+    pub(crate) const RETRANSMITTED_BYTES: &str = "midplane_retransmitted_bytes_total";
+    pub(crate) const ROUND_TRIP: &str = "midplane_round_trip_seconds";
+    pub(crate) const SERVICE_ACCEPTED: &str = "midplane_service_accepted_total";
+    pub(crate) const SERVICE_REFUSED: &str = "midplane_service_refused_total";
+    pub(crate) const CALLS: &str = "midplane_calls_total";
+    pub(crate) const MESSAGES_SENT: &str = "midplane_messages_sent_total";
+    pub(crate) const MESSAGES_RECEIVED: &str = "midplane_messages_received_total";
+}
+
+/// A number that only grows, and how much of it was reported.
+#[derive(Debug, Default)]
+pub(crate) struct Total {
+    now: AtomicU64,
+    reported: AtomicU64,
+}
+
+impl Total {
+    pub(crate) fn add_one(&self) {
+        self.now.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns what was added since the last call.
+    fn take(&self) -> u64 {
+        let now = self.now.load(Ordering::Relaxed);
+        now - self.reported.swap(now, Ordering::Relaxed)
+    }
+}
+
+/// The outcomes of the calls of one service.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    pub(crate) answered: Total,
+    pub(crate) service_errors: Total,
+    pub(crate) failed: Total,
+}
+
+/// The streams that a service has been offered.
+#[derive(Debug, Default)]
+pub(super) struct Served {
+    pub(super) accepted: Total,
+    pub(super) refused: Total,
+}
+
+/// What a node measures.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    node: SharedString,
+    sessions: Mutex<BTreeMap<u64, Measured>>,
+    services: Mutex<BTreeMap<String, Arc<Served>>>,
+    calls: Mutex<BTreeMap<String, Arc<Calls>>>,
+    pub(crate) messages_sent: Total,
+    pub(crate) messages_received: Total,
+}
+
+/// A session whose peer has described itself.
+#[derive(Debug)]
+struct Measured {
+    session: Arc<Session>,
+    peer: SharedString,
+    /// What was reported.
+    last: Stats,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the counters of a name; beyond a bound they are reported under no name, and so not at all.
+fn named<T: Default>(all: &Mutex<BTreeMap<String, Arc<T>>>, name: &str) -> Arc<T> {
+    let mut all = lock(all);
+    if all.len() >= MOST_NAMES && !all.contains_key(name) {
+        return Arc::default();
+    }
+    Arc::clone(all.entry(name.to_owned()).or_default())
+}
+
+impl Meter {
+    pub(super) fn new(node: &str) -> Self {
+        Self {
+            node: node.to_owned().into(),
+            sessions: Mutex::default(),
+            services: Mutex::default(),
+            calls: Mutex::default(),
+            messages_sent: Total::default(),
+            messages_received: Total::default(),
+        }
+    }
+
+    /// Returns the counters of a service that this node offers.
+    pub(super) fn service(&self, service: &str) -> Arc<Served> {
+        named(&self.services, service)
+    }
+
+    /// Returns the counters of the calls that this node makes to a service.
+    pub(crate) fn calls(&self, service: &str) -> Arc<Calls> {
+        named(&self.calls, service)
+    }
+
+    /// The peer of a session has described itself.
+    pub(super) fn on_hello(&self, session: &Arc<Session>, peer: &str) {
+        let mut sessions = lock(&self.sessions);
+        if sessions.contains_key(&session.number()) {
+            return;
+        }
+        let transport = session.transport().name();
+        tracing::debug!(node = &*self.node, peer, transport, "a session begins");
+        counter!(name::SESSIONS_BEGUN, "node" => self.node.clone(), "transport" => transport)
+            .increment(1);
+        let measured = Measured {
+            session: Arc::clone(session),
+            peer: peer.to_owned().into(),
+            last: Stats::default(),
+        };
+        sessions.insert(session.number(), measured);
+    }
+
+    /// A session has ended.
+    pub(super) fn on_ended(&self, session: &Session, why: Ended) {
+        let Some(mut measured) = lock(&self.sessions).remove(&session.number()) else { return };
+        measured.report(&self.node);
+        let transport = session.transport().name();
+        let reason = match why {
+            Ended::Gone => "gone",
+            Ended::Violation => "violation",
+            Ended::Closed => "closed",
+        };
+        tracing::debug!(
+            node = &*self.node,
+            peer = &*measured.peer,
+            transport,
+            reason,
+            "a session ends"
+        );
+        let labels = [
+            ("node", self.node.clone()),
+            ("transport", transport.into()),
+            ("reason", reason.into()),
+        ];
+        counter!(name::SESSIONS_ENDED, &labels).increment(1);
+        measured.set_open(&self.node, 0);
+    }
+
+    /// Reports what has changed.
+    fn report(&self) {
+        let mut open: BTreeMap<_, usize> = BTreeMap::new();
+        for measured in lock(&self.sessions).values_mut() {
+            measured.report(&self.node);
+            let key = (measured.peer.clone(), measured.session.transport().name());
+            *open.entry(key).or_default() += measured.last.open;
+        }
+        for ((peer, transport), open) in open {
+            let labels = path(&self.node, &peer, transport);
+            gauge!(name::STREAMS_OPEN, &labels).set(open as f64);
+        }
+        for (service, served) in &*lock(&self.services) {
+            let labels = [("node", self.node.clone()), ("service", service.clone().into())];
+            count(name::SERVICE_ACCEPTED, &labels, served.accepted.take());
+            count(name::SERVICE_REFUSED, &labels, served.refused.take());
+        }
+        for (service, calls) in &*lock(&self.calls) {
+            let outcomes = [
+                ("answered", &calls.answered),
+                ("service_error", &calls.service_errors),
+                ("failed", &calls.failed),
+            ];
+            for (outcome, total) in outcomes {
+                let labels = [
+                    ("node", self.node.clone()),
+                    ("service", service.clone().into()),
+                    ("outcome", outcome.into()),
+                ];
+                count(name::CALLS, &labels, total.take());
+            }
+        }
+        let labels = [("node", self.node.clone())];
+        count(name::MESSAGES_SENT, &labels, self.messages_sent.take());
+        count(name::MESSAGES_RECEIVED, &labels, self.messages_received.take());
+    }
+}
+
+/// The labels of what is counted for each peer.
+fn path(
+    node: &SharedString,
+    peer: &SharedString,
+    transport: &'static str,
+) -> [(&'static str, SharedString); 3] {
+    [("node", node.clone()), ("peer", peer.clone()), ("transport", transport.into())]
+}
+
+fn count(name: &'static str, labels: &[(&'static str, SharedString)], more: u64) {
+    if more > 0 {
+        counter!(name, labels).increment(more);
+    }
+}
+
+impl Measured {
+    /// Reports what has changed of a session.
+    fn report(&mut self, node: &SharedString) {
+        let (now, before) = (self.session.stats(), self.last);
+        if now == before {
+            return;
+        }
+        let labels = path(node, &self.peer, self.session.transport().name());
+        let totals = [
+            (name::STREAMS_OPENED, now.opened, before.opened),
+            (name::STREAMS_ACCEPTED, now.accepted, before.accepted),
+            (name::STREAMS_REFUSED, now.refused, before.refused),
+            (name::SENT_BYTES, now.bytes_sent, before.bytes_sent),
+            (name::RECEIVED_BYTES, now.bytes_received, before.bytes_received),
+        ];
+        for (name, now, before) in totals {
+            count(name, &labels, now.saturating_sub(before));
+        }
+        if let Some(pipe) = now.pipe {
+            let before = before.pipe.unwrap_or_default();
+            let totals = [
+                (name::DATAGRAMS_SENT, pipe.packets_sent, before.packets_sent),
+                (name::DATAGRAMS_RECEIVED, pipe.packets_received, before.packets_received),
+                (name::DATAGRAMS_LOST, pipe.packets_lost, before.packets_lost),
+                (name::RETRANSMITTED_BYTES, pipe.bytes_sent_again, before.bytes_sent_again),
+            ];
+            for (name, now, before) in totals {
+                count(name, &labels, now.saturating_sub(before));
+            }
+            gauge!(name::ROUND_TRIP, &labels).set(pipe.round_trip as f64 / 1e9);
+        }
+        // An ended session's connection has no counters any more; they were reported.
+        self.last = now;
+        self.last.pipe = now.pipe.or(before.pipe);
+    }
+
+    fn set_open(&self, node: &SharedString, open: usize) {
+        let labels = path(node, &self.peer, self.session.transport().name());
+        gauge!(name::STREAMS_OPEN, &labels).set(open as f64);
+    }
+}
+
+/// Reports once a second, until the node ends.
+pub(super) async fn run(shared: Weak<Shared>) {
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        match shared.upgrade() {
+            Some(shared) => shared.meter.report(),
+            None => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    /// The words in backquotes that begin with `midplane_`.
+    fn quoted(text: &str, quote: char) -> BTreeSet<&str> {
+        text.split(quote).filter(|word| word.starts_with("midplane_")).collect()
+    }
+
+    #[test]
+    fn the_table_of_the_docs_has_each_name_and_no_other() {
+        let code = include_str!("meter.rs");
+        let names =
+            code.split("pub(crate) mod name {").nth(1).unwrap().split("\n}").next().unwrap();
+        let docs = include_str!("../../docs/metrics.md");
+        let table: String = docs.lines().filter(|line| line.starts_with("| `midplane_")).collect();
+        assert_eq!(quoted(&table, '`'), quoted(names, '"'));
+    }
+}

@@ -1,0 +1,140 @@
+//! An endpoint with the metrics of the process's nodes, for Prometheus (feature `prometheus`).
+//!
+//! ```no_run
+//! # async fn f() -> Result<(), midplane::Error> {
+//! let endpoint = midplane::prometheus::serve("127.0.0.1:9464").await?;
+//! println!("metrics at http://{}/metrics", endpoint.address());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `docs/metrics.md` has the names. A process that has a recorder of the crate `metrics` already needs none of this.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use crate::error::{Error, ErrorKind};
+
+/// Bytes of the longest request that is read.
+const MOST_REQUEST: usize = 8 * 1024;
+/// Requests that are answered at once; more wait.
+const MOST_AT_ONCE: usize = 16;
+/// Limits how long a request and its answer take.
+const WITHIN: Duration = Duration::from_secs(10);
+/// The period in which the recorder tidies what it keeps.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// An endpoint that Prometheus scrapes; made by [`serve`]. Dropped, it answers no more.
+#[must_use = "dropped, it answers no more"]
+pub struct Endpoint {
+    address: SocketAddr,
+    handle: PrometheusHandle,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Endpoint {
+    /// Returns the address that it listens at.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the metrics in Prometheus's text format: for servers of your own.
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.handle.render()
+    }
+}
+
+/// Installs a recorder for the process, and answers each `GET` at the address with what it has counted. Port 0 has the
+/// system choose. Call it once, before the nodes start.
+///
+/// # Errors
+/// [`ErrorKind::InUse`] if the process has a recorder already, or the address is in use; [`ErrorKind::System`].
+///
+/// # Panics
+/// Outside a tokio runtime with I/O and time.
+pub async fn serve(address: impl ToSocketAddrs) -> Result<Endpoint, Error> {
+    let failed = |error| Error::system("the metrics can't be served", error);
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).map_err(|_| {
+        let text =
+            "this process has a recorder of metrics already: call `serve` once, or use that one";
+        Error::new(ErrorKind::InUse, text)
+    })?;
+    let tidied = handle.clone();
+    let upkeep = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(UPKEEP).await;
+            tidied.run_upkeep();
+        }
+    });
+    let tasks = [tokio::spawn(accept(listener, handle.clone())), upkeep];
+    Ok(Endpoint { address, handle, tasks })
+}
+
+async fn accept(listener: TcpListener, handle: PrometheusHandle) {
+    let at_once = Arc::new(Semaphore::new(MOST_AT_ONCE));
+    loop {
+        let Ok(permit) = Arc::clone(&at_once).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let handle = handle.clone();
+                tokio::spawn(async move {
+                    let _ = tokio::time::timeout(WITHIN, answer(stream, &handle)).await;
+                    drop(permit);
+                });
+            }
+            // Too few descriptors: some are free later.
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// Answers one request, and closes.
+async fn answer(mut stream: TcpStream, handle: &PrometheusHandle) -> io::Result<()> {
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        let mut bytes = [0; 1_024];
+        let count = stream.read(&mut bytes).await?;
+        if count == 0 || request.len() + count > MOST_REQUEST {
+            return Ok(());
+        }
+        request.extend_from_slice(&bytes[..count]);
+    }
+    let (status, body) = match request.starts_with(b"GET ") {
+        true => ("200 OK", handle.render()),
+        false => ("405 Method Not Allowed", String::new()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await?;
+    stream.shutdown().await
+}
