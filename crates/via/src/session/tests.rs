@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::below::Pipes;
 use super::core::{Core, Direct, Ended, Event};
 use super::frame::{FIN, Header, Kind};
+use super::line::Line;
 use super::piped::Piped;
 use super::wire::Wire;
 use super::{Handler, Refusal, Session, Sessions, Stream};
@@ -135,9 +136,45 @@ const ADDRESSES: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 2),
 ];
 
+/// Two ends over TCP, whose system takes and gives bytes cut anywhere.
+struct Lines {
+    lines: [Arc<Line>; 2],
+    /// Bytes on the way from each end.
+    sent: [Vec<u8>; 2],
+    rng: Rng,
+}
+
+impl Lines {
+    fn new(seed: u64) -> (Self, [Core; 2]) {
+        let lines: [Arc<Line>; 2] = Default::default();
+        let core = |end: usize| {
+            Core::new(Wire::Piped(Piped::over_line(Arc::clone(&lines[end]))), end == 0)
+        };
+        let ends = [core(0), core(1)];
+        (Self { lines, sent: Default::default(), rng: Rng::new(seed, "lines") }, ends)
+    }
+
+    /// Moves some of what each end has written, if the other one takes more.
+    fn step(&mut self) {
+        for from in [0, 1] {
+            let sent = &mut self.sent[from];
+            let mut taken = Vec::new();
+            self.lines[from].buffers().take_outgoing(&mut taken);
+            sent.extend(taken);
+            let mut receiver = self.lines[1 - from].buffers();
+            if receiver.wants_more() {
+                let most = sent.len().min(64 * 1024) as u64;
+                let count = self.rng.between(0, most) as usize;
+                receiver.incoming().extend(sent.drain(..count));
+            }
+        }
+    }
+}
+
 struct World {
     ends: [Core; 2],
     network: Option<Network>,
+    lines: Option<Lines>,
     streams: Vec<u32>,
     known: BTreeMap<(usize, u32), Known>,
 }
@@ -152,8 +189,13 @@ impl World {
         Self::new(Some(network), ends)
     }
 
+    fn over_lines(seed: u64) -> Self {
+        let (lines, ends) = Lines::new(seed);
+        Self { lines: Some(lines), ..Self::new(None, ends) }
+    }
+
     fn new(network: Option<Network>, ends: [Core; 2]) -> Self {
-        Self { ends, network, streams: Vec::new(), known: BTreeMap::new() }
+        Self { ends, network, lines: None, streams: Vec::new(), known: BTreeMap::new() }
     }
 
     fn turn(&mut self, end: usize) {
@@ -163,6 +205,9 @@ impl World {
         core.flush();
         if let Some(network) = &mut self.network {
             network.step(&mut [None; 2]);
+        }
+        if let Some(lines) = &mut self.lines {
+            lines.step();
         }
         core.wakers.clear();
         for event in core.events.drain(..).collect::<Vec<_>>() {
@@ -320,6 +365,43 @@ proptest! {
             world.run(op);
         }
         world.settle();
+    }
+
+    #[test]
+    fn each_byte_arrives_once_and_in_order_over_tcp_cut_anywhere(ops in ops(), seed: u64) {
+        let mut world = World::over_lines(seed);
+        for op in ops {
+            world.run(op);
+        }
+        world.settle();
+    }
+
+    #[test]
+    fn any_bytes_over_tcp_end_their_session_at_most(
+        frames in proptest::collection::vec((0_u64..40_000, 0_u64..12, 0_u64..6, any::<u64>()), 0..20),
+        bytes in proptest::collection::vec(any::<u8>(), 0..4_000),
+    ) {
+        let line = Arc::new(Line::default());
+        let mut here = Core::new(Wire::Piped(Piped::over_line(Arc::clone(&line))), false);
+        here.open("service");
+        let mut sent = Vec::new();
+        for (length, kind, stream, value) in frames {
+            for word in [length, kind | stream << 32, value] {
+                sent.extend(word.to_le_bytes());
+            }
+            sent.resize(sent.len() + length as usize % 3_000, 7);
+        }
+        sent.extend(bytes);
+        for piece in sent.chunks(1_111) {
+            line.buffers().incoming().extend_from_slice(piece);
+            here.pump(None);
+            here.flush();
+            while let Some(event) = here.events.pop_front() {
+                if let Event::Opened { stream, .. } = event {
+                    here.accept(stream);
+                }
+            }
+        }
     }
 
     #[test]
