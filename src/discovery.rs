@@ -66,7 +66,7 @@ pub trait Discovery: fmt::Debug + Send + Sync + 'static {
     /// The node may drop the future at any time, and ask again.
     fn places(&self) -> impl Future<Output = Result<Vec<Place>, DiscoveryError>> + Send;
 
-    /// Returns the port at which the other nodes look for this one, if the discovery knows it: the node binds it unless
+    /// Returns the port at which the other nodes expect this one, if the discovery knows it: the node binds it unless
     /// [`NodeBuilder::bind`](crate::NodeBuilder::bind) says another address.
     fn own_port(&self) -> Option<u16> {
         None

@@ -1,4 +1,4 @@
-//! How nodes find each other: lists, names, files, jobs, and what keeps them apart.
+//! Discovery by lists, names, files and jobs; clusters and keys that keep nodes apart.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, UdpSocket};
@@ -116,6 +116,27 @@ async fn a_place_on_another_host_needs_a_key_or_trust_and_binds_an_open_address(
 }
 
 #[tokio::test]
+async fn a_node_at_all_addresses_of_ipv6_reaches_places_of_both_versions() {
+    if UdpSocket::bind("[::1]:0").is_err() {
+        return; // This host has no IPv6.
+    }
+    let (_node, _listener, old) = service(builder("versions"), "orders").await;
+    let new = builder("versions").bind("[::1]:0".parse().unwrap()).start().await.unwrap();
+    let _stock = new.listen("stock").await.unwrap();
+    let places = format!("{old},{}", new.address().unwrap());
+    let client = builder("versions").bind("[::]:0".parse().unwrap()).trusted_network();
+    let client = client.discover(&places).start().await.unwrap();
+    client.connect("orders").await.unwrap();
+    client.connect("stock").await.unwrap();
+    // Told no address, a node takes the version of IP that the places have.
+    let client = builder("versions").discover(new.address().unwrap().to_string());
+    client.start().await.unwrap().connect("stock").await.unwrap();
+    let client = builder("versions").discover(&places).connect_within(Duration::ZERO);
+    let error = client.start().await.unwrap().connect("stock").await.unwrap_err().to_string();
+    assert!(error.contains("bind [::]:0"), "{error}");
+}
+
+#[tokio::test]
 async fn nodes_of_other_clusters_are_refused_by_name() {
     let (node, _listener, address) = service(builder("one"), "orders").await;
     let stranger = builder("other").discover(address.to_string()).connect_within(Duration::ZERO);
@@ -167,7 +188,7 @@ impl Discovery for &'static Told {
     }
 }
 
-/// Never tells anything.
+/// Never answers, as a registry that is down.
 #[derive(Debug)]
 struct Silent;
 

@@ -16,7 +16,7 @@ const MOST: u64 = 1 << 20;
 pub struct File(PathBuf);
 
 impl File {
-    /// Reads this file.
+    /// Tells the places that this file lists.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }

@@ -8,7 +8,7 @@ use super::{Discovery, DiscoveryError, Place};
 pub struct List(Vec<Place>);
 
 impl List {
-    /// Lists these places.
+    /// Tells these places, with every search.
     #[must_use]
     pub const fn new(places: Vec<Place>) -> Self {
         Self(places)

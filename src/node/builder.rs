@@ -27,7 +27,7 @@ pub struct NodeBuilder {
     pub(super) cluster: String,
     pub(super) bind: Option<SocketAddr>,
     discover: Vec<Arc<dyn AnyDiscovery>>,
-    /// What can't be a place.
+    /// The text of the error for the first place that is none.
     wrong_place: Option<String>,
     pub(super) key: Option<Key>,
     key_file: Option<PathBuf>,

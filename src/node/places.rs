@@ -173,7 +173,7 @@ impl Places {
             if !std::mem::replace(&mut name.is_under_way, true) {
                 let (names, shared, place) =
                     (Arc::clone(&self.names), Arc::clone(shared), place.clone());
-                // Goes on if this search is cancelled or over: the next one has its answer.
+                // Continues if this search is cancelled or over: a later one uses the addresses.
                 tokio::spawn(async move {
                     let found = shared.network().resolve(&place.to_string()).await;
                     names.on_resolved(&place, found);
