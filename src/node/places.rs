@@ -256,7 +256,12 @@ fn reachable(found: &[SocketAddr], own: Option<SocketAddr>) -> Result<Vec<Socket
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::super::network::{Network, Resolving};
     use super::*;
+    use crate::member::{Hello, Target};
 
     fn address(text: &str) -> SocketAddr {
         text.parse().unwrap()
@@ -279,6 +284,68 @@ mod tests {
         assert!(reach("0.0.0.0:1", &["[fd00::1]:7"]).unwrap_err().contains("[::]:0"));
         assert!(reach("127.0.0.1:1", &["10.0.0.1:7"]).unwrap_err().contains("another host"));
         assert_eq!(reach("127.0.0.1:1", &["10.0.0.1:7", "127.0.0.1:7"]).unwrap(), "127.0.0.1:7");
+    }
+
+    /// Resolves `fast:1` at once, `slow:1` once it is let go, and nothing once it is down.
+    #[derive(Debug, Default)]
+    struct Names {
+        may_answer: Notify,
+        is_down: AtomicBool,
+    }
+
+    impl Network for Arc<Names> {
+        fn local(&self) -> BTreeSet<u64> {
+            BTreeSet::new()
+        }
+
+        fn dial(&self, _: Target) -> io::Result<Arc<midplane_via::session::Session>> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn resolve<'a>(&'a self, place: &'a str) -> Resolving<'a> {
+            Box::pin(async move {
+                if self.is_down.load(Ordering::Relaxed) {
+                    return Err(io::Error::other("no name server"));
+                }
+                if place == "slow:1" {
+                    self.may_answer.notified().await;
+                }
+                Ok(vec![address(if place == "slow:1" { "127.0.0.1:2" } else { "127.0.0.1:1" })])
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_slow_name_stops_no_other_and_names_keep_their_addresses_when_no_server_answers() {
+        let names = Arc::new(Names::default());
+        let (sessions, _driver) = midplane_via::session::Sessions::new(None, None).unwrap();
+        let hello = Hello {
+            version: crate::member::VERSION,
+            id: 1,
+            incarnation: 1,
+            name: "own".into(),
+            services: Vec::new(),
+            rival: 0,
+            cluster: "a".into(),
+        };
+        let members = crate::member::Members::new(&hello, None);
+        let shared = Shared::new(sessions, Box::new(Arc::clone(&names)), hello, members);
+        let list = ["fast:1", "slow:1", "127.0.0.1:3"].map(|place| place.parse().unwrap());
+        let list: Arc<dyn AnyDiscovery> = Arc::new(crate::discovery::List::new(list.into()));
+        let places = Places::new(vec![list]).await.unwrap();
+        let find = async || {
+            let found = places.addresses(&shared, Some(address("127.0.0.1:9"))).await;
+            found.iter().map(|address| address.port()).collect::<Vec<_>>()
+        };
+        assert_eq!(find().await, [1, 3]);
+        let late = ("slow:1".to_owned(), "has no address yet".to_owned());
+        assert_eq!(places.problems(), [late]);
+        names.may_answer.notify_one();
+        // The first search's question is still open: its answer is this one's.
+        assert_eq!(find().await, [1, 2, 3]);
+        assert_eq!(places.problems(), []);
+        names.is_down.store(true, Ordering::Relaxed);
+        assert_eq!(find().await, [1, 2, 3]);
     }
 
     #[tokio::test]
