@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use midplane::via::session::{Ended, Handler, Refusal, Session, Sessions};
 use midplane::via::wire::pipe::Config;
 use midplane::via::wire::socket::Socket;
 use midplane::{ErrorKind, Node, Stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
 
 use crate::node::{Over, nodes, over_each};
 
@@ -103,7 +104,7 @@ over_each! {
         let mut slow = client.connect("kv").await.unwrap();
         let (mut slow_reader, _) = listener.accept().await.unwrap();
         let mut writing = tokio::spawn(async move {
-            slow.write_all(&vec![1; 32 << 20]).await.unwrap();
+            slow.write_all(&vec![1; 2 << 20]).await.unwrap();
         });
         let mut other = client.connect("kv").await.unwrap();
         let (mut other_reader, _) = listener.accept().await.unwrap();
@@ -112,7 +113,7 @@ over_each! {
         assert!(!writing.is_finished());
         let mut read = 0;
         let mut bytes = vec![0; 256 * 1024];
-        while read < 32 << 20 {
+        while read < 2 << 20 {
             read += slow_reader.read(&mut bytes).await.unwrap();
         }
         (&mut writing).await.unwrap();

@@ -204,7 +204,10 @@ over_each! {
         let (seen, mut saw) = mpsc::unbounded_channel();
         let inner = service_fn(move |()| {
             let seen = seen.clone();
-            async move { Ok::<_, Never>(seen.send(Context::current().unwrap()).unwrap()) }
+            async move {
+                seen.send(Context::current().unwrap()).unwrap();
+                Ok::<_, Never>(())
+            }
         });
         let _inner = client.serve("inner", inner).unwrap();
         let next = service.client::<(), (), Never>("inner");

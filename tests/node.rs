@@ -1,6 +1,7 @@
 //! Nodes over each transport: services by name, streams, and what becomes of them when a node ends.
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use midplane::simhw::seal::Key;
@@ -19,14 +20,22 @@ pub(crate) enum Over {
     SealedTcp,
 }
 
+/// An address that was free a moment ago, for UDP and TCP: of a host of its own, so that no connection that the system
+/// makes has its port.
+pub(crate) fn free_address() -> SocketAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let [.., high, low] = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let host = Ipv4Addr::new(127, 1 + (std::process::id() % 254) as u8, high, low);
+    UdpSocket::bind((host, 0)).unwrap().local_addr().unwrap()
+}
+
 /// A service's node and a client's, in a cluster of the test's own.
 pub(crate) fn nodes(test: &str, over: Over) -> (NodeBuilder, NodeBuilder) {
     let builder = Node::builder().cluster(format!("{test}-{}", std::process::id()));
     if matches!(over, Over::Shm) {
         return (builder.clone(), builder);
     }
-    // A port that was free a moment ago.
-    let address = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = free_address();
     let is_tcp = matches!(over, Over::Tcp | Over::SealedTcp);
     let mut builder = builder.transports(if is_tcp { "tcp" } else { "udp" });
     if matches!(over, Over::Sealed | Over::SealedTcp) {

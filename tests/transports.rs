@@ -1,6 +1,7 @@
-//! Which transport a peer is reached over, what a node says about it, and TCP where UDP does not answer.
+//! Tests the choice of transports, its explanation, and TCP where UDP does not answer.
 
 use std::net::UdpSocket;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use midplane::simhw::seal::Key;
@@ -8,7 +9,7 @@ use midplane::{ErrorKind, Node, NodeBuilder, WhyNot};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::node::{Over, nodes};
+use crate::node::{Over, free_address, nodes};
 
 /// The reason why a peer is not reached over a transport.
 fn why_not<'a>(explanation: &'a midplane::Explanation, word: &str) -> &'a WhyNot {
@@ -18,7 +19,7 @@ fn why_not<'a>(explanation: &'a midplane::Explanation, word: &str) -> &'a WhyNot
 
 /// A service's node that receives over TCP alone, at a port where something swallows all datagrams.
 async fn behind_a_wall(key: Option<Key>) -> (Node, UdpSocket, NodeBuilder) {
-    let wall = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let wall = UdpSocket::bind(free_address()).unwrap();
     let address = wall.local_addr().unwrap();
     let builder = Node::builder().cluster(format!("wall-{}", std::process::id()));
     let builder = match key {
@@ -74,7 +75,7 @@ async fn where_udp_answers_it_is_chosen_and_shared_memory_before_both() {
 #[tokio::test]
 async fn places_without_an_answer_are_listed_with_their_last_error() {
     // Bound and never read: neither UDP nor TCP answers there.
-    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let silent = UdpSocket::bind(free_address()).unwrap();
     let place = silent.local_addr().unwrap().to_string();
     let client = Node::builder().cluster(format!("silent-{}", std::process::id()));
     let client = client.transports("udp,tcp").discover(&place).connect_within(Duration::ZERO);
@@ -138,17 +139,122 @@ fn streams_over_tcp_are_reset_when_the_peers_runtime_ends_at_once() {
     let (of_service, of_client) = (runtime(), runtime());
     let service = of_service.block_on(service.start()).unwrap();
     let mut listener = of_service.block_on(service.listen("kv")).unwrap();
+    let (opened, is_open) = tokio::sync::oneshot::channel();
     let serving = std::thread::spawn(move || {
-        // Nothing of the node says goodbye: its tasks are dropped where they are.
         let accepted = of_service.block_on(listener.accept()).unwrap();
+        of_service.block_on(is_open).unwrap();
+        // Nothing of the node says goodbye: its tasks are dropped where they are.
         of_service.shutdown_background();
         (accepted, listener)
     });
     of_client.block_on(async {
         let client = client.start().await.unwrap();
         let mut stream = client.connect("kv").await.unwrap();
+        opened.send(()).unwrap();
         let error = stream.read_u8().await.unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     });
     drop(serving.join().unwrap());
+}
+
+/// Runs an ignored test of this file in a process of its own, with these variables.
+fn process(test: &str, variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", &format!("transports::{test}"), "--ignored", "--nocapture"]);
+    command.envs(variables.iter().copied());
+    command
+}
+
+#[test]
+fn the_environment_limits_transports_and_the_builder_overrides_it() {
+    for (value, found) in
+        [("tcp", "allowed tcp; overridden udp"), ("wifi", "\"wifi\" is no transport")]
+    {
+        let variables = [("MIDPLANE_TRANSPORTS", value)];
+        let output = process("prints_its_transports", &variables).output().unwrap();
+        let output = String::from_utf8(output.stdout).unwrap();
+        assert!(output.contains(found), "{output}");
+    }
+}
+
+#[tokio::test]
+#[ignore = "another test starts it as a process"]
+async fn prints_its_transports() {
+    match Node::builder().start().await {
+        Ok(node) => {
+            let overridden = Node::builder().transports("udp").start().await.unwrap();
+            let [node, overridden] =
+                [node, overridden].map(|node| node.explain().allowed.join(","));
+            println!("allowed {node}; overridden {overridden}");
+        }
+        Err(error) => println!("{error}"),
+    }
+}
+
+/// Kills its process once it is dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn over_tcp_a_killed_process_resets_its_streams_and_its_successor_is_reached() {
+    for over in [Over::Tcp, Over::SealedTcp] {
+        let (service, client) = nodes("kill", over);
+        let client = client.start().await.unwrap();
+        let free = service.start().await.unwrap();
+        let address = free.address().unwrap().to_string();
+        free.shutdown().await;
+        let cluster = format!("kill-{}", std::process::id());
+        let key = if matches!(over, Over::SealedTcp) { "sealed" } else { "" };
+        let variables =
+            [("MIDPLANE_CLUSTER", &*cluster), ("TEST_ADDRESS", &*address), ("TEST_KEY", key)];
+        let start = || {
+            let mut command = process("serves_until_it_is_killed", &variables);
+            Killed(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+        };
+        let first = start();
+        for next in [Some(first), None] {
+            let _second = next.is_none().then(start);
+            // The process may take long to start where many run.
+            let mut stream = loop {
+                match client.connect("echo").await {
+                    Ok(stream) => break stream,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::NoService, "{error}"),
+                }
+            };
+            stream.write_all(b"here").await.unwrap();
+            stream.read_exact(&mut [0; 4]).await.unwrap();
+            if let Some(first) = next {
+                drop(first);
+                let reset = tokio::time::timeout(Duration::from_secs(10), stream.read_u8()).await;
+                let error = reset.expect("a killed process is noticed").unwrap_err();
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "another test starts it as a process, and kills it"]
+async fn serves_until_it_is_killed() {
+    let Ok(address) = std::env::var("TEST_ADDRESS") else { return };
+    let mut builder = Node::builder().transports("tcp").bind(address.parse().unwrap());
+    if std::env::var("TEST_KEY").is_ok_and(|key| !key.is_empty()) {
+        builder = builder.key(Key::new(1, [7; 32]));
+    }
+    let node = builder.start().await.unwrap();
+    let mut listener = node.listen("echo").await.unwrap();
+    while let Ok((mut stream, _)) = listener.accept().await {
+        tokio::spawn(async move {
+            let mut bytes = [0; 4];
+            while stream.read_exact(&mut bytes).await.is_ok() {
+                let _ = stream.write_all(&bytes).await;
+            }
+        });
+    }
 }

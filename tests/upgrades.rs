@@ -1,6 +1,5 @@
 //! Nodes that are restarted one after the other, as an upgrade does, while clients use what they offer.
 
-use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -9,6 +8,8 @@ use midplane::{Node, NodeBuilder, Stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 use tower::service_fn;
+
+use crate::node::free_address;
 
 /// Nodes that offer the services, and requests that each client has answered between two restarts.
 const NODES: usize = 3;
@@ -82,10 +83,7 @@ where
 async fn roll(transports: &str) {
     let builder = Node::builder().cluster(format!("roll-{transports}-{}", std::process::id()));
     let builder = builder.transports(transports);
-    // Ports that were free a moment ago.
-    let sockets: Vec<_> = (0..NODES).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
-    let addresses: Vec<SocketAddr> =
-        sockets.into_iter().map(|socket| socket.local_addr().unwrap()).collect();
+    let addresses: Vec<_> = (0..NODES).map(|_| free_address()).collect();
     let places = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let of = |at: usize| {
         let builder = builder.clone().name(format!("replica-{at}"));

@@ -88,7 +88,7 @@ impl Hello {
     }
 }
 
-/// What a test says whose golden bytes have changed.
+/// Explains to the reader of a failed test what changed golden bytes mean.
 #[cfg(test)]
 pub(crate) const CHANGED: &str =
     "bytes on the wire have changed: bump the version, and keep reading the old one";

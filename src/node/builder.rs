@@ -74,7 +74,7 @@ impl NodeBuilder {
         self
     }
 
-    /// The address for nodes of other hosts; port 0 has the system choose. Default: none without a
+    /// The address for nodes of other hosts, by UDP and TCP; port 0 has the system choose. Default: none without a
     /// [place to discover](NodeBuilder::discover); a port of the loopback address if all places are on this host; else a port
     /// of all addresses of this host.
     ///
@@ -135,7 +135,8 @@ impl NodeBuilder {
     /// `udp` and `tcp`, in any order, with commas between. Default: all of them.
     ///
     /// The order of preference is fixed: shared memory between nodes of one host, then UDP, then TCP, where UDP has not
-    /// answered within 300 ms. A node with UDP and TCP has one port for both. [`Node::explain`] says what was chosen.
+    /// answered within 300 ms. A connection keeps its transport until it ends. A node with UDP and TCP has one port for
+    /// both. [`Node::explain`] says what was chosen.
     pub fn transports(mut self, allowed: impl Into<String>) -> Self {
         self.transports = Some(allowed.into());
         self

@@ -18,7 +18,7 @@ pub(super) struct Dials(Mutex<BTreeMap<Target, Dial>>);
 /// The last dial of a place.
 #[derive(Debug)]
 struct Dial {
-    /// Dials so far.
+    /// Counts the dials of the place.
     count: u32,
     last: Last,
 }

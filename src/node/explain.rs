@@ -28,7 +28,7 @@ pub struct Explanation {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PeerPath {
-    /// The peer's name.
+    /// The peer's name, as others see it.
     pub name: String,
     /// The number that tells it from all others, and from its former self.
     pub id: u64,
@@ -42,7 +42,7 @@ pub struct PeerPath {
     pub mtu: Option<usize>,
     /// The smoothed time of a round trip, over UDP.
     pub round_trip: Option<Duration>,
-    /// Whether the cluster's key seals what is sent. Shared memory is not sealed: only this user's processes have it.
+    /// True if the cluster's key seals what is sent. Shared memory is not sealed: only this user's processes have it.
     pub is_sealed: bool,
     /// Streams that are open over it.
     pub streams: usize,
@@ -85,9 +85,9 @@ impl fmt::Display for WhyNot {
 pub struct Unanswered {
     /// The address, or the number of a node of this host.
     pub place: String,
-    /// Dials so far.
+    /// Counts the dials of the place.
     pub dials: u32,
-    /// The last error.
+    /// The error of the last dial.
     pub error: String,
 }
 

@@ -75,7 +75,7 @@ pub(super) struct Served {
     pub(super) refused: Total,
 }
 
-/// What a node measures.
+/// The counters of a node.
 #[derive(Debug)]
 pub(crate) struct Meter {
     node: SharedString,
@@ -91,7 +91,7 @@ pub(crate) struct Meter {
 struct Measured {
     session: Arc<Session>,
     peer: SharedString,
-    /// What was reported.
+    /// The counters at the last report.
     last: Stats,
 }
 

@@ -413,7 +413,7 @@ impl Sessions {
             (None, None) => return None,
         };
         let attempts = Arc::new(Attempts::default());
-        // The driver knows the session before it is told of its first event.
+        // The driver knows the session before it receives its first event.
         let mut endpoint = pipes.as_ref().map(|pipes| (pipes, pipes.endpoint()));
         let id = endpoint.as_mut().map(|(pipes, endpoint)| endpoint.dial(pipes.clock.now(), to));
         let udp = pipes.as_ref().zip(id).map(|(pipes, id)| Piped::new(Arc::clone(pipes), id));

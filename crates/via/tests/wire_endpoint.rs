@@ -182,6 +182,40 @@ fn a_report_that_nobody_receives_ends_a_pipe_unless_the_peer_answers() {
 }
 
 #[test]
+fn reports_that_answer_each_datagram_at_once_cause_one_ping_and_end_the_pipe() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, _) = pair.connect();
+    pair.run(SECOND);
+    let (begin, peer) = (pair.now, pair.addresses[1]);
+    let (mut now, mut out, mut datagrams) = (begin, Vec::new(), 0);
+    pair.ends[0].handle_unreachable(now, peer);
+    while now < begin.plus_nanos(2 * SECOND) {
+        pair.ends[0].handle_timeout(now);
+        while pair.ends[0].poll_transmit(now, &mut out, 1).is_some() {
+            // Loopback reports before the send has returned.
+            pair.ends[0].handle_unreachable(now, peer);
+            datagrams += 1;
+            assert!(datagrams < 20, "{datagrams} after {:?}", now.since(begin));
+        }
+        now = now.plus_nanos(MS);
+    }
+    assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::Unreachable));
+}
+
+#[test]
+fn a_peer_is_asked_again_by_a_report_after_its_answer() {
+    let mut pair = Pair::new(1, Path::clean(MS), Config::default);
+    let (dialed, _) = pair.connect();
+    for _ in 0..50 {
+        let (now, peer) = (pair.now, pair.addresses[1]);
+        pair.ends[0].handle_unreachable(now, peer);
+        pair.run(100 * MS);
+    }
+    pair.run(SECOND);
+    assert_eq!(pair.pipe(0, dialed).ended(), None);
+}
+
+#[test]
 fn a_report_about_a_host_does_not_end_pipes_to_its_suspended_processes() {
     let mut pair = Pair::new(1, Path::clean(MS), Config::default);
     let (dialed, _) = pair.connect();

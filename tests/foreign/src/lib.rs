@@ -1,6 +1,3 @@
-//! Streams of nodes under the names and signatures of TCP's types, so that tests written for TCP compile against them.
+//! What the tests need that is generated: see `build.rs`.
 
-pub mod blocking;
 pub mod grpc;
-pub mod net;
-mod nodes;

@@ -98,7 +98,7 @@ impl Reason {
     }
 }
 
-/// What a test says whose golden bytes have changed.
+/// Explains to the reader of a failed test what changed golden bytes mean.
 #[cfg(test)]
 pub(super) const CHANGED: &str =
     "bytes on the wire have changed: bump the version, and keep reading the old one";

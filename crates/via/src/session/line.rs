@@ -23,7 +23,7 @@ pub(super) struct Line {
     mover: AtomicWaker,
 }
 
-/// Bytes that wait.
+/// The bytes that wait in each direction.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     /// Bytes that the task has not taken.
@@ -75,7 +75,7 @@ impl Buffers {
         room
     }
 
-    /// Appends a frame.
+    /// Appends a frame's head and payload.
     pub(super) fn write(&mut self, head: &[u8], parts: &[IoSlice<'_>]) {
         self.outgoing.extend_from_slice(head);
         parts.iter().for_each(|part| self.outgoing.extend_from_slice(part));

@@ -87,7 +87,7 @@ impl Mover {
             Over::Closed => {
                 let _ = tokio::time::timeout(CLOSE, self.close()).await;
             }
-            // Dropped, it has the session handle what has come, and end.
+            // Dropped, it has the session handle the received bytes, and end.
             Over::Gone => {}
             Over::Violation => self.session.with(|core| core.end(Ended::Violation)),
         }
@@ -155,7 +155,7 @@ impl Mover {
         !self.outbox.is_empty()
     }
 
-    /// Receives what has come; returns whether that is anything.
+    /// Receives bytes; returns whether there were any.
     fn receive(&mut self, context: &mut Context<'_>) -> Result<bool, Over> {
         if !self.line.buffers().wants_more() {
             return Ok(false);

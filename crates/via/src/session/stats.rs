@@ -1,4 +1,4 @@
-//! Counters of sessions.
+//! Counts what the streams of a session carry.
 
 use crate::wire::pipe;
 

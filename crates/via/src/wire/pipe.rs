@@ -110,6 +110,8 @@ pub struct Pipe {
     ended: Option<Ended>,
     /// An end that a stranger may have forged, and when it is believed.
     hearsay: Option<(Ended, Instant)>,
+    /// Reports of the network that come before do not have the peer asked again.
+    asked_until: Instant,
     heard_at: Instant,
     keepalive_at: Instant,
     /// When the memory of an idle connection is released.
@@ -189,6 +191,7 @@ impl Pipe {
             peer_end: None,
             ended: None,
             hearsay: None,
+            asked_until: now,
             heard_at: now,
             keepalive_at: now.plus_nanos(config.keepalive),
             trim_at: Instant::FAR_FUTURE,

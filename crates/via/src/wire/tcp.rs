@@ -23,7 +23,7 @@ pub(crate) use records::Records;
 
 use super::pipe::sealing::Label;
 
-/// What handshakes over TCP are bound to: none of them is one over UDP.
+/// The label of handshakes over TCP: none of them is one over UDP.
 const STREAMS: &Label = b"midplane tcp  1";
 
 /// Configures the connections over TCP of a process.

@@ -11,14 +11,21 @@ pub enum Over {
     Udp,
 }
 
-/// Nodes of a cluster that no other test has.
-pub fn cluster() -> NodeBuilder {
+/// Returns the name of a cluster that no other test has.
+pub fn cluster_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    Node::builder().cluster(format!("foreign-{}-{number}", std::process::id()))
+    format!("foreign-{}-{number}", std::process::id())
 }
 
-/// A service's node and a client's.
+/// Returns a builder of nodes of a cluster that no other test has.
+#[allow(dead_code, reason = "programs are given the cluster's name")]
+pub fn cluster() -> NodeBuilder {
+    Node::builder().cluster(cluster_name())
+}
+
+/// Starts a service's node and a client's.
+#[allow(dead_code, reason = "a program is the client")]
 pub async fn nodes(over: Over) -> (Node, Node) {
     let builder = cluster();
     let builder = if over == Over::Udp { builder.transports("udp") } else { builder };

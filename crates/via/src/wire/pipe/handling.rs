@@ -110,9 +110,14 @@ impl Pipe {
 
     /// The network reports that nobody receives at the peer's address. Anybody can forge that: the peer is asked. A
     /// dial, and any connection if the report is certainly about it, ends unless the peer answers soon.
+    ///
+    /// Asks once within the time that an answer may take: each ping to a process that has ended causes a report.
     pub(crate) fn handle_unreachable(&mut self, now: Instant, is_certain: bool) {
         self.now = now;
-        self.is_ping_due = true;
+        if self.asked_until <= now {
+            self.asked_until = now.plus_nanos(HEARSAY.0);
+            self.is_ping_due = true;
+        }
         if is_certain || self.dialing.is_some() {
             self.doubt(Ended::Unreachable);
         }
@@ -175,6 +180,7 @@ impl Pipe {
     fn on_heard(&mut self) {
         self.heard_at = self.now;
         self.hearsay = None;
+        self.asked_until = self.now;
         self.keepalive_at = self.now.plus_nanos(self.config.keepalive);
         self.trim_at = self.now.plus_nanos(TRIM);
         if self.accept.take().is_some() {

@@ -30,7 +30,7 @@ const ACCEPT_WITHIN: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(30);
 const PROBE: Duration = Duration::from_secs(10);
 
-/// Reasons of refusals.
+/// The numbers of reasons in refusals.
 mod reason {
     pub(super) const NONE: u8 = 0;
     pub(super) const VERSION: u8 = 2;

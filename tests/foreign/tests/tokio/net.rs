@@ -153,6 +153,7 @@ pub struct OwnedWriteHalf(Option<TcpStream>);
 
 /// Halves of two streams.
 #[derive(Debug)]
+#[expect(dead_code, reason = "tokio's has them")]
 pub struct ReuniteError(pub TcpStream, pub OwnedWriteHalf);
 
 impl Drop for OwnedWriteHalf {

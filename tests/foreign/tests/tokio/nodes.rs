@@ -19,11 +19,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 
 static NODES: LazyLock<(Node, Node)> = LazyLock::new(|| {
     let builder = Node::builder().cluster(format!("foreign-{}", std::process::id()));
-    let builder = match std::env::var("MIDPLANE_FOREIGN_OVER").as_deref() {
-        Ok("udp") => builder.transports("udp"),
-        Ok("shm") => builder,
-        other => panic!("MIDPLANE_FOREIGN_OVER is shm or udp, not {other:?}"),
-    };
+    let builder = if crate::IS_UDP { builder.transports("udp") } else { builder };
     let service = wait(builder.clone().start()).expect("a node");
     let builder = builder.name(CLIENT.to_string());
     let client = match service.address() {
