@@ -252,12 +252,12 @@ impl Node {
             true => "no node was found to ask: is one running on this host, as this user, in this cluster?".into(),
             false => format!("asked {}", asked.join(", ")),
         };
-        let mut strangers = self.0.shared.strangers();
-        let unanswered = self.unanswered();
-        strangers.extend(unanswered.iter().map(|one| format!("{} ({})", one.place, one.error)));
-        let asked = match strangers.is_empty() {
+        let unanswered = self.unanswered().into_iter();
+        let unanswered: Vec<_> =
+            unanswered.map(|one| format!("{} ({})", one.place, one.error)).collect();
+        let asked = match unanswered.is_empty() {
             true => asked,
-            false => format!("{asked}; could not ask {}", strangers.join(", ")),
+            false => format!("{asked}; could not ask {}", unanswered.join(", ")),
         };
         let (service, hint) = (links::shown(service), links::hint(service, &peers));
         let is_foreign = peers.is_empty() && self.0.shared.has_other_versions();

@@ -57,6 +57,8 @@ async fn a_peer_of_another_version_is_an_error_that_names_both_and_disturbs_no_o
     for part in [&address.to_string(), "version 9", "this node 2"] {
         assert!(error.to_string().contains(part), "{error}");
     }
+    let unanswered = client.explain().unanswered;
+    assert!(unanswered.iter().any(|one| one.place == address.to_string() && one.dials > 0));
     let service = service.start().await.unwrap();
     let _listener = service.listen("kv").await.unwrap();
     while let Err(error) = client.connect("kv").await {

@@ -28,12 +28,20 @@ impl Link {
     /// Places the better of two links to one peer first; both ends agree, but for links that one of them has dialed.
     pub(super) fn order(&self, own: u64, number: u64) -> (bool, u8, u64, u64) {
         let dialer = if self.target.is_some() { own } else { self.peer.unwrap_or(u64::MAX) };
-        (self.is_ending, distance(self.transport), dialer, number)
+        (self.is_ending, preference(self.transport), dialer, number)
     }
 }
 
-/// Returns how far away a transport's peers are: lower is nearer.
+/// Returns how far away a transport's peers are: lower is nearer. Peers over TCP are as near as others over UDP.
 pub(super) const fn distance(transport: Transport) -> u8 {
+    match transport {
+        Transport::Shm => 0,
+        _ => 1,
+    }
+}
+
+/// Ranks the transports to one peer: the lowest is used.
+const fn preference(transport: Transport) -> u8 {
     match transport {
         Transport::Shm => 0,
         Transport::Tcp(_) => 2,

@@ -60,6 +60,11 @@ impl Dials {
         }
     }
 
+    /// Returns how often a place was dialed.
+    pub(super) fn count(&self, target: Target) -> u32 {
+        self.all().get(&target).map_or(0, |dial| dial.count)
+    }
+
     /// Returns the places that did not answer the last dial, with the number of dials and the last error.
     pub(super) fn unanswered(&self) -> Vec<(Target, u32, String)> {
         let all = self.all();

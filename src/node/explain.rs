@@ -20,7 +20,7 @@ pub struct Explanation {
     pub address: Option<SocketAddr>,
     /// The peers that this node has a session with.
     pub peers: Vec<PeerPath>,
-    /// The places that did not answer their last dial.
+    /// The places that did not answer their last dial, could not be dialed, or whose node is none of this cluster.
     pub unanswered: Vec<Unanswered>,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Display for WhyNot {
     }
 }
 
-/// A place that did not answer its last dial.
+/// A place that did not answer its last dial, could not be dialed, or whose node is none of this cluster.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Unanswered {
@@ -87,7 +87,7 @@ pub struct Unanswered {
     pub place: String,
     /// Counts the dials of the place.
     pub dials: u32,
-    /// The error of the last dial.
+    /// The error of the last dial, for each transport that was tried.
     pub error: String,
 }
 
@@ -146,17 +146,17 @@ impl Node {
         }
     }
 
-    /// Returns the places that did not answer their last dial, and those whose node speaks another version.
+    /// Returns the places that did not answer their last dial, those whose node is none of this cluster, and those that
+    /// could not be dialed.
     pub(super) fn unanswered(&self) -> Vec<Unanswered> {
-        let unanswered = self.0.shared.dials.unanswered();
-        let unanswered = unanswered.into_iter().map(|(target, dials, error)| Unanswered {
-            place: placed(&target),
-            dials,
-            error,
-        });
+        let shared = &self.0.shared;
+        let strangers = shared.strangers().into_iter();
+        let strangers = strangers.map(|(target, why)| (target, shared.dials.count(target), why));
+        let dialed = shared.dials.unanswered().into_iter().chain(strangers);
+        let dialed = dialed.map(|(target, dials, error)| (placed(&target), dials, error));
         let problems = self.0.places.problems().into_iter();
-        let problems = problems.map(|(place, error)| Unanswered { place, dials: 0, error });
-        unanswered.chain(problems).collect()
+        let all = dialed.chain(problems.map(|(place, error)| (place, 0, error)));
+        all.map(|(place, dials, error)| Unanswered { place, dials, error }).collect()
     }
 }
 
@@ -170,7 +170,7 @@ impl fmt::Display for Explanation {
             write!(f, "\n{peer}")?;
         }
         for Unanswered { place, dials, error } in &self.unanswered {
-            write!(f, "\n{place}: {dials} dials without an answer: {error}")?;
+            write!(f, "\n{place}: no peer after {dials} dials: {error}")?;
         }
         Ok(())
     }

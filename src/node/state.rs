@@ -296,24 +296,18 @@ impl Shared {
         strangers.any(|stranger| matches!(stranger, Stranger::Version(_)))
     }
 
-    /// Returns the places whose node speaks another version, or is of another cluster, for people.
-    pub(super) fn strangers(&self) -> Vec<String> {
+    /// Returns the places whose node speaks another version, or is of another cluster, and which one.
+    pub(super) fn strangers(&self) -> Vec<(Target, String)> {
         let state = self.state();
-        let named = |(target, stranger): (&Target, &Stranger)| {
-            let place = placed(target);
-            match stranger {
-                Stranger::Version(version) => {
-                    format!("{place} (speaks version {version}, this node {})", member::VERSION)
-                }
-                Stranger::Cluster(cluster) => {
-                    format!(
-                        "{place} (is of cluster {cluster:?}, this node of {:?})",
-                        state.hello.cluster
-                    )
-                }
+        let own = &state.hello.cluster;
+        let text = |stranger: &Stranger| match stranger {
+            Stranger::Version(other) => {
+                format!("speaks version {other}, this node {}", member::VERSION)
             }
+            Stranger::Cluster(other) => format!("is of cluster {other:?}, this node of {own:?}"),
         };
-        state.members.strangers().iter().map(named).collect()
+        let strangers = state.members.strangers().iter();
+        strangers.map(|(target, stranger)| (*target, text(stranger))).collect()
     }
 
     /// Peers with a session, whether they have described themselves or not.

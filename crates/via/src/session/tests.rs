@@ -19,7 +19,7 @@ use super::core::{Core, Direct, Ended, Event};
 use super::frame::{FIN, Header, Kind};
 use super::line::Line;
 use super::piped::Piped;
-use super::wire::Wire;
+use super::wire::{Dialing, Wire};
 use super::{Handler, Refusal, Session, Sessions, Stream};
 use crate::wire::endpoint::{Endpoint, Event as PipeEvent, PipeId};
 use crate::wire::pipe::Config;
@@ -374,6 +374,65 @@ proptest! {
             world.run(op);
         }
         world.settle();
+    }
+
+    #[test]
+    fn a_dial_is_carried_by_the_first_transport_that_answers_or_ends(
+        udp_answers: bool,
+        tcp_answers: bool,
+        is_udp_first: bool,
+        is_described_first: bool,
+    ) {
+        let (network, _) = Network::new(u64::MAX, 1);
+        let pipes = Arc::clone(&network.pipes[0]);
+        let id = pipes.endpoint().dial(network.now, ADDRESSES[1]);
+        let line = Arc::new(Line::default());
+        let udp = Some(Piped::new(Arc::clone(&pipes), id));
+        let mut core = Core::new(Wire::Dialing(Dialing { udp, is_tcp_open: true }), true);
+        if is_described_first {
+            core.say(b"hello".to_vec());
+            core.flush();
+        }
+        prop_assert_eq!(core.open("service"), None, "nothing carries it");
+        let mut carried = None;
+        for is_udp in [is_udp_first, !is_udp_first] {
+            let has_answered = match (is_udp, udp_answers, tcp_answers) {
+                (true, true, _) => core.on_pipe_established(id),
+                (true, false, _) => {
+                    prop_assert_eq!(core.on_pipe_ended(id), carried.is_none());
+                    false
+                }
+                (false, _, true) => core.on_tcp_established(Arc::clone(&line)),
+                (false, _, false) => {
+                    core.on_tcp_failed();
+                    false
+                }
+            };
+            let answers = if is_udp { udp_answers } else { tcp_answers };
+            prop_assert_eq!(has_answered, answers && carried.is_none());
+            if has_answered {
+                carried = Some(is_udp);
+            }
+        }
+        if !is_described_first {
+            core.say(b"hello".to_vec());
+        }
+        core.flush();
+        let ended = carried.is_none().then_some(Ended::Gone);
+        prop_assert_eq!(core.ended, ended);
+        prop_assert_eq!(core.events.len(), usize::from(ended.is_some()));
+        let mut over_tcp = Vec::new();
+        line.buffers().take_outgoing(&mut over_tcp);
+        let over_udp = pipes.endpoint().peek(id).map_or(0, |pipe| pipe.stats().bytes_written);
+        let described = |is_here: bool| if is_here { 24 + 5 } else { 0 };
+        prop_assert_eq!(over_tcp.len(), described(carried == Some(false)));
+        prop_assert_eq!(over_udp, described(carried == Some(true)) as u64);
+        // Whatever does not carry it is released.
+        let is_released = pipes.closing().contains(&id);
+        prop_assert_eq!(is_released, carried != Some(true));
+        // A connection over UDP that ends later concerns the session only if it carries it.
+        core.on_pipe_ended(id);
+        prop_assert_eq!(core.ended.is_some(), carried != Some(false));
     }
 
     #[test]
