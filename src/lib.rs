@@ -4,6 +4,8 @@
 #[cfg(target_os = "linux")]
 pub mod call;
 #[cfg(target_os = "linux")]
+pub mod discovery;
+#[cfg(target_os = "linux")]
 mod error;
 #[cfg(target_os = "linux")]
 mod framing;

@@ -26,14 +26,14 @@ use midplane_via::session::Transport;
 pub(crate) use choice::{Choice, Load, choose};
 #[cfg(test)]
 pub(crate) use hello::CHANGED;
-pub(crate) use hello::{Hello, MOST_NAME, MOST_SERVICES, Unreadable, VERSION};
+pub(crate) use hello::{Hello, MOST_NAME, MOST_SERVICES, Stranger, Unreadable, VERSION};
 use peer::{Link, Peer, distance};
 use place::Place;
 pub(crate) use place::Target;
 
 /// Nodes that a node knows at once, places that it dials, and links that it has.
 const MOST: usize = 4_096;
-/// Places whose node speaks another version, of which a node reports.
+/// Places of strangers, of which a node reports.
 const MOST_STRANGERS: usize = 16;
 /// Dials that may wait for a description at once.
 const MOST_DIALS: usize = 64;
@@ -66,14 +66,15 @@ pub(crate) enum Effect {
 #[derive(Debug)]
 pub(crate) struct Members {
     id: u64,
+    cluster: String,
     name: String,
     incarnation: u64,
     address: Option<SocketAddr>,
     places: BTreeMap<Target, Place>,
     links: BTreeMap<u64, Link>,
     peers: BTreeMap<u64, Peer>,
-    /// Places whose node speaks another version.
-    strangers: BTreeMap<Target, u32>,
+    /// Places whose node speaks another version, or is of another cluster.
+    strangers: BTreeMap<Target, Stranger>,
     seek_until: Instant,
     retire_at: Instant,
     effects: VecDeque<Effect>,
@@ -84,6 +85,7 @@ impl Members {
     pub(crate) fn new(hello: &Hello, address: Option<SocketAddr>) -> Self {
         Self {
             id: hello.id,
+            cluster: hello.cluster.clone(),
             name: hello.name.clone(),
             incarnation: hello.incarnation,
             address,
@@ -174,6 +176,17 @@ impl Members {
     /// The peer of a link has described itself.
     pub(crate) fn handle_hello(&mut self, now: Instant, number: u64, hello: Hello) {
         let Some(link) = self.links.get_mut(&number).filter(|link| !link.is_ending) else { return };
+        if !hello.cluster.is_empty() && hello.cluster != self.cluster {
+            // The end that has dialed ends the link: it may not have received this one's description yet.
+            return match link.target {
+                Some(target) if link.peer.is_none() => {
+                    self.on_stranger(target, Stranger::Cluster(hello.cluster));
+                    self.end(number);
+                }
+                None if link.peer.is_none() => {}
+                _ => self.end(number),
+            };
+        }
         let id = hello.id;
         let is_other = link.peer.is_some_and(|before| before != id)
             || self.peers.get(&id).is_some_and(|peer| {
@@ -219,12 +232,17 @@ impl Members {
     /// The peer of a link has sent a description that can't be read: the link ends, and nothing else.
     pub(crate) fn handle_unreadable(&mut self, number: u64, why: Unreadable) {
         let target = self.links.get(&number).and_then(|link| link.target);
-        if let (Some(target), Unreadable::Version(version)) = (target, why)
-            && self.strangers.len() < MOST_STRANGERS
-        {
-            self.strangers.insert(target, version);
+        if let (Some(target), Unreadable::Version(version)) = (target, why) {
+            self.on_stranger(target, Stranger::Version(version));
         }
         self.end(number);
+    }
+
+    /// The node at a place is none of this cluster.
+    fn on_stranger(&mut self, target: Target, stranger: Stranger) {
+        if self.strangers.len() < MOST_STRANGERS || self.strangers.contains_key(&target) {
+            self.strangers.insert(target, stranger);
+        }
     }
 
     /// The peer of a link did not answer in time, or does again.
@@ -372,8 +390,8 @@ impl Members {
         self.peers.contains_key(&id)
     }
 
-    /// Returns the places whose node speaks another version, with it.
-    pub(crate) const fn strangers(&self) -> &BTreeMap<Target, u32> {
+    /// Returns the places whose node is none of this cluster, and why.
+    pub(crate) const fn strangers(&self) -> &BTreeMap<Target, Stranger> {
         &self.strangers
     }
 

@@ -4,12 +4,14 @@ mod builder;
 mod connector;
 mod dials;
 mod explain;
+mod key;
 pub(crate) mod links;
 mod listener;
 mod local;
 pub(crate) mod mailbox;
 pub(crate) mod meter;
 mod network;
+mod places;
 mod sockets;
 mod state;
 mod transports;
@@ -35,6 +37,7 @@ pub use listener::{Incoming, NamedStream};
 pub use listener::{Listener, PeerName};
 use local::Local;
 use network::System;
+use places::Places;
 use sockets::Sockets;
 pub use state::PeerInfo;
 use state::{Candidate, Receiver, Shared};
@@ -62,7 +65,7 @@ struct Inner {
     name: String,
     shared: Arc<Shared>,
     address: Option<SocketAddr>,
-    discover: Vec<String>,
+    places: Places,
     drain: Duration,
     connect_within: Duration,
     links: Links,
@@ -82,9 +85,14 @@ impl Node {
         NodeBuilder::default()
     }
 
-    async fn start(builder: NodeBuilder, allowed: Transports) -> Result<Self, Error> {
+    async fn start(
+        builder: NodeBuilder,
+        allowed: Transports,
+        address: Option<SocketAddr>,
+        places: Places,
+    ) -> Result<Self, Error> {
         let failed = |error| Error::system("the node can't start", error);
-        let sockets = match builder.address(allowed) {
+        let sockets = match address {
             Some(address) => Some(Sockets::bind(address, allowed).await?),
             None => None,
         };
@@ -99,6 +107,7 @@ impl Node {
         let name = builder.resolved_name(id);
         let hello = Hello {
             version: VERSION,
+            cluster: builder.cluster.clone(),
             id,
             incarnation: builder::milliseconds(),
             name: name.clone(),
@@ -121,13 +130,13 @@ impl Node {
         shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());
         shared.on_end(tokio::spawn(meter::run(Arc::downgrade(&shared))).abort_handle());
         tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
-        let NodeBuilder { drain, connect_within, discover, key, .. } = builder;
+        let NodeBuilder { drain, connect_within, key, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
         let inner = Inner {
             name,
             shared,
             address,
-            discover,
+            places,
             drain,
             connect_within,
             links,
@@ -209,7 +218,8 @@ impl Node {
         let shared = &self.0.shared;
         let mut places: BTreeSet<_> =
             shared.network().local().into_iter().map(Target::Local).collect();
-        places.extend(self.places().await.into_iter().map(Target::Address));
+        let addresses = self.0.places.addresses(shared, self.0.address).await;
+        places.extend(addresses.into_iter().map(Target::Address));
         let before = shared.known();
         shared.search(&places, SEEK);
         let until = Instant::now() + TELL;
@@ -220,18 +230,6 @@ impl Node {
                 return !shared.known().is_subset(&before);
             }
         }
-    }
-
-    /// The addresses of the places where other nodes are said to be.
-    async fn places(&self) -> BTreeSet<SocketAddr> {
-        let mut addresses = BTreeSet::new();
-        for place in &self.0.discover {
-            match self.0.shared.network().resolve(place).await {
-                Ok(found) => addresses.extend(found),
-                Err(error) => tracing::debug!(place, %error, "a place to discover has no address"),
-            }
-        }
-        addresses
     }
 
     /// The address at which nodes of other hosts reach this one, if it has one.
@@ -262,7 +260,7 @@ impl Node {
             false => format!("{asked}; could not ask {}", unanswered.join(", ")),
         };
         let (service, hint) = (links::shown(service), links::hint(service, &peers));
-        let is_foreign = peers.is_empty() && !self.0.shared.strangers().is_empty();
+        let is_foreign = peers.is_empty() && self.0.shared.has_other_versions();
         let kind = if is_foreign { ErrorKind::Version } else { ErrorKind::NoService };
         Error::new(kind, format!("no node offers {service:?}; {asked}{hint}"))
     }

@@ -7,6 +7,8 @@ mod bounds;
 #[cfg(target_os = "linux")]
 mod calls;
 mod conformance;
+#[cfg(target_os = "linux")]
+mod discovery;
 mod dissector;
 #[cfg(target_os = "linux")]
 mod latest;

@@ -33,6 +33,21 @@ pub(crate) struct Hello {
     pub(crate) services: Vec<String>,
     /// The number of another living node that had the receiver's name before it; 0 if the sender knows of none.
     pub(crate) rival: u64,
+    /// The cluster's name: nodes of others do not meet. Empty if the sender is older than this field.
+    pub(crate) cluster: String,
+}
+
+/// The fields that each node of the version sends.
+#[derive(Deserialize)]
+struct First(u32, u64, u64, String, Vec<String>, u64);
+
+/// Tells why the node at a place is none of this node's cluster.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Stranger {
+    /// It speaks another version.
+    Version(u32),
+    /// It is of another cluster.
+    Cluster(String),
 }
 
 /// Why a description can't be read.
@@ -56,12 +71,20 @@ impl Hello {
         if version != VERSION {
             return Err(Unreadable::Version(version));
         }
-        let hello: Result<Self, WireError> = decode_first(bytes);
-        let hello = hello.map_err(|_| Unreadable::Malformed)?;
+        let hello = Self::decode(bytes).map_err(|_| Unreadable::Malformed)?;
         let is_short = |name: &String| name.len() <= MOST_NAME;
         let fits = hello.services.len() <= MOST_SERVICES && is_short(&hello.name);
-        let fits = fits && hello.services.iter().all(is_short);
+        let fits = fits && is_short(&hello.cluster) && hello.services.iter().all(is_short);
         fits.then_some(hello).ok_or(Unreadable::Malformed)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let First(version, id, incarnation, name, services, rival) = decode_first(bytes)?;
+        let cluster = String::new();
+        let hello = Self { version, id, incarnation, name, services, rival, cluster };
+        // An empty text is its length alone.
+        let first = encode(&hello)?.len() - size_of::<u64>();
+        if bytes.len() == first { Ok(hello) } else { decode_first(bytes) }
     }
 }
 
@@ -82,6 +105,7 @@ mod tests {
             name: "orders-1".into(),
             services: vec!["orders".into(), "kv".into()],
             rival: 3,
+            cluster: "a".into(),
         }
     }
 
@@ -94,8 +118,12 @@ mod tests {
         golden.extend(b"\x02\0\0\0\0\0\0\0");
         golden.extend(b"\x06\0\0\0\0\0\0\0orders\x02\0\0\0\0\0\0\0kv");
         golden.extend([3, 0, 0, 0, 0, 0, 0, 0]);
+        let older = Hello { cluster: String::new(), ..hello() };
+        assert_eq!(Hello::parse(&golden), Ok(older), "{CHANGED}");
+        golden.extend(b"\x01\0\0\0\0\0\0\0a");
         assert_eq!(hello().emit(), golden, "{CHANGED}");
         assert_eq!(Hello::parse(&golden), Ok(hello()), "{CHANGED}");
+        assert_eq!(Hello::parse(&golden[..golden.len() - 1]), Err(Unreadable::Malformed));
     }
 
     #[test]

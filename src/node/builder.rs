@@ -2,13 +2,17 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use midplane_simhw::seal::Key;
 
+use super::places::Places;
 use super::transports::{Transports, VARIABLE, WORDS};
-use super::{Node, check_name};
-use crate::error::Error;
+use super::{Node, check_name, key};
+use crate::discovery::{AnyDiscovery, Discovery, List, Place};
+use crate::error::{Error, ErrorKind};
 
 /// 5 s: longer than a service takes to restart.
 pub const DEFAULT_CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -22,8 +26,11 @@ pub struct NodeBuilder {
     name: Option<String>,
     pub(super) cluster: String,
     pub(super) bind: Option<SocketAddr>,
-    pub(super) discover: Vec<String>,
+    discover: Vec<Arc<dyn AnyDiscovery>>,
+    /// The text of the error for the first place that is none.
+    wrong_place: Option<String>,
     pub(super) key: Option<Key>,
+    key_file: Option<PathBuf>,
     pub(super) is_trusted: bool,
     transports: Option<String>,
     pub(super) connect_within: Duration,
@@ -37,7 +44,9 @@ impl Default for NodeBuilder {
             cluster: std::env::var("MIDPLANE_CLUSTER").unwrap_or_else(|_| "default".into()),
             bind: None,
             discover: Vec::new(),
+            wrong_place: None,
             key: None,
+            key_file: None,
             is_trusted: false,
             transports: None,
             connect_within: DEFAULT_CONNECT_WITHIN,
@@ -65,10 +74,11 @@ impl NodeBuilder {
         self
     }
 
-    /// The address for nodes of other hosts, by UDP and TCP; port 0 has the system choose. Default: none, or a port of the loopback
-    /// address where [`NodeBuilder::discover`] was called.
+    /// The address for nodes of other hosts, by UDP and TCP; port 0 has the system choose. Default: none without a
+    /// [place to discover](NodeBuilder::discover); a port of the loopback address if all places are on this host; else a port
+    /// of all addresses of this host.
     ///
-    /// Any address but loopback needs a [key](NodeBuilder::key), or [`NodeBuilder::trusted_network`].
+    /// Any address but loopback needs a [key](NodeBuilder::key_file), or [`NodeBuilder::trusted_network`].
     pub const fn bind(mut self, address: SocketAddr) -> Self {
         self.bind = Some(address);
         self
@@ -76,15 +86,42 @@ impl NodeBuilder {
 
     /// Names the places of other nodes: `HOST:PORT`, several with commas between. Names are resolved anew each time a service is
     /// not found, so a name may stand for many nodes, and its addresses may change. Not all of them need to be there.
+    ///
+    /// Places on other hosts need a [key](NodeBuilder::key_file), or [`NodeBuilder::trusted_network`].
     pub fn discover(mut self, places: impl AsRef<str>) -> Self {
         let places = places.as_ref().split(',').map(str::trim).filter(|place| !place.is_empty());
-        self.discover.extend(places.map(str::to_owned));
+        match places.map(str::parse).collect::<Result<Vec<Place>, _>>() {
+            Ok(places) if places.is_empty() => self,
+            Ok(places) => self.discover_with(List::new(places)),
+            Err(wrong) => {
+                self.wrong_place.get_or_insert_with(|| wrong.to_string());
+                self
+            }
+        }
+    }
+
+    /// Asks a [discovery](crate::discovery) for the places of other nodes, besides those that were named so far: a
+    /// [`File`](crate::discovery::File) that may change, a [`Job`](crate::discovery::Job)'s environment, or one of your own.
+    pub fn discover_with(mut self, discovery: impl Discovery) -> Self {
+        self.discover.push(Arc::new(discovery));
         self
     }
 
-    /// The cluster's key: nodes that do not have it can neither join nor read or change what nodes send each other by UDP.
+    /// The cluster's key: nodes that do not have it can neither join nor read or change what nodes send each other by UDP
+    /// and TCP.
     pub fn key(mut self, key: Key) -> Self {
-        self.key = Some(key);
+        (self.key, self.key_file) = (Some(key), None);
+        self
+    }
+
+    /// Reads the cluster's [key](NodeBuilder::key) from a file when the node starts: `NUMBER:SECRET`, the secret in 64 hexadecimal
+    /// digits. Other users must not be able to read the file.
+    ///
+    /// ```sh
+    /// (umask 077; echo "1:$(openssl rand -hex 32)" > cluster.key)
+    /// ```
+    pub fn key_file(mut self, path: impl Into<PathBuf>) -> Self {
+        (self.key, self.key_file) = (None, Some(path.into()));
         self
     }
 
@@ -121,12 +158,12 @@ impl NodeBuilder {
     /// Starts the node, and its task on the current runtime.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) for a name that can't be,
-    /// [`ErrorKind::System`](crate::ErrorKind::System).
+    /// [`ErrorKind::Config`] for what can't be: a name, a place, a file of places or of a key, an address that other
+    /// hosts reach without a key. [`ErrorKind::InUse`] if the address is another process's, [`ErrorKind::System`].
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
-    pub async fn start(self) -> Result<Node, Error> {
+    pub async fn start(mut self) -> Result<Node, Error> {
         if let Some(name) = &self.name {
             check_name("a node's name", name)?;
         }
@@ -136,27 +173,18 @@ impl NodeBuilder {
                 "a cluster's name has 1 to 40 letters, digits, '-', '_' and '.': {:?} has others",
                 self.cluster
             );
-            return Err(Error::new(crate::ErrorKind::Config, text));
+            return Err(Error::new(ErrorKind::Config, text));
         }
-        if let Some(bind) = self.bind
-            && !bind.ip().is_loopback()
-            && self.key.is_none()
-            && !self.is_trusted
-        {
-            let text = format!(
-                "{bind} is reached from other hosts: give the node a key, or call `trusted_network`"
-            );
-            return Err(Error::new(crate::ErrorKind::Config, text));
+        if let Some(wrong) = self.wrong_place.take() {
+            return Err(Error::new(ErrorKind::Config, wrong));
+        }
+        if let Some(path) = self.key_file.take() {
+            self.key = Some(key::read(&path)?);
         }
         let transports = self.allowed()?;
-        for place in &self.discover {
-            let port = place.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-            if port.is_none() {
-                let text = format!("{place:?} is not HOST:PORT; name a place to discover so");
-                return Err(Error::new(crate::ErrorKind::Config, text));
-            }
-        }
-        Node::start(self, transports).await
+        let places = Places::new(std::mem::take(&mut self.discover)).await?;
+        let address = self.address(transports, &places)?;
+        Node::start(self, transports, address, places).await
     }
 
     /// Returns the transports that the node may use.
@@ -169,13 +197,27 @@ impl NodeBuilder {
     }
 
     /// Returns the address of the node's sockets, if it has any.
-    pub(super) fn address(&self, transports: Transports) -> Option<SocketAddr> {
-        if !transports.udp() && !transports.tcp() {
-            return None;
+    fn address(
+        &self,
+        transports: Transports,
+        places: &Places,
+    ) -> Result<Option<SocketAddr>, Error> {
+        let is_open = self.key.is_some() || self.is_trusted;
+        if let Some(bind) = self.bind.filter(|bind| !bind.ip().is_loopback() && !is_open) {
+            let text = format!(
+                "{bind} is reached from other hosts: give the node a key, or call `trusted_network`"
+            );
+            return Err(Error::new(ErrorKind::Config, text));
         }
-        let needs = !self.discover.is_empty() || self.key.is_some() || !transports.shm();
+        if !transports.udp() && !transports.tcp() {
+            return Ok(None);
+        }
+        if self.bind.is_some() {
+            return Ok(self.bind);
+        }
+        let is_needed = self.key.is_some() || !transports.shm();
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        self.bind.or_else(|| needs.then_some(loopback))
+        Ok(places.own_address(is_open)?.or_else(|| is_needed.then_some(loopback)))
     }
 
     /// Returns the node's name; without one it is that of the program, which is made unique by the node's number.

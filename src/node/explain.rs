@@ -9,7 +9,6 @@ use midplane_via::session::{Attempt, Session};
 use super::Node;
 use super::state::placed;
 use super::transports::WORDS;
-use crate::member::VERSION;
 
 /// The transports of a node's peers, as [`Node::explain`] found them; `Display` has a line for each.
 #[derive(Clone, Debug)]
@@ -21,7 +20,7 @@ pub struct Explanation {
     pub address: Option<SocketAddr>,
     /// The peers that this node has a session with.
     pub peers: Vec<PeerPath>,
-    /// The places that did not answer their last dial, or whose node speaks another version.
+    /// The places that did not answer their last dial, could not be dialed, or whose node is none of this cluster.
     pub unanswered: Vec<Unanswered>,
 }
 
@@ -80,7 +79,7 @@ impl fmt::Display for WhyNot {
     }
 }
 
-/// A place that did not answer its last dial, or whose node speaks another version.
+/// A place that did not answer its last dial, could not be dialed, or whose node is none of this cluster.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct Unanswered {
@@ -147,16 +146,17 @@ impl Node {
         }
     }
 
-    /// Returns the places that did not answer their last dial, and those whose node speaks another version.
+    /// Returns the places that did not answer their last dial, those whose node is none of this cluster, and those that
+    /// could not be dialed.
     pub(super) fn unanswered(&self) -> Vec<Unanswered> {
         let shared = &self.0.shared;
-        let strangers = shared.strangers().into_iter().map(|(target, version)| {
-            let error = format!("speaks version {version}, this node {VERSION}");
-            (target, shared.dials.count(target), error)
-        });
-        let all = shared.dials.unanswered().into_iter().chain(strangers);
-        all.map(|(target, dials, error)| Unanswered { place: placed(&target), dials, error })
-            .collect()
+        let strangers = shared.strangers().into_iter();
+        let strangers = strangers.map(|(target, why)| (target, shared.dials.count(target), why));
+        let dialed = shared.dials.unanswered().into_iter().chain(strangers);
+        let dialed = dialed.map(|(target, dials, error)| (placed(&target), dials, error));
+        let problems = self.0.places.problems().into_iter();
+        let all = dialed.chain(problems.map(|(place, error)| (place, 0, error)));
+        all.map(|(place, dials, error)| Unanswered { place, dials, error }).collect()
     }
 }
 

@@ -13,7 +13,9 @@ use super::listener::Accepted;
 use super::meter::{Meter, Served};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
-use crate::member::{self, Effect, Hello, Load, MOST_SERVICES, Members, Target, Unreadable};
+use crate::member::{
+    self, Effect, Hello, Load, MOST_SERVICES, Members, Stranger, Target, Unreadable,
+};
 
 /// State that a node's parts share.
 #[derive(Debug)]
@@ -287,14 +289,25 @@ impl Shared {
         state.members.peers().filter_map(best).collect()
     }
 
-    /// Returns the places whose node speaks another version, with it.
-    pub(super) fn strangers(&self) -> Vec<(Target, u32)> {
-        self.state()
-            .members
-            .strangers()
-            .iter()
-            .map(|(target, version)| (*target, *version))
-            .collect()
+    /// Returns whether a node of another version was found.
+    pub(super) fn has_other_versions(&self) -> bool {
+        let state = self.state();
+        let mut strangers = state.members.strangers().values();
+        strangers.any(|stranger| matches!(stranger, Stranger::Version(_)))
+    }
+
+    /// Returns the places whose node speaks another version, or is of another cluster, and which one.
+    pub(super) fn strangers(&self) -> Vec<(Target, String)> {
+        let state = self.state();
+        let own = &state.hello.cluster;
+        let text = |stranger: &Stranger| match stranger {
+            Stranger::Version(other) => {
+                format!("speaks version {other}, this node {}", member::VERSION)
+            }
+            Stranger::Cluster(other) => format!("is of cluster {other:?}, this node of {own:?}"),
+        };
+        let strangers = state.members.strangers().iter();
+        strangers.map(|(target, stranger)| (*target, text(stranger))).collect()
     }
 
     /// Peers with a session, whether they have described themselves or not.

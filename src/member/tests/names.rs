@@ -6,11 +6,21 @@ use midplane_simhw::time::Instant;
 use midplane_via::session::Transport;
 
 use super::chosen;
-use crate::member::{Effect, Hello, Load, Members, TRIAL, Unreadable, VERSION};
+use crate::member::{
+    Effect, Hello, Load, Members, SILENCE, Stranger, TRIAL, Target, Unreadable, VERSION,
+};
 
 fn hello(id: u64, incarnation: u64, name: &str) -> Hello {
     let services = vec!["kv".into()];
-    Hello { version: VERSION, id, incarnation, name: name.into(), services, rival: 0 }
+    Hello {
+        version: VERSION,
+        cluster: "a".into(),
+        id,
+        incarnation,
+        name: name.into(),
+        services,
+        rival: 0,
+    }
 }
 
 fn at(port: u16) -> Transport {
@@ -98,4 +108,27 @@ fn a_peer_that_changes_who_it_is_ends_its_link_alone() {
     members.handle_unreadable(3, Unreadable::Version(7));
     assert!(effects(&mut members).contains(&Effect::End(3)));
     assert_eq!(chosen(&members), [(1, false)]);
+}
+
+#[test]
+fn a_node_of_another_cluster_is_reported_by_the_one_that_has_dialed_it_which_ends_the_link() {
+    let other = || Hello { cluster: "b".into(), ..hello(2, 20, "other") };
+    let mut members = members();
+    members.handle_accepted(Instant::ZERO, 2, at(2));
+    effects(&mut members);
+    members.handle_hello(Instant::ZERO, 2, other());
+    assert_eq!(effects(&mut members), [], "its node receives this one's description, and ends it");
+    let Transport::Udp(address) = at(3) else { unreachable!() };
+    let place = Target::Address(address);
+    members.handle_places(Instant::ZERO, &[place].into());
+    members.handle_dialed(Instant::ZERO, place, 3, at(3));
+    effects(&mut members);
+    members.handle_hello(Instant::ZERO, 3, other());
+    assert_eq!(effects(&mut members), [Effect::End(3)]);
+    assert_eq!(members.strangers()[&place], Stranger::Cluster("b".into()));
+    assert_eq!(chosen(&members), [(1, false)]);
+    members.handle_hello(Instant::ZERO, 1, Hello { cluster: "b".into(), ..hello(1, 10, "kv") });
+    assert_eq!(effects(&mut members), [Effect::End(1)], "a node stays of its cluster");
+    members.handle_timeout(Instant::from_nanos(SILENCE), |_| Load::default());
+    assert_eq!(effects(&mut members), [Effect::End(2)], "a link that stays mute ends");
 }

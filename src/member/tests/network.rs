@@ -7,7 +7,7 @@ use midplane_simhw::rng::Rng;
 use midplane_simhw::time::Instant;
 use midplane_via::session::Transport;
 
-use crate::member::{Effect, Hello, Load, Members, Target, VERSION};
+use crate::member::{Effect, Hello, Load, Members, Stranger, Target, VERSION};
 
 pub(super) const SECOND: u64 = 1_000_000_000;
 const MILLI: u64 = 1_000_000;
@@ -50,8 +50,8 @@ struct Node {
     searches: bool,
     life: Option<Life>,
     timer: Option<u64>,
-    /// When each place was dialed.
-    dials: BTreeMap<Target, Vec<u64>>,
+    /// When each of its lives dialed each place.
+    dials: BTreeMap<(u64, Target), Vec<u64>>,
 }
 
 struct Life {
@@ -199,8 +199,10 @@ impl Network {
 
     fn join(&mut self, node: u64) {
         let id = self.rng.next_u64() | 1;
+        let cluster = if self.rng.chance(0.15) { "another" } else { "a" };
         let hello = Hello {
             version: VERSION,
+            cluster: cluster.into(),
             id,
             incarnation: self.now / MILLI,
             name: format!("node-{node}"),
@@ -325,11 +327,16 @@ impl Network {
     }
 
     fn discover(&mut self, node: u64) {
-        let Node { host, searches: true, life: Some(_), .. } = self.nodes[&node] else { return };
+        let Node { host, searches: true, life: Some(life), .. } = &self.nodes[&node] else {
+            return;
+        };
+        let (host, cluster) = (*host, life.hello.cluster.clone());
         let addresses = self.nodes.values().flat_map(|node| node.addresses.iter().copied());
         let mut places: BTreeSet<_> = addresses.map(Target::Address).collect();
         let here = self.nodes.values().filter(|node| node.host == host);
-        places.extend(here.filter_map(|node| Some(Target::Local(node.life.as_ref()?.id))));
+        let lives = here.filter_map(|node| node.life.as_ref());
+        let lives = lives.filter(|life| life.hello.cluster == cluster);
+        places.extend(lives.map(|life| Target::Local(life.id)));
         self.with(node, |members, now| {
             members.handle_places(now, &places);
             members.seek(now, now.plus_nanos(SECOND));
@@ -435,7 +442,7 @@ impl Network {
     fn dial(&mut self, node: u64, id: u64, target: Target) {
         self.sequence += 1;
         let (number, now) = (self.sequence, self.now);
-        self.nodes.get_mut(&node).unwrap().dials.entry(target).or_default().push(now);
+        self.nodes.get_mut(&node).unwrap().dials.entry((id, target)).or_default().push(now);
         let transport = match target {
             Target::Local(other) if !self.lives(other) => {
                 return self.with(node, |members, now| members.handle_refused(now, target));
@@ -472,36 +479,55 @@ impl Network {
         life.members.links().map(load).collect()
     }
 
-    /// A node that joined a second ago is known to all that search.
-    fn is_reached(&self, node: u64) {
-        let Some(Life { id, .. }) = self.nodes[&node].life else { return };
-        for (other, searcher) in self.nodes.iter().filter(|(other, _)| **other != node) {
-            if let Some(life) = searcher.life.as_ref().filter(|_| searcher.searches)
-                && life.since + 3 * SECOND < self.now
-            {
-                assert!(life.members.knows(id), "node {other} has not reached {node}");
+    /// A node that searches reports the places of the living nodes of other clusters, and of no others that live.
+    fn check_strangers(&self, number: u64, life: &Life) {
+        for other in self.nodes.values() {
+            let Some(Life { hello, .. }) = &other.life else { continue };
+            let is_other = hello.cluster != life.hello.cluster;
+            let expected = is_other.then(|| Stranger::Cluster(hello.cluster.clone()));
+            for address in &other.addresses {
+                let found = life.members.strangers().get(&Target::Address(*address));
+                assert_eq!(found, expected.as_ref(), "node {number}, {address}");
             }
         }
     }
 
-    /// All that search know exactly the living, over one link each; none was dialed above its back-off.
+    /// A node that joined a second ago is known to all that search.
+    fn is_reached(&self, node: u64) {
+        let Some(Life { id, hello: Hello { cluster, .. }, .. }) = &self.nodes[&node].life else {
+            return;
+        };
+        for (other, searcher) in self.nodes.iter().filter(|(other, _)| **other != node) {
+            if let Some(life) = searcher.life.as_ref().filter(|_| searcher.searches)
+                && life.hello.cluster == *cluster
+                && life.since + 3 * SECOND < self.now
+            {
+                assert!(life.members.knows(*id), "node {other} has not reached {node}");
+            }
+        }
+    }
+
+    /// All that search know exactly the living of their cluster, over one link each, and the places of others; none was
+    /// dialed above its back-off.
     pub(super) fn check(&self) {
-        let living: BTreeSet<_> =
-            self.nodes.values().filter_map(|node| Some(node.life.as_ref()?.id)).collect();
         for (number, node) in &self.nodes {
-            for (target, dials) in &node.dials {
+            for ((_, target), dials) in &node.dials {
                 let most = dials.windows(20).map(|window| window[19] - window[0]).min();
                 assert!(most.is_none_or(|most| most > 10 * SECOND), "{number} dials {target:?}");
             }
             let Some(life) = &node.life else { continue };
             let known: BTreeSet<_> = life.members.peers().map(|(id, ..)| id).collect();
-            let others: BTreeSet<_> = living.iter().copied().filter(|id| *id != life.id).collect();
+            let lives = self.nodes.values().filter_map(|node| node.life.as_ref());
+            let others = lives.filter(|other| other.hello.cluster == life.hello.cluster);
+            let others: BTreeSet<_> =
+                others.map(|other| other.id).filter(|id| *id != life.id).collect();
             assert!(known.is_subset(&others), "node {number} knows the dead");
             if node.searches {
                 assert_eq!(known, others, "node {number} does not know all");
                 let choices = life.members.choices("kv", |_| Load::default());
                 assert_eq!(choices.len(), others.len(), "node {number} uses all");
                 assert!(choices.iter().all(|choice| !choice.rank.0));
+                self.check_strangers(*number, life);
             }
             for (id, _, _, links) in life.members.peers() {
                 assert_eq!(links.len(), 1, "node {number} has one link to {id}");

@@ -1,0 +1,93 @@
+//! Places that a file lists.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use super::{Discovery, DiscoveryError, Place};
+
+/// Bytes of a file of places.
+const MOST: u64 = 1 << 20;
+
+/// Tells the places that a file lists: one `HOST:PORT` a line. What follows `#` is a comment. The file is read anew with
+/// each search, so it may change at any time; it may be empty, and has 1 MiB at most.
+///
+/// Replace the file by renaming another one to it: a search may read a file that is half written.
+#[derive(Clone, Debug)]
+pub struct File(PathBuf);
+
+impl File {
+    /// Tells the places that this file lists.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+}
+
+impl Discovery for File {
+    async fn places(&self) -> Result<Vec<Place>, DiscoveryError> {
+        let path = self.0.clone();
+        // It may be on a slow or a network file system.
+        tokio::task::spawn_blocking(move || read(&path)).await?
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<Place>, DiscoveryError> {
+    let failed =
+        |error| format!("{}: {error}; name a file of places that can be read", path.display());
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(MOST + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MOST {
+        let text = format!("{}: a file of places has 1 MiB at most; shorten it", path.display());
+        return Err(text.into());
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let mut places = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let entry = line.split('#').next().unwrap_or_default().trim();
+        if !entry.is_empty() {
+            let wrong = |error| format!("{}: line {number}: {error}", path.display());
+            places.push(entry.parse().map_err(wrong)?);
+        }
+    }
+    Ok(places)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(bytes: &[u8]) -> Result<Vec<Place>, String> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        read(file.path()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn lines_are_places_and_comments_and_the_first_wrong_one_is_named() {
+        let text = "# the cluster\n\n 10.0.0.1:1 # rack 1\n\tb:2\r\n[::1]:3";
+        let found = file(text.as_bytes()).unwrap();
+        let shown: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["10.0.0.1:1", "b:2", "[::1]:3"]);
+        assert_eq!(file(b"").unwrap(), []);
+        let error = file(b"a:1\n# b\nb\nc").unwrap_err();
+        assert!(error.contains(": line 3: \"b\" is not HOST:PORT; name a place"), "{error}");
+        let error = file(&vec![b'\n'; (MOST + 1) as usize]).unwrap_err();
+        assert!(error.contains("1 MiB at most"), "{error}");
+        let error = read(Path::new("/nowhere/at/all")).unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere/at/all: ") && error.contains("can be read"), "{error}");
+        assert!(read(Path::new("/")).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_places_or_an_error(bytes: Vec<u8>) {
+            if let Err(error) = file(&bytes) {
+                prop_assert!(error.contains("line "), "{}", error);
+            }
+        }
+    }
+}
