@@ -51,7 +51,7 @@ struct Options {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run(Options::parse()).await {
+    match run(options()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -60,6 +60,19 @@ async fn main() -> ExitCode {
             ExitCode::from(if is_input { 2 } else { 1 })
         }
     }
+}
+
+/// Parses the command line; bad input ends the program with one line and exit code 2.
+fn options() -> Options {
+    Options::try_parse().unwrap_or_else(|error| {
+        if !error.use_stderr() {
+            error.exit(); // `--help`
+        }
+        let text = error.to_string();
+        let line = text.split("\n\n").next().unwrap_or(&text).split_whitespace();
+        eprintln!("{}", line.collect::<Vec<_>>().join(" "));
+        std::process::exit(2)
+    })
 }
 
 async fn run(options: Options) -> Result<(), Fault> {

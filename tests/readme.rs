@@ -14,11 +14,38 @@ const LINES: usize = 1_000;
 /// Longest between two lines, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The programs of the front door, and their lines at most.
+const FRONT_DOOR: [(&str, &str, usize); 6] = [
+    ("hello", HELLO, 150),
+    ("axum_service", include_str!("../examples/axum_service.rs"), 150),
+    ("tonic_service", include_str!("../examples/tonic_service/src/main.rs"), 150),
+    ("tower_calls", include_str!("../examples/tower_calls.rs"), 150),
+    ("latest_map", include_str!("../examples/latest_map.rs"), 120),
+    ("two_hosts", include_str!("../examples/two_hosts.rs"), 150),
+];
+
+#[test]
+fn programs_of_the_front_door_fit_a_page_and_name_what_they_need() {
+    let manifest = include_str!("../examples/tonic_service/Cargo.toml");
+    for (name, program, most) in FRONT_DOOR {
+        assert!(program.lines().count() <= most, "{name} has more than {most} lines");
+        let block = program.split("//! ```toml").nth(1).unwrap_or(manifest);
+        let used = program.lines().filter_map(|line| line.strip_prefix("use ")?.split("::").next());
+        for needed in used.filter(|used| !["std", "generated"].contains(used)) {
+            assert!(
+                block.contains(&format!("\n//! {needed} = "))
+                    || block.contains(&format!("\n{needed} = ")),
+                "{name} needs {needed}, which its manifest does not name"
+            );
+        }
+    }
+}
+
 /// Returns the lines of a program between its node's start and the end of the function, without what differs between the
 /// README's programs and the example that has both.
 fn body(program: &str) -> Vec<String> {
     let lines = program.lines().skip_while(|line| !line.contains("await?;")).map(str::trim);
-    let lines = lines.take_while(|line| !line.starts_with("```"));
+    let lines = lines.take_while(|line| !line.starts_with("println!") && !line.starts_with("```"));
     let same = |line: &str| line.replace("b\"Ada\"", "name.as_bytes()");
     lines.filter(|line| !line.contains("Node::builder()")).map(same).collect()
 }
@@ -29,7 +56,7 @@ fn the_readme_s_programs_are_the_example_s() {
     let programs: Vec<_> = README.split("```rust,no_run\n").skip(1).map(body).collect();
     assert_eq!(programs.len(), 2);
     for program in programs {
-        assert!(program.len() > 5, "{program:?}");
+        assert!(program.len() > 4, "{program:?}");
         let is_there = |lines: &[&str]| lines == program;
         assert!(example.windows(program.len()).any(is_there), "{program:#?}");
     }
@@ -144,7 +171,7 @@ fn a_service_that_is_killed_is_reached_again_once_it_is_back() {
     for name in ["Ada", "Grace"] {
         // The client waits for the service, which comes second.
         let mut client = hello(name);
-        let service = hello("serve");
+        let service = hello("--serve");
         let mut greeting = String::new();
         client.output().read_line(&mut greeting).unwrap();
         let expected = format!("hello {name}, of hello-");

@@ -1,15 +1,14 @@
-//! Generates the service's code; with `protoc` at hand, `tonic_prost_build::compile_protos` does it from a `.proto` file.
+//! Generates the server and the client of the service `orders.Orders`, without `protoc`.
 
 use tonic_build::manual::{Builder, Method, Service};
 
 fn main() {
-    let hello = Method::builder()
-        .name("hello")
-        .route_name("Hello")
-        .input_type("crate::Name")
-        .output_type("crate::Greeting")
-        .codec_path("tonic_prost::ProstCodec")
-        .build();
-    let service = Service::builder().name("Greeter").package("greeter").method(hello).build();
-    Builder::new().compile(&[service]);
+    let place = Method::builder()
+        .name("place")
+        .route_name("Place")
+        .input_type("crate::Order")
+        .output_type("crate::Receipt")
+        .codec_path("tonic_prost::ProstCodec");
+    let orders = Service::builder().name("Orders").package("orders").method(place.build());
+    Builder::new().compile(&[orders.build()]);
 }

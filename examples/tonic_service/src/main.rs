@@ -1,72 +1,123 @@
-//! A gRPC service that nodes reach by its name, and its client: tonic's own server and channel over a node's streams.
+//! A gRPC service that tonic serves over a node's listener: only the listener and the channel's connector are ours.
 //!
-//! ```text
-//! cargo run --manifest-path examples/tonic_service/Cargo.toml -- serve
-//! cargo run --manifest-path examples/tonic_service/Cargo.toml -- Ada
-//! ```
+//! `Cargo.toml` and `build.rs` beside this folder are what to copy with it.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::Parser;
-use midplane::prelude::*;
+use midplane::{ErrorKind, Node, PeerName};
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
 
+type Fail = Box<dyn std::error::Error + Send + Sync>;
+
+/// The code that `build.rs` generates.
 mod generated {
-    #![allow(missing_docs, clippy::all)]
-    tonic::include_proto!("greeter.Greeter");
+    include!(concat!(env!("OUT_DIR"), "/orders.Orders.rs"));
 }
-use generated::greeter_client::GreeterClient;
-use generated::greeter_server::{Greeter, GreeterServer};
+use generated::orders_client::OrdersClient;
+use generated::orders_server::{Orders, OrdersServer};
 
-type Fault = Box<dyn std::error::Error + Send + Sync>;
-
-/// A gRPC service and its client, on one host, in whichever order they start.
+/// Takes orders over gRPC from other processes, without an address or a port.
+///
+/// Start `tonic_service --serve` once or more, and `tonic_service tea 3` in another terminal, as the same user, in
+/// whichever order.
 #[derive(Parser)]
-struct Options {
-    /// `serve`, or whom to greet
-    name: String,
+struct Arguments {
+    /// Serves until Ctrl-C; requests under way are answered first.
+    #[arg(long, conflicts_with_all = ["item", "count"])]
+    serve: bool,
+    /// The item to order.
+    #[arg(required_unless_present = "serve")]
+    item: Option<String>,
+    /// The number of items; the service refuses 0.
+    #[arg(default_value_t = 1)]
+    count: u32,
 }
 
-/// The request.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Name {
+struct Order {
     #[prost(string, tag = "1")]
-    name: String,
+    item: String,
+    #[prost(uint32, tag = "2")]
+    count: u32,
 }
 
-/// The answer.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Greeting {
+struct Receipt {
     #[prost(string, tag = "1")]
     text: String,
 }
 
-struct Polite;
+#[derive(Default)]
+struct Shop {
+    sold: AtomicU64,
+}
 
 #[tonic::async_trait]
-impl Greeter for Polite {
-    async fn hello(&self, request: Request<Name>) -> Result<Response<Greeting>, Status> {
-        let Name { name } = request.into_inner();
-        Ok(Response::new(Greeting { text: format!("hello {name}") }))
+impl Orders for Shop {
+    async fn place(&self, request: Request<Order>) -> Result<Response<Receipt>, Status> {
+        let buyer = request.extensions().get::<PeerName>().cloned().unwrap_or_default();
+        let Order { item, count } = request.into_inner();
+        if count == 0 {
+            return Err(Status::invalid_argument("an order is of at least 1"));
+        }
+        let sold = self.sold.fetch_add(count.into(), Ordering::Relaxed) + u64::from(count);
+        let text = format!("{count} of {item} for {buyer}; {sold} sold");
+        Ok(Response::new(Receipt { text }))
     }
 }
 
-#[tokio::main]
-async fn main() -> Result<(), Fault> {
-    let Options { name } = Options::parse();
+async fn serve() -> Result<(), Fail> {
     let node = Node::builder().start().await?;
-    if name == "serve" {
-        let incoming = node.listen("greeter-grpc").await?.incoming();
-        println!("{} serves until Ctrl-C", node.name());
-        let ended = async { drop(tokio::signal::ctrl_c().await) };
-        let server = Server::builder().add_service(GreeterServer::new(Polite));
-        server.serve_with_incoming_shutdown(incoming, ended).await?;
-    } else {
-        // The connector knows the way; the address is not used.
-        let endpoint = Endpoint::from_static("http://greeter");
-        let channel = endpoint.connect_with_connector(node.connector("greeter-grpc")).await?;
-        let answer = GreeterClient::new(channel).hello(Name { name }).await?;
-        println!("{}", answer.into_inner().text);
-    }
+    let incoming = node.listen("orders").await?.incoming();
+    println!("serving; Ctrl-C ends it");
+    let pressed = async { drop(tokio::signal::ctrl_c().await) };
+    let server = Server::builder().add_service(OrdersServer::new(Shop::default()));
+    server.serve_with_incoming_shutdown(incoming, pressed).await?;
     node.shutdown().await;
     Ok(())
+}
+
+async fn place(item: String, count: u32) -> Result<(), Fail> {
+    let node = Node::builder().start().await?;
+    // The connector knows the service; tonic asks for an address, and puts it into each request.
+    let endpoint = Endpoint::from_static("http://orders");
+    let channel = endpoint.connect_with_connector(node.connector("orders")).await?;
+    let receipt = OrdersClient::new(channel).place(Order { item, count }).await;
+    println!("{}", receipt.map_err(|status| status.message().to_owned())?.into_inner().text);
+    node.shutdown().await;
+    Ok(())
+}
+
+/// Parses the command line; bad input ends the program with one line and exit code 2.
+fn arguments() -> Arguments {
+    Arguments::try_parse().unwrap_or_else(|error| {
+        if !error.use_stderr() {
+            error.exit(); // `--help`
+        }
+        let text = error.to_string();
+        let line = text.split("\n\n").next().unwrap_or(&text).split_whitespace();
+        eprintln!("{}", line.collect::<Vec<_>>().join(" "));
+        std::process::exit(2)
+    })
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let ended = match arguments() {
+        Arguments { item: Some(item), count, .. } => place(item, count).await,
+        _ => serve().await,
+    };
+    let Err(error) = ended else { return ExitCode::SUCCESS };
+    // tonic's own text is "transport error"; its source is the node's.
+    let node = std::iter::successors(Some(&*error as &dyn std::error::Error), |e| e.source())
+        .find_map(|error| error.downcast_ref::<midplane::Error>());
+    match node {
+        Some(node) => eprintln!("error: {node}"),
+        None => eprintln!("error: {error}"),
+    }
+    let is_input = node.is_some_and(|e| matches!(e.kind(), ErrorKind::Config | ErrorKind::InUse));
+    ExitCode::from(if is_input { 2 } else { 1 })
 }
