@@ -164,8 +164,8 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::Busy`] if those that offer it have not
-    /// accepted; [`ErrorKind::Version`] if there is a node of another version alone; [`ErrorKind::InUse`] if this node has met another one
-    /// of its name that was there before it; [`ErrorKind::Config`], [`ErrorKind::Closed`].
+    /// accepted; [`ErrorKind::Version`] if there is a node of another version alone; [`ErrorKind::InUse`] if this node
+    /// has met another one of its name that was there before it; [`ErrorKind::Config`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
     /// Dropped, it has connected to nothing.

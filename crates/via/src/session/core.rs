@@ -3,9 +3,10 @@
 //! It performs no I/O of its own and reads no clock. After each call that changes it, take its events and wakers, and
 //! see that [`Core::flush`] is called in the same turn.
 
+mod dialing;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
-use std::sync::Arc;
 use std::task::Waker;
 
 use midplane_simhw::shm::rings::WakeSet;
@@ -14,12 +15,9 @@ use super::MOST_SERVICE;
 use super::due::{done, next_due};
 use super::flow::{FIRST_WINDOW, Flow, LEAST_WINDOW, MOST_WINDOW, wait};
 use super::frame::{FIN, Header, Kind, Reason};
-use super::line::Line;
 use super::parts::Parts;
-use super::piped::Piped;
 use super::stats::Counted;
 use super::wire::{Incoming, Wire};
-use crate::wire::endpoint::PipeId;
 
 /// Bytes of the longest payload of a frame that is not data.
 pub(super) const MOST_CONTROL: usize = 8 * 1024;
@@ -568,50 +566,6 @@ impl Core {
     /// Polls on `processor` from now on. Whether the peer runs on another one.
     pub(super) fn unpark(&self, processor: usize) -> bool {
         self.wire.unpark(processor)
-    }
-
-    /// The peer of a dial answers over UDP: that carries the session, unless TCP does.
-    pub(super) fn on_pipe_established(&mut self, id: PipeId) -> bool {
-        let Wire::Dialing(dialing) = &mut self.wire else { return false };
-        let Some(udp) = dialing.udp.take_if(|udp| udp.is_over_pipe(id)) else { return false };
-        self.wire = Wire::Piped(udp);
-        self.is_dirty = true;
-        true
-    }
-
-    /// A connection over UDP has ended. Returns whether it was a dial.
-    pub(super) fn on_pipe_ended(&mut self, id: PipeId) -> bool {
-        match &mut self.wire {
-            Wire::Dialing(dialing) => {
-                dialing.udp = None;
-                if !dialing.is_tcp_open {
-                    self.end(Ended::Gone);
-                }
-                return true;
-            }
-            Wire::Piped(piped) if piped.is_over_pipe(id) => self.on_wire_ended(),
-            _ => {}
-        }
-        false
-    }
-
-    /// The peer of a dial answers over TCP: that carries the session. Returns whether it does; else UDP has answered.
-    pub(super) fn on_tcp_established(&mut self, line: Arc<Line>) -> bool {
-        let is_open = matches!(self.wire, Wire::Dialing(_));
-        if is_open {
-            self.wire = Wire::Piped(Piped::over_line(line));
-            self.is_dirty = true;
-        }
-        is_open
-    }
-
-    /// TCP is not tried, or not any longer.
-    pub(super) fn on_tcp_failed(&mut self) {
-        let Wire::Dialing(dialing) = &mut self.wire else { return };
-        dialing.is_tcp_open = false;
-        if dialing.udp.is_none() {
-            self.end(Ended::Gone);
-        }
     }
 
     /// Returns whether the system has taken nothing for a second although something waits; over TCP alone.
