@@ -1,7 +1,7 @@
-//! The same program on two hosts: each tells the other its time, over UDP that is sealed with a key.
+//! The same program on two hosts: each greets the other, over UDP that is sealed with a key.
 //!
 //! ```text
-//! two_hosts --make-key > fabric.key                                   # once; copy the file to the other host
+//! (umask 077; two_hosts --make-key > fabric.key)                      # once; copy the file to the other host
 //! two_hosts --key fabric.key --bind 10.0.0.1:4700                     # on the first host
 //! two_hosts --key fabric.key --bind 10.0.0.2:4700 --peer 10.0.0.1:4700 # on the second
 //! two_hosts                                                           # both here, as a trial
@@ -18,15 +18,16 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use clap::Parser;
 use midplane::prelude::*;
 use midplane::{ErrorKind, Key, NodeBuilder};
+use tokio::time::Instant;
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 
-/// Tells the time to nodes of other hosts, and asks theirs.
+/// Greets nodes of other hosts, and asks for their greetings.
 ///
 /// Without options it is both hosts at once, and ends after one answer.
 #[derive(Parser)]
@@ -66,38 +67,30 @@ async fn run(options: Options) -> Result<(), Fault> {
         println!("{}", make_key()?);
         return Ok(());
     }
-    let key = match &options.key {
-        Some(path) => std::fs::read_to_string(path)
-            .map_err(|error| format!("--key {}: {error}", path.display()))?
-            .parse::<Key>()
-            .map_err(|error| format!("--key {}: {error}; see --make-key", path.display()))?,
-        None => make_key()?.parse()?,
-    };
-    let own = Node::builder().name(format!("clock-{}", std::process::id())).key(key.clone());
-    let own = match options.bind {
-        Some(bind) => own.bind(bind),
-        None => own.bind("127.0.0.1:0".parse()?),
-    };
-    if options.key.is_some() {
-        return take_part(own.discover(&options.peer), options.answers).await;
+    if let Some(path) = options.key {
+        let node = Node::builder().key_file(path).discover(&options.peer);
+        let node = if let Some(bind) = options.bind { node.bind(bind) } else { node };
+        return take_part(node, options.answers).await;
     }
-    let first = own.transports("udp").start().await?;
+    let key: Key = make_key()?.parse()?;
+    let first = Node::builder().key(key.clone()).bind("127.0.0.1:0".parse()?);
+    let first = first.transports("udp").start().await?;
     let address = first.address().ok_or("a node with a key has an address")?.to_string();
-    let telling = tokio::spawn(async move { tell(&first).await });
+    let greeting = tokio::spawn(async move { greet(&first).await });
     let second = Node::builder().key(key).transports("udp").discover(address);
     let asked = take_part(second, 1).await;
-    telling.abort();
+    greeting.abort();
     asked
 }
 
-/// Tells the time, and asks others for theirs, until Ctrl-C or so many answers.
+/// Greets, and asks others to, until Ctrl-C or so many answers.
 async fn take_part(builder: NodeBuilder, answers: u32) -> Result<(), Fault> {
     let node = builder.start().await?;
     if let Some(address) = node.address() {
         println!("{} at {address}", node.name());
     }
     tokio::select! {
-        told = tell(&node) => told?,
+        greeted = greet(&node) => greeted?,
         asked = ask(&node, answers) => asked?,
         ended = tokio::signal::ctrl_c() => ended?,
     }
@@ -105,14 +98,12 @@ async fn take_part(builder: NodeBuilder, answers: u32) -> Result<(), Fault> {
     Ok(())
 }
 
-async fn tell(node: &Node) -> Result<(), Fault> {
-    let mut listener = node.listen("time").await?;
+async fn greet(node: &Node) -> Result<(), Fault> {
+    let mut listener = node.listen("greeting").await?;
     loop {
-        let (mut stream, _) = listener.accept().await?;
-        tokio::spawn(async move {
-            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            stream.write_all(since.as_secs().to_string().as_bytes()).await
-        });
+        let (mut stream, peer) = listener.accept().await?;
+        let greeting = format!("hello {peer}, this is {}", node.name());
+        tokio::spawn(async move { stream.write_all(greeting.as_bytes()).await });
     }
 }
 
@@ -122,12 +113,12 @@ async fn ask(node: &Node, answers: u32) -> Result<(), Fault> {
         let since = Instant::now();
         let answer = async {
             let mut text = String::new();
-            node.connect("time").await?.read_to_string(&mut text).await.map(|_| text)
+            node.connect("greeting").await?.read_to_string(&mut text).await.map(|_| text)
         };
         match answer.await {
             Ok(text) => {
                 count += 1;
-                println!("{text} seconds since 1970, after {:?}", since.elapsed());
+                println!("{text} (after {:?})", since.elapsed());
             }
             // The other host may come back.
             Err(error) => eprintln!("no answer: {error}"),

@@ -245,7 +245,7 @@ async fn accept(mut listener: Listener, outbox: mpsc::UnboundedSender<Received>,
     }
 }
 
-/// What a sender may have this node hold.
+/// Bounds the messages of a sender that this node holds.
 #[derive(Clone, Debug)]
 struct Sender {
     /// Held by the stream that is read; the next one waits until it has ended.

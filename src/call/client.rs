@@ -212,7 +212,7 @@ struct Call {
     is_idempotent: bool,
 }
 
-/// What a service has answered.
+/// An answer of a service.
 struct Answer {
     status: Status,
     limit: usize,

@@ -19,7 +19,7 @@ const NEVER: u64 = u64::MAX;
 const REQUEST_BYTES: usize = 24;
 const ANSWER_BYTES: usize = 16;
 
-/// What stands before a request's payload.
+/// The header of a request.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct RequestHeader {
     pub(super) length: u32,
@@ -67,7 +67,7 @@ impl RequestHeader {
     }
 }
 
-/// What an answer is.
+/// The kind of an answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub(super) enum Status {
@@ -99,7 +99,7 @@ impl Status {
     ];
 }
 
-/// What stands before an answer's payload.
+/// The header of an answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct AnswerHeader {
     pub(super) status: Status,

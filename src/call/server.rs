@@ -146,7 +146,7 @@ async fn refuse(mut stream: Stream) {
     let _ = timeout(REST_WITHIN, write_parts(&mut stream, &head, &[], 0)).await;
 }
 
-/// What a stream's task needs.
+/// The state that a stream's task needs.
 #[derive(Debug)]
 struct Server<S, Request> {
     service: S,

@@ -33,6 +33,10 @@ impl Discovery for File {
 fn read(path: &Path) -> Result<Vec<Place>, DiscoveryError> {
     let failed =
         |error| format!("{}: {error}; name a file of places that can be read", path.display());
+    // A pipe would have the open wait for a writer.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(format!("{}: no regular file; name a file of places", path.display()).into());
+    }
     let file = std::fs::File::open(path).map_err(failed)?;
     let mut bytes = Vec::new();
     file.take(MOST + 1).read_to_end(&mut bytes).map_err(failed)?;
@@ -79,7 +83,9 @@ mod tests {
         assert!(error.contains("1 MiB at most"), "{error}");
         let error = read(Path::new("/nowhere/at/all")).unwrap_err().to_string();
         assert!(error.starts_with("/nowhere/at/all: ") && error.contains("can be read"), "{error}");
-        assert!(read(Path::new("/")).is_err());
+        for other in ["/", "/dev/null"] {
+            assert!(read(Path::new(other)).unwrap_err().to_string().contains("no regular file"));
+        }
     }
 
     proptest! {

@@ -32,7 +32,7 @@ const REST_WITHIN: Duration = Duration::from_secs(30);
 /// Streams of maps that peers may have open to one.
 const MOST_STREAMS: usize = 4_096;
 
-/// A member's copy of a map, and who waits for its changes.
+/// A member's copy of a map, and the tasks that wait for its changes.
 #[derive(Debug)]
 pub(super) struct Shared {
     replica: Mutex<Replica>,

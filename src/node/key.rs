@@ -20,6 +20,10 @@ pub(super) fn read(path: &Path) -> Result<Key, Error> {
     let wrong =
         |text: String| Error::new(ErrorKind::Config, format!("the key file {shown}: {text}"));
     let failed = |error| wrong(format!("{error}; name a file with a key that this user can read"));
+    // A pipe would have the open wait for a writer.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(wrong("it is no regular file; name one with a key".into()));
+    }
     let file = File::open(path).map_err(failed)?;
     // Of the file that is open: the path may name another one by now.
     let mode = file.metadata().map_err(failed)?.mode();
@@ -70,5 +74,6 @@ mod tests {
             assert!(read_of(wrong, 0o600).unwrap_err().contains("openssl"), "{wrong}");
         }
         assert!(read(Path::new("/nowhere")).unwrap_err().to_string().contains("/nowhere"));
+        assert!(read(Path::new("/dev/null")).unwrap_err().to_string().contains("regular file"));
     }
 }

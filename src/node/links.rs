@@ -37,7 +37,7 @@ impl Links {
     }
 }
 
-/// What a reserved service carries.
+/// The use of a reserved service.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Kind {
     Calls,

@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::listener::PeerName;
 
-/// The stream to a peer, once there was a message for it; whoever holds the lock writes.
+/// The stream to a peer, once there was a message for it; the holder of the lock writes.
 pub(crate) type Outgoing = Arc<tokio::sync::Mutex<Option<Stream>>>;
 
 /// A message that waits to be received, and its share of the bounds.

@@ -1,4 +1,4 @@
-//! What a node reaches other nodes through: the one seam between membership and the world.
+//! The one seam between membership and the world: a node reaches other nodes through it.
 
 use std::collections::BTreeSet;
 use std::fmt;

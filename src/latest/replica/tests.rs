@@ -14,7 +14,7 @@ enum Op {
     Send(usize, usize),
     /// One of the updates on their way arrives; it stays on its way, to arrive again, if the flag says so.
     Arrive(usize, bool),
-    /// What is on its way between two members is lost, and their connection is made anew.
+    /// Loses the updates on their way between two members, whose connection is made anew.
     Reconnect(usize, usize),
     /// A member loses all it has, and comes back under another number.
     Restart(usize),
@@ -40,7 +40,7 @@ const READER: Observer = Observer::Reader(0);
 
 struct Member {
     replica: Replica,
-    /// What its reader has seen.
+    /// The values that its reader has seen.
     seen: BTreeMap<Bytes, (Version, Option<Bytes>)>,
 }
 

@@ -38,7 +38,8 @@ impl Behind {
         let (cluster, node) = service(over).await;
         let listener = node.listen("redis").await.unwrap();
         let (stop, stopped) = oneshot::channel();
-        let serving = tokio::spawn(async { mini_redis::server::run(listener, stopped).await.unwrap() });
+        let serving =
+            tokio::spawn(async { mini_redis::server::run(listener, stopped).await.unwrap() });
         let gateway = Gateway::start(&cluster, "redis", &node).await;
         Self { gateway, node, stop, serving }
     }
@@ -94,8 +95,10 @@ async fn run(name: &str, package: &str, arguments: &[&str], input: &[u8]) -> Opt
     let mut child = match program(name, arguments).spawn() {
         Ok(child) => child,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let text = format!("{name} is not installed (Debian: {package}): this test tests nothing");
-            let is_required = std::env::var("MIDPLANE_FOREIGN_PROGRAMS").as_deref() == Ok("required");
+            let text =
+                format!("{name} is not installed (Debian: {package}): this test tests nothing");
+            let is_required =
+                std::env::var("MIDPLANE_FOREIGN_PROGRAMS").as_deref() == Ok("required");
             assert!(!is_required, "{text}");
             // Not `eprintln`: what passing tests print so is not shown.
             writeln!(std::io::stderr(), "{text}").unwrap();

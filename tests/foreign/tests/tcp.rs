@@ -6,7 +6,7 @@ mod nodes;
 use std::net::SocketAddr;
 
 use gateway::{Gateway, WITHIN, command, service};
-use midplane::{Listener, Node};
+use midplane::{ErrorKind, Listener, Node};
 use nodes::{Over, over_each};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -81,7 +81,16 @@ over_each! {
         if let Some(address) = address {
             again = again.transports("udp").bind(address);
         }
-        let again = again.start().await.unwrap();
+        let start = async {
+            loop {
+                // The dropped node tells its peers of its end before it frees its address.
+                match again.clone().start().await {
+                    Err(error) if error.kind() == ErrorKind::InUse => tokio::task::yield_now().await,
+                    started => return started.unwrap(),
+                }
+            }
+        };
+        let again = tokio::time::timeout(WITHIN, start).await.expect("the address is free in time");
         serve_echo(again.listen("echo").await.unwrap());
         assert_eq!(echoed(gateway.address, b"hello").await.unwrap(), b"hello");
         gateway.interrupt();

@@ -349,10 +349,13 @@ impl Core {
     }
 
     /// Returns whether the next frame has bytes for a task that waits to read them, and could read them where they are.
+    ///
+    /// A task that waits for the acceptance of its stream reads nothing: bytes that come before the acceptance are held.
     pub(super) fn wake_reader(&mut self) -> bool {
         let Ok(Some(incoming)) = self.wire.peek() else { return false };
         let Some(header) = Header::parse(incoming.words) else { return false };
-        let flow = self.flows.get_mut(&header.stream).filter(|_| header.kind == Kind::Data);
+        let is_read = |flow: &&mut Flow| header.kind == Kind::Data && flow.is_accepted;
+        let flow = self.flows.get_mut(&header.stream).filter(is_read);
         let waker = flow.and_then(|flow| flow.receive.waker.take());
         let found = waker.is_some();
         self.wakers.extend(waker);

@@ -515,6 +515,26 @@ fn a_service_with_a_name_beyond_the_bound_ends_the_session() {
 }
 
 #[test]
+fn bytes_that_overtake_the_acceptance_of_their_stream_do_not_hold_it_up() {
+    let [mut one, mut other] = pair();
+    let stream = one.open("a service").unwrap();
+    one.flush();
+    other.pump(None);
+    // The service's task runs on another thread than the driver, which accepts.
+    assert_eq!(other.write(stream, &[IoSlice::new(b"first")], Waker::noop()), 5);
+    other.accept(stream);
+    other.flush();
+    for _ in 0..10 {
+        // The opener waits for the acceptance, which is no read.
+        one.await_bytes(stream, Waker::noop());
+        if !one.wake_reader() {
+            one.pump(None);
+        }
+    }
+    assert!(one.flow(stream).unwrap().is_accepted);
+}
+
+#[test]
 fn of_many_descriptions_the_newest_is_kept() {
     let [mut hostile, here] = RingPair::local(RING).unwrap();
     let mut here = Core::new(Wire::ring(here), false);
