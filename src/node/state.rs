@@ -372,6 +372,13 @@ impl Shared {
 #[derive(Debug)]
 pub(super) struct Receiver(pub(super) Arc<Shared>);
 
+/// Dropped with the driver's task, also by the end of its runtime: tasks of others that wait for the node are told.
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 impl Handler for Receiver {
     fn on_accepted(&mut self, session: &Arc<Session>) {
         self.0.on_session(session);
