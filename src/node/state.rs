@@ -372,7 +372,7 @@ impl Shared {
 #[derive(Debug)]
 pub(super) struct Receiver(pub(super) Arc<Shared>);
 
-/// Dropped with the driver's task, also by the end of its runtime: tasks of others that wait for the node are told.
+/// Dropped with the driver's task, also at the end of its runtime: closes the node, so that no task waits for it for ever.
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.0.close();
