@@ -407,6 +407,13 @@ pub(super) fn placed(target: &Target) -> String {
 #[derive(Debug)]
 pub(super) struct Receiver(pub(super) Arc<Shared>);
 
+/// Dropped with the driver's task, also at the end of its runtime: closes the node, so that no task waits for it for ever.
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 impl Handler for Receiver {
     fn on_accepted(&mut self, session: &Arc<Session>) {
         self.0.on_session(session);

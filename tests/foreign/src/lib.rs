@@ -1,3 +1,3 @@
-//! What the tests need that is generated: see `build.rs`.
+//! Has the generated code that the tests share: see `build.rs`.
 
 pub mod grpc;

@@ -24,7 +24,7 @@ fn serve_echo(mut listener: Listener) {
     });
 }
 
-/// Sends bytes, ends, and reads what comes back.
+/// Sends bytes, ends, and returns the answer.
 async fn echoed(address: SocketAddr, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut client = TcpStream::connect(address).await?;
     client.write_all(bytes).await?;

@@ -8,7 +8,7 @@ mod net;
 #[path = "tokio/nodes.rs"]
 mod nodes;
 
-/// Whether the streams are carried by UDP.
+/// Selects UDP for all streams; else shared memory.
 const IS_UDP: bool = false;
 
 include!(concat!(env!("OUT_DIR"), "/tokio.rs"));
