@@ -18,12 +18,17 @@ mod transports;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use midplane_via::session::{Sessions, Stream};
+use midplane_simhw::shm::rings::RingListener;
+use midplane_via::session::{Driver, Sessions, Stream};
 use midplane_via::wire::pipe::Config;
 use midplane_via::wire::tcp;
+use tokio::io::unix::AsyncFd;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind};
@@ -49,6 +54,8 @@ const LOOK: Duration = Duration::from_millis(50);
 const KEEPALIVE_NANOS: u64 = 700_000_000;
 /// Limits how long a node may take to describe itself, or to accept a stream, before others are tried.
 const TELL: Duration = Duration::from_nanos(member::DESCRIBE);
+/// Limits how long [`Node::shutdown`] waits for its sockets to be closed; telling peers over UDP takes 1 s at most.
+const CLOSE: Duration = Duration::from_secs(2);
 /// The time for which a search goes on once nobody waits for it: longer than from one search to the next.
 const SEEK: Duration = Duration::from_millis(1_500);
 
@@ -71,6 +78,8 @@ struct Inner {
     links: Links,
     allowed: Transports,
     is_sealed: bool,
+    /// Closed once the tasks that have sockets have ended.
+    sockets: tokio::sync::Mutex<mpsc::Receiver<()>>,
 }
 
 impl Drop for Inner {
@@ -119,17 +128,7 @@ impl Node {
         let network = Box::new(System { sessions: sessions.clone(), local });
         let members = Members::new(&hello, address);
         let shared = Shared::new(sessions, network, hello, members);
-        if let Some(listener) = listener {
-            let accepting = tokio::spawn(local::accept(listener, Arc::downgrade(&shared)));
-            shared.on_end(accepting.abort_handle());
-        }
-        if let Some(listener) = tcp {
-            let accepting = tokio::spawn(sockets::accept(listener, Arc::downgrade(&shared)));
-            shared.on_end(accepting.abort_handle());
-        }
-        shared.on_end(tokio::spawn(Arc::clone(&shared).run_timeouts()).abort_handle());
-        shared.on_end(tokio::spawn(meter::run(Arc::downgrade(&shared))).abort_handle());
-        tokio::spawn(driver.run(Receiver(Arc::clone(&shared))));
+        let sockets = spawn_tasks(&shared, driver, listener, tcp);
         let NodeBuilder { drain, connect_within, key, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
         let inner = Inner {
@@ -142,6 +141,7 @@ impl Node {
             links,
             allowed,
             is_sealed,
+            sockets: tokio::sync::Mutex::new(sockets),
         };
         Ok(Self(Arc::new(inner)))
     }
@@ -266,7 +266,7 @@ impl Node {
     }
 
     /// Ends the node once its streams have ended, at most as long as [`NodeBuilder::drain`] says: accepts and opens no
-    /// more of them meanwhile.
+    /// more of them meanwhile. Once this returns, another node may have its address.
     pub async fn shutdown(self) {
         let shared = &self.0.shared;
         let live = shared.live();
@@ -279,7 +279,40 @@ impl Node {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         shared.close();
+        // Nothing is ever sent: it ends with the last sender.
+        let closed = async { self.0.sockets.lock().await.recv().await };
+        let _ = tokio::time::timeout(CLOSE, closed).await;
     }
+}
+
+/// Spawns the tasks of a node; the channel is closed once those that have sockets have ended.
+fn spawn_tasks(
+    shared: &Arc<Shared>,
+    driver: Driver,
+    listener: Option<AsyncFd<RingListener>>,
+    tcp: Option<TcpListener>,
+) -> mpsc::Receiver<()> {
+    let (open, sockets) = mpsc::channel::<()>(1);
+    // Dropped with its socket, after it.
+    let spawn = |task: Pin<Box<dyn Future<Output = ()> + Send>>| {
+        let open = open.clone();
+        tokio::spawn(async move {
+            let _open = open;
+            task.await;
+        })
+    };
+    if let Some(listener) = listener {
+        let accepting = spawn(Box::pin(local::accept(listener, Arc::downgrade(shared))));
+        shared.on_end(accepting.abort_handle());
+    }
+    if let Some(listener) = tcp {
+        let accepting = spawn(Box::pin(sockets::accept(listener, Arc::downgrade(shared))));
+        shared.on_end(accepting.abort_handle());
+    }
+    shared.on_end(tokio::spawn(Arc::clone(shared).run_timeouts()).abort_handle());
+    shared.on_end(tokio::spawn(meter::run(Arc::downgrade(shared))).abort_handle());
+    spawn(Box::pin(driver.run(Receiver(Arc::clone(shared)))));
+    sockets
 }
 
 fn listed(services: &[String]) -> String {

@@ -276,3 +276,14 @@ async fn what_can_not_be_configured_is_an_error_that_says_what_to_change() {
     let error = Node::builder().bind(taken.address().unwrap()).start().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse);
 }
+
+#[tokio::test]
+async fn an_address_is_free_once_its_node_is_shut_down() {
+    let address = free_address();
+    for transports in ["udp", "tcp", "shm,udp,tcp"] {
+        for _ in 0..50 {
+            let node = Node::builder().transports(transports).bind(address).start().await.unwrap();
+            node.shutdown().await;
+        }
+    }
+}

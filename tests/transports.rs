@@ -218,14 +218,16 @@ async fn over_tcp_a_killed_process_resets_its_streams_and_its_successor_is_reach
             Killed(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
         };
         let first = start();
-        for next in [Some(first), None] {
-            let _second = next.is_none().then(start);
+        for mut next in [Some(first), None] {
+            let mut second = next.is_none().then(start);
             // The process may take long to start where many run.
             let mut stream = loop {
                 match client.connect("echo").await {
                     Ok(stream) => break stream,
                     Err(error) => assert_eq!(error.kind(), ErrorKind::NoService, "{error}"),
                 }
+                let process = next.as_mut().or(second.as_mut()).unwrap();
+                assert_eq!(process.0.try_wait().unwrap(), None, "it has ended by itself");
             };
             stream.write_all(b"here").await.unwrap();
             stream.read_exact(&mut [0; 4]).await.unwrap();
