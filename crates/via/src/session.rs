@@ -10,6 +10,7 @@ mod driver;
 mod due;
 mod flow;
 mod frame;
+mod gossip;
 #[cfg(feature = "hyper")]
 mod hyper;
 mod line;
@@ -36,6 +37,7 @@ use below::Pipes;
 pub use dial::{Attempt, Attempts};
 pub use driver::{Driver, Handler, Refusal};
 use frame::Reason;
+pub use gossip::Gossip;
 use line::Line;
 use mover::Mover;
 use piped::Piped;
@@ -366,9 +368,8 @@ impl Sessions {
             Some((socket, config)) => {
                 let seed = getrandom::u64().map_err(io::Error::other)?;
                 let config = config.socket_bytes(socket.receive_bytes());
-                let endpoint = Mutex::new(Endpoint::new(config, seed));
-                let pipes = Pipes { endpoint, closing: Mutex::default(), clock: socket.clock() };
-                (Some(socket), Some(Arc::new(pipes)))
+                let pipes = Pipes::new(Endpoint::new(config, seed), socket.clock());
+                (Some(socket), Some(pipes))
             }
         };
         let hub = Arc::new(Hub {

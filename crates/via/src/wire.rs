@@ -2,10 +2,12 @@
 //!
 //! - [`pipe`]: one connection: ordered bytes both ways, with congestion control; no I/O and no clock
 //! - [`endpoint`]: all connections of one socket: dials, accepts, tells datagrams apart; no I/O and no clock
+//! - [`gossip`]: messages of no connection, in sealed pieces; no I/O and no clock
 //! - [`socket`]: moves an endpoint's datagrams through a socket of tokio's
 //! - [`tcp`]: handshakes and sealed records over TCP (Linux, with sessions)
 
 pub mod endpoint;
+pub mod gossip;
 pub mod pipe;
 pub mod socket;
 #[cfg(all(feature = "session", target_os = "linux"))]

@@ -3,6 +3,8 @@
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use atomic_waker::AtomicWaker;
+
 use super::line::{Buffers, Line};
 use crate::wire::endpoint::{Endpoint, PipeId};
 use crate::wire::socket::Clock;
@@ -14,9 +16,16 @@ pub(super) struct Pipes {
     /// Connections whose sessions have ended: to be closed.
     pub(super) closing: Mutex<Vec<PipeId>>,
     pub(super) clock: Clock,
+    /// Woken when a message of gossip was received.
+    pub(super) gossip: AtomicWaker,
 }
 
 impl Pipes {
+    pub(super) fn new(endpoint: Endpoint, clock: Clock) -> Arc<Self> {
+        let (endpoint, closing) = (Mutex::new(endpoint), Mutex::default());
+        Arc::new(Self { endpoint, closing, clock, gossip: AtomicWaker::new() })
+    }
+
     pub(super) fn endpoint(&self) -> MutexGuard<'_, Endpoint> {
         self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
     }

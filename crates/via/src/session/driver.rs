@@ -175,7 +175,11 @@ impl Driver {
         // An error of the socket is one of the runtime's: nothing more comes then.
         let is_busy = matches!(socket.poll(context, &mut endpoint), Poll::Ready(Ok(())));
         let events: Vec<_> = std::iter::from_fn(|| endpoint.poll_event()).collect();
+        let has_gossip = endpoint.gossip().is_some_and(|gossip| gossip.has_message());
         drop(endpoint);
+        if has_gossip {
+            pipes.gossip.wake();
+        }
         let any = !events.is_empty();
         for event in events {
             self.on_pipe(event, handler);

@@ -84,8 +84,7 @@ struct Network {
 impl Network {
     fn new(loses: u64, seed: u64) -> (Self, [Core; 2]) {
         let pipes = [1, 2].map(|seed| {
-            let endpoint = Mutex::new(Endpoint::new(Config::default(), seed));
-            Arc::new(Pipes { endpoint, closing: Mutex::default(), clock: Clock::start() })
+            Pipes::new(Endpoint::new(Config::default(), seed), Clock::start())
         });
         let mut network = Self {
             pipes,

@@ -1,4 +1,4 @@
-//! All connections of one socket: dials, accepts, and tells datagrams apart.
+//! All connections of one socket, and its gossip: dials, accepts, and tells datagrams apart.
 //!
 //! No I/O and no clock here.
 //!
@@ -19,6 +19,7 @@ use hashbrown::HashMap;
 use midplane_simhw::rng::Rng;
 use midplane_simhw::time::Instant;
 
+use super::gossip::Gossip;
 use super::pipe::config::reason;
 use super::pipe::packet::{Accept, Dial, Packet, VERSION, emit_cookie, emit_refuse, emit_reset};
 use super::pipe::{Config, Pipe, Transmit, sealing};
@@ -73,6 +74,7 @@ pub struct Endpoint {
     timers: BTreeSet<(Instant, u32)>,
     events: VecDeque<Event>,
     replies: VecDeque<(SocketAddr, Vec<u8>)>,
+    gossip: Option<Box<Gossip>>,
     is_accepting: bool,
     counters: Counters,
 }
@@ -98,6 +100,7 @@ impl Endpoint {
             timers: BTreeSet::new(),
             events: VecDeque::new(),
             replies: VecDeque::new(),
+            gossip: None,
             is_accepting: true,
             counters: Counters::default(),
         }
@@ -113,6 +116,19 @@ impl Endpoint {
     /// Refuses dials from now on, or accepts them again.
     pub fn set_accepting(&mut self, is_accepting: bool) {
         self.is_accepting = is_accepting;
+    }
+
+    /// Gossips from now on, in a cluster of this name, with the endpoint's key if it has one. `run` is drawn at random.
+    ///
+    /// After this: [`Gossip::set_time`]; and whenever a datagram was handled: [`Gossip::poll_message`].
+    pub fn begin_gossip(&mut self, cluster: &str, run: [u8; 16]) {
+        let gossip = Gossip::new(self.config.key.as_ref(), cluster, run);
+        self.gossip = Some(Box::new(gossip));
+    }
+
+    /// Returns the endpoint's gossip, if it has begun.
+    pub fn gossip(&mut self) -> Option<&mut Gossip> {
+        self.gossip.as_deref_mut()
     }
 
     /// Handles a datagram that was received.
@@ -131,6 +147,10 @@ impl Endpoint {
             Some(Packet::Dial(dial)) => {
                 return self.handle_dial(now, from, dial);
             }
+            Some(Packet::Gossip) => match &mut self.gossip {
+                Some(gossip) => return gossip.handle_datagram(now, from, datagram),
+                None => None,
+            },
             None => None,
         };
         let entry = slot.and_then(|slot| self.slots[slot as usize].entry.as_mut());
@@ -232,6 +252,11 @@ impl Endpoint {
         if let Some((to, reply)) = self.replies.pop_front() {
             out.extend_from_slice(&reply);
             let transmit = Transmit { bytes: reply.len(), segment_bytes: reply.len() };
+            return Some(Outgoing { to, pipe: None, transmit });
+        }
+        if let Some((to, datagram)) = self.gossip.as_mut().and_then(|one| one.poll_transmit()) {
+            out.extend_from_slice(&datagram);
+            let transmit = Transmit { bytes: datagram.len(), segment_bytes: datagram.len() };
             return Some(Outgoing { to, pipe: None, transmit });
         }
         while let Some(slot) = self.queue.pop_front() {

@@ -29,7 +29,7 @@ pub enum Event {
 pub struct Outgoing {
     /// The address that they go to.
     pub to: SocketAddr,
-    /// The connection that they are of; none for answers to strangers.
+    /// The connection that they are of; none for answers to strangers, and for gossip.
     pub pipe: Option<PipeId>,
     /// The sizes of the datagrams.
     pub transmit: Transmit,

@@ -10,6 +10,7 @@
 //! | 4 data | padding 6, receiver's id 8, packet number 8, body |
 //! | 5 reset | padding 6, the id that the receiver of a data packet does not know 8 |
 //! | 6 refuse | reason 1, padding 5, dialer's id 8 |
+//! | 7 gossip | sealed 1, padding 5, sender's run 16, number of its datagrams 8, body |
 //!
 //! An acceptor of another version answers a dial with *refuse*, reason 2, in its own version: the first 16
 //! bytes of dial and refuse stay as they are in every version.
@@ -24,6 +25,10 @@
 //! | 4 probe | zeros up to the end: finds how long datagrams may be |
 //! | 8 ping | nothing: asks for an acknowledgement |
 //! | 16 bytes | offset 8; the bytes of the pipe from there up to the end |
+//!
+//! The body of gossip is a piece of a [message](crate::wire::gossip): the sender's clock in milliseconds since 1970 8, the piece's
+//! index 1, the last piece's 1, bytes. Pieces of one message have numbers one after the other. A sealed body has the run
+//! and the number as nonce, and is 16 bytes longer.
 //!
 //! Packet numbers of a direction start at 0 and never repeat. Bytes that were lost travel again in new packets,
 //! cut anew. The window is the offset up to which the receiver takes bytes; it never falls.
@@ -56,6 +61,8 @@ const ACCEPT: u8 = 3;
 const DATA: u8 = 4;
 const RESET: u8 = 5;
 const REFUSE: u8 = 6;
+/// Kind of the datagrams of gossip.
+pub(crate) const GOSSIP: u8 = 7;
 
 /// Flags of a body.
 pub(crate) mod flag {
@@ -88,6 +95,8 @@ pub(crate) enum Packet<'a> {
     Reset { unknown: u64 },
     /// Refuses a dial.
     Refuse { dialer: u64, reason: u8, version: u8 },
+    /// Carries a piece of gossip.
+    Gossip,
 }
 
 /// The fields of a dial.
@@ -151,6 +160,7 @@ impl<'a> Packet<'a> {
             })),
             RESET if version == VERSION => Some(Self::Reset { unknown: id }),
             REFUSE => Some(Self::Refuse { dialer: id, reason: bytes[2], version }),
+            GOSSIP if version == VERSION => Some(Self::Gossip),
             _ => None,
         }
     }

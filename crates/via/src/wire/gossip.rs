@@ -1,0 +1,197 @@
+//! Gossip: messages between the endpoints of a cluster that belong to no connection.
+//!
+//! No I/O and no clock here.
+//!
+//! A message travels in pieces, a datagram each, of 1,200 bytes at most: IP fragments none of them. A piece that is lost
+//! loses its message, and no other. Nothing is sent again: whoever gossips says the same a little later.
+//!
+//! # Seals
+//!
+//! With a key, each piece is sealed by XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03, the AEAD of RFC 8439 with a nonce of
+//! 192 bits) under a key that HMAC-BLAKE2s derives from the cluster's. The nonce is 16 random bytes of the sender's *run*, drawn
+//! when it starts, and a counter of its datagrams: none repeats. The cluster's name is associated data.
+//!
+//! A receiver takes a datagram once. It has a sliding window of numbers for each run, as IPsec has (RFC 4303, section
+//! 3.4.3), and the sender's clock, which the seal covers, has to be within [`MOST_SKEW`] of its own: a window is kept that
+//! long, and a recorded datagram is too old after.
+//!
+//! # Bounds
+//!
+//! Messages that wait to be taken, to leave, or for their other pieces are bounded: the oldest is dropped, and counted.
+
+mod joining;
+mod piece;
+mod senders;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use midplane_simhw::seal::Key;
+use midplane_simhw::time::Instant;
+
+use joining::Joining;
+use piece::{MOST_PIECES, PIECE_BYTES, Seal, Stamp};
+use senders::Senders;
+
+/// 65,536: bytes of a message at most.
+pub const MOST_MESSAGE: usize = 64 << 10;
+/// 60,000 ms: limits how far the clocks of two hosts may differ, with a key.
+pub const MOST_SKEW: u64 = 60_000;
+/// Messages that wait to be taken, and messages that wait to leave.
+const MOST_WAITING: usize = 64;
+
+const _: () = assert!(MOST_MESSAGE.div_ceil(PIECE_BYTES) <= MOST_PIECES);
+
+/// Counters of an endpoint's gossip.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Counters {
+    /// Messages that were cut, and queued to leave.
+    pub sent: u64,
+    /// Messages of which every piece was received.
+    pub received: u64,
+    /// Messages that were dropped: too many waited, or a piece is missing.
+    pub dropped: u64,
+    /// Datagrams of another key or cluster, malformed or repeated ones.
+    pub refused: u64,
+    /// Datagrams of this key whose sender's clock differs by more than [`MOST_SKEW`].
+    pub skewed: u64,
+}
+
+/// A message that waits to leave.
+#[derive(Debug)]
+struct Departure {
+    to: SocketAddr,
+    datagrams: VecDeque<Vec<u8>>,
+}
+
+/// The gossip of one endpoint.
+#[derive(Debug)]
+pub struct Gossip {
+    seal: Seal,
+    run: [u8; 16],
+    /// The number of the next datagram.
+    next: u64,
+    /// The time of day: milliseconds since 1970 at an instant.
+    time: (Instant, u64),
+    senders: Senders,
+    joining: Joining,
+    inbox: VecDeque<(SocketAddr, Vec<u8>)>,
+    outbox: VecDeque<Departure>,
+    counters: Counters,
+}
+
+impl Gossip {
+    /// Makes the gossip of a cluster. `run` is drawn at random; [`Gossip::set_time`] is called before anything else.
+    pub(crate) fn new(key: Option<&Key>, cluster: &str, run: [u8; 16]) -> Self {
+        Self {
+            seal: Seal::new(key, cluster),
+            run,
+            next: 0,
+            time: (Instant::ZERO, 0),
+            senders: Senders::default(),
+            joining: Joining::default(),
+            inbox: VecDeque::new(),
+            outbox: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Sets the time of day, in milliseconds since 1970; to be called now and then, as the system's may be set.
+    pub fn set_time(&mut self, now: Instant, millis: u64) {
+        self.time = (now, millis);
+    }
+
+    fn millis(&self, now: Instant) -> u64 {
+        self.time.1.saturating_add(now.nanos_since(self.time.0) / 1_000_000)
+    }
+
+    /// Queues a message; `false` if it has no bytes, or more than [`MOST_MESSAGE`].
+    pub fn send(&mut self, now: Instant, to: SocketAddr, message: &[u8]) -> bool {
+        if message.is_empty() || message.len() > MOST_MESSAGE {
+            return false;
+        }
+        if self.outbox.len() >= MOST_WAITING {
+            self.outbox.pop_front();
+            self.counters.dropped += 1;
+        }
+        let millis = self.millis(now);
+        let pieces = message.chunks(PIECE_BYTES);
+        let last = (pieces.len() - 1) as u8;
+        let datagrams = pieces.zip(0..).map(|(bytes, index)| {
+            let stamp = Stamp { run: self.run, number: self.next };
+            self.next += 1;
+            self.seal.emit(stamp, millis, (index, last), bytes)
+        });
+        let datagrams = datagrams.collect();
+        self.outbox.push_back(Departure { to, datagrams });
+        self.counters.sent += 1;
+        true
+    }
+
+    /// Handles a datagram of gossip, which may have been sent by anybody.
+    pub(crate) fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
+        let stamp = Stamp::read(datagram).filter(|stamp| self.is_new(*stamp));
+        let piece = stamp.and_then(|stamp| Some((stamp, self.seal.open(stamp, datagram)?)));
+        let Some((stamp, piece)) = piece else {
+            self.counters.refused += 1;
+            return;
+        };
+        if self.seal.is_sealed() {
+            let millis = self.millis(now);
+            if millis.abs_diff(piece.millis) > MOST_SKEW {
+                self.counters.skewed += 1;
+                return;
+            }
+            if !self.senders.accept(millis, stamp, piece.millis) {
+                self.counters.refused += 1;
+                return;
+            }
+        }
+        let (joined, dropped) = self.joining.add(from, stamp, piece);
+        self.counters.dropped += u64::from(dropped);
+        if let Some(message) = joined {
+            self.counters.received += 1;
+            if self.inbox.len() >= MOST_WAITING {
+                self.inbox.pop_front();
+                self.counters.dropped += 1;
+            }
+            self.inbox.push_back((from, message));
+        }
+    }
+
+    /// Returns whether a datagram is none that was received before; known of sealed ones alone.
+    fn is_new(&self, stamp: Stamp) -> bool {
+        !self.seal.is_sealed() || self.senders.is_new(stamp)
+    }
+
+    /// Returns the next datagram.
+    pub(crate) fn poll_transmit(&mut self) -> Option<(SocketAddr, Vec<u8>)> {
+        let departure = self.outbox.front_mut()?;
+        let to = departure.to;
+        let datagram = departure.datagrams.pop_front()?;
+        if departure.datagrams.is_empty() {
+            self.outbox.pop_front();
+        }
+        Some((to, datagram))
+    }
+
+    /// Takes the next message, with the address that it came from.
+    #[must_use]
+    pub fn poll_message(&mut self) -> Option<(SocketAddr, Vec<u8>)> {
+        self.inbox.pop_front()
+    }
+
+    /// Returns whether a message waits to be taken.
+    #[must_use]
+    pub fn has_message(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    /// Returns what was counted.
+    #[must_use]
+    pub const fn counters(&self) -> Counters {
+        self.counters
+    }
+}
