@@ -4,6 +4,8 @@ mod builder;
 mod connector;
 mod dials;
 mod explain;
+#[cfg(feature = "discovery-gossip")]
+mod gossip;
 mod key;
 pub(crate) mod links;
 mod listener;
@@ -72,7 +74,9 @@ struct Inner {
     name: String,
     shared: Arc<Shared>,
     address: Option<SocketAddr>,
-    places: Places,
+    places: Arc<Places>,
+    #[cfg(feature = "discovery-gossip")]
+    gossip: Option<Arc<gossip::Gossip>>,
     drain: Duration,
     connect_within: Duration,
     links: Links,
@@ -128,6 +132,9 @@ impl Node {
         let network = Box::new(System { sessions: sessions.clone(), local });
         let members = Members::new(&hello, address);
         let shared = Shared::new(sessions, network, hello, members);
+        let places = Arc::new(places);
+        #[cfg(feature = "discovery-gossip")]
+        let gossip = builder.start_gossip(&shared, &places, address)?;
         let sockets = spawn_tasks(&shared, driver, listener, tcp);
         let NodeBuilder { drain, connect_within, key, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
@@ -136,6 +143,8 @@ impl Node {
             shared,
             address,
             places,
+            #[cfg(feature = "discovery-gossip")]
+            gossip,
             drain,
             connect_within,
             links,
@@ -212,14 +221,15 @@ impl Node {
         self.0.shared.peers()
     }
 
-    /// Dials the nodes that are there and not known, and waits until they have described themselves. Whether there were
-    /// any.
-    async fn look(&self) -> bool {
+    /// Dials the nodes that are there and not known, of those that gossip names the ones that offer the service, and waits
+    /// until they have described themselves. Whether there were any.
+    async fn look(&self, service: &str) -> bool {
         let shared = &self.0.shared;
         let mut places: BTreeSet<_> =
             shared.network().local().into_iter().map(Target::Local).collect();
         let addresses = self.0.places.addresses(shared, self.0.address).await;
         places.extend(addresses.into_iter().map(Target::Address));
+        places.extend(self.gossiped(service).into_iter().map(Target::Address));
         let before = shared.known();
         shared.search(&places, SEEK);
         let until = Instant::now() + TELL;
@@ -230,6 +240,16 @@ impl Node {
                 return !shared.known().is_subset(&before);
             }
         }
+    }
+
+    /// Returns the addresses of nodes that offer a service, as gossip tells.
+    fn gossiped(&self, service: &str) -> BTreeSet<SocketAddr> {
+        #[cfg(feature = "discovery-gossip")]
+        if let Some(gossip) = &self.0.gossip {
+            return gossip.search(service, SEEK, self.0.address);
+        }
+        let _ = service;
+        BTreeSet::new()
     }
 
     /// The address at which nodes of other hosts reach this one, if it has one.

@@ -136,7 +136,7 @@ pub(super) fn start(
         tokio::select! {
             () = accept(listener, &shared) => {}
             () = connect(&peers, &service, &shared) => {}
-            () = search(&peers, &shared) => {}
+            () = search(&peers, &service, &shared) => {}
             () = left => {}
         }
         // Readers learn that nothing comes any more.
@@ -146,8 +146,8 @@ pub(super) fn start(
 }
 
 /// Searches for members, and forgets old removals.
-async fn search(peers: &Peers, shared: &Shared) {
-    while peers.search().await {
+async fn search(peers: &Peers, service: &str, shared: &Shared) {
+    while peers.search(service).await {
         shared.with(|replica, now| replica.expire(now));
         tokio::time::sleep(TICK).await;
     }

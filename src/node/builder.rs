@@ -8,7 +8,11 @@ use std::time::Duration;
 
 use midplane_simhw::seal::Key;
 
+#[cfg(feature = "discovery-gossip")]
+use super::gossip::{Gossip, Gossiper};
 use super::places::Places;
+#[cfg(feature = "discovery-gossip")]
+use super::state::Shared;
 use super::transports::{Transports, VARIABLE, WORDS};
 use super::{Node, check_name, key};
 use crate::discovery::{AnyDiscovery, Discovery, List, Place};
@@ -32,6 +36,7 @@ pub struct NodeBuilder {
     pub(super) key: Option<Key>,
     key_file: Option<PathBuf>,
     pub(super) is_trusted: bool,
+    is_gossiping: bool,
     transports: Option<String>,
     pub(super) connect_within: Duration,
     pub(super) drain: Duration,
@@ -48,6 +53,7 @@ impl Default for NodeBuilder {
             key: None,
             key_file: None,
             is_trusted: false,
+            is_gossiping: false,
             transports: None,
             connect_within: DEFAULT_CONNECT_WITHIN,
             drain: DEFAULT_DRAIN,
@@ -104,6 +110,24 @@ impl NodeBuilder {
     /// [`File`](crate::discovery::File) that may change, a [`Job`](crate::discovery::Job)'s environment, or one of your own.
     pub fn discover_with(mut self, discovery: impl Discovery) -> Self {
         self.discover.push(Arc::new(discovery));
+        self
+    }
+
+    /// Gossips: nodes tell each other of all nodes of the cluster, and of the services that each offers. The
+    /// [places](NodeBuilder::discover) that a node is told of are where it begins: one that lives is enough, and any node will
+    /// do. A node that was restarted, or joins late, is known to the others within about 2 s; one that has ended or is cut
+    /// off is named no longer after 10 s at most.
+    ///
+    /// A node still connects to a node only when it needs a service of that one. Each exchanges a few datagrams twice a second
+    /// with three others. Clusters of up to 1,000 nodes gossip.
+    ///
+    /// - Gossip needs UDP, also between processes of one host, and an address of this node that others can send to: one that is
+    ///   bound to all addresses of its host tells the one from which it sends to the first place or node that it knows. Behind
+    ///   address translation [`NodeBuilder::bind`] can't say which: do without gossip there.
+    /// - With a [key](NodeBuilder::key_file), gossip is sealed, and the clocks of hosts may differ by a minute at most.
+    #[cfg(feature = "discovery-gossip")]
+    pub const fn gossip(mut self) -> Self {
+        self.is_gossiping = true;
         self
     }
 
@@ -215,9 +239,39 @@ impl NodeBuilder {
         if self.bind.is_some() {
             return Ok(self.bind);
         }
-        let is_needed = self.key.is_some() || !transports.shm();
+        let is_needed = self.key.is_some() || !transports.shm() || self.is_gossiping;
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         Ok(places.own_address(is_open)?.or_else(|| is_needed.then_some(loopback)))
+    }
+
+    /// Begins to gossip, if that was asked for.
+    #[cfg(feature = "discovery-gossip")]
+    pub(super) fn start_gossip(
+        &self,
+        shared: &Arc<Shared>,
+        places: &Arc<Places>,
+        bound: Option<SocketAddr>,
+    ) -> Result<Option<Arc<Gossip>>, Error> {
+        if !self.is_gossiping {
+            return Ok(None);
+        }
+        let datagrams = shared.sessions().begin_gossip(&self.cluster);
+        let datagrams = datagrams.map_err(|error| Error::system("the node can't gossip", error))?;
+        let Some((datagrams, bound)) = datagrams.zip(bound) else {
+            let text = "gossip travels in datagrams of UDP: allow `udp` among the node's transports";
+            return Err(Error::new(ErrorKind::Config, text.to_owned()));
+        };
+        let gossip = Arc::<Gossip>::default();
+        let gossiper = Gossiper {
+            gossip: Arc::clone(&gossip),
+            datagrams,
+            shared: Arc::clone(shared),
+            places: Arc::clone(places),
+            cluster: self.cluster.clone(),
+            bound,
+        };
+        shared.on_end(tokio::spawn(gossiper.run()).abort_handle());
+        Ok(Some(gossip))
     }
 
     /// Returns the node's name; without one it is that of the program, which is made unique by the node's number.

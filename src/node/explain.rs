@@ -22,6 +22,9 @@ pub struct Explanation {
     pub peers: Vec<PeerPath>,
     /// The places that did not answer their last dial, could not be dialed, or whose node is none of this cluster.
     pub unanswered: Vec<Unanswered>,
+    /// The addresses of the nodes that [gossip](crate::NodeBuilder::gossip) names, this one's not among them.
+    #[cfg(feature = "discovery-gossip")]
+    pub gossip: Vec<SocketAddr>,
 }
 
 /// The way to a peer.
@@ -121,6 +124,8 @@ impl Node {
             address: self.0.address,
             peers: sessions.into_iter().map(path).collect(),
             unanswered: self.unanswered(),
+            #[cfg(feature = "discovery-gossip")]
+            gossip: self.0.gossip.as_ref().map(|gossip| gossip.addresses()).unwrap_or_default(),
         }
     }
 
@@ -171,6 +176,10 @@ impl fmt::Display for Explanation {
         }
         for Unanswered { place, dials, error } in &self.unanswered {
             write!(f, "\n{place}: no peer after {dials} dials: {error}")?;
+        }
+        #[cfg(feature = "discovery-gossip")]
+        for address in &self.gossip {
+            write!(f, "\n{address}: named by gossip")?;
         }
         Ok(())
     }

@@ -115,10 +115,10 @@ impl Peers {
         *self.leaving.borrow() || self.shared.is_closed()
     }
 
-    /// Searches for nodes that are not known yet; `false` once the node has ended.
-    pub(crate) async fn search(&self) -> bool {
+    /// Searches for nodes that are not known yet, and offer a service; `false` once the node has ended.
+    pub(crate) async fn search(&self, service: &str) -> bool {
         let Some(node) = self.node.upgrade().map(Node) else { return false };
-        node.look().await;
+        node.look(service).await;
         true
     }
 }
@@ -185,7 +185,7 @@ impl Node {
                 candidates.retain(|one| one.choice.rank == best);
                 return Ok(candidates);
             }
-            if self.look().await {
+            if self.look(service).await {
                 continue;
             }
             if Instant::now() >= until {

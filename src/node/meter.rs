@@ -11,6 +11,9 @@ use std::time::Duration;
 use metrics::{SharedString, counter, gauge};
 use midplane_via::session::{Ended, Session, Stats};
 
+#[cfg(feature = "discovery-gossip")]
+use midplane_via::wire::gossip::Counters as Gossiped;
+
 use super::state::Shared;
 
 /// The period of reports.
@@ -39,6 +42,15 @@ pub(crate) mod name {
     pub(crate) const CALLS: &str = "midplane_calls_total";
     pub(crate) const MESSAGES_SENT: &str = "midplane_messages_sent_total";
     pub(crate) const MESSAGES_RECEIVED: &str = "midplane_messages_received_total";
+    #[cfg(feature = "discovery-gossip")]
+    pub(crate) mod gossip {
+        pub(crate) const SENT: &str = "midplane_gossip_sent_total";
+        pub(crate) const RECEIVED: &str = "midplane_gossip_received_total";
+        pub(crate) const DROPPED: &str = "midplane_gossip_dropped_total";
+        pub(crate) const REFUSED: &str = "midplane_gossip_refused_total";
+        pub(crate) const SKEWED: &str = "midplane_gossip_skewed_total";
+        pub(crate) const NODES: &str = "midplane_gossip_nodes";
+    }
 }
 
 /// A number that only grows, and how much of it was reported.
@@ -146,6 +158,18 @@ impl Meter {
             last: Stats::default(),
         };
         sessions.insert(session.number(), measured);
+    }
+
+    /// Reports what was counted of gossip since `before`, and how many nodes it names.
+    #[cfg(feature = "discovery-gossip")]
+    pub(super) fn on_gossip(&self, now: &Gossiped, before: &Gossiped, nodes: usize) {
+        let labels = [("node", self.node.clone())];
+        count(name::gossip::SENT, &labels, now.sent - before.sent);
+        count(name::gossip::RECEIVED, &labels, now.received - before.received);
+        count(name::gossip::DROPPED, &labels, now.dropped - before.dropped);
+        count(name::gossip::REFUSED, &labels, now.refused - before.refused);
+        count(name::gossip::SKEWED, &labels, now.skewed - before.skewed);
+        gauge!(name::gossip::NODES, &labels).set(nodes as f64);
     }
 
     /// A session has ended.

@@ -26,7 +26,7 @@ pub(super) struct Shared {
     state: Mutex<State>,
     pub(super) dials: Dials,
     pub(super) meter: Meter,
-    /// A peer has come, gone, or told of its services.
+    /// A peer has come, gone, or told of its services, or this node offers others than before.
     pub(super) changed: Notify,
     /// The time of the next timeout has changed.
     due: Notify,
@@ -357,6 +357,13 @@ impl Shared {
         let links: Vec<_> = state.sessions.keys().copied().collect();
         drop(state);
         self.describe(&links);
+        self.changed.notify_waiters();
+    }
+
+    /// Returns the services that this node offers.
+    #[cfg(feature = "discovery-gossip")]
+    pub(super) fn offered(&self) -> BTreeSet<String> {
+        self.state().hello.services.iter().cloned().collect()
     }
 
     /// Sessions that have not ended.

@@ -1,0 +1,285 @@
+//! Gossip: nodes learn of each other, and of the services that each offers, by the `chitchat` crate.
+//!
+//! A node that was told of one other asks it for all that it knows. Gossip tells addresses alone: sessions are dialed
+//! when a service is searched for, to the nodes that offer it.
+//!
+//! `chitchat` reconciles by Scuttlebutt (van Renesse et al., *Efficient reconciliation and flow control for
+//! anti-entropy protocols*, 2008), and takes a node for dead by a phi accrual detector (Hayashibara et al., 2004). Its messages
+//! travel in datagrams of the node's own socket: see [`midplane_via::wire::gossip`].
+
+mod carrier;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use chitchat::{Chitchat, ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig};
+use midplane_via::session::Gossip as Datagrams;
+use midplane_via::wire::gossip::Counters;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use super::builder::random;
+use super::places::{Places, reachable};
+use super::state::Shared;
+use carrier::Carrier;
+
+/// 500 ms: the period in which a node gossips with three others.
+const PERIOD: Duration = Duration::from_millis(500);
+/// Nodes that are told of something new at once.
+const TOLD: usize = 3;
+/// Rounds from one resolution of the seeds to the next, once another node is known: half a minute.
+const RESOLVE: u32 = 60;
+/// 5 s: how long a node is named before its heartbeats have been seen often enough to judge it by.
+const YOUNG: Duration = Duration::from_secs(5);
+/// 5 min: how long a dead node is told of, which also bounds how long a partition may last without a seed across it.
+const GRACE: Duration = Duration::from_secs(300);
+
+/// The nodes that gossip names.
+#[derive(Debug, Default)]
+pub(super) struct Gossip(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The services of each node, by its address.
+    nodes: BTreeMap<SocketAddr, BTreeSet<String>>,
+    /// Services that are searched for, and until when.
+    wanted: BTreeMap<String, Instant>,
+}
+
+impl Gossip {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Searches for a service for a while; returns the addresses that a node at `own` dials for all searches: those of the
+    /// nodes that offer one of the services.
+    pub(super) fn search(
+        &self,
+        service: &str,
+        time: Duration,
+        own: Option<SocketAddr>,
+    ) -> BTreeSet<SocketAddr> {
+        let now = Instant::now();
+        let mut known = self.known();
+        known.wanted.retain(|_, until| *until > now);
+        known.wanted.insert(service.to_owned(), now + time);
+        let Known { nodes, wanted } = &*known;
+        let offering = nodes.iter().filter(|(_, offered)| {
+            let mut offered = offered.iter();
+            offered.any(|service| wanted.contains_key(service))
+        });
+        offering.filter_map(|(address, _)| reachable(&[*address], own).ok()).flatten().collect()
+    }
+
+    /// Returns the addresses of the nodes that gossip names, this one's not among them.
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
+        self.known().nodes.keys().copied().collect()
+    }
+}
+
+/// What a node gossips with.
+pub(super) struct Gossiper {
+    pub(super) gossip: Arc<Gossip>,
+    pub(super) datagrams: Datagrams,
+    pub(super) shared: Arc<Shared>,
+    pub(super) places: Arc<Places>,
+    pub(super) cluster: String,
+    /// The address that the node is bound to.
+    pub(super) bound: SocketAddr,
+}
+
+/// A run of `chitchat`, and what was told by it.
+struct Round {
+    chitchat: ChitchatHandle,
+    own: SocketAddr,
+    offered: BTreeSet<String>,
+    /// When each node was heard of first.
+    heard: BTreeMap<ChitchatId, Instant>,
+    seeds: BTreeSet<SocketAddr>,
+    number: u32,
+}
+
+impl Gossiper {
+    /// Gossips until the node ends.
+    pub(super) async fn run(self) {
+        let own = self.own_address().await;
+        loop {
+            if let Err(error) = self.gossip(own).await {
+                tracing::warn!(%error, "gossip starts anew");
+            }
+            self.gossip.known().nodes.clear();
+            tokio::time::sleep(PERIOD).await;
+        }
+    }
+
+    /// Returns the address at which other nodes reach this one: of a node that is bound to all addresses of its host, the one
+    /// from which the system sends to a seed, or to a node that has sent something.
+    async fn own_address(&self) -> SocketAddr {
+        if !self.bound.ip().is_unspecified() {
+            return canonical(self.bound);
+        }
+        loop {
+            self.datagrams.set_time();
+            let mut others = self.places.addresses(&self.shared, Some(self.bound)).await;
+            let receiving = std::future::poll_fn(|context| self.datagrams.poll_receive(context));
+            others.extend(timeout(PERIOD, receiving).await.ok().map(|(from, _)| from));
+            let routes = others.iter().filter_map(|other| route(self.bound, *other));
+            if let Some(own) = routes.min_by_key(|own| own.ip().is_loopback()) {
+                tracing::debug!(%own, "other nodes are told this address");
+                return own;
+            }
+        }
+    }
+
+    /// Gossips until `chitchat` ends, which says why.
+    async fn gossip(&self, own: SocketAddr) -> Result<(), String> {
+        let failed = |error| format!("{error:#}");
+        let carrier = Carrier::new(self.datagrams.clone(), self.bound);
+        let services = self.shared.offered();
+        let values = services.iter().map(|service| (service.clone(), String::new())).collect();
+        let chitchat = chitchat::spawn_chitchat(self.config(own), values, &carrier).await;
+        let chitchat = chitchat.map_err(failed)?;
+        carrier.watch(chitchat.chitchat());
+        let ended = chitchat.termination_watcher();
+        let mut ended = std::pin::pin!(ended);
+        let mut round = Round {
+            chitchat,
+            own,
+            offered: services,
+            heard: BTreeMap::new(),
+            seeds: BTreeSet::new(),
+            number: 0,
+        };
+        let mut period = interval(PERIOD);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut counted = Counters::default();
+        loop {
+            let changed = self.shared.changed.notified();
+            let is_due = tokio::select! {
+                ended = &mut ended => return ended.map_err(failed),
+                _ = period.tick() => true,
+                () = changed => false,
+            };
+            self.announce(&mut round).await;
+            if is_due {
+                self.datagrams.set_time();
+                self.review(&mut round).await;
+                self.seek(&mut round).await;
+                counted = self.report(counted);
+            }
+        }
+    }
+
+    fn config(&self, own: SocketAddr) -> ChitchatConfig {
+        // A node is named dead after 8 times its mean interval, of which five of 1 s are presumed.
+        let failure_detector_config = FailureDetectorConfig {
+            phi_threshold: 8.0,
+            sampling_window_size: 100,
+            max_interval: Duration::from_secs(10),
+            initial_interval: Duration::from_secs(1),
+            dead_node_grace_period: GRACE,
+        };
+        // The number is drawn anew with each start, so that a node is not taken for its former self.
+        let id = self.shared.id();
+        ChitchatConfig {
+            chitchat_id: ChitchatId {
+                node_id: format!("{id:016x}").into(),
+                generation_id: id,
+                gossip_advertise_addr: own,
+            },
+            cluster_id: self.cluster.clone(),
+            gossip_interval: PERIOD,
+            listen_addr: own,
+            // `seek` gossips with them, wherever they are now.
+            seed_nodes: Vec::new(),
+            failure_detector_config,
+            marked_for_deletion_grace_period: GRACE,
+            catchup_callback: None,
+            extra_liveness_predicate: None,
+        }
+    }
+
+    /// Tells of services that are offered since the last call, or no longer.
+    async fn announce(&self, round: &mut Round) {
+        let services = self.shared.offered();
+        if services == round.offered {
+            return;
+        }
+        let change = |chitchat: &mut Chitchat| {
+            let state = chitchat.self_node_state();
+            round.offered.difference(&services).for_each(|service| state.delete(service));
+            services.difference(&round.offered).for_each(|service| state.set(service, ""));
+        };
+        round.chitchat.with_chitchat(change).await;
+        round.offered = services;
+        let known = self.gossip.addresses();
+        gossip_with(&round.chitchat, &known);
+    }
+
+    /// Names the nodes that live, as `chitchat` sees it now, and those that are new.
+    async fn review(&self, round: &mut Round) {
+        let (now, heard) = (Instant::now(), &mut round.heard);
+        let nodes = round.chitchat.with_chitchat(|chitchat| {
+            let live: HashSet<_> = chitchat.live_nodes().collect();
+            heard.retain(|id, _| chitchat.node_state(id).is_some());
+            let mut nodes: BTreeMap<SocketAddr, BTreeSet<String>> = BTreeMap::new();
+            for (id, state) in chitchat.node_states() {
+                let since = *heard.entry(id.clone()).or_insert(now);
+                let is_named = live.contains(id) || now < since + YOUNG;
+                if is_named && id.gossip_advertise_addr != round.own {
+                    let services = state.key_values().map(|(service, _)| service.to_owned());
+                    nodes.entry(id.gossip_advertise_addr).or_default().extend(services);
+                }
+            }
+            nodes
+        });
+        let nodes = nodes.await;
+        self.gossip.known().nodes = nodes;
+    }
+
+    /// Gossips with seeds that are not known to live.
+    async fn seek(&self, round: &mut Round) {
+        let known = self.gossip.addresses();
+        if known.is_empty() || round.number.is_multiple_of(RESOLVE) {
+            let seeds = self.places.addresses(&self.shared, Some(self.bound)).await;
+            round.seeds = seeds.into_iter().map(canonical).collect();
+            round.seeds.remove(&round.own);
+        }
+        round.number = round.number.wrapping_add(1);
+        let unknown = round.seeds.iter().filter(|seed| !known.contains(seed));
+        gossip_with(&round.chitchat, &unknown.copied().collect::<Vec<_>>());
+    }
+
+    /// Reports what was counted since the last call.
+    fn report(&self, before: Counters) -> Counters {
+        let now = self.datagrams.counters();
+        if now.skewed > 0 && before.skewed == 0 {
+            tracing::warn!("gossip of a host is refused whose clock differs by more than a minute: set the clocks");
+        }
+        self.shared.meter.on_gossip(&now, &before, self.gossip.known().nodes.len());
+        now
+    }
+}
+
+/// Gossips with some of these nodes, chosen at random.
+fn gossip_with(chitchat: &ChitchatHandle, addresses: &[SocketAddr]) {
+    let from = random().unwrap_or(0) as usize % addresses.len().max(1);
+    for address in addresses.iter().cycle().skip(from).take(TOLD.min(addresses.len())) {
+        // An error says that it has ended, which its watcher reports.
+        let _ = chitchat.gossip(*address);
+    }
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Returns the address from which the system sends to another node.
+fn route(bound: SocketAddr, to: SocketAddr) -> Option<SocketAddr> {
+    let socket = UdpSocket::bind(SocketAddr::new(bound.ip(), 0)).ok()?;
+    // Nothing is sent.
+    socket.connect(to).ok()?;
+    let own = canonical(SocketAddr::new(socket.local_addr().ok()?.ip(), bound.port()));
+    (!own.ip().is_unspecified()).then_some(own)
+}
