@@ -10,6 +10,8 @@
 //! | in the environment of a job of Slurm, PMI, Open MPI or Kubernetes | [`Job`] |
 //! | elsewhere | a [`Discovery`] of your own |
 //!
+//! With the feature `discovery-gossip`, `NodeBuilder::gossip` has nodes that know one place learn of all others.
+//!
 //! ```
 //! use std::sync::Mutex;
 //!

@@ -116,10 +116,10 @@ impl NodeBuilder {
     /// Gossips: nodes tell each other of all nodes of the cluster, and of the services that each offers. The
     /// [places](NodeBuilder::discover) that a node is told of are where it begins: one that lives is enough, and any node will
     /// do. A node that was restarted, or joins late, is known to the others within about 2 s; one that has ended or is cut
-    /// off is named no longer after 10 s at most.
+    /// off is named no longer after about 10 s.
     ///
     /// A node still connects to a node only when it needs a service of that one. Each exchanges a few datagrams twice a second
-    /// with three others. Clusters of up to 1,000 nodes gossip.
+    /// with three others. Clusters of up to 800 nodes gossip, those that ended within a minute included.
     ///
     /// - Gossip needs UDP, also between processes of one host, and an address of this node that others can send to: one that is
     ///   bound to all addresses of its host tells the one from which it sends to the first place or node that it knows. Behind
@@ -258,7 +258,8 @@ impl NodeBuilder {
         let datagrams = shared.sessions().begin_gossip(&self.cluster);
         let datagrams = datagrams.map_err(|error| Error::system("the node can't gossip", error))?;
         let Some((datagrams, bound)) = datagrams.zip(bound) else {
-            let text = "gossip travels in datagrams of UDP: allow `udp` among the node's transports";
+            let text =
+                "gossip travels in datagrams of UDP: allow `udp` among the node's transports";
             return Err(Error::new(ErrorKind::Config, text.to_owned()));
         };
         let gossip = Arc::<Gossip>::default();

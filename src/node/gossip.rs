@@ -32,8 +32,8 @@ const TOLD: usize = 3;
 const RESOLVE: u32 = 60;
 /// 5 s: how long a node is named before its heartbeats have been seen often enough to judge it by.
 const YOUNG: Duration = Duration::from_secs(5);
-/// 5 min: how long a dead node is told of, which also bounds how long a partition may last without a seed across it.
-const GRACE: Duration = Duration::from_secs(300);
+/// 1 min: how long a dead node is told of, which also bounds how long a partition may last without a seed across it.
+const GRACE: Duration = Duration::from_secs(60);
 
 /// The nodes that gossip names.
 #[derive(Debug, Default)]
@@ -255,7 +255,9 @@ impl Gossiper {
     fn report(&self, before: Counters) -> Counters {
         let now = self.datagrams.counters();
         if now.skewed > 0 && before.skewed == 0 {
-            tracing::warn!("gossip of a host is refused whose clock differs by more than a minute: set the clocks");
+            tracing::warn!(
+                "gossip of a host is refused whose clock differs by more than a minute: set the clocks"
+            );
         }
         self.shared.meter.on_gossip(&now, &before, self.gossip.known().nodes.len());
         now

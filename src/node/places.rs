@@ -223,7 +223,10 @@ impl Names {
 }
 
 /// Returns those of a place's addresses that a node at `own` can send to, as it writes them; if there are none, says why.
-pub(super) fn reachable(found: &[SocketAddr], own: Option<SocketAddr>) -> Result<Vec<SocketAddr>, String> {
+pub(super) fn reachable(
+    found: &[SocketAddr],
+    own: Option<SocketAddr>,
+) -> Result<Vec<SocketAddr>, String> {
     let Some(own) = own else { return Ok(found.to_vec()) };
     let ours = |address: &SocketAddr| match (own.ip(), address.ip()) {
         (IpAddr::V4(_), IpAddr::V6(ip)) => {

@@ -12,10 +12,9 @@ use tokio::sync::Mutex;
 
 use super::reachable;
 
-/// Bytes of what `chitchat` keeps of other nodes, in all: about 1,000 nodes that fit its longest message, with their
-/// services.
+/// Bytes of what `chitchat` keeps of the services of all nodes.
 const MOST_BYTES: usize = 4 << 20;
-/// Bytes of a summary of all nodes, which has to fit a message.
+/// Bytes of a summary of all nodes, which has to fit a message: 869 of them.
 const MOST_DIGEST: usize = 60_000;
 /// Bytes of a node in such a summary, beside its identifier, at most.
 const DIGEST_BYTES: usize = 53;
@@ -56,7 +55,8 @@ impl Carrier {
         for (id, state) in chitchat.node_states() {
             digest += DIGEST_BYTES + id.node_id.len();
             let values = state.key_values_including_deleted();
-            bytes += values.map(|(key, value)| OVERHEAD + key.len() + value.value.len()).sum::<usize>();
+            bytes +=
+                values.map(|(key, value)| OVERHEAD + key.len() + value.value.len()).sum::<usize>();
         }
         bytes > MOST_BYTES || digest > MOST_DIGEST
     }

@@ -83,9 +83,8 @@ struct Network {
 
 impl Network {
     fn new(loses: u64, seed: u64) -> (Self, [Core; 2]) {
-        let pipes = [1, 2].map(|seed| {
-            Pipes::new(Endpoint::new(Config::default(), seed), Clock::start())
-        });
+        let pipes =
+            [1, 2].map(|seed| Pipes::new(Endpoint::new(Config::default(), seed), Clock::start()));
         let mut network = Self {
             pipes,
             now: Instant::from_nanos(1),
