@@ -10,6 +10,7 @@
 
 mod cookies;
 mod events;
+mod tokens;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -19,11 +20,13 @@ use hashbrown::HashMap;
 use midplane_simhw::rng::Rng;
 use midplane_simhw::time::Instant;
 
-use super::pipe::config::reason;
+use super::pipe::config::{FIRST_WINDOW, reason};
 use super::pipe::packet::{Accept, Dial, Packet, VERSION, emit_cookie, emit_refuse, emit_reset};
 use super::pipe::{Config, Pipe, Transmit, sealing};
 use cookies::Cookies;
 pub use events::{Counters, Event, Outgoing, PipeId};
+use tokens::Tokens;
+pub use tokens::{DEFAULT_PORT_BUFFER, PORT_BUFFERS, TokenCounters};
 
 /// Connections of one endpoint.
 const MOST_PIPES: usize = 16_384;
@@ -75,6 +78,7 @@ pub struct Endpoint {
     replies: VecDeque<(SocketAddr, Vec<u8>)>,
     is_accepting: bool,
     counters: Counters,
+    tokens: Option<Tokens>,
 }
 
 impl Endpoint {
@@ -85,6 +89,7 @@ impl Endpoint {
         let mut secret = [0; 32];
         rng.fill(&mut secret);
         Self {
+            tokens: config.port_buffer.map(Tokens::new),
             config,
             rng,
             cookies: Cookies::new(secret),
@@ -106,8 +111,9 @@ impl Endpoint {
     /// Begins a connection to `to`. It may be written to at once.
     pub fn dial(&mut self, now: Instant, to: SocketAddr) -> PipeId {
         let local = self.draw_id();
+        let first_window = self.first_window();
         let pipe = Pipe::dial(now, &self.config, local, to);
-        self.add(pipe, to, true)
+        self.add(pipe, to, first_window, true)
     }
 
     /// Refuses dials from now on, or accepts them again.
@@ -150,6 +156,10 @@ impl Endpoint {
 
     /// Does what is due by now.
     pub fn handle_timeout(&mut self, now: Instant) {
+        if let Some(tokens) = &mut self.tokens {
+            tokens.handle_timeout(now);
+            self.grant(now);
+        }
         while let Some(&(at, slot)) = self.timers.first() {
             if at > now {
                 break;
@@ -235,6 +245,9 @@ impl Endpoint {
             return Some(Outgoing { to, pipe: None, transmit });
         }
         while let Some(slot) = self.queue.pop_front() {
+            if self.tokens.is_some() {
+                self.share(now, slot);
+            }
             let generation = self.slots[slot as usize].generation;
             let Some(entry) = &mut self.slots[slot as usize].entry else { continue };
             if let Some(transmit) = entry.pipe.poll_transmit(now, out, most_segments) {
@@ -258,13 +271,20 @@ impl Endpoint {
     /// When [`Endpoint::handle_timeout`] has to be called; `None` if only a datagram or the caller can cause anything.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.first().map(|&(at, _)| at)
+        let tokens = self.tokens.as_ref().and_then(Tokens::poll_timeout);
+        self.timers.first().map(|&(at, _)| at).into_iter().chain(tokens).min()
     }
 
     /// Returns what was counted.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         self.counters
+    }
+
+    /// Returns what was counted of tokens; `None` without [`Config::receive_tokens`].
+    #[must_use]
+    pub fn token_counters(&self) -> Option<TokenCounters> {
+        self.tokens.as_ref().map(Tokens::counters)
     }
 
     /// Returns the number of connections, half-open ones included.
@@ -282,11 +302,53 @@ impl Endpoint {
         }
     }
 
-    fn add(&mut self, pipe: Pipe, peer: SocketAddr, is_dialer: bool) -> PipeId {
+    /// Draws the first window of the next connection; none if it is not limited.
+    fn first_window(&mut self) -> Option<u64> {
+        self.tokens.as_mut().map(Tokens::draw_allowance)
+    }
+
+    /// Has the tokens see what a connection has received, and who gets the next ones.
+    fn share(&mut self, now: Instant, slot: u32) {
+        let (Some(tokens), Some(entry)) = (&mut self.tokens, &mut self.slots[slot as usize].entry)
+        else {
+            return;
+        };
+        if entry.pipe.ended().is_some() {
+            tokens.remove(slot);
+        } else if entry.pipe.is_established() {
+            let limit = tokens.observe(now, slot, entry.pipe.flow());
+            entry.pipe.raise_limit(now, limit);
+        }
+        self.grant(now);
+    }
+
+    /// Tells the peers that get the next tokens.
+    fn grant(&mut self, now: Instant) {
+        while let Some((slot, limit)) =
+            self.tokens.as_mut().and_then(|tokens| tokens.poll_grant(now))
+        {
+            if let Some(entry) = &mut self.slots[slot as usize].entry {
+                entry.pipe.raise_limit(now, limit);
+            }
+            self.enqueue(slot);
+        }
+    }
+
+    fn add(
+        &mut self,
+        mut pipe: Pipe,
+        peer: SocketAddr,
+        first_window: Option<u64>,
+        is_dialer: bool,
+    ) -> PipeId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
         });
+        if let Some((tokens, first)) = self.tokens.as_mut().zip(first_window) {
+            pipe.limit(first);
+            tokens.add(slot, first);
+        }
         self.by_id.insert(pipe.local(), slot);
         if !is_dialer {
             self.by_peer.insert((peer, pipe.remote()), slot);
@@ -314,6 +376,9 @@ impl Endpoint {
         let place = &mut self.slots[slot as usize];
         let Some(entry) = place.entry.take() else { return };
         place.generation = place.generation.wrapping_add(1);
+        if let Some(tokens) = &mut self.tokens {
+            tokens.remove(slot);
+        }
         self.by_id.remove(&entry.pipe.local());
         self.by_peer.remove(&(entry.peer, entry.pipe.remote()));
         if let Some(at) = entry.timer {
@@ -466,11 +531,14 @@ impl Endpoint {
                 }
             }
         };
-        let socket_bytes = self.config.socket_bytes;
+        let first = self.first_window();
+        let (socket_bytes, first_window) =
+            (self.config.socket_bytes, Some(first.unwrap_or(FIRST_WINDOW) as u32));
         let mut datagram = Vec::new();
-        Accept { dialer, acceptor: local, socket_bytes, noise: &noise }.emit(&mut datagram);
+        let accept = Accept { first_window, dialer, acceptor: local, socket_bytes, noise: &noise };
+        accept.emit(&mut datagram);
         let ids = (local, dialer);
-        let pipe = Pipe::accept(now, &self.config, ids, from, dial.socket_bytes, seal, datagram);
-        self.add(pipe, from, false);
+        let pipe = Pipe::accept(now, &self.config, ids, from, &dial, seal, datagram);
+        self.add(pipe, from, first, false);
     }
 }
