@@ -156,10 +156,7 @@ impl Endpoint {
 
     /// Does what is due by now.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if let Some(tokens) = &mut self.tokens {
-            tokens.handle_timeout(now);
-            self.grant(now);
-        }
+        self.expire_tokens(now);
         while let Some(&(at, slot)) = self.timers.first() {
             if at > now {
                 break;
@@ -281,12 +278,6 @@ impl Endpoint {
         self.counters
     }
 
-    /// Returns what was counted of tokens; `None` without [`Config::receive_tokens`].
-    #[must_use]
-    pub fn token_counters(&self) -> Option<TokenCounters> {
-        self.tokens.as_ref().map(Tokens::counters)
-    }
-
     /// Returns the number of connections, half-open ones included.
     #[must_use]
     pub fn pipes(&self) -> usize {
@@ -302,38 +293,6 @@ impl Endpoint {
         }
     }
 
-    /// Draws the first window of the next connection; none if it is not limited.
-    fn first_window(&mut self) -> Option<u64> {
-        self.tokens.as_mut().map(Tokens::draw_allowance)
-    }
-
-    /// Has the tokens see what a connection has received, and who gets the next ones.
-    fn share(&mut self, now: Instant, slot: u32) {
-        let (Some(tokens), Some(entry)) = (&mut self.tokens, &mut self.slots[slot as usize].entry)
-        else {
-            return;
-        };
-        if entry.pipe.ended().is_some() {
-            tokens.remove(slot);
-        } else if entry.pipe.is_established() {
-            let limit = tokens.observe(now, slot, entry.pipe.flow());
-            entry.pipe.raise_limit(now, limit);
-        }
-        self.grant(now);
-    }
-
-    /// Tells the peers that get the next tokens.
-    fn grant(&mut self, now: Instant) {
-        while let Some((slot, limit)) =
-            self.tokens.as_mut().and_then(|tokens| tokens.poll_grant(now))
-        {
-            if let Some(entry) = &mut self.slots[slot as usize].entry {
-                entry.pipe.raise_limit(now, limit);
-            }
-            self.enqueue(slot);
-        }
-    }
-
     fn add(
         &mut self,
         mut pipe: Pipe,
@@ -345,10 +304,7 @@ impl Endpoint {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
         });
-        if let Some((tokens, first)) = self.tokens.as_mut().zip(first_window) {
-            pipe.limit(first);
-            tokens.add(slot, first);
-        }
+        self.begin_share(slot, &mut pipe, first_window);
         self.by_id.insert(pipe.local(), slot);
         if !is_dialer {
             self.by_peer.insert((peer, pipe.remote()), slot);
@@ -376,9 +332,7 @@ impl Endpoint {
         let place = &mut self.slots[slot as usize];
         let Some(entry) = place.entry.take() else { return };
         place.generation = place.generation.wrapping_add(1);
-        if let Some(tokens) = &mut self.tokens {
-            tokens.remove(slot);
-        }
+        self.end_share(slot);
         self.by_id.remove(&entry.pipe.local());
         self.by_peer.remove(&(entry.peer, entry.pipe.remote()));
         if let Some(at) = entry.timer {

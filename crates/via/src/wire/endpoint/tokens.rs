@@ -17,8 +17,9 @@ use std::ops::RangeInclusive;
 
 use midplane_simhw::time::Instant;
 
-use super::super::pipe::Flow;
 use super::super::pipe::config::FIRST_WINDOW;
+use super::super::pipe::{Flow, Pipe};
+use super::Endpoint;
 
 /// Bytes of a port's buffer that tokens can be made for: less holds no token beside the headers, more than the largest
 /// switches have bounds nothing.
@@ -243,5 +244,66 @@ impl Share {
     /// Bytes that it waits for.
     const fn demand(&self) -> u64 {
         if self.is_expired { 0 } else { self.wanted.saturating_sub(self.limit) }
+    }
+}
+
+impl Endpoint {
+    /// Returns what was counted of tokens; `None` without [`Config::receive_tokens`].
+    #[must_use]
+    pub fn token_counters(&self) -> Option<TokenCounters> {
+        self.tokens.as_ref().map(Tokens::counters)
+    }
+
+    /// Draws the first window of the next connection; none if it is not limited.
+    pub(super) fn first_window(&mut self) -> Option<u64> {
+        self.tokens.as_mut().map(Tokens::draw_allowance)
+    }
+
+    pub(super) fn begin_share(&mut self, slot: u32, pipe: &mut Pipe, first_window: Option<u64>) {
+        if let Some((tokens, first)) = self.tokens.as_mut().zip(first_window) {
+            pipe.limit(first);
+            tokens.add(slot, first);
+        }
+    }
+
+    pub(super) fn end_share(&mut self, slot: u32) {
+        if let Some(tokens) = &mut self.tokens {
+            tokens.remove(slot);
+        }
+    }
+
+    /// Lets others have the tokens of silent holders.
+    pub(super) fn expire_tokens(&mut self, now: Instant) {
+        if let Some(tokens) = &mut self.tokens {
+            tokens.handle_timeout(now);
+            self.grant(now);
+        }
+    }
+
+    /// Has the tokens see what a connection has received, and who gets the next ones.
+    pub(super) fn share(&mut self, now: Instant, slot: u32) {
+        let (Some(tokens), Some(entry)) = (&mut self.tokens, &mut self.slots[slot as usize].entry)
+        else {
+            return;
+        };
+        if entry.pipe.ended().is_some() {
+            tokens.remove(slot);
+        } else if entry.pipe.is_established() {
+            let limit = tokens.observe(now, slot, entry.pipe.flow());
+            entry.pipe.raise_limit(now, limit);
+        }
+        self.grant(now);
+    }
+
+    /// Tells the peers that get the next tokens.
+    pub(super) fn grant(&mut self, now: Instant) {
+        while let Some((slot, limit)) =
+            self.tokens.as_mut().and_then(|tokens| tokens.poll_grant(now))
+        {
+            if let Some(entry) = &mut self.slots[slot as usize].entry {
+                entry.pipe.raise_limit(now, limit);
+            }
+            self.enqueue(slot);
+        }
     }
 }
