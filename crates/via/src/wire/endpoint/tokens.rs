@@ -158,7 +158,11 @@ impl Tokens {
             self.reserve += std::mem::take(&mut share.allowance);
             (share.limit, share.is_expired) = (FIRST_WINDOW, true);
         }
-        share.limit = share.limit.max(share.received + share.allowance);
+        // A sender with more than that takes its turn: else its allowances would come on top of its tokens.
+        let free = share.received + share.allowance;
+        if flow.wanted.is_some_and(|wanted| wanted <= free) {
+            share.limit = share.limit.max(free);
+        }
         share.is_expired &= share.unused() > 0;
         let counts = if share.is_expired { 0 } else { share.unused() };
         self.in_flight = self.in_flight - share.in_flight + counts;

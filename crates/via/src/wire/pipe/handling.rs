@@ -247,16 +247,19 @@ impl Pipe {
                 span = Some((span.map_or(sent.at, |(first, _)| first), sent.at));
             }
         }
-        if let Some((first, last)) = span {
+        let is_news = |sent: &Sent| sent.bytes > 0 && sent.from == sent.to;
+        if span.is_some() && (self.receive.is_limited() || lost.iter().any(is_news)) {
             self.tell_again();
+        }
+        if let Some((first, last)) = span {
+            self.asked = 0;
             let is_persistent = last.nanos_since(first) > 3 * self.loss.timeout();
             self.law.on_lost(self.now, last, is_persistent);
         }
     }
 
-    /// A packet may have been lost that told the peer of the window, or asked for one: the next one does it again.
+    /// A packet may have been lost that told the peer of the window: the next one does it again.
     fn tell_again(&mut self) {
-        self.asked = 0;
         self.receive.repeat_update();
         self.acks.hurry(self.now);
     }
@@ -335,7 +338,10 @@ impl Pipe {
             return;
         }
         self.probes = 2;
-        self.tell_again();
+        self.asked = 0;
+        if self.receive.is_limited() || self.loss.oldest().is_none() {
+            self.tell_again();
+        }
         match self.loss.oldest() {
             // The oldest bytes travel again: they are what the peer needs first.
             Some(sent) => self.send.on_lost(sent.from, sent.to),

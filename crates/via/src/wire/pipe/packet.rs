@@ -422,6 +422,34 @@ mod tests {
     }
 
     #[test]
+    fn first_windows_and_asks_stand_where_the_version_before_does_not_look() {
+        let accept = Accept {
+            first_window: Some(1_024),
+            dialer: 1,
+            acceptor: 2,
+            socket_bytes: 3,
+            noise: &[],
+        };
+        let mut out = Vec::new();
+        accept.emit(&mut out);
+        assert_eq!(out[..9], [3, 1, 0, 0, 1, 4, 0, 0, 1]);
+        assert_eq!(Packet::parse(&out), Some(Packet::Accept(accept)));
+        let mut dial = vec![0; DIAL_BYTES];
+        dial[..8].copy_from_slice(&[1, 1, 0, 0, 1, 0, 0, 0]);
+        let Some(Packet::Dial(read)) = Packet::parse(&dial) else { panic!() };
+        assert_eq!(read.first_window, Some(0));
+        out.clear();
+        read.emit(&mut out);
+        assert_eq!(out, dial);
+
+        let body = [48, 5, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 7];
+        let read = Body::parse(&body).unwrap();
+        assert_eq!((read.ask, read.bytes), (Some(5), Some((2, &[7][..]))));
+        assert!(read.asks_for_acknowledgement());
+        assert_eq!(Body::parse(&body[..8]), None);
+    }
+
+    #[test]
     fn a_dial_of_another_version_is_still_read() {
         let mut dial = vec![0; DIAL_BYTES];
         dial[..2].copy_from_slice(&[1, 9]);

@@ -155,6 +155,11 @@ impl Reassembly {
         self.is_update_wanted
     }
 
+    /// Returns whether the peer has to be granted what it may send.
+    pub(super) const fn is_limited(&self) -> bool {
+        self.limit != u64::MAX
+    }
+
     /// Offset up to which there is room for what the peer sends.
     pub(super) const fn room_until(&self) -> u64 {
         self.consumed + self.window
