@@ -40,7 +40,7 @@ pub use error::{Error, ErrorKind};
 #[cfg(target_os = "linux")]
 pub use node::{
     Connector, DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, Explanation, Listener, Node, NodeBuilder,
-    PeerInfo, PeerName, PeerPath, Unanswered, WhyNot,
+    PeerInfo, PeerName, PeerPath, ReceiveTokens, Unanswered, WhyNot,
 };
 #[cfg(all(feature = "tonic", target_os = "linux"))]
 pub use node::{Incoming, NamedStream};

@@ -37,7 +37,7 @@ use crate::error::{Error, ErrorKind};
 use crate::member::{self, Hello, MOST_NAME, Members, Target, VERSION};
 pub use builder::{DEFAULT_CONNECT_WITHIN, DEFAULT_DRAIN, NodeBuilder};
 pub use connector::Connector;
-pub use explain::{Explanation, PeerPath, Unanswered, WhyNot};
+pub use explain::{Explanation, PeerPath, ReceiveTokens, Unanswered, WhyNot};
 use links::Links;
 #[cfg(feature = "tonic")]
 pub use listener::{Incoming, NamedStream};
@@ -82,6 +82,8 @@ struct Inner {
     links: Links,
     allowed: Transports,
     is_sealed: bool,
+    /// Bytes of the port's buffer that senders over UDP share by tokens, if they do.
+    port_buffer: Option<u64>,
     /// Closed once the tasks that have sockets have ended.
     sockets: tokio::sync::Mutex<mpsc::Receiver<()>>,
 }
@@ -112,7 +114,12 @@ impl Node {
         let address = sockets.as_ref().map(|sockets| sockets.address);
         let (udp, tcp) = sockets.map_or((None, None), |sockets| (sockets.udp, sockets.tcp));
         let udp = udp.map(|socket| {
-            (socket, Config::default().key(builder.key.clone()).keepalive(KEEPALIVE_NANOS))
+            let config = Config::default().key(builder.key.clone()).keepalive(KEEPALIVE_NANOS);
+            let config = match builder.port_buffer {
+                Some(bytes) => config.receive_tokens(bytes),
+                None => config,
+            };
+            (socket, config)
         });
         let over_tcp = tcp.is_some().then(|| tcp::Config::default().key(builder.key.clone()));
         let (sessions, driver) = Sessions::new(udp, over_tcp).map_err(failed)?;
@@ -136,7 +143,7 @@ impl Node {
         #[cfg(feature = "discovery-gossip")]
         let gossip = builder.start_gossip(&shared, &places, address)?;
         let sockets = spawn_tasks(&shared, driver, listener, tcp);
-        let NodeBuilder { drain, connect_within, key, .. } = builder;
+        let NodeBuilder { drain, connect_within, key, port_buffer, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
         let inner = Inner {
             name,
@@ -150,6 +157,7 @@ impl Node {
             links,
             allowed,
             is_sealed,
+            port_buffer,
             sockets: tokio::sync::Mutex::new(sockets),
         };
         Ok(Self(Arc::new(inner)))

@@ -24,6 +24,8 @@ mod stopping;
 mod swarm;
 mod timing_claims;
 #[cfg(target_os = "linux")]
+mod tokens;
+#[cfg(target_os = "linux")]
 mod transports;
 #[cfg(target_os = "linux")]
 mod upgrades;

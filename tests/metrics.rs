@@ -44,7 +44,8 @@ async fn what_nodes_count_is_scraped() {
     let error = prometheus::serve("127.0.0.1:0").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse);
     let builder = Node::builder().cluster(format!("metrics-{}", std::process::id()));
-    let service = builder.clone().transports("udp").name("service").start().await.unwrap();
+    let service =
+        builder.clone().transports("udp").receive_tokens().name("service").start().await.unwrap();
     let client = builder.transports("udp").discover(service.address().unwrap().to_string());
     let client = client.name("client").start().await.unwrap();
     let mut listener = service.listen("sink").await.unwrap();
@@ -75,6 +76,7 @@ async fn what_nodes_count_is_scraped() {
     until(&endpoint, "midplane_calls_total", &called, 1.0).await;
     until(&endpoint, "midplane_messages_sent_total", &[node], 1.0).await;
     let own = "node=\"service\"";
+    until(&endpoint, "midplane_tokens_granted_total", &[own], 1.0).await;
     let peer = "peer=\"client\"";
     until(&endpoint, "midplane_stream_received_bytes_total", &[own, peer], 100_000.0).await;
     until(&endpoint, "midplane_service_accepted_total", &[own, "service=\"sink\""], 1.0).await;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use midplane_via::session::{Attempt, Session};
+use midplane_via::wire::endpoint::TokenCounters;
 
 use super::Node;
 use super::state::placed;
@@ -18,6 +19,8 @@ pub struct Explanation {
     pub allowed: Vec<&'static str>,
     /// The address of the node's sockets, if it has any.
     pub address: Option<SocketAddr>,
+    /// The tokens of those that send to this node over UDP, if it [grants](crate::NodeBuilder::receive_tokens) any.
+    pub tokens: Option<ReceiveTokens>,
     /// The peers that this node has a session with.
     pub peers: Vec<PeerPath>,
     /// The places that did not answer their last dial, could not be dialed, or whose node is none of this cluster.
@@ -25,6 +28,20 @@ pub struct Explanation {
     /// The addresses of the nodes that [gossip](crate::NodeBuilder::gossip) names, this one's not among them.
     #[cfg(feature = "discovery-gossip")]
     pub gossip: Vec<SocketAddr>,
+}
+
+/// The tokens that a node grants to those that send to it over UDP.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct ReceiveTokens {
+    /// Bytes of the buffer of the port before the node: what all senders together have in flight fits in.
+    pub port_buffer: u64,
+    /// Tokens that were granted.
+    pub granted: u64,
+    /// Tokens that count no longer, as their holders were silent for 200 ms.
+    pub expired: u64,
+    /// Peers that wait for a token now.
+    pub waiting: usize,
 }
 
 /// The way to a peer.
@@ -122,6 +139,12 @@ impl Node {
         Explanation {
             allowed: self.0.allowed.words().collect(),
             address: self.0.address,
+            tokens: self.0.port_buffer.zip(shared.sessions().token_counters()).map(
+                |(port_buffer, counters)| {
+                    let TokenCounters { granted, expired, waiting, .. } = counters;
+                    ReceiveTokens { port_buffer, granted, expired, waiting }
+                },
+            ),
             peers: sessions.into_iter().map(path).collect(),
             unanswered: self.unanswered(),
             #[cfg(feature = "discovery-gossip")]
@@ -170,6 +193,18 @@ impl fmt::Display for Explanation {
         write!(f, "allowed: {}", self.allowed.join(", "))?;
         if let Some(address) = self.address {
             write!(f, "; at {address}")?;
+        }
+        if let Some(tokens) = self.tokens {
+            write!(
+                f,
+                "; senders over UDP share a port's buffer of {} bytes by tokens",
+                tokens.port_buffer
+            )?;
+            write!(
+                f,
+                ": {} granted, {} expired, {} peers wait",
+                tokens.granted, tokens.expired, tokens.waiting
+            )?;
         }
         for peer in &self.peers {
             write!(f, "\n{peer}")?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use metrics::{SharedString, counter, gauge};
 use midplane_via::session::{Ended, Session, Stats};
+use midplane_via::wire::endpoint::TokenCounters;
 
 #[cfg(feature = "discovery-gossip")]
 use midplane_via::wire::gossip::Counters as Gossiped;
@@ -37,6 +38,9 @@ pub(crate) mod name {
     pub(crate) const DATAGRAMS_LOST: &str = "midplane_datagrams_lost_total";
     pub(crate) const RETRANSMITTED_BYTES: &str = "midplane_retransmitted_bytes_total";
     pub(crate) const ROUND_TRIP: &str = "midplane_round_trip_seconds";
+    pub(crate) const TOKENS_GRANTED: &str = "midplane_tokens_granted_total";
+    pub(crate) const TOKENS_EXPIRED: &str = "midplane_tokens_expired_total";
+    pub(crate) const TOKENS_WAITING: &str = "midplane_tokens_waiting";
     pub(crate) const SERVICE_ACCEPTED: &str = "midplane_service_accepted_total";
     pub(crate) const SERVICE_REFUSED: &str = "midplane_service_refused_total";
     pub(crate) const CALLS: &str = "midplane_calls_total";
@@ -94,6 +98,8 @@ pub(crate) struct Meter {
     sessions: Mutex<BTreeMap<u64, Measured>>,
     services: Mutex<BTreeMap<String, Arc<Served>>>,
     calls: Mutex<BTreeMap<String, Arc<Calls>>>,
+    /// The tokens at the last report.
+    tokens: Mutex<TokenCounters>,
     pub(crate) messages_sent: Total,
     pub(crate) messages_received: Total,
 }
@@ -127,6 +133,7 @@ impl Meter {
             sessions: Mutex::default(),
             services: Mutex::default(),
             calls: Mutex::default(),
+            tokens: Mutex::default(),
             messages_sent: Total::default(),
             messages_received: Total::default(),
         }
@@ -198,8 +205,8 @@ impl Meter {
         measured.set_open(&self.node, 0);
     }
 
-    /// Reports what has changed.
-    fn report(&self) {
+    /// Reports what has changed; `tokens` if this node grants any.
+    fn report(&self, tokens: Option<TokenCounters>) {
         let mut open: BTreeMap<_, usize> = BTreeMap::new();
         for measured in lock(&self.sessions).values_mut() {
             measured.report(&self.node);
@@ -231,6 +238,12 @@ impl Meter {
             }
         }
         let labels = [("node", self.node.clone())];
+        if let Some(now) = tokens {
+            let before = std::mem::replace(&mut *lock(&self.tokens), now);
+            count(name::TOKENS_GRANTED, &labels, now.granted - before.granted);
+            count(name::TOKENS_EXPIRED, &labels, now.expired - before.expired);
+            gauge!(name::TOKENS_WAITING, &labels).set(now.waiting as f64);
+        }
         count(name::MESSAGES_SENT, &labels, self.messages_sent.take());
         count(name::MESSAGES_RECEIVED, &labels, self.messages_received.take());
     }
@@ -298,7 +311,7 @@ pub(super) async fn run(shared: Weak<Shared>) {
     loop {
         tokio::time::sleep(PERIOD).await;
         match shared.upgrade() {
-            Some(shared) => shared.meter.report(),
+            Some(shared) => shared.meter.report(shared.sessions().token_counters()),
             None => return,
         }
     }

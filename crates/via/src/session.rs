@@ -45,7 +45,7 @@ pub use stats::Stats;
 pub use stream::Stream;
 use wire::{Dialing, Wire};
 
-use crate::wire::endpoint::{Endpoint, PipeId};
+use crate::wire::endpoint::{Endpoint, PipeId, TokenCounters};
 use crate::wire::pipe::{self, Config};
 use crate::wire::socket::Socket;
 use crate::wire::tcp;
@@ -459,6 +459,13 @@ impl Sessions {
         session.with(|core| core.is_dirty = true);
         session.move_bytes(line, connection);
         Ok(session)
+    }
+
+    /// Returns what was counted of the tokens that this process grants; `None` without
+    /// [`Config::receive_tokens`], or without UDP.
+    #[must_use]
+    pub fn token_counters(&self) -> Option<TokenCounters> {
+        self.0.pipes.as_ref()?.endpoint().token_counters()
     }
 
     /// Ends the driver, and all sessions with it.

@@ -52,3 +52,5 @@ mod wire_pair;
 mod wire_pipe;
 #[cfg(feature = "wire")]
 mod wire_socket;
+#[cfg(feature = "wire")]
+mod wire_tokens;

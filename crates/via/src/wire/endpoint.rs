@@ -10,6 +10,7 @@
 
 mod cookies;
 mod events;
+mod tokens;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -20,11 +21,13 @@ use midplane_simhw::rng::Rng;
 use midplane_simhw::time::Instant;
 
 use super::gossip::Gossip;
-use super::pipe::config::reason;
+use super::pipe::config::{FIRST_WINDOW, reason};
 use super::pipe::packet::{Accept, Dial, Packet, VERSION, emit_cookie, emit_refuse, emit_reset};
 use super::pipe::{Config, Pipe, Transmit, sealing};
 use cookies::Cookies;
 pub use events::{Counters, Event, Outgoing, PipeId};
+use tokens::Tokens;
+pub use tokens::{DEFAULT_PORT_BUFFER, PORT_BUFFERS, TokenCounters};
 
 /// Connections of one endpoint.
 const MOST_PIPES: usize = 16_384;
@@ -77,6 +80,7 @@ pub struct Endpoint {
     gossip: Option<Box<Gossip>>,
     is_accepting: bool,
     counters: Counters,
+    tokens: Option<Tokens>,
 }
 
 impl Endpoint {
@@ -87,6 +91,7 @@ impl Endpoint {
         let mut secret = [0; 32];
         rng.fill(&mut secret);
         Self {
+            tokens: config.port_buffer.map(Tokens::new),
             config,
             rng,
             cookies: Cookies::new(secret),
@@ -109,8 +114,9 @@ impl Endpoint {
     /// Begins a connection to `to`. It may be written to at once.
     pub fn dial(&mut self, now: Instant, to: SocketAddr) -> PipeId {
         let local = self.draw_id();
+        let first_window = self.first_window();
         let pipe = Pipe::dial(now, &self.config, local, to);
-        self.add(pipe, to, true)
+        self.add(pipe, to, first_window, true)
     }
 
     /// Refuses dials from now on, or accepts them again.
@@ -170,6 +176,7 @@ impl Endpoint {
 
     /// Does what is due by now.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.expire_tokens(now);
         while let Some(&(at, slot)) = self.timers.first() {
             if at > now {
                 break;
@@ -260,6 +267,9 @@ impl Endpoint {
             return Some(Outgoing { to, pipe: None, transmit });
         }
         while let Some(slot) = self.queue.pop_front() {
+            if self.tokens.is_some() {
+                self.share(now, slot);
+            }
             let generation = self.slots[slot as usize].generation;
             let Some(entry) = &mut self.slots[slot as usize].entry else { continue };
             if let Some(transmit) = entry.pipe.poll_transmit(now, out, most_segments) {
@@ -283,7 +293,8 @@ impl Endpoint {
     /// When [`Endpoint::handle_timeout`] has to be called; `None` if only a datagram or the caller can cause anything.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.first().map(|&(at, _)| at)
+        let tokens = self.tokens.as_ref().and_then(Tokens::poll_timeout);
+        self.timers.first().map(|&(at, _)| at).into_iter().chain(tokens).min()
     }
 
     /// Returns what was counted.
@@ -307,11 +318,18 @@ impl Endpoint {
         }
     }
 
-    fn add(&mut self, pipe: Pipe, peer: SocketAddr, is_dialer: bool) -> PipeId {
+    fn add(
+        &mut self,
+        mut pipe: Pipe,
+        peer: SocketAddr,
+        first_window: Option<u64>,
+        is_dialer: bool,
+    ) -> PipeId {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
         });
+        self.begin_share(slot, &mut pipe, first_window);
         self.by_id.insert(pipe.local(), slot);
         if !is_dialer {
             self.by_peer.insert((peer, pipe.remote()), slot);
@@ -339,6 +357,7 @@ impl Endpoint {
         let place = &mut self.slots[slot as usize];
         let Some(entry) = place.entry.take() else { return };
         place.generation = place.generation.wrapping_add(1);
+        self.end_share(slot);
         self.by_id.remove(&entry.pipe.local());
         self.by_peer.remove(&(entry.peer, entry.pipe.remote()));
         if let Some(at) = entry.timer {
@@ -491,11 +510,14 @@ impl Endpoint {
                 }
             }
         };
-        let socket_bytes = self.config.socket_bytes;
+        let first = self.first_window();
+        let (socket_bytes, first_window) =
+            (self.config.socket_bytes, Some(first.unwrap_or(FIRST_WINDOW) as u32));
         let mut datagram = Vec::new();
-        Accept { dialer, acceptor: local, socket_bytes, noise: &noise }.emit(&mut datagram);
+        let accept = Accept { first_window, dialer, acceptor: local, socket_bytes, noise: &noise };
+        accept.emit(&mut datagram);
         let ids = (local, dialer);
-        let pipe = Pipe::accept(now, &self.config, ids, from, dial.socket_bytes, seal, datagram);
-        self.add(pipe, from, false);
+        let pipe = Pipe::accept(now, &self.config, ids, from, &dial, seal, datagram);
+        self.add(pipe, from, first, false);
     }
 }

@@ -34,7 +34,9 @@ use congestion::Controller;
 use loss::{Loss, Outcome};
 use pacing::Pacer;
 use packet::COOKIE_BYTES;
-use reassembly::{FIRST_WINDOW, Reassembly};
+use packet::Dial;
+pub(crate) use reassembly::FIRST_WINDOW;
+use reassembly::Reassembly;
 use sealing::{Begun, DATAGRAMS, Message, Seal};
 use send_buffer::SendBuffer;
 
@@ -77,6 +79,17 @@ struct Closing {
     is_due: bool,
 }
 
+/// What the peer has sent over a connection, and wants to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flow {
+    /// Bytes that were received, those behind a gap included.
+    pub(crate) received: u64,
+    /// Offset up to which the peer has bytes to send, as far as it was blocked; none if it can't ask.
+    pub(crate) wanted: Option<u64>,
+    /// Offset up to which there is room for them.
+    pub(crate) most: u64,
+}
+
 /// One connection of an endpoint.
 ///
 /// After any `&mut self` call: drain [`Pipe::poll_transmit`], then re-read [`Pipe::poll_timeout`]. The time never goes
@@ -102,6 +115,13 @@ pub struct Pipe {
     mtu: usize,
     /// Offset up to which the peer takes bytes.
     peer_window: u64,
+    /// The peer grants tokens: it is asked for a window.
+    peer_grants: bool,
+    /// Offset that the peer was asked for last.
+    asked: u64,
+    /// The peer can ask for a window, and the offset that it has asked for.
+    peer_asks: bool,
+    wanted: u64,
     /// Bytes that the peer's system holds for it.
     peer_socket_bytes: u64,
     closing: Option<Closing>,
@@ -155,13 +175,14 @@ impl Pipe {
         config: &Config,
         ids: (u64, u64),
         from: SocketAddr,
-        peer_socket_bytes: u64,
+        dial: &Dial<'_>,
         seal: Option<Seal>,
         accept: Vec<u8>,
     ) -> Self {
         let mut this = Self::new(now, config, ids.0, ids.1, from);
         this.seal = seal;
-        this.peer_socket_bytes = peer_socket_bytes;
+        this.peer_socket_bytes = dial.socket_bytes;
+        this.on_first_window(dial.first_window);
         this.accept = Some((accept, true));
         this
     }
@@ -186,6 +207,10 @@ impl Pipe {
             discovery,
             mtu,
             peer_window: FIRST_WINDOW,
+            peer_grants: false,
+            asked: 0,
+            peer_asks: false,
+            wanted: 0,
             peer_socket_bytes: u64::MAX,
             closing: None,
             peer_end: None,
@@ -206,6 +231,50 @@ impl Pipe {
             counted: Stats::default(),
             config: config.clone(),
         }
+    }
+
+    /// Limits what the peer may send at first, and from then on to what it is granted.
+    pub(crate) fn limit(&mut self, first: u64) {
+        self.receive.limit(first);
+        if self.remote != 0 && !self.peer_asks {
+            self.receive.presume(FIRST_WINDOW);
+        }
+    }
+
+    /// Lets the peer send up to `limit`: tells it at once if it waits for that, or can't ask.
+    pub(crate) fn raise_limit(&mut self, now: Instant, limit: u64) {
+        let wanted = if self.peer_asks { self.wanted } else { u64::MAX };
+        if self.receive.raise_limit(limit, wanted) {
+            self.acks.hurry(now);
+        }
+    }
+
+    /// Returns what the peer has sent, and wants to.
+    pub(crate) fn flow(&self) -> Flow {
+        Flow {
+            received: self.receive.received(),
+            wanted: self.peer_asks.then_some(self.wanted),
+            most: self.receive.room_until(),
+        }
+    }
+
+    /// The peer has said what it takes at first; nothing if it is of an earlier version.
+    fn on_first_window(&mut self, window: Option<u32>) {
+        self.peer_asks = window.is_some();
+        if let Some(window) = window {
+            self.peer_window = FIRST_WINDOW.min(window.into());
+            self.peer_grants = self.peer_window < FIRST_WINDOW;
+        }
+    }
+
+    /// Returns whether the peer has to be told that its window holds bytes back.
+    const fn is_ask_due(&self) -> bool {
+        self.is_blocked() && self.asked <= self.peer_window
+    }
+
+    /// Returns whether the window of a peer that grants tokens holds bytes back.
+    const fn is_blocked(&self) -> bool {
+        self.peer_grants && self.send.written() > self.peer_window
     }
 
     /// Copies bytes into the send buffer; returns how many, at most [`Pipe::room`].

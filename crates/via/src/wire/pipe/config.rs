@@ -7,7 +7,7 @@ use midplane_simhw::seal::Key;
 use thiserror::Error;
 
 use super::congestion::{ControllerFactory, Cubic};
-use super::reassembly::FIRST_WINDOW;
+pub(crate) use super::reassembly::FIRST_WINDOW;
 
 /// Bytes of the largest datagram that is tried: a train of it and one of short ones cost a system call each.
 const DEFAULT_MTU_LIMIT: usize = 65_000;
@@ -34,6 +34,7 @@ pub struct Config {
     pub(crate) dial_timeout: u64,
     pub(crate) close_timeout: u64,
     pub(crate) socket_bytes: u64,
+    pub(crate) port_buffer: Option<u64>,
     pub(crate) congestion: ControllerFactory,
 }
 
@@ -49,6 +50,7 @@ impl Default for Config {
             dial_timeout: DEFAULT_DIAL_TIMEOUT,
             close_timeout: DEFAULT_CLOSE_TIMEOUT,
             socket_bytes: u64::MAX,
+            port_buffer: None,
             congestion: Arc::new(|mtu| Box::new(Cubic::new(mtu))),
         }
     }
@@ -116,6 +118,16 @@ impl Config {
     #[must_use]
     pub fn socket_bytes(mut self, bytes: u64) -> Self {
         self.socket_bytes = bytes;
+        self
+    }
+
+    /// Has the peers of all connections take turns, so that they never overflow a port before this endpoint whose buffer has
+    /// `bytes`, at least 8 KiB: what they have in flight together fits in. Off by default. The peers need no configuration.
+    ///
+    /// No more than half of the buffer arrives in each round trip.
+    #[must_use]
+    pub fn receive_tokens(mut self, bytes: u64) -> Self {
+        self.port_buffer = Some(bytes);
         self
     }
 

@@ -6,7 +6,7 @@ use super::config::{Ended, RefuseReason, reason};
 use super::congestion::Acked;
 use super::loss::{Kind, Outcome, Sent};
 use super::packet::{Accept, Acknowledgement, Body, HEADER_BYTES, Packet, VERSION};
-use super::{HEARSAY, Pipe, TRIM};
+use super::{FIRST_WINDOW, HEARSAY, Pipe, TRIM};
 
 /// A packet that is not what it should be: malformed, forged, or received before.
 struct Bad;
@@ -51,6 +51,10 @@ impl Pipe {
         }
         self.remote = accept.acceptor;
         self.peer_socket_bytes = accept.socket_bytes;
+        self.on_first_window(accept.first_window);
+        if !self.peer_asks {
+            self.receive.presume(FIRST_WINDOW);
+        }
         self.heard_at = self.now;
         self.hearsay = None;
         // The acceptor knows by it that the dialer's address is no forgery.
@@ -154,6 +158,7 @@ impl Pipe {
             }
             self.has_progress |= self.receive.insert(offset, bytes).map_err(|_| Bad)?;
         }
+        self.wanted = self.wanted.max(body.ask.unwrap_or(0));
         let now = self.now;
         self.acks.on_received(now, number, bytes.len(), body.asks_for_acknowledgement());
         if self.receive.has_gap() && body.bytes.is_some() {
@@ -242,10 +247,21 @@ impl Pipe {
                 span = Some((span.map_or(sent.at, |(first, _)| first), sent.at));
             }
         }
+        let is_news = |sent: &Sent| sent.bytes > 0 && sent.from == sent.to;
+        if span.is_some() && (self.receive.is_limited() || lost.iter().any(is_news)) {
+            self.tell_again();
+        }
         if let Some((first, last)) = span {
+            self.asked = 0;
             let is_persistent = last.nanos_since(first) > 3 * self.loss.timeout();
             self.law.on_lost(self.now, last, is_persistent);
         }
+    }
+
+    /// A packet may have been lost that told the peer of the window: the next one does it again.
+    fn tell_again(&mut self) {
+        self.receive.repeat_update();
+        self.acks.hurry(self.now);
     }
 
     fn on_mtu(&mut self) {
@@ -322,6 +338,10 @@ impl Pipe {
             return;
         }
         self.probes = 2;
+        self.asked = 0;
+        if self.receive.is_limited() || self.loss.oldest().is_none() {
+            self.tell_again();
+        }
         match self.loss.oldest() {
             // The oldest bytes travel again: they are what the peer needs first.
             Some(sent) => self.send.on_lost(sent.from, sent.to),

@@ -4,9 +4,9 @@
 //!
 //! | kind | fields after the first two bytes |
 //! |---|---|
-//! | 1 dial | sealed 1, padding 5, dialer's id 8, cookie 16, socket buffer 8, Noise message (48 or 0), zeros up to 1,200 bytes |
+//! | 1 dial | sealed 1, padding 1, first window 4, dialer's id 8, cookie 16, socket buffer 8, Noise message (48 or 0), zeros up to 1,200 bytes |
 //! | 2 cookie | padding 6, dialer's id 8, cookie 16: dial again with this cookie |
-//! | 3 accept | padding 6, dialer's id 8, acceptor's id 8, socket buffer 8, Noise message (56 or 0) |
+//! | 3 accept | padding 2, first window 4, dialer's id 8, acceptor's id 8, socket buffer 8, Noise message (56 or 0) |
 //! | 4 data | padding 6, receiver's id 8, packet number 8, body |
 //! | 5 reset | padding 6, the id that the receiver of a data packet does not know 8 |
 //! | 6 refuse | reason 1, padding 5, dialer's id 8 |
@@ -24,6 +24,7 @@
 //! | 2 close | offset at which the pipe ends 8 |
 //! | 4 probe | zeros up to the end: finds how long datagrams may be |
 //! | 8 ping | nothing: asks for an acknowledgement |
+//! | 32 ask | offset up to which the sender has bytes 8: it asks for a window that holds them |
 //! | 16 bytes | offset 8; the bytes of the pipe from there up to the end |
 //!
 //! The body of gossip is a piece of a [message](crate::wire::gossip): the sender's clock in milliseconds since 1970 8, the piece's
@@ -32,6 +33,10 @@
 //!
 //! Packet numbers of a direction start at 0 and never repeat. Bytes that were lost travel again in new packets,
 //! cut anew. The window is the offset up to which the receiver takes bytes; it never falls.
+//!
+//! The first window, more by one, stands in the packets that make a connection. It is 256 KiB, or less: then the receiver
+//! grants tokens (`endpoint/tokens.rs`), and is asked for a window. A 0 there is an earlier version's: its first window is
+//! 256 KiB, it asks for none, and it drops packets that do.
 
 /// Version of the protocol.
 pub(crate) const VERSION: u8 = 1;
@@ -48,7 +53,7 @@ pub(crate) const NOISE_BYTES: usize = 48;
 /// Most ranges of one acknowledgement.
 pub(crate) const MOST_RANGES: usize = 32;
 /// Most bytes of a body's fields before the bytes of the pipe.
-pub(crate) const FIELDS_BYTES: usize = 1 + 25 + 8 * (MOST_RANGES - 1) + 8 + 8;
+pub(crate) const FIELDS_BYTES: usize = 1 + 25 + 8 * (MOST_RANGES - 1) + 8 + 8 + 8;
 
 /// Bytes of a cookie packet.
 pub(crate) const COOKIE_PACKET_BYTES: usize = 32;
@@ -76,8 +81,10 @@ pub(crate) mod flag {
     pub(crate) const PING: u8 = 8;
     /// Carries bytes of the pipe.
     pub(crate) const BYTES: u8 = 16;
+    /// Asks for a window.
+    pub(crate) const ASK: u8 = 32;
     /// All of them.
-    pub(crate) const ALL: u8 = 31;
+    pub(crate) const ALL: u8 = 63;
 }
 
 /// A packet as it stands in a datagram.
@@ -106,6 +113,8 @@ pub(crate) struct Dial<'a> {
     pub(crate) version: u8,
     /// True if the dialer has a key.
     pub(crate) sealed: bool,
+    /// The dialer's first window; none of an earlier version.
+    pub(crate) first_window: Option<u32>,
     /// The dialer's id of the connection.
     pub(crate) dialer: u64,
     /// The cookie that the acceptor has sent, or zeros.
@@ -119,6 +128,8 @@ pub(crate) struct Dial<'a> {
 /// The fields of an accept.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Accept<'a> {
+    /// The acceptor's first window; none of an earlier version.
+    pub(crate) first_window: Option<u32>,
     /// The dialer's id of the connection.
     pub(crate) dialer: u64,
     /// The acceptor's.
@@ -132,6 +143,16 @@ pub(crate) struct Accept<'a> {
 /// Reads 8 bytes at `at`, if there are so many.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+/// Reads a first window, which stands at the same place in dials and accepts.
+fn first_window(bytes: &[u8]) -> Option<u32> {
+    u32_at(bytes, 4)?.checked_sub(1)
+}
+
+/// The bytes of a first window.
+fn first_window_bytes(window: Option<u32>) -> [u8; 4] {
+    window.map_or(0, |window| window.saturating_add(1)).to_le_bytes()
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
@@ -153,6 +174,7 @@ impl<'a> Packet<'a> {
                 Some(Self::Cookie { dialer: id, cookie })
             }
             ACCEPT if version == VERSION => Some(Self::Accept(Accept {
+                first_window: first_window(bytes),
                 dialer: id,
                 acceptor: u64_at(bytes, 16)?,
                 socket_bytes: u64_at(bytes, 24)?,
@@ -176,6 +198,7 @@ impl<'a> Dial<'a> {
         Some(Self {
             version,
             sealed,
+            first_window: first_window(bytes),
             dialer: u64_at(bytes, 8)?,
             cookie: bytes[16..32].try_into().ok()?,
             socket_bytes: u64_at(bytes, 32)?,
@@ -186,7 +209,8 @@ impl<'a> Dial<'a> {
     /// Appends the dial.
     pub(crate) fn emit(&self, out: &mut Vec<u8>) {
         let begin = out.len();
-        out.extend_from_slice(&[DIAL, self.version, u8::from(self.sealed), 0, 0, 0, 0, 0]);
+        out.extend_from_slice(&[DIAL, self.version, u8::from(self.sealed), 0]);
+        out.extend_from_slice(&first_window_bytes(self.first_window));
         out.extend_from_slice(&self.dialer.to_le_bytes());
         out.extend_from_slice(&self.cookie);
         out.extend_from_slice(&self.socket_bytes.to_le_bytes());
@@ -198,7 +222,8 @@ impl<'a> Dial<'a> {
 impl Accept<'_> {
     /// Appends the accept.
     pub(crate) fn emit(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&[ACCEPT, VERSION, 0, 0, 0, 0, 0, 0]);
+        out.extend_from_slice(&[ACCEPT, VERSION, 0, 0]);
+        out.extend_from_slice(&first_window_bytes(self.first_window));
         out.extend_from_slice(&self.dialer.to_le_bytes());
         out.extend_from_slice(&self.acceptor.to_le_bytes());
         out.extend_from_slice(&self.socket_bytes.to_le_bytes());
@@ -314,6 +339,8 @@ pub(crate) struct Body<'a> {
     pub(crate) acknowledgement: Option<Acknowledgement>,
     /// Offset at which the pipe ends, with the flag *close*.
     pub(crate) close: Option<u64>,
+    /// Offset up to which the sender has bytes, with the flag *ask*.
+    pub(crate) ask: Option<u64>,
     /// Offset and bytes of the pipe, with the flag *bytes*.
     pub(crate) bytes: Option<(u64, &'a [u8])>,
 }
@@ -325,7 +352,7 @@ impl<'a> Body<'a> {
         if flags & !flag::ALL != 0 {
             return None;
         }
-        let mut this = Self { flags, acknowledgement: None, close: None, bytes: None };
+        let mut this = Self { flags, acknowledgement: None, close: None, ask: None, bytes: None };
         let mut at = 1;
         if flags & flag::ACKNOWLEDGE != 0 {
             let (acknowledgement, bytes) = Acknowledgement::parse(&body[at..])?;
@@ -334,6 +361,10 @@ impl<'a> Body<'a> {
         }
         if flags & flag::CLOSE != 0 {
             this.close = Some(u64_at(body, at)?);
+            at += 8;
+        }
+        if flags & flag::ASK != 0 {
+            this.ask = Some(u64_at(body, at)?);
             at += 8;
         }
         if flags & flag::BYTES != 0 {
@@ -361,6 +392,7 @@ mod tests {
         let dial = Dial {
             version: 1,
             sealed: true,
+            first_window: None,
             dialer: 0x0102,
             cookie: [3; COOKIE_BYTES],
             socket_bytes: 0x0405,
@@ -376,7 +408,8 @@ mod tests {
         assert_eq!(Packet::parse(&out), Some(Packet::Dial(dial)));
 
         out.clear();
-        let accept = Accept { dialer: 1, acceptor: 2, socket_bytes: 3, noise: &[4] };
+        let accept =
+            Accept { first_window: None, dialer: 1, acceptor: 2, socket_bytes: 3, noise: &[4] };
         accept.emit(&mut out);
         let golden = [3_u8, 1, 0, 0, 0, 0, 0, 0]
             .into_iter()
@@ -396,6 +429,34 @@ mod tests {
             0, 1, 0, 0, 0,
         ];
         assert_eq!(out, golden);
+    }
+
+    #[test]
+    fn first_windows_and_asks_stand_where_the_version_before_does_not_look() {
+        let accept = Accept {
+            first_window: Some(1_024),
+            dialer: 1,
+            acceptor: 2,
+            socket_bytes: 3,
+            noise: &[],
+        };
+        let mut out = Vec::new();
+        accept.emit(&mut out);
+        assert_eq!(out[..9], [3, 1, 0, 0, 1, 4, 0, 0, 1]);
+        assert_eq!(Packet::parse(&out), Some(Packet::Accept(accept)));
+        let mut dial = vec![0; DIAL_BYTES];
+        dial[..8].copy_from_slice(&[1, 1, 0, 0, 1, 0, 0, 0]);
+        let Some(Packet::Dial(read)) = Packet::parse(&dial) else { panic!() };
+        assert_eq!(read.first_window, Some(0));
+        out.clear();
+        read.emit(&mut out);
+        assert_eq!(out, dial);
+
+        let body = [48, 5, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 7];
+        let read = Body::parse(&body).unwrap();
+        assert_eq!((read.ask, read.bytes), (Some(5), Some((2, &[7][..]))));
+        assert!(read.asks_for_acknowledgement());
+        assert_eq!(Body::parse(&body[..8]), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::chunks::Chunks;
 use super::ranges::Ranges;
 
 /// Bytes of the window at first.
-pub(super) const FIRST_WINDOW: u64 = 256 << 10;
+pub(crate) const FIRST_WINDOW: u64 = 256 << 10;
 
 /// Why a peer's bytes are refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -26,6 +26,12 @@ pub(super) struct Reassembly {
     most_window: u64,
     /// Largest offset that the peer was allowed.
     advertised: u64,
+    /// Offset that is not passed whatever room there is; no limit if `u64::MAX`.
+    limit: u64,
+    /// The peer waits for what the limit has been raised to, or has to be told again.
+    is_update_wanted: bool,
+    /// Bytes received, those behind a gap included.
+    received: u64,
     /// When and at which offset the application began the current round trip of consumption.
     round_at: Instant,
     round_from: u64,
@@ -42,6 +48,9 @@ impl Reassembly {
             window,
             most_window,
             advertised: window,
+            limit: u64::MAX,
+            is_update_wanted: false,
+            received: 0,
             round_at: Instant::ZERO,
             round_from: 0,
         }
@@ -64,6 +73,7 @@ impl Reassembly {
         }
         if self.later.is_empty() {
             self.chunks.write(offset, bytes);
+            self.received += end - offset;
             self.in_order = end;
             return Ok(true);
         }
@@ -86,6 +96,7 @@ impl Reassembly {
             missing.remove(begin, until);
         }
         while let Some((from, to)) = missing.pop_first() {
+            self.received += to - from;
             self.chunks.write(from, &bytes[(from - offset) as usize..(to - offset) as usize]);
         }
         self.later.insert(offset, end);
@@ -116,13 +127,62 @@ impl Reassembly {
     }
 
     /// Returns whether the peer should be told of a window that has grown by a quarter.
-    pub(super) const fn is_update_due(&self) -> bool {
-        self.consumed + self.window - self.advertised >= self.window / 4
+    pub(super) fn is_update_due(&self) -> bool {
+        let more = self.offered().saturating_sub(self.advertised);
+        self.is_update_wanted || more >= self.window / 4
+    }
+
+    /// Has the peer told of the window once more: what told it was lost.
+    pub(super) const fn repeat_update(&mut self) {
+        self.is_update_wanted = true;
+    }
+
+    /// Limits what the peer may send at first, and from then on to what [`Reassembly::raise_limit`] says.
+    pub(super) const fn limit(&mut self, first: u64) {
+        (self.limit, self.advertised) = (first, first);
+    }
+
+    /// Lets the peer send up to `limit`, as it does by itself.
+    pub(super) fn presume(&mut self, limit: u64) {
+        self.limit = self.limit.max(limit);
+        self.advertised = self.advertised.max(limit);
+    }
+
+    /// Raises the limit; returns whether the peer, which wants to send up to `wanted`, waits for that.
+    pub(super) fn raise_limit(&mut self, limit: u64, wanted: u64) -> bool {
+        self.limit = self.limit.max(limit);
+        self.is_update_wanted |= wanted.min(self.offered()) > self.advertised;
+        self.is_update_wanted
+    }
+
+    /// Returns whether the peer has to be granted what it may send.
+    pub(super) const fn is_limited(&self) -> bool {
+        self.limit != u64::MAX
+    }
+
+    /// Offset up to which there is room for what the peer sends.
+    pub(super) const fn room_until(&self) -> u64 {
+        self.consumed + self.window
+    }
+
+    fn offered(&self) -> u64 {
+        self.room_until().min(self.limit)
+    }
+
+    /// Returns the bytes received, those behind a gap included.
+    pub(super) const fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Returns the offset that the peer is allowed.
+    pub(super) const fn advertised(&self) -> u64 {
+        self.advertised
     }
 
     /// Returns the window to advertise, and takes it as advertised.
     pub(super) fn advertise(&mut self) -> u64 {
-        self.advertised = self.advertised.max(self.consumed + self.window);
+        self.is_update_wanted = false;
+        self.advertised = self.advertised.max(self.offered());
         self.advertised
     }
 

@@ -61,6 +61,7 @@ impl Pipe {
         let dial = Dial {
             version: VERSION,
             sealed: dialing.message.is_some(),
+            first_window: Some(self.receive.advertised() as u32),
             dialer: local,
             cookie: dialing.cookie,
             socket_bytes: self.config.socket_bytes,
@@ -120,7 +121,8 @@ impl Pipe {
         let closes = self.closing.is_some_and(|closing| closing.is_due);
         let closes = closes && may_send && !has_bytes && self.send.is_all_sent();
         let pings = self.is_ping_due || (self.probes > 0 && !has_bytes && self.loss.is_waiting());
-        if !has_bytes && !closes && !pings && !self.acks.is_due(now) {
+        let asks = self.is_ask_due();
+        if !has_bytes && !closes && !pings && !asks && !self.acks.is_due(now) {
             self.probes = 0;
             return None;
         }
@@ -134,14 +136,16 @@ impl Pipe {
         let tag = if self.seal.is_some() { TAG_BYTES } else { 0 };
         let most = most - HEADER_BYTES - tag;
         let target = if self.seal.is_some() { &mut body } else { &mut *out };
-        let what = Content { has_bytes, closes, pings, most };
+        // While it is blocked, each packet that is acknowledged says how much is.
+        let asks = asks || (self.is_blocked() && (has_bytes || closes || pings));
+        let what = Content { has_bytes, closes, pings, asks, most };
         let range = self.emit_body(target, what);
         if let Some(seal) = &self.seal {
             seal.seal(number, &body, out);
         }
         self.body = body;
         let bytes = out.len() - begin;
-        let kind = match (closes, range.is_some() || pings) {
+        let kind = match (closes, range.is_some() || pings || asks) {
             (true, _) => Kind::Close,
             (false, true) => Kind::Plain,
             (false, false) => Kind::Settled,
@@ -168,6 +172,11 @@ impl Pipe {
         }
         if what.pings {
             flags |= flag::PING;
+        }
+        if what.asks {
+            self.asked = self.send.written();
+            out.extend_from_slice(&self.asked.to_le_bytes());
+            flags |= flag::ASK;
         }
         let room = what.most.saturating_sub(out.len() - begin + 8);
         debug_assert!(what.most > FIELDS_BYTES + LEAST_ROOM);
@@ -233,5 +242,6 @@ struct Content {
     has_bytes: bool,
     closes: bool,
     pings: bool,
+    asks: bool,
     most: usize,
 }

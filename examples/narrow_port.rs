@@ -1,0 +1,138 @@
+//! Many nodes send to one, whose port may be narrow: with receive tokens they take turns at it.
+//!
+//! ```text
+//! narrow_port                                                    # a receiver and three senders here, as a trial
+//! narrow_port --bind 10.0.0.1:4700 --senders 3 --tokens on       # receives from three, measures, and ends
+//! narrow_port --to 10.0.0.1:4700                                 # sends until the receiver ends, on other hosts
+//! ```
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use midplane::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+#[path = "common/command_line.rs"]
+mod command_line;
+
+type Fault = Box<dyn std::error::Error + Send + Sync>;
+
+/// Bytes of a body.
+const BODY: usize = 1_000_000;
+
+/// Whether the receiver grants tokens.
+#[derive(Clone, Copy, Eq, PartialEq, ValueEnum)]
+enum Tokens {
+    On,
+    Off,
+}
+
+/// Many nodes send bodies of 1 MB to one, which measures what arrives.
+#[derive(Parser)]
+struct Options {
+    /// Receives at this address
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "to")]
+    bind: Option<SocketAddr>,
+    /// Sends to the receiver at this address
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    to: Option<SocketAddr>,
+    /// Senders that the receiver waits for, from 1 to 100
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=100))]
+    senders: u8,
+    /// Whether the receiver grants tokens
+    #[arg(long, value_enum, default_value = "on")]
+    tokens: Tokens,
+    /// Seconds that are measured, from 1 to 60
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=60))]
+    seconds: u8,
+    /// Prints one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let options: Options = match command_line::parse(std::env::args_os()) {
+        Ok(options) => options,
+        Err(code) => return code,
+    };
+    match run(&options).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(options: &Options) -> Result<(), Fault> {
+    let builder = Node::builder().cluster("narrow-port").transports("udp").trusted_network();
+    if let Some(to) = options.to {
+        return send(builder.discover(to.to_string()).start().await?).await;
+    }
+    let receiver = builder.clone().bind(options.bind.unwrap_or(([127, 0, 0, 1], 0).into()));
+    let receiver = match options.tokens {
+        Tokens::On => receiver.receive_tokens(),
+        Tokens::Off => receiver,
+    };
+    let receiver = receiver.name("receiver").start().await?;
+    if options.bind.is_none() {
+        let address = receiver.address().ok_or("the receiver has an address")?.to_string();
+        for _ in 0..options.senders {
+            let sender = builder.clone().discover(&address).start().await?;
+            tokio::spawn(send(sender));
+        }
+    }
+    receive(receiver, options).await
+}
+
+/// Sends bodies over one stream until the receiver ends.
+async fn send(node: Node) -> Result<(), Fault> {
+    let mut stream = node.connect("bodies").await?;
+    let body = vec![7; BODY];
+    while stream.write_all(&body).await.is_ok() {}
+    Ok(())
+}
+
+/// Counts what arrives once all senders are there.
+async fn receive(node: Node, options: &Options) -> Result<(), Fault> {
+    let mut listener = node.listen("bodies").await?;
+    let mut counts = Vec::new();
+    while counts.len() < usize::from(options.senders) {
+        let (mut stream, _) = listener.accept().await?;
+        let count = Arc::new(AtomicU64::new(0));
+        counts.push(Arc::clone(&count));
+        tokio::spawn(async move {
+            let mut bytes = vec![0; 256 << 10];
+            while let Ok(read @ 1..) = stream.read(&mut bytes).await {
+                count.fetch_add(read as u64, Ordering::Relaxed);
+            }
+        });
+    }
+    let before: Vec<u64> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+    tokio::time::sleep(Duration::from_secs(options.seconds.into())).await;
+    let received =
+        counts.iter().zip(before).map(|(now, before)| now.load(Ordering::Relaxed) - before);
+    let received: Vec<f64> = received.map(|bytes| bytes as f64).collect();
+    let sum: f64 = received.iter().sum();
+    let squares: f64 = received.iter().map(|bytes| bytes * bytes).sum();
+    let jain = sum * sum / (received.len() as f64 * squares.max(1.0));
+    let goodput = sum * 8.0 / 1e6 / f64::from(options.seconds);
+    let tokens = node.explain().tokens;
+    if options.json {
+        let granted = tokens.map(|tokens| tokens.granted);
+        let document = serde_json::json!({
+            "senders": options.senders, "goodput_mbps": goodput, "jain": jain, "tokens_granted": granted
+        });
+        println!("{document}");
+    } else {
+        println!("{} senders: {goodput:.1} Mb/s, Jain's index {jain:.3}", options.senders);
+        println!("{}", node.explain());
+    }
+    node.shutdown().await;
+    Ok(())
+}
