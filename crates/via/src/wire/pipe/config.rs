@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use midplane_simhw::seal::Key;
+use midplane_simhw::seal::{Key, SecretKey};
 use thiserror::Error;
 
 use super::congestion::{ControllerFactory, Cubic};
 use super::reassembly::FIRST_WINDOW;
+use super::sealing::Secrets;
 
 /// Bytes of the largest datagram that is tried: a train of it and one of short ones cost a system call each.
 const DEFAULT_MTU_LIMIT: usize = 65_000;
@@ -26,6 +27,7 @@ const DEFAULT_CLOSE_TIMEOUT: u64 = 5_000_000_000;
 #[derive(Clone)]
 pub struct Config {
     pub(crate) key: Option<Key>,
+    pub(crate) own: Option<SecretKey>,
     pub(crate) mtu_limit: usize,
     pub(crate) most_window: u64,
     pub(crate) send_bytes: usize,
@@ -41,6 +43,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             key: None,
+            own: None,
             mtu_limit: DEFAULT_MTU_LIMIT,
             most_window: DEFAULT_WINDOW,
             send_bytes: DEFAULT_WINDOW as usize,
@@ -59,6 +62,14 @@ impl Config {
     #[must_use]
     pub fn key(mut self, key: Option<Key>) -> Self {
         self.key = key;
+        self
+    }
+
+    /// Proves to peers that this process has a key of its own, and has those that have one prove theirs: see
+    /// [`Pipe::peer_key`](super::Pipe::peer_key). It needs a [key](Config::key) that all share; none by default.
+    #[must_use]
+    pub fn own_key(mut self, own: Option<SecretKey>) -> Self {
+        self.own = own;
         self
     }
 
@@ -124,6 +135,13 @@ impl Config {
     pub fn congestion(mut self, factory: ControllerFactory) -> Self {
         self.congestion = factory;
         self
+    }
+}
+
+impl Config {
+    /// Returns the secrets of handshakes, if connections are sealed.
+    pub(crate) fn secrets(&self) -> Option<Secrets<'_>> {
+        Some(Secrets { key: self.key.as_ref()?, own: self.own.as_ref() })
     }
 }
 
