@@ -103,7 +103,8 @@ fn ends_with_keys_of_their_own_prove_them_and_older_ends_are_met_without() {
     let (one, other) = (own(3), own(4));
     for has_other in [true, false] {
         let keys = [Some(one.clone()), has_other.then(|| other.clone())];
-        let configs = keys.map(|own| Config::default().key(Some(Key::new(1, [7; 32]))).own_key(own));
+        let configs =
+            keys.map(|own| Config::default().key(Some(Key::new(1, [7; 32]))).own_key(own));
         let mut pair = Pair::with(7, Path { loss: 0.2, ..Path::clean(MS) }, configs);
         let (dialed, accepted) = pair.connect();
         let known = [(0, dialed), (1, accepted)].map(|(end, id)| pair.pipe(end, id).peer_key());
@@ -115,8 +116,8 @@ fn ends_with_keys_of_their_own_prove_them_and_older_ends_are_met_without() {
 #[test]
 fn a_dial_whose_own_key_was_cut_off_on_its_way_makes_a_connection_that_proves_none() {
     let own = |byte: u8| -> Option<SecretKey> { format!("{byte:02x}").repeat(32).parse().ok() };
-    let configs = [own(3), own(4)]
-        .map(|own| Config::default().key(Some(Key::new(1, [7; 32]))).own_key(own));
+    let configs =
+        [own(3), own(4)].map(|own| Config::default().key(Some(Key::new(1, [7; 32]))).own_key(own));
     let mut pair = Pair::with(7, Path::clean(MS), configs);
     let (now, mut out) = (pair.now, Vec::new());
     let dialed = pair.dial();

@@ -20,7 +20,7 @@ const BYTES: usize = 32;
 pub struct SecretKey([u8; BYTES]);
 
 /// Identifies a node to the others: the public key of its [`SecretKey`]. As text it is 64 hexadecimal digits.
-#[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PublicKey([u8; BYTES]);
 
 /// Why there is no new key.

@@ -73,7 +73,9 @@ pub enum Failed {
     #[error("what answers is no node, or has too many handshakes under way")]
     NoNode,
     /// The peer has another key, or one side has none.
-    #[error("the peer does not have this key; give both the same")]
+    #[error(
+        "the keys of the two nodes do not fit, or one has none: give all nodes of a cluster the same key file"
+    )]
     KeyDoesNotFit,
     /// The peer speaks another version.
     #[error("the peer speaks version {0}")]

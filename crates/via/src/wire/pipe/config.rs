@@ -180,7 +180,9 @@ pub enum Ended {
     #[error("refused: {0}")]
     Refused(RefuseReason),
     /// The peer has another key, or one side has none.
-    #[error("the peer does not have this key; give both the same")]
+    #[error(
+        "the keys of the two nodes do not fit, or one has none: give all nodes of a cluster the same key file"
+    )]
     KeyDoesNotFit,
     /// The peer speaks another version.
     #[error("the peer speaks version {0}")]

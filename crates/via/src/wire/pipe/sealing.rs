@@ -97,11 +97,7 @@ pub(crate) struct Begun(HandshakeState);
 
 impl Begun {
     /// Begins; `None` if the system has no random numbers.
-    pub(crate) fn new(
-        secrets: Secrets<'_>,
-        label: &Label,
-        dialer: u64,
-    ) -> Option<(Self, Message)> {
+    pub(crate) fn new(secrets: Secrets<'_>, label: &Label, dialer: u64) -> Option<(Self, Message)> {
         let prologue = prologue(label, dialer);
         let mut handshake = secrets.builder(&prologue)?.build_initiator().ok()?;
         let mut message = vec![0; secrets.bytes()];
@@ -134,11 +130,8 @@ impl Offers {
     /// Begins them; `None` if the system has no random numbers.
     pub(crate) fn new(secrets: Secrets<'_>, label: &Label, dialer: u64) -> Option<Self> {
         let (shared, message) = Begun::new(Secrets { own: None, ..secrets }, label, dialer)?;
-        let mut this = Self {
-            shared: Some(shared),
-            identified: None,
-            messages: [message, Message::new()],
-        };
+        let mut this =
+            Self { shared: Some(shared), identified: None, messages: [message, Message::new()] };
         if secrets.own.is_some() {
             let (identified, message) = Begun::new(secrets, label, dialer)?;
             (this.identified, this.messages[1]) = (Some(identified), message);
@@ -202,7 +195,9 @@ mod tests {
             assert_eq!(lengths, if with.is_some() { (96, 104) } else { (48, 56) });
             let mut forged = answer.clone();
             forged[40] ^= 1;
-            assert!(offers.finish(6, &forged).is_none() && offers.finish(6, &answer[1..]).is_none());
+            assert!(
+                offers.finish(6, &forged).is_none() && offers.finish(6, &answer[1..]).is_none()
+            );
             let ours = offers.finish(6, &answer).expect("a forged answer before changes nothing");
             let (mut sealed, mut plain) = (Vec::new(), Vec::new());
             ours.seal(0, b"hello", &mut sealed);
@@ -267,7 +262,12 @@ mod tests {
     }
 
     /// The handshake of a holder of the cluster's key who claims a key whose secret it does not have.
-    fn thief<'a>(key: &'a Key, own: &'a SecretKey, prologue: &'a [u8], of: PublicKey) -> Builder<'a> {
+    fn thief<'a>(
+        key: &'a Key,
+        own: &'a SecretKey,
+        prologue: &'a [u8],
+        of: PublicKey,
+    ) -> Builder<'a> {
         let builder = Builder::with_resolver(IDENTIFIED.parse().unwrap(), Box::new(Lies(of)));
         let builder = builder.psk(0, key.secret()).unwrap().prologue(prologue).unwrap();
         builder.local_private_key(own.bytes()).unwrap()

@@ -89,12 +89,14 @@ async fn dial(
     let mut stream = TcpStream::connect(to).await?;
     set_options(&stream)?;
     let (id, secrets) = (random()?, of_version(secrets, version));
-    let begun = secrets.map(|secrets| Begun::new(secrets, STREAMS, id).ok_or(Failed::KeyDoesNotFit));
+    let begun =
+        secrets.map(|secrets| Begun::new(secrets, STREAMS, id).ok_or(Failed::KeyDoesNotFit));
     let (begun, noise) = begun.transpose()?.unzip();
     let mut message = message(version, u8::from(secrets.is_some()), id, noise.as_deref());
     message.resize(dial_bytes(version), 0);
     stream.write_all(&message).await?;
-    let answer = read_message(&mut stream, |of| (of == version).then(|| dial_bytes(of) + 8)).await?;
+    let answer =
+        read_message(&mut stream, |of| (of == version).then(|| dial_bytes(of) + 8)).await?;
     match (answer[8], answer[9]) {
         (other, _) if other != version => return Err(Failed::Version(other)),
         (_, reason::NONE) => {}
