@@ -136,7 +136,9 @@ impl Hello {
         padded.resize(bytes.len() + APPENDED[1], 0);
         let hello: Self = decode_first(&padded)?;
         let missing = encode(&hello)?.len().saturating_sub(bytes.len());
-        let is_whole = missing == 0 || APPENDED.contains(&missing);
+        let [keys, cluster] = APPENDED;
+        let is_oldest = missing == cluster && hello.cluster.is_empty();
+        let is_whole = missing == 0 || missing == keys || is_oldest;
         if is_whole { Ok(hello) } else { Err(WireError::Malformed) }
     }
 }

@@ -74,6 +74,8 @@ struct Conn {
     /// Since when nothing gets through.
     cut_at: Option<u64>,
     has_ended: [bool; 2],
+    /// The node at an end ends it itself.
+    is_closing: [bool; 2],
     /// The arrival of the last frame of each end.
     last: [u64; 2],
     waiting: Vec<(usize, Hello)>,
@@ -210,7 +212,8 @@ impl Network {
             // What stands with a life that is gone is found out now.
             for end in 0..2 {
                 let conn = &self.conns[&number];
-                if conn.ends[1].is_some() && !self.lives(conn.ids[1 - end]) {
+                let is_over = conn.has_ended[1 - end] || !self.lives(conn.ids[1 - end]);
+                if conn.ends[1].is_some() && is_over {
                     self.after(SECOND * 9 / 10, Event::Ended { conn: number, end });
                 }
             }
@@ -422,7 +425,9 @@ impl Network {
     fn ended(&mut self, number: u64, end: usize) {
         let conn = self.conns.get_mut(&number).unwrap();
         let is_partition = conn.cut_at.is_some_and(|at| self.now < at + 30 * SECOND);
-        if is_partition || std::mem::replace(&mut conn.has_ended[end], true) {
+        if (is_partition && !conn.is_closing[end])
+            || std::mem::replace(&mut conn.has_ended[end], true)
+        {
             return;
         }
         let id = conn.ids[end];
@@ -452,6 +457,7 @@ impl Network {
                 }
                 Effect::End(link) => {
                     let end = usize::from(self.conns[&link].ids[0] != id);
+                    self.conns.get_mut(&link).unwrap().is_closing[end] = true;
                     self.after(0, Event::Ended { conn: link, end });
                     let at = self.arrival(link, end);
                     if self.conns[&link].ends[1 - end].is_some() && self.is_open(link) {
@@ -499,6 +505,7 @@ impl Network {
             refused_at: None,
             cut_at: None,
             has_ended: [false; 2],
+            is_closing: [false; 2],
             last: [now; 2],
             waiting: Vec::new(),
         };
@@ -542,6 +549,7 @@ impl Network {
             if let Some(life) = searcher.life.as_ref().filter(|_| searcher.searches)
                 && life.hello.cluster == *cluster
                 && life.since + 3 * SECOND < self.now
+                && !self.may_be_refused(life, *id)
                 && (!self.has_thieves || self.met.get(&(life.id, name.clone())) == Some(&hello.key))
             {
                 let choices = life.members.choices("kv", |_| Load::default());
@@ -575,10 +583,20 @@ impl Network {
                 assert!(choices.iter().all(|choice| !choice.rank.0));
                 self.check_strangers(*number, life);
             }
-            for (id, _, _, links) in life.members.peers() {
+            // Who is refused comes back again and again.
+            for (id, _, _, links) in life.members.peers().filter(|_| !self.has_thieves) {
                 assert_eq!(links.len(), 1, "node {number} has one link to {id}");
             }
         }
+    }
+
+    /// Whether a node may refuse another one: that one's name is or was claimed with another key.
+    fn may_be_refused(&self, life: &Life, by: u64) -> bool {
+        let Hello { name, key, .. } = &life.hello;
+        let others = self.nodes.values().filter_map(|node| node.life.as_ref());
+        let mut others = others.filter(|other| other.hello.name == *name && other.id != life.id);
+        others.any(|other| other.hello.key != *key)
+            || self.met.get(&(by, name.clone())).is_some_and(|met| met != key)
     }
 
     fn name_of(&self, id: u64) -> Option<&str> {
@@ -640,6 +658,9 @@ impl Network {
             let name = &other.hello.name;
             let met = self.met.get(&(life.id, name.clone()));
             let may_be_used = met.is_none_or(|key| *key == other.hello.key);
+            if self.may_be_refused(life, other.id) {
+                continue;
+            }
             if may_be_used && *name != life.hello.name {
                 let is_known = known.iter().any(|id| self.name_of(*id) == Some(name));
                 assert!(is_known, "node {number} knows no {name}");
