@@ -22,6 +22,13 @@ pub enum ErrorKind {
     /// A node was found that speaks a version which this one does not understand, and no other offers the service. Run
     /// adjacent versions in one cluster: update the older side first.
     Version,
+    /// The keys of two nodes do not fit. The text says which: give all nodes of a cluster the same key file
+    /// ([`NodeBuilder::key_file`]); a node whose name or place is another key's needs another name, or the identity file that it
+    /// had ([`NodeBuilder::identity_file`]).
+    ///
+    /// [`NodeBuilder::key_file`]: crate::NodeBuilder::key_file
+    /// [`NodeBuilder::identity_file`]: crate::NodeBuilder::identity_file
+    Key,
     /// The peer was restarted, or the connection to it was lost: what was sent and not received is lost. Try again: the
     /// next attempt reaches the peer as it is now. Repeat only what may be done twice.
     Reset,
@@ -87,6 +94,7 @@ impl From<Error> for io::Error {
             ErrorKind::NoService => io::ErrorKind::NotFound,
             ErrorKind::Busy => io::ErrorKind::ResourceBusy,
             ErrorKind::Version => io::ErrorKind::Unsupported,
+            ErrorKind::Key => io::ErrorKind::PermissionDenied,
             ErrorKind::Reset => io::ErrorKind::ConnectionReset,
             ErrorKind::TooLarge => io::ErrorKind::InvalidInput,
             ErrorKind::Closed => io::ErrorKind::NotConnected,

@@ -28,7 +28,7 @@ pub use midplane_nicvm as nicvm;
 #[cfg(feature = "pipeline")]
 pub use midplane_pipeline as pipeline;
 pub use midplane_simhw as simhw;
-pub use midplane_simhw::seal::Key;
+pub use midplane_simhw::seal::{Key, PublicKey};
 pub use midplane_via as via;
 #[cfg(target_os = "linux")]
 pub use midplane_via::session::Stream;

@@ -7,10 +7,11 @@
 //!
 //! Of two nodes of one name, one may be dead: a process that was restarted, whose former connection stands. The one that
 //! started first is tried for [`TRIAL`], in which new streams avoid it. If it is silent, its links end. If it lives,
-//! the later one is not used, and learns of the other.
+//! the later one is not used, and learns of the other. `keys.rs` says what becomes of nodes with keys of their own.
 
 mod choice;
 mod hello;
+mod keys;
 mod names;
 mod peer;
 mod place;
@@ -20,13 +21,15 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
+use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
 use midplane_via::session::Transport;
 
 pub(crate) use choice::{Choice, Load, choose};
 #[cfg(test)]
 pub(crate) use hello::CHANGED;
-pub(crate) use hello::{Hello, MOST_NAME, MOST_SERVICES, Stranger, Unreadable, VERSION};
+pub(crate) use hello::{Hello, MOST_NAME, MOST_SERVICES, Refusal, Stranger, Unreadable, VERSION};
+use keys::Notice;
 use peer::{Link, Peer, distance};
 use place::Place;
 pub(crate) use place::Target;
@@ -69,12 +72,20 @@ pub(crate) struct Members {
     cluster: String,
     name: String,
     incarnation: u64,
+    /// Its own key, which it proves where sessions are sealed.
+    key: Option<PublicKey>,
     address: Option<SocketAddr>,
     places: BTreeMap<Target, Place>,
     links: BTreeMap<u64, Link>,
     peers: BTreeMap<u64, Peer>,
     /// Places whose node speaks another version, or is of another cluster.
     strangers: BTreeMap<Target, Stranger>,
+    /// Names of nodes that keep their keys, and those.
+    pins: BTreeMap<String, PublicKey>,
+    /// Keys that discovery lists for places.
+    listed: BTreeSet<(SocketAddr, PublicKey)>,
+    /// The last refusal of this node by another one.
+    notice: Option<Notice>,
     seek_until: Instant,
     retire_at: Instant,
     effects: VecDeque<Effect>,
@@ -88,11 +99,15 @@ impl Members {
             cluster: hello.cluster.clone(),
             name: hello.name.clone(),
             incarnation: hello.incarnation,
+            key: hello.key(),
             address,
             places: BTreeMap::new(),
             links: BTreeMap::new(),
             peers: BTreeMap::new(),
             strangers: BTreeMap::new(),
+            pins: BTreeMap::new(),
+            listed: BTreeSet::new(),
+            notice: None,
             seek_until: Instant::ZERO,
             retire_at: Instant::FAR_FUTURE,
             effects: VecDeque::new(),
@@ -161,6 +176,7 @@ impl Members {
             is_slow: false,
             is_ending: false,
             rival: 0,
+            refused: None,
         };
         self.links.insert(link, state);
         self.effects.push_back(Effect::Describe(link));
@@ -173,9 +189,15 @@ impl Members {
         }
     }
 
-    /// The peer of a link has described itself.
-    pub(crate) fn handle_hello(&mut self, now: Instant, number: u64, hello: Hello) {
-        let Some(link) = self.links.get_mut(&number).filter(|link| !link.is_ending) else { return };
+    /// The peer of a link has described itself; `proven` is the key that it has proven to have.
+    pub(crate) fn handle_hello(
+        &mut self,
+        now: Instant,
+        number: u64,
+        hello: Hello,
+        proven: Option<PublicKey>,
+    ) {
+        let Some(link) = self.links.get(&number).filter(|link| !link.is_ending) else { return };
         if !hello.cluster.is_empty() && hello.cluster != self.cluster {
             // The end that has dialed ends the link: it may not have received this one's description yet.
             return match link.target {
@@ -187,6 +209,21 @@ impl Members {
                 _ => self.end(number),
             };
         }
+        if let Some(why) = Refusal::of(hello.refusal) {
+            return self.on_notice(now, number, hello.name, why);
+        }
+        if link.is_refused() {
+            return;
+        }
+        match self.identify(link, &hello, proven) {
+            Ok(key) => self.on_node(now, number, hello, key),
+            Err(why) => self.refuse(now, number, hello.name, why),
+        }
+    }
+
+    /// The peer of a link is a node of this cluster, with this key.
+    fn on_node(&mut self, now: Instant, number: u64, hello: Hello, key: Option<PublicKey>) {
+        let Some(link) = self.links.get_mut(&number) else { return };
         let id = hello.id;
         let is_other = link.peer.is_some_and(|before| before != id)
             || self.peers.get(&id).is_some_and(|peer| {
@@ -208,11 +245,16 @@ impl Members {
         let peer = self.peers.entry(id).or_insert_with(|| Peer {
             name: hello.name,
             incarnation: hello.incarnation,
+            key,
+            is_kept: hello.is_kept,
+            since: now,
             services: BTreeSet::new(),
             links: Vec::new(),
             is_leaving: false,
             trial: None,
             rival: None,
+            held_by: None,
+            challenge: None,
         });
         peer.services = hello.services.into_iter().collect();
         if !peer.links.contains(&number) {
@@ -223,8 +265,12 @@ impl Members {
         if peer.links.len() > 1 {
             self.retire_at = self.retire_at.min(now.plus_nanos(RETIRE));
         }
+        let held_by = peer.held_by;
         if is_new {
-            self.on_namesake(now, id);
+            self.admit(now, id);
+        } else if let Some(holder) = held_by {
+            // It has come back before it was forgotten.
+            self.challenge(now, holder);
         }
         self.effects.push_back(Effect::Wake);
     }
@@ -253,11 +299,11 @@ impl Members {
     }
 
     /// The peer of a link accepts and opens no more streams.
-    pub(crate) fn handle_goodbye(&mut self, number: u64) {
+    pub(crate) fn handle_goodbye(&mut self, now: Instant, number: u64) {
         let Some(id) = self.links.get(&number).and_then(|link| link.peer) else { return };
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.is_leaving = true;
-            self.on_departure(id);
+            self.on_departure(now, id);
         }
         self.effects.push_back(Effect::Wake);
     }
@@ -276,26 +322,23 @@ impl Members {
         if !peer.links.is_empty() {
             return None;
         }
-        self.on_departure(id);
-        self.peers.remove(&id).map(|peer| peer.name)
+        let gone = self.peers.remove(&id);
+        self.on_departure(now, id);
+        gone.map(|peer| peer.name)
     }
 
     /// Does what is due by now; `load` returns the load of a link.
     pub(crate) fn handle_timeout(&mut self, now: Instant, load: impl Fn(u64) -> Load) {
         self.dial_due(now);
         self.judge(now, &load);
+        self.judge_holders(now, &load);
         if now >= self.retire_at {
             self.retire_at = Instant::FAR_FUTURE;
             self.retire(now, &load);
         }
-        let is_mute = |link: &Link| link.peer.is_none() && now.nanos_since(link.since) >= SILENCE;
-        let mute: Vec<_> = self
-            .links
-            .iter()
-            .filter(|(_, link)| is_mute(link))
-            .map(|(number, _)| *number)
-            .collect();
-        mute.into_iter().for_each(|number| self.end(number));
+        let is_over = |link: &Link| link.ends_at().is_some_and(|at| at <= now);
+        let over = self.links.iter().filter(|(_, link)| is_over(link)).map(|(number, _)| *number);
+        over.collect::<Vec<_>>().into_iter().for_each(|number| self.end(number));
     }
 
     /// Ends links that this node has dialed to peers that it has a better link to, once they carry no stream.
@@ -346,7 +389,7 @@ impl Members {
     /// Links that were dialed, and whose peer has not described itself.
     fn undescribed(&self) -> impl Iterator<Item = &Link> {
         let is_awaited = |link: &&Link| link.target.is_some() && link.peer.is_none();
-        self.links.values().filter(is_awaited).filter(|link| !link.is_ending)
+        self.links.values().filter(is_awaited).filter(|link| !link.is_refused())
     }
 
     /// Returns whether a node that was dialed a short time ago has not described itself.
@@ -357,12 +400,13 @@ impl Members {
     /// Returns the ways to a service, one a peer; `load` returns the load of a link.
     pub(crate) fn choices(&self, service: &str, load: impl Fn(u64) -> Load) -> Vec<Choice> {
         let offers = |peer: &&Peer| {
-            !peer.is_leaving && peer.rival.is_none() && peer.services.contains(service)
+            let is_used = !peer.is_leaving && peer.rival.is_none() && peer.held_by.is_none();
+            is_used && peer.services.contains(service)
         };
         let peers = self.peers.iter().filter(|(_, peer)| offers(peer));
         let choice = |(id, peer): (&u64, &Peer)| {
             let links = peer.links.iter().filter_map(|number| {
-                let link = self.links.get(number).filter(|link| !link.is_ending)?;
+                let link = self.links.get(number).filter(|link| !link.is_refused())?;
                 let Load { streams, is_suspected } = load(*number);
                 let is_doubted = is_suspected || link.is_slow || peer.trial.is_some();
                 let rank = (is_doubted, distance(link.transport));
@@ -374,15 +418,17 @@ impl Members {
         peers.filter_map(choice).collect()
     }
 
-    /// Returns the numbers, names, services and links of the nodes that are known.
+    /// Returns the numbers, names, services and links of the nodes that are known, and not held.
     pub(crate) fn peers(&self) -> impl Iterator<Item = (u64, &str, &BTreeSet<String>, &[u64])> {
-        self.peers.iter().map(|(id, peer)| (*id, &*peer.name, &peer.services, &*peer.links))
+        let known = self.peers.iter().filter(|(_, peer)| peer.held_by.is_none());
+        known.map(|(id, peer)| (*id, &*peer.name, &peer.services, &*peer.links))
     }
 
-    /// Returns the number and the name of a link's peer.
+    /// Returns the number and the name of a link's peer, unless it is held or refused: its streams are not accepted.
     pub(crate) fn peer_of(&self, link: u64) -> Option<(u64, &str)> {
-        let id = self.links.get(&link)?.peer?;
-        Some((id, &self.peers.get(&id)?.name))
+        let id = self.links.get(&link).filter(|link| !link.is_refused())?.peer?;
+        let peer = self.peers.get(&id).filter(|peer| peer.held_by.is_none())?;
+        Some((id, &peer.name))
     }
 
     /// Returns whether there is a link to a node that has described itself.
@@ -414,9 +460,9 @@ impl Members {
         let is_crowded = self.undescribed().count() >= MOST_DIALS;
         let dials = self.places.values().filter(is_due).map(|place| place.again_at);
         let dials = dials.filter(|at| *at < self.seek_until && !is_crowded).min();
-        let trials = self.peers.values().filter_map(|peer| peer.trial).min();
-        let mute = self.links.values().filter(|link| link.peer.is_none() && !link.is_ending);
-        let mute = mute.map(|link| link.since.plus_nanos(SILENCE)).min();
+        let trials = self.peers.values().flat_map(|peer| [peer.trial, peer.challenge]);
+        let trials = trials.flatten().min();
+        let mute = self.links.values().filter_map(Link::ends_at).min();
         let retire = (self.retire_at < Instant::FAR_FUTURE).then_some(self.retire_at);
         [dials, trials, mute, retire].into_iter().flatten().min()
     }

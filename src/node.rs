@@ -24,6 +24,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use midplane_simhw::seal::{PublicKey, SecretKey};
 use midplane_simhw::shm::rings::RingListener;
 use midplane_via::session::{Driver, Sessions, Stream};
 use midplane_via::wire::pipe::Config;
@@ -84,6 +85,7 @@ struct Inner {
     is_sealed: bool,
     /// Bytes of the port's buffer that senders over UDP share by tokens, if they do.
     port_buffer: Option<u64>,
+    public: Option<PublicKey>,
     /// Closed once the tasks that have sockets have ended.
     sockets: tokio::sync::Mutex<mpsc::Receiver<()>>,
 }
@@ -113,15 +115,19 @@ impl Node {
         };
         let address = sockets.as_ref().map(|sockets| sockets.address);
         let (udp, tcp) = sockets.map_or((None, None), |sockets| (sockets.udp, sockets.tcp));
+        let (own, is_kept) = builder.own.clone().unzip();
+        let (public, is_kept) = (own.as_ref().map(SecretKey::public), is_kept == Some(true));
         let udp = udp.map(|socket| {
-            let config = Config::default().key(builder.key.clone()).keepalive(KEEPALIVE_NANOS);
+            let config = Config::default().key(builder.key.clone()).own_key(own.clone());
             let config = match builder.port_buffer {
                 Some(bytes) => config.receive_tokens(bytes),
                 None => config,
             };
-            (socket, config)
+            (socket, config.keepalive(KEEPALIVE_NANOS))
         });
-        let over_tcp = tcp.is_some().then(|| tcp::Config::default().key(builder.key.clone()));
+        let over_tcp = tcp.is_some();
+        let over_tcp =
+            over_tcp.then(|| tcp::Config::default().key(builder.key.clone()).own_key(own));
         let (sessions, driver) = Sessions::new(udp, over_tcp).map_err(failed)?;
         let id = builder::random().map_err(failed)?.max(1);
         let name = builder.resolved_name(id);
@@ -133,7 +139,11 @@ impl Node {
             name: name.clone(),
             services: Vec::new(),
             rival: 0,
+            key: public.map_or([0; 32], |public| *public.bytes()),
+            is_kept,
+            refusal: 0,
         };
+        tracing::info!(name, key = public.map(tracing::field::display), is_kept, "a node starts");
         let local = allowed.shm().then(|| Local::new(&builder.cluster, id));
         let listener = local.as_ref().map(Local::bind).transpose().map_err(failed)?;
         let network = Box::new(System { sessions: sessions.clone(), local });
@@ -158,6 +168,7 @@ impl Node {
             allowed,
             is_sealed,
             port_buffer,
+            public,
             sockets: tokio::sync::Mutex::new(sockets),
         };
         Ok(Self(Arc::new(inner)))
@@ -168,9 +179,13 @@ impl Node {
     /// # Errors
     /// [`ErrorKind::InUse`] if this node offers it already, [`ErrorKind::Config`] for a name that is empty or has more
     /// than 100 bytes, [`ErrorKind::Closed`]. [`ErrorKind::InUse`] as well if this node has met another one of its
-    /// name that was there before it.
+    /// name that was there before it, and [`ErrorKind::Key`] if another node refuses this one because its name is that of a
+    /// node with another key.
     pub async fn listen(&self, service: &str) -> Result<Listener, Error> {
         check_name("a service's name", service)?;
+        if let Some(text) = self.0.shared.notice() {
+            return Err(Error::new(ErrorKind::Key, text));
+        }
         self.offer(service.to_owned())
     }
 
@@ -181,7 +196,8 @@ impl Node {
     ///
     /// # Errors
     /// [`ErrorKind::NoService`], with the nodes that were asked; [`ErrorKind::Busy`] if those that offer it have not
-    /// accepted; [`ErrorKind::Version`] if there is a node of another version alone; [`ErrorKind::InUse`] if this node
+    /// accepted; [`ErrorKind::Version`] if there is a node of another version alone; [`ErrorKind::Key`] if there are nodes
+    /// alone whose keys do not fit, or that refuse this one's; [`ErrorKind::InUse`] if this node
     /// has met another one of its name that was there before it; [`ErrorKind::Config`], [`ErrorKind::Closed`].
     ///
     /// # Cancel safety
@@ -223,6 +239,12 @@ impl Node {
         &self.0.name
     }
 
+    /// Returns the key that the node proves to others to have, for their lists of places; none without a key of the cluster's.
+    #[must_use]
+    pub fn public_key(&self) -> Option<PublicKey> {
+        self.0.public
+    }
+
     /// The nodes that this one is connected to.
     #[must_use]
     pub fn peers(&self) -> Vec<PeerInfo> {
@@ -235,11 +257,11 @@ impl Node {
         let shared = &self.0.shared;
         let mut places: BTreeSet<_> =
             shared.network().local().into_iter().map(Target::Local).collect();
-        let addresses = self.0.places.addresses(shared, self.0.address).await;
-        places.extend(addresses.into_iter().map(Target::Address));
+        let reached = self.0.places.addresses(shared, self.0.address).await;
+        places.extend(reached.addresses.into_iter().map(Target::Address));
         places.extend(self.gossiped(service).into_iter().map(Target::Address));
         let before = shared.known();
-        shared.search(&places, SEEK);
+        shared.search(&places, reached.keys, SEEK);
         let until = Instant::now() + TELL;
         loop {
             let changed = shared.changed.notified();
@@ -288,9 +310,16 @@ impl Node {
             false => format!("{asked}; could not ask {}", unanswered.join(", ")),
         };
         let (service, hint) = (links::shown(service), links::hint(service, &peers));
-        let is_foreign = peers.is_empty() && self.0.shared.has_other_versions();
-        let kind = if is_foreign { ErrorKind::Version } else { ErrorKind::NoService };
-        Error::new(kind, format!("no node offers {service:?}; {asked}{hint}"))
+        let (shared, is_alone) = (&self.0.shared, peers.is_empty());
+        let notice = shared.notice().map(|text| format!("; {text}")).unwrap_or_default();
+        let kind = if !notice.is_empty() || (is_alone && shared.has_other_keys()) {
+            ErrorKind::Key
+        } else if is_alone && shared.has_other_versions() {
+            ErrorKind::Version
+        } else {
+            ErrorKind::NoService
+        };
+        Error::new(kind, format!("no node offers {service:?}; {asked}{hint}{notice}"))
     }
 
     /// Ends the node once its streams have ended, at most as long as [`NodeBuilder::drain`] says: accepts and opens no

@@ -11,6 +11,8 @@ mod conformance;
 mod discovery;
 mod dissector;
 #[cfg(target_os = "linux")]
+mod identity;
+#[cfg(target_os = "linux")]
 mod latest;
 #[cfg(target_os = "linux")]
 mod messages;

@@ -8,7 +8,8 @@ use super::{Discovery, DiscoveryError, Place};
 /// Bytes of a file of places.
 const MOST: u64 = 1 << 20;
 
-/// Tells the places that a file lists: one `HOST:PORT` a line. What follows `#` is a comment. The file is read anew with
+/// Tells the places that a file lists: one `HOST:PORT` a line, or `HOST:PORT KEY` with the public key of the node that is
+/// met there alone. What follows `#` is a comment. The file is read anew with
 /// each search, so it may change at any time; it may be empty, and has 1 MiB at most.
 ///
 /// Replace the file by renaming another one to it: a search may read a file that is half written.
@@ -78,7 +79,10 @@ mod tests {
         assert_eq!(shown, ["10.0.0.1:1", "b:2", "[::1]:3"]);
         assert_eq!(file(b"").unwrap(), []);
         let error = file(b"a:1\n# b\nb\nc").unwrap_err();
-        assert!(error.contains(": line 3: \"b\" is not HOST:PORT; name a place"), "{error}");
+        assert!(
+            error.contains(": line 3: \"b\" is not HOST:PORT or HOST:PORT KEY; name a place"),
+            "{error}"
+        );
         let error = file(&vec![b'\n'; (MOST + 1) as usize]).unwrap_err();
         assert!(error.contains("1 MiB at most"), "{error}");
         let error = read(Path::new("/nowhere/at/all")).unwrap_err().to_string();

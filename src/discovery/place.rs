@@ -4,20 +4,23 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
+use midplane_simhw::seal::PublicKey;
 use thiserror::Error;
 
 /// Names a place that may have a node: `HOST:PORT`. The host is an address, in brackets if it is one of IPv6, or a name,
-/// which may stand for many addresses.
+/// which may stand for many addresses. A public key of 64 hexadecimal digits may follow behind a space: then only a node
+/// that proves to have it is met there.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Place {
     text: String,
     address: Option<SocketAddr>,
+    key: Option<PublicKey>,
 }
 
 /// Says that a text names no place.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[error(
-    "{0:?} is not HOST:PORT; name a place such as \"10.0.0.1:4700\", \"[fd00::1]:4700\" or \"orders.internal:4700\""
+    "{0:?} is not HOST:PORT or HOST:PORT KEY; name a place such as \"10.0.0.1:4700\", \"[fd00::1]:4700\" or \"orders.internal:4700\""
 )]
 pub struct NoPlace(String);
 
@@ -26,6 +29,12 @@ impl Place {
     #[must_use]
     pub const fn address(&self) -> Option<SocketAddr> {
         self.address
+    }
+
+    /// Returns the public key that the node there has to have, if the place has one.
+    #[must_use]
+    pub const fn key(&self) -> Option<PublicKey> {
+        self.key
     }
 
     /// Returns whether the place is on this host for certain: a loopback address, or the name `localhost`.
@@ -44,7 +53,7 @@ impl Place {
 
 impl From<SocketAddr> for Place {
     fn from(address: SocketAddr) -> Self {
-        Self { text: address.to_string(), address: Some(address) }
+        Self { text: address.to_string(), address: Some(address), key: None }
     }
 }
 
@@ -54,6 +63,10 @@ impl FromStr for Place {
     fn from_str(text: &str) -> Result<Self, NoPlace> {
         let text = text.trim();
         let wrong = || NoPlace(text.chars().take(100).collect());
+        let (text, key) = match text.split_once(char::is_whitespace) {
+            Some((text, key)) => (text, Some(key.parse().map_err(|_| wrong())?)),
+            None => (text, None),
+        };
         let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
         let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
         let address = text.parse().ok();
@@ -64,12 +77,13 @@ impl FromStr for Place {
                 .chars()
                 .all(|c| !c.is_whitespace() && !c.is_control() && !"[]:/,#@".contains(c));
         match is_port && (address.is_some() || is_name) {
-            true => Ok(Self { text: text.to_owned(), address }),
+            true => Ok(Self { text: text.to_owned(), address, key }),
             false => Err(wrong()),
         }
     }
 }
 
+/// Without the key.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
@@ -96,6 +110,13 @@ mod tests {
             let place: Place = text.parse().unwrap();
             assert_eq!(place.is_loopback(), is_loopback, "{text}");
             assert_eq!(place.to_string(), text.trim());
+        }
+        let digits = "0a".repeat(32);
+        let place: Place = format!("a:1 \t{digits}").parse().unwrap();
+        assert_eq!(place.key().map(|key| key.to_string()), Some(digits.clone()));
+        assert_eq!(place.to_string(), "a:1");
+        for wrong in ["a:1 0a", &format!("a:1 {digits} b"), &format!("a: {digits}"), &digits] {
+            assert!(wrong.parse::<Place>().is_err(), "{wrong}");
         }
         for wrong in [
             "",

@@ -1,5 +1,6 @@
 //! The description of itself that each node sends its peers.
 
+use midplane_simhw::seal::PublicKey;
 use midplane_simhw::wire::{WireError, decode_first, encode};
 use serde::{Deserialize, Serialize};
 
@@ -35,11 +36,53 @@ pub(crate) struct Hello {
     pub(crate) rival: u64,
     /// The cluster's name: nodes of others do not meet. Empty if the sender is older than this field.
     pub(crate) cluster: String,
+    /// The sender's own public key, which it proves where sessions are sealed; zeros if it has none, or is older.
+    pub(crate) key: [u8; 32],
+    /// The sender's key is kept in a file: it has the same one after a restart.
+    pub(crate) is_kept: bool,
+    /// Why the sender refuses the receiver, by [`Refusal`]'s numbers; 0 if it does not.
+    pub(crate) refusal: u8,
 }
 
-/// The fields that each node of the version sends.
-#[derive(Deserialize)]
-struct First(u32, u64, u64, String, Vec<String>, u64);
+/// Bytes of the fields that older nodes do not send, from each of them to the end: the keys and the refusal, and the empty
+/// name of a cluster before them.
+const APPENDED: [usize; 2] = [34, 34 + size_of::<u64>()];
+
+/// Why a node refuses another one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Refusal {
+    /// Its name is that of a node with another key.
+    Name,
+    /// It is at a place that is listed with another key.
+    Place,
+    /// It says that it has a key that it has not proven.
+    Unproven,
+    /// A reason that this version does not know.
+    Other(u8),
+}
+
+impl Refusal {
+    /// Reads a number; `None` for 0.
+    pub(crate) const fn of(number: u8) -> Option<Self> {
+        Some(match number {
+            0 => return None,
+            1 => Self::Name,
+            2 => Self::Place,
+            3 => Self::Unproven,
+            other => Self::Other(other),
+        })
+    }
+
+    /// Returns its number.
+    pub(crate) const fn number(self) -> u8 {
+        match self {
+            Self::Name => 1,
+            Self::Place => 2,
+            Self::Unproven => 3,
+            Self::Other(other) => other,
+        }
+    }
+}
 
 /// Tells why the node at a place is none of this node's cluster.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -48,6 +91,10 @@ pub(crate) enum Stranger {
     Version(u32),
     /// It is of another cluster.
     Cluster(String),
+    /// It is called so, and refused because of its key.
+    Key(String, Refusal),
+    /// It is called so, and refuses this node because of its key.
+    Refuses(String, Refusal),
 }
 
 /// Why a description can't be read.
@@ -78,13 +125,21 @@ impl Hello {
         fits.then_some(hello).ok_or(Unreadable::Malformed)
     }
 
+    /// Returns the key that the sender says it has.
+    pub(crate) fn key(&self) -> Option<PublicKey> {
+        (self.key != [0; 32]).then_some(PublicKey::new(self.key))
+    }
+
+    /// Decodes a description; the fields that an older node does not send are zeros, which is what they mean then.
     fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let First(version, id, incarnation, name, services, rival) = decode_first(bytes)?;
-        let cluster = String::new();
-        let hello = Self { version, id, incarnation, name, services, rival, cluster };
-        // An empty text is its length alone.
-        let first = encode(&hello)?.len() - size_of::<u64>();
-        if bytes.len() == first { Ok(hello) } else { decode_first(bytes) }
+        let mut padded = bytes.to_vec();
+        padded.resize(bytes.len() + APPENDED[1], 0);
+        let hello: Self = decode_first(&padded)?;
+        let missing = encode(&hello)?.len().saturating_sub(bytes.len());
+        let [keys, cluster] = APPENDED;
+        let is_oldest = missing == cluster && hello.cluster.is_empty();
+        let is_whole = missing == 0 || missing == keys || is_oldest;
+        if is_whole { Ok(hello) } else { Err(WireError::Malformed) }
     }
 }
 
@@ -106,6 +161,9 @@ mod tests {
             services: vec!["orders".into(), "kv".into()],
             rival: 3,
             cluster: "a".into(),
+            key: [5; 32],
+            is_kept: true,
+            refusal: 1,
         }
     }
 
@@ -118,12 +176,45 @@ mod tests {
         golden.extend(b"\x02\0\0\0\0\0\0\0");
         golden.extend(b"\x06\0\0\0\0\0\0\0orders\x02\0\0\0\0\0\0\0kv");
         golden.extend([3, 0, 0, 0, 0, 0, 0, 0]);
-        let older = Hello { cluster: String::new(), ..hello() };
-        assert_eq!(Hello::parse(&golden), Ok(older), "{CHANGED}");
+        let older = Hello { key: [0; 32], is_kept: false, refusal: 0, ..hello() };
+        let oldest = Hello { cluster: String::new(), ..older.clone() };
+        assert_eq!(Hello::parse(&golden), Ok(oldest), "{CHANGED}");
         golden.extend(b"\x01\0\0\0\0\0\0\0a");
+        assert_eq!(Hello::parse(&golden), Ok(older), "{CHANGED}");
+        golden.extend([5; 32]);
+        golden.extend([1, 1]);
         assert_eq!(hello().emit(), golden, "{CHANGED}");
         assert_eq!(Hello::parse(&golden), Ok(hello()), "{CHANGED}");
-        assert_eq!(Hello::parse(&golden[..golden.len() - 1]), Err(Unreadable::Malformed));
+        let reasons = (0..=4).map(Refusal::of).collect::<Vec<_>>();
+        let known = [Refusal::Name, Refusal::Place, Refusal::Unproven, Refusal::Other(4)];
+        assert_eq!(reasons[1..], known.map(Some), "{CHANGED}");
+        assert_eq!((reasons[0], known.map(Refusal::number)), (None, [1, 2, 3, 4]), "{CHANGED}");
+    }
+
+    #[test]
+    fn a_description_that_ends_within_a_field_is_none() {
+        let whole = hello().emit();
+        let older = [whole.len() - 34, whole.len() - 34 - 9];
+        for length in 0..whole.len() {
+            let read = Hello::parse(&whole[..length]);
+            assert_eq!(read.is_ok(), older.contains(&length), "{length} bytes: {read:?}");
+        }
+        let mut wrong = whole;
+        let at = wrong.len() - 2;
+        wrong[at] = 2;
+        assert_eq!(Hello::parse(&wrong), Err(Unreadable::Malformed), "kept or not, nothing third");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_a_description_or_none(mut bytes: Vec<u8>, is_ours: bool) {
+            if is_ours {
+                bytes.splice(0..bytes.len().min(4), VERSION.to_le_bytes());
+            }
+            if let Ok(read) = Hello::parse(&bytes) {
+                proptest::prop_assert!(read.name.len() <= MOST_NAME);
+            }
+        }
     }
 
     #[test]

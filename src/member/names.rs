@@ -1,14 +1,17 @@
 //! Nodes of one name: which of them is used.
 
+use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
 
 use super::peer::Peer;
 use super::{Effect, Load, Members, TRIAL};
 
 impl Members {
-    /// The other nodes of a peer's name that accept streams, the first to start first, this peer among them.
-    fn namesakes(&self, name: &str) -> Vec<u64> {
-        let is_one = |peer: &Peer| peer.name == name && !peer.is_leaving;
+    /// The nodes of a peer's name and key that accept streams, the first to start first, this peer among them.
+    fn namesakes(&self, name: &str, key: Option<PublicKey>) -> Vec<u64> {
+        let is_one = |peer: &Peer| {
+            peer.name == name && peer.key == key && !peer.is_leaving && peer.held_by.is_none()
+        };
         let all = self.peers.iter().filter(|(_, peer)| is_one(peer));
         let mut all: Vec<_> = all.map(|(id, peer)| (peer.incarnation, *id)).collect();
         all.sort_unstable();
@@ -18,7 +21,7 @@ impl Members {
     /// A node has come: if it has the name of another one, the first of them is tried.
     pub(super) fn on_namesake(&mut self, now: Instant, id: u64) {
         let Some(peer) = self.peers.get(&id) else { return };
-        let all = self.namesakes(&peer.name);
+        let all = self.namesakes(&peer.name, peer.key);
         let Some((&first, later)) = all.split_first().filter(|(_, later)| !later.is_empty()) else {
             return;
         };
@@ -31,7 +34,7 @@ impl Members {
             .copied()
             .collect();
         if !gone.is_empty() {
-            return gone.into_iter().for_each(|other| self.replace(other));
+            return gone.into_iter().for_each(|other| self.replace(now, other));
         }
         if first == id {
             // It has just described itself.
@@ -51,13 +54,13 @@ impl Members {
     }
 
     /// A node was replaced by another one of its name: its links end.
-    fn replace(&mut self, id: u64) {
+    pub(super) fn replace(&mut self, now: Instant, id: u64) {
         let links = self.peers.get(&id).map(|peer| peer.links.clone()).unwrap_or_default();
         links.into_iter().for_each(|number| self.end(number));
-        self.on_departure(id);
         if let Some(peer) = self.peers.get_mut(&id) {
-            (peer.is_leaving, peer.trial) = (true, None);
+            (peer.is_leaving, peer.trial, peer.challenge) = (true, None, None);
         }
+        self.on_departure(now, id);
     }
 
     /// Decides the trials whose time is over.
@@ -68,7 +71,7 @@ impl Members {
         for id in over {
             let is_silent = self.peers[&id].links.iter().all(|number| load(*number).is_suspected);
             if is_silent {
-                self.replace(id);
+                self.replace(now, id);
             } else {
                 self.on_sign_of_life(id);
             }
@@ -82,8 +85,8 @@ impl Members {
         if peer.trial.take().is_none() {
             return;
         }
-        let name = peer.name.clone();
-        let later = self.namesakes(&name).into_iter().filter(|other| *other != id);
+        let (name, key) = (peer.name.clone(), peer.key);
+        let later = self.namesakes(&name, key).into_iter().filter(|other| *other != id);
         later.collect::<Vec<_>>().into_iter().for_each(|other| self.set_rival(other, id));
     }
 
@@ -95,11 +98,12 @@ impl Members {
     }
 
     /// A node leaves or is gone: those that were not used because of it are used again.
-    pub(super) fn on_departure(&mut self, id: u64) {
+    pub(super) fn on_departure(&mut self, now: Instant, id: u64) {
         for peer in self.peers.values_mut().filter(|peer| peer.rival == Some(id)) {
             peer.rival = None;
             self.effects.extend(peer.links.iter().copied().map(Effect::Describe));
         }
+        self.release(now, id);
     }
 
     /// Returns the living node that had the name of a link's peer before it; 0 if there is none.

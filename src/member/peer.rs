@@ -1,10 +1,14 @@
 //! Links and the nodes behind them.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
+use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
 use midplane_via::session::Transport;
 
+use super::SILENCE;
+use super::hello::Refusal;
 use super::place::Target;
 
 /// A session, as membership sees it.
@@ -22,9 +26,36 @@ pub(super) struct Link {
     pub(super) is_ending: bool,
     /// A node that had this one's name before it, as the peer reports; 0 for none.
     pub(super) rival: u64,
+    /// Why its peer is refused, and when the link ends.
+    pub(super) refused: Option<(Refusal, Instant)>,
 }
 
 impl Link {
+    pub(super) const fn is_refused(&self) -> bool {
+        self.refused.is_some() || self.is_ending
+    }
+
+    /// Addresses at which its peer is: the place that was dialed, and where datagrams come from.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let dialed = match self.target {
+            Some(Target::Address(address)) => Some(address),
+            _ => None,
+        };
+        let source = match self.transport {
+            Transport::Udp(address) => Some(address),
+            _ => None,
+        };
+        dialed.into_iter().chain(source)
+    }
+
+    /// When it ends, unless its peer describes itself, or ends it before.
+    pub(super) fn ends_at(&self) -> Option<Instant> {
+        let silent = self.since.plus_nanos(SILENCE);
+        let refused = self.refused.map(|(_, until)| until);
+        let at = refused.or_else(|| self.peer.is_none().then_some(silent));
+        at.filter(|_| !self.is_ending)
+    }
+
     /// Places the better of two links to one peer first; both ends agree, but for links that one of them has dialed.
     pub(super) fn order(&self, own: u64, number: u64) -> (bool, u8, u64, u64) {
         let dialer = if self.target.is_some() { own } else { self.peer.unwrap_or(u64::MAX) };
@@ -54,6 +85,12 @@ const fn preference(transport: Transport) -> u8 {
 pub(super) struct Peer {
     pub(super) name: String,
     pub(super) incarnation: u64,
+    /// The key that it has proven, or has said through shared memory.
+    pub(super) key: Option<PublicKey>,
+    /// It has the same key after a restart.
+    pub(super) is_kept: bool,
+    /// When it came.
+    pub(super) since: Instant,
     pub(super) services: BTreeSet<String>,
     /// Links to it, the best first.
     pub(super) links: Vec<u64>,
@@ -63,4 +100,8 @@ pub(super) struct Peer {
     pub(super) trial: Option<Instant>,
     /// The living node that had its name before it, because of which it is not used.
     pub(super) rival: Option<u64>,
+    /// The node of another key that has its name, because of which it is not used.
+    pub(super) held_by: Option<u64>,
+    /// Nodes are held because of this one: by this time it has shown whether it lives.
+    pub(super) challenge: Option<Instant>,
 }

@@ -13,8 +13,8 @@ use super::{Choice, Load, Members, choose};
 const BOUND: u64 = 45;
 
 /// A random run; panics if a property fails.
-fn check(seed: u64) {
-    let mut network = Network::new(seed);
+fn check(seed: u64, has_thieves: bool) {
+    let mut network = Network::new(seed, has_thieves);
     for _ in 0..12 {
         network.fault();
         let pause = network.rng.between(SECOND / 50, 4 * SECOND);
@@ -29,19 +29,30 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
     #[test]
     fn all_that_search_know_exactly_the_living_from_new_seeds(seed: u64) {
-        check(seed);
+        check(seed, false);
     }
 
     // The other half of 1,000: both run at once.
     #[test]
     fn all_that_search_know_exactly_the_living_from_more_new_seeds(seed: u64) {
-        check(seed);
+        check(seed, false);
+    }
+
+    #[test]
+    fn a_thief_of_a_name_gains_no_stream_from_new_seeds(seed: u64) {
+        check(seed, true);
+    }
+
+    #[test]
+    fn a_thief_of_a_name_gains_no_stream_from_more_new_seeds(seed: u64) {
+        check(seed, true);
     }
 }
 
 #[test]
 fn the_same_seeds_as_always() {
-    (0..20).for_each(check);
+    (0..20).for_each(|seed| check(seed, false));
+    (0..20).for_each(|seed| check(seed, true));
 }
 
 #[test]
@@ -66,4 +77,5 @@ fn chosen(members: &Members) -> Vec<(u64, bool)> {
     choices.iter().map(|choice| (choice.peer, choice.rank.0)).collect()
 }
 
+mod keys;
 mod names;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use midplane_simhw::seal::Key;
+use midplane_simhw::seal::{Key, SecretKey};
 use midplane_via::wire::endpoint::{DEFAULT_PORT_BUFFER, PORT_BUFFERS};
 
 #[cfg(feature = "discovery-gossip")]
@@ -36,6 +36,9 @@ pub struct NodeBuilder {
     wrong_place: Option<String>,
     pub(super) key: Option<Key>,
     key_file: Option<PathBuf>,
+    identity_file: Option<PathBuf>,
+    /// The node's own key, with a key of the cluster's; whether it is kept.
+    pub(super) own: Option<(SecretKey, bool)>,
     pub(super) is_trusted: bool,
     is_gossiping: bool,
     transports: Option<String>,
@@ -54,6 +57,8 @@ impl Default for NodeBuilder {
             wrong_place: None,
             key: None,
             key_file: None,
+            identity_file: None,
+            own: None,
             is_trusted: false,
             is_gossiping: false,
             transports: None,
@@ -70,7 +75,7 @@ impl NodeBuilder {
     ///
     /// Nodes of one cluster have names of their own: of two living nodes of one name the later one is not used, and its
     /// [`Node::listen`] and [`Node::connect`] return [`ErrorKind::InUse`](crate::ErrorKind::InUse) once it has learned of
-    /// the other.
+    /// the other; with a [key](NodeBuilder::key_file) they return [`ErrorKind::Key`](crate::ErrorKind::Key).
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
@@ -152,6 +157,26 @@ impl NodeBuilder {
         self
     }
 
+    /// Keeps the node's own key in a file, so that its name stays its own while it is restarted. The file is made if there is none,
+    /// for this user alone; each node has one of its own.
+    ///
+    /// Each node with a cluster's [key](NodeBuilder::key_file) proves a key of its own over UDP and TCP (X25519). By default
+    /// it is drawn anew at each start: others know the name by that key as long as the node lives, and the name is free
+    /// afterwards. With a file, each node that has met this one refuses its name to any other key until its own process ends. Lose the file,
+    /// and those have to be restarted.
+    ///
+    /// ```no_run
+    /// # async fn start() -> Result<(), midplane::Error> {
+    /// let node = midplane::Node::builder().name("orders-1").key_file("cluster.key");
+    /// let node = node.identity_file("orders-1.key").discover("10.0.0.1:4700").start().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn identity_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.identity_file = Some(path.into());
+        self
+    }
+
     /// Trusts all who can send to the node's address, so that none needs a key.
     pub const fn trusted_network(mut self) -> Self {
         self.is_trusted = true;
@@ -203,7 +228,7 @@ impl NodeBuilder {
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for what can't be: a name, a place, a file of places or of a key, an address that other
-    /// hosts reach without a key. [`ErrorKind::InUse`] if the address is another process's, [`ErrorKind::System`].
+    /// hosts reach without a key, an identity file or a place's key without a key of the cluster's. [`ErrorKind::InUse`] if the address is another process's, [`ErrorKind::System`].
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
@@ -238,8 +263,30 @@ impl NodeBuilder {
             return Err(Error::new(ErrorKind::Config, text));
         }
         let places = Places::new(std::mem::take(&mut self.discover)).await?;
+        self.own = self.own_key(&places)?;
         let address = self.address(transports, &places)?;
         Node::start(self, transports, address, places).await
+    }
+
+    /// Returns the node's own key and whether it is kept, if the cluster has a key to prove it under.
+    fn own_key(&self, places: &Places) -> Result<Option<(SecretKey, bool)>, Error> {
+        let Some(path) = &self.identity_file else {
+            return match places.keyed() {
+                Some(place) if self.key.is_none() => {
+                    Err(no_cluster_key(&format!("{place} is listed with the key of its node")))
+                }
+                _ if self.key.is_none() => Ok(None),
+                _ => {
+                    let own = SecretKey::generate().map_err(io::Error::other);
+                    let failed = |error| Error::system("the node can't make a key", error);
+                    Ok(Some((own.map_err(failed)?, false)))
+                }
+            };
+        };
+        if self.key.is_none() {
+            return Err(no_cluster_key(&format!("the identity file {}", path.display())));
+        }
+        Ok(Some((key::read_or_make(path)?, true)))
     }
 
     /// Returns the transports that the node may use.
@@ -315,6 +362,13 @@ impl NodeBuilder {
             format!("{program}-{}-{:08x}", std::process::id(), id >> 32)
         })
     }
+}
+
+fn no_cluster_key(what: &str) -> Error {
+    let text = format!(
+        "{what}: nodes prove their keys under the cluster's: give the node one (`NodeBuilder::key_file`)"
+    );
+    Error::new(ErrorKind::Config, text)
 }
 
 /// Draws a number from the system's randomness.

@@ -65,6 +65,17 @@ impl Dials {
         self.all().get(&target).map_or(0, |dial| dial.count)
     }
 
+    /// Returns whether the node at a place has another key, or one of the two has none.
+    pub(super) fn has_other_keys(&self) -> bool {
+        self.all().values().any(|dial| match &dial.last {
+            Last::Sent(attempts) => {
+                let both = [attempts.udp(), attempts.tcp()];
+                !both.contains(&Attempt::Answered) && both.contains(&Attempt::KeyDoesNotFit)
+            }
+            _ => false,
+        })
+    }
+
     /// Returns the places that did not answer the last dial, with the number of dials and the last error.
     pub(super) fn unanswered(&self) -> Vec<(Target, u32, String)> {
         let all = self.all();

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use midplane_simhw::seal::PublicKey;
 use midplane_via::session::{Attempt, Session};
 use midplane_via::wire::endpoint::TokenCounters;
 
@@ -64,6 +65,8 @@ pub struct PeerPath {
     pub round_trip: Option<Duration>,
     /// True if the cluster's key seals what is sent. Shared memory is not sealed: only this user's processes have it.
     pub is_sealed: bool,
+    /// The key of its own that the peer has proven to have, where what is sent is sealed.
+    pub key: Option<PublicKey>,
     /// Streams that are open over it.
     pub streams: usize,
 }
@@ -133,6 +136,7 @@ impl Node {
                 mtu: stats.pipe.map(|pipe| pipe.mtu),
                 round_trip: stats.pipe.map(|pipe| Duration::from_nanos(pipe.round_trip)),
                 is_sealed: self.0.is_sealed && chosen.address().is_some(),
+                key: session.peer_key(),
                 streams: stats.open,
             }
         };
@@ -169,7 +173,9 @@ impl Node {
         }
         match session.attempts().map(|attempts| attempts.udp()) {
             None | Some(Attempt::None) => WhyNot::PeerHasChosen,
-            Some(Attempt::Failed(why)) => WhyNot::NoAnswer(why),
+            Some(attempt @ (Attempt::Failed(_) | Attempt::KeyDoesNotFit)) => {
+                WhyNot::NoAnswer(attempt.to_string())
+            }
             Some(_) => WhyNot::NoAnswer("TCP has answered before".into()),
         }
     }
@@ -230,6 +236,9 @@ impl fmt::Display for PeerPath {
             Some(address) => {
                 let sealed = if self.is_sealed { "sealed" } else { "not sealed" };
                 write!(f, " to {address}, as it answers there; {sealed}")?;
+                if let Some(key) = self.key {
+                    write!(f, ", key {key}")?;
+                }
             }
         }
         if let Some(mtu) = self.mtu {

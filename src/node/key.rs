@@ -1,11 +1,11 @@
-//! Reads the cluster's key from a file.
+//! Reads keys from files: the cluster's, and the node's own, which is made if it is missing.
 
-use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use midplane_simhw::seal::Key;
+use midplane_simhw::seal::{Key, SecretKey};
 
 use crate::error::{Error, ErrorKind};
 
@@ -14,11 +14,47 @@ const MOST: u64 = 256;
 /// Permissions that a file with a key must not have: those of other users, and the group's to write.
 const TOO_OPEN: u32 = 0o027;
 
-/// Reads a key from a file that other users can't read.
+/// Reads the cluster's key from a file that other users can't read.
 pub(super) fn read(path: &Path) -> Result<Key, Error> {
+    read_as("key file", path, "write one with `echo \"1:$(openssl rand -hex 32)\"`")
+}
+
+/// Reads a node's own key from a file that other users can't read; makes both if there is none.
+pub(super) fn read_or_make(path: &Path) -> Result<SecretKey, Error> {
+    let what = "identity file";
+    if std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        make(path).map_err(|error| {
+            let text = "name a file in a folder that this user can write";
+            let text = format!("the {what} {}: it can't be made: {error}; {text}", path.display());
+            Error::new(ErrorKind::Config, text)
+        })?;
+    }
+    read_as(what, path, "remove it, and have the node make a new one")
+}
+
+/// Makes a file with a new key: whole or not at all, and never in place of another, for two nodes may start at once.
+fn make(path: &Path) -> io::Result<()> {
+    let secret = SecretKey::generate().map_err(io::Error::other)?;
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(format!(".{:016x}", super::builder::random()?));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
+    let text = format!("{}\n", secret.to_text());
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    let made = written.and_then(|()| std::fs::hard_link(&draft, path));
+    let _ = std::fs::remove_file(&draft);
+    match made {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// Reads a key of any kind from a file that other users can't read.
+fn read_as<K>(what: &str, path: &Path, cure: &str) -> Result<K, Error>
+where
+    K: std::str::FromStr<Err: std::fmt::Display>,
+{
     let shown = path.display();
-    let wrong =
-        |text: String| Error::new(ErrorKind::Config, format!("the key file {shown}: {text}"));
+    let wrong = |text: String| Error::new(ErrorKind::Config, format!("the {what} {shown}: {text}"));
     let failed = |error| wrong(format!("{error}; name a file with a key that this user can read"));
     // A pipe would have the open wait for a writer.
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
@@ -35,7 +71,6 @@ pub(super) fn read(path: &Path) -> Result<Key, Error> {
     }
     let mut text = String::new();
     let read = file.take(MOST).read_to_string(&mut text);
-    let cure = "write one with `echo \"1:$(openssl rand -hex 32)\"`";
     let malformed = |error: &dyn std::fmt::Display| wrong(format!("{error}; {cure}"));
     read.map_err(|error| malformed(&error))?;
     text.parse().map_err(|error| malformed(&error))
@@ -43,7 +78,6 @@ pub(super) fn read(path: &Path) -> Result<Key, Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
@@ -75,5 +109,34 @@ mod tests {
         }
         assert!(read(Path::new("/nowhere")).unwrap_err().to_string().contains("/nowhere"));
         assert!(read(Path::new("/dev/null")).unwrap_err().to_string().contains("regular file"));
+    }
+
+    #[test]
+    fn an_identity_is_made_once_for_the_user_alone_and_read_afterwards() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("node.key");
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let path = path.clone();
+                std::thread::spawn(move || read_or_make(&path).unwrap().public())
+            })
+            .collect();
+        let mut keys = threads.into_iter().map(|thread| thread.join().unwrap());
+        let first = keys.next().unwrap();
+        assert!(keys.all(|key| key == first), "nodes that start at once have one file");
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no draft is left");
+        let error = |path: &Path| {
+            let error = read_or_make(path).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            error.to_string()
+        };
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(error(&path).contains("chmod 600"));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::write(&path, "0a").unwrap();
+        assert!(error(&path).contains("64 hexadecimal digits; remove it"));
+        assert!(error(&folder.path().join("no/folder")).contains("this user can write"));
+        assert!(error(folder.path()).contains("regular file"));
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use midplane_simhw::seal::PublicKey;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -52,6 +53,13 @@ struct Name {
     is_under_way: bool,
 }
 
+/// Addresses that a node can dial, and the keys that the nodes there have to have, where discovery lists some.
+#[derive(Debug, Default)]
+pub(super) struct Reached {
+    pub(super) addresses: BTreeSet<SocketAddr>,
+    pub(super) keys: BTreeSet<(SocketAddr, PublicKey)>,
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -98,6 +106,11 @@ impl Places {
         self.sources.iter().flat_map(|source| lock(&source.last).places.clone()).collect()
     }
 
+    /// Returns a place that is named with a key.
+    pub(super) fn keyed(&self) -> Option<Place> {
+        self.last().into_iter().find(|place| place.key().is_some())
+    }
+
     /// Returns the address that a node which was told none binds, if its discoveries ask for one: loopback for places
     /// on this host, else one that other hosts reach, for which `is_open` says that it may.
     pub(super) fn own_address(&self, is_open: bool) -> Result<Option<SocketAddr>, Error> {
@@ -127,13 +140,9 @@ impl Places {
         Ok(Some(SocketAddr::new(ip, port)))
     }
 
-    /// Asks the discoveries, and resolves names; returns the addresses that a node at `own` can dial. Takes at most 1 s
+    /// Asks the discoveries, and resolves names; returns those that a node at `own` can dial. Takes at most 1 s
     /// for each discovery, and 1 s for the names: those that take longer are used by a later search.
-    pub(super) async fn addresses(
-        &self,
-        shared: &Arc<Shared>,
-        own: Option<SocketAddr>,
-    ) -> BTreeSet<SocketAddr> {
+    pub(super) async fn addresses(&self, shared: &Arc<Shared>, own: Option<SocketAddr>) -> Reached {
         let (mut places, mut problems) = (BTreeSet::new(), Vec::new());
         for source in &self.sources {
             let Answer { places: named, error } = source.ask().await;
@@ -147,7 +156,7 @@ impl Places {
             places.pop_last();
         }
         self.resolve(shared, &places).await;
-        let mut reached = BTreeSet::new();
+        let mut reached = Reached::default();
         for place in &places {
             let found = match place.address() {
                 Some(address) => Ok(vec![address]),
@@ -155,7 +164,11 @@ impl Places {
             };
             let found = found.and_then(|found| reachable(&found, own));
             match found {
-                Ok(addresses) => reached.extend(addresses),
+                Ok(addresses) => {
+                    let keys = addresses.iter().filter_map(|at| Some((*at, place.key()?)));
+                    reached.keys.extend(keys);
+                    reached.addresses.extend(addresses);
+                }
                 Err(why) => problems.push((place.to_string(), why)),
             }
         }
@@ -330,6 +343,9 @@ mod tests {
             services: Vec::new(),
             rival: 0,
             cluster: "a".into(),
+            key: [0; 32],
+            is_kept: false,
+            refusal: 0,
         };
         let members = crate::member::Members::new(&hello, None);
         let shared = Shared::new(sessions, Box::new(Arc::clone(&names)), hello, members);
@@ -338,7 +354,7 @@ mod tests {
         let places = Places::new(vec![list]).await.unwrap();
         let find = async || {
             let found = places.addresses(&shared, Some(address("127.0.0.1:9"))).await;
-            found.iter().map(|address| address.port()).collect::<Vec<_>>()
+            found.addresses.iter().map(|address| address.port()).collect::<Vec<_>>()
         };
         assert_eq!(find().await, [1, 3]);
         let late = ("slow:1".to_owned(), "has no address yet".to_owned());

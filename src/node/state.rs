@@ -1,10 +1,12 @@
 //! The state of a node: its services, its peers and theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
-use midplane_via::session::{Ended, Handler, Refusal, Session, Sessions, Stream};
+use midplane_via::session::{self, Ended, Handler, Session, Sessions, Stream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
@@ -14,7 +16,7 @@ use super::meter::{Meter, Served};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
 use crate::member::{
-    self, Effect, Hello, Load, MOST_SERVICES, Members, Stranger, Target, Unreadable,
+    self, Effect, Hello, Load, MOST_SERVICES, Members, Refusal, Stranger, Target, Unreadable,
 };
 
 /// State that a node's parts share.
@@ -194,12 +196,14 @@ impl Shared {
             loop {
                 let state = self.state();
                 let rival = state.members.rival_of(*link);
+                let refusal = state.members.refusal_of(*link);
+                let as_now = (state.generation, rival, refusal);
                 let Some(session) = state.sessions.get(link).cloned() else { break };
                 // Another thread may have described it meanwhile, as it was before.
-                if described.replace((state.generation, rival)) == Some((state.generation, rival)) {
+                if described.replace(as_now) == Some(as_now) {
                     break;
                 }
-                let hello = Hello { rival, ..state.hello.clone() };
+                let hello = Hello { rival, refusal, ..state.hello.clone() };
                 drop(state);
                 session.say(hello.emit());
             }
@@ -218,8 +222,15 @@ impl Shared {
     }
 
     /// Dials the nodes at these places that are not known, for a while from now on.
-    pub(super) fn search(&self, places: &BTreeSet<Target>, time: std::time::Duration) {
+    /// Those at the listed addresses have to have the keys.
+    pub(super) fn search(
+        &self,
+        places: &BTreeSet<Target>,
+        keys: BTreeSet<(SocketAddr, PublicKey)>,
+        time: std::time::Duration,
+    ) {
         self.change(|state, now| {
+            state.members.handle_keys(keys);
             state.members.handle_places(now, places);
             state.members.seek(now, now + time);
         });
@@ -296,7 +307,21 @@ impl Shared {
         strangers.any(|stranger| matches!(stranger, Stranger::Version(_)))
     }
 
-    /// Returns the places whose node speaks another version, or is of another cluster, and which one.
+    /// Returns whether nodes were found whose keys do not fit, or that refuse this one's.
+    pub(super) fn has_other_keys(&self) -> bool {
+        let is_key =
+            |stranger: &Stranger| matches!(stranger, Stranger::Key(..) | Stranger::Refuses(..));
+        self.state().members.strangers().values().any(is_key) || self.dials.has_other_keys()
+    }
+
+    /// Says which node has refused this one a short time ago, and why.
+    pub(super) fn notice(&self) -> Option<String> {
+        let state = self.state();
+        let (by, why) = state.members.notice(self.now())?;
+        Some(format!("{by} refuses this node: {}", refused(&state.hello.name, why)))
+    }
+
+    /// Returns the places whose node speaks another version, is of another cluster, or has a key that does not fit, and which.
     pub(super) fn strangers(&self) -> Vec<(Target, String)> {
         let state = self.state();
         let own = &state.hello.cluster;
@@ -305,6 +330,10 @@ impl Shared {
                 format!("speaks version {other}, this node {}", member::VERSION)
             }
             Stranger::Cluster(other) => format!("is of cluster {other:?}, this node of {own:?}"),
+            Stranger::Key(name, why) => format!("is refused: {}", refused(name, *why)),
+            Stranger::Refuses(by, why) => {
+                format!("is {by}, which refuses this node: {}", refused(&state.hello.name, *why))
+            }
         };
         let strangers = state.members.strangers().iter();
         strangers.map(|(target, stranger)| (*target, text(stranger))).collect()
@@ -402,6 +431,25 @@ impl Shared {
     }
 }
 
+/// Says why a node of a name is refused, and what to do.
+fn refused(name: &str, why: Refusal) -> String {
+    let had = "the identity file that it had (`NodeBuilder::identity_file`)";
+    match why {
+        Refusal::Name => {
+            format!(
+                "{name:?} is the name of a node with another key: give it another name, or {had}"
+            )
+        }
+        Refusal::Place => {
+            format!("its place is listed with another key: correct the list, or give it {had}")
+        }
+        Refusal::Unproven => {
+            "it has not proven the key that it says it has: somebody changes what it sends".into()
+        }
+        Refusal::Other(number) => format!("reason {number}, which this version does not know"),
+    }
+}
+
 /// Shows a place to people.
 pub(super) fn placed(target: &Target) -> String {
     match target {
@@ -433,7 +481,13 @@ impl Handler for Receiver {
                 Ok(hello) => {
                     state.members.handle_transport(session.number(), session.transport());
                     self.0.meter.on_hello(session, &hello.name);
-                    state.members.handle_hello(now, session.number(), hello);
+                    let refused = state.members.notice(now).is_some();
+                    let proven = session.peer_key();
+                    state.members.handle_hello(now, session.number(), hello, proven);
+                    if let Some((by, why)) = state.members.notice(now).filter(|_| !refused) {
+                        let why = self::refused(&state.hello.name, why);
+                        tracing::error!("{by} refuses this node: {why}");
+                    }
                 }
                 Err(why) => {
                     let transport = session.transport();
@@ -451,28 +505,29 @@ impl Handler for Receiver {
 
     fn on_stream(
         &mut self,
-        session: &Arc<Session>,
+        over: &Arc<Session>,
         service: &str,
         stream: Stream,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), session::Refusal> {
         let state = self.0.state();
-        let offered = state.listeners.get(service).cloned().ok_or(Refusal::NoService)?;
+        let offered = state.listeners.get(service).cloned().ok_or(session::Refusal::NoService)?;
         let (listener, served) = offered;
-        let peer = state.members.peer_of(session.number());
-        let (id, name) = peer.map(|(id, name)| (id, name.to_owned())).unwrap_or_default();
+        // None of a node that is not known, or whose name is another key's.
+        let peer = state.members.peer_of(over.number()).ok_or(session::Refusal::NoService)?;
+        let (id, name) = (peer.0, peer.1.to_owned());
         drop(state);
         let sent = listener.try_send(Accepted { stream, id, name });
         let counted = if sent.is_ok() { &served.accepted } else { &served.refused };
         counted.add_one();
         sent.map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Refusal::TooMany,
-            mpsc::error::TrySendError::Closed(_) => Refusal::NoService,
+            mpsc::error::TrySendError::Full(_) => session::Refusal::TooMany,
+            mpsc::error::TrySendError::Closed(_) => session::Refusal::NoService,
         })
     }
 
     fn on_goodbye(&mut self, session: &Arc<Session>) {
-        self.0.change(|state, _| {
-            state.members.handle_goodbye(session.number());
+        self.0.change(|state, now| {
+            state.members.handle_goodbye(now, session.number());
             state.review_name();
         });
     }

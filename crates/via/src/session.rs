@@ -29,6 +29,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use atomic_waker::AtomicWaker;
+use midplane_simhw::seal::PublicKey;
 use midplane_simhw::shm::rings::{RingPair, WakeSet};
 
 pub use self::core::Ended;
@@ -100,6 +101,8 @@ pub struct Session {
     /// Its connection, over UDP.
     pipe: OnceLock<PipeId>,
     attempts: OnceLock<Arc<Attempts>>,
+    /// The key that its peer has proven to have, over TCP.
+    proven: OnceLock<PublicKey>,
 }
 
 /// The transport of a session.
@@ -154,6 +157,7 @@ impl Session {
             decided: OnceLock::new(),
             pipe: OnceLock::new(),
             attempts: OnceLock::new(),
+            proven: OnceLock::new(),
         })
     }
 
@@ -161,6 +165,17 @@ impl Session {
     #[must_use]
     pub fn transport(&self) -> Transport {
         *self.decided.get().unwrap_or(&self.transport)
+    }
+
+    /// Returns the key of its own that the peer has proven to have, over UDP and TCP; none if it has no such key, or this
+    /// process has none, and none through shared memory, where the system tells which user a peer is of.
+    #[must_use]
+    pub fn peer_key(&self) -> Option<PublicKey> {
+        match self.transport() {
+            Transport::Udp(_) => self.over_pipe(pipe::Pipe::peer_key)?,
+            Transport::Tcp(_) => self.proven.get().copied(),
+            Transport::Shm => None,
+        }
     }
 
     /// Returns the attempts of a session that this process has dialed by address.
@@ -285,7 +300,10 @@ impl Session {
     /// Its connection over UDP has ended.
     fn on_pipe_ended(self: &Arc<Self>, id: PipeId, why: pipe::Ended) {
         if self.with(|core| core.on_pipe_ended(id)) {
-            self.set_udp(Attempt::Failed(why.to_string()));
+            self.set_udp(match why {
+                pipe::Ended::KeyDoesNotFit => Attempt::KeyDoesNotFit,
+                why => Attempt::Failed(why.to_string()),
+            });
         }
     }
 
@@ -317,6 +335,9 @@ impl Session {
     }
 
     fn move_bytes(self: &Arc<Self>, line: Arc<Line>, connection: tcp::Connection) {
+        if let Some(proven) = connection.records.as_ref().and_then(tcp::Records::peer) {
+            let _ = self.proven.set(proven);
+        }
         tokio::spawn(Mover::new(Arc::clone(self), line, connection).run());
     }
 
@@ -451,7 +472,7 @@ impl Sessions {
         peer: SocketAddr,
     ) -> Result<Arc<Session>, tcp::Failed> {
         let config = self.0.tcp.as_ref().expect("sessions over TCP were configured");
-        let connection = tcp::accept(stream, peer, config.key.as_ref()).await?;
+        let connection = tcp::accept(stream, peer, config).await?;
         let line = Arc::new(Line::default());
         let wire = Wire::Piped(Piped::over_line(Arc::clone(&line)));
         let wire = (wire, Transport::Tcp(connection.peer));

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::net::SocketAddr;
 
 use midplane_simhw::rng::Rng;
-use midplane_simhw::seal::Key;
+use midplane_simhw::seal::{Key, SecretKey};
 use midplane_simhw::time::Instant;
 use midplane_via::wire::endpoint::{Endpoint, Event, PipeId};
 use midplane_via::wire::pipe::{Config, Ended, RefuseReason};
@@ -95,6 +95,41 @@ fn a_key_that_does_not_fit_ends_the_dial_and_costs_the_acceptor_nothing() {
         assert_eq!(pair.pipe(0, dialed).ended(), Some(Ended::KeyDoesNotFit));
         assert_eq!(pair.ends[1].pipes(), 0);
     }
+}
+
+#[test]
+fn ends_with_keys_of_their_own_prove_them_and_older_ends_are_met_without() {
+    let own = |byte: u8| -> SecretKey { format!("{byte:02x}").repeat(32).parse().unwrap() };
+    let (one, other) = (own(3), own(4));
+    for has_other in [true, false] {
+        let keys = [Some(one.clone()), has_other.then(|| other.clone())];
+        let configs =
+            keys.map(|own| Config::default().key(Some(Key::new(1, [7; 32]))).own_key(own));
+        let mut pair = Pair::with(7, Path { loss: 0.2, ..Path::clean(MS) }, configs);
+        let (dialed, accepted) = pair.connect();
+        let known = [(0, dialed), (1, accepted)].map(|(end, id)| pair.pipe(end, id).peer_key());
+        let proven = [other.public(), one.public()].map(|key| has_other.then_some(key));
+        assert_eq!(known, proven);
+    }
+}
+
+#[test]
+fn a_dial_whose_own_key_was_cut_off_on_its_way_makes_a_connection_that_proves_none() {
+    let own = |byte: u8| -> Option<SecretKey> { format!("{byte:02x}").repeat(32).parse().ok() };
+    let configs =
+        [own(3), own(4)].map(|own| Config::default().key(Some(Key::new(1, [7; 32]))).own_key(own));
+    let mut pair = Pair::with(7, Path::clean(MS), configs);
+    let (now, mut out) = (pair.now, Vec::new());
+    let dialed = pair.dial();
+    pair.ends[0].poll_transmit(now, &mut out, 1).unwrap();
+    // Who sees it pass takes the flag away: membership then finds that a key was said and not proven.
+    assert_eq!(out[3], 1);
+    out[3] = 0;
+    let from = pair.addresses[0];
+    pair.ends[1].handle_datagram(now, from, &mut out);
+    pair.run(SECOND);
+    assert!(pair.pipe(0, dialed).is_established());
+    assert_eq!(pair.pipe(0, dialed).peer_key(), None);
 }
 
 #[test]

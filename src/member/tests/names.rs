@@ -10,7 +10,7 @@ use crate::member::{
     Effect, Hello, Load, Members, SILENCE, Stranger, TRIAL, Target, Unreadable, VERSION,
 };
 
-fn hello(id: u64, incarnation: u64, name: &str) -> Hello {
+pub(super) fn hello(id: u64, incarnation: u64, name: &str) -> Hello {
     let services = vec!["kv".into()];
     Hello {
         version: VERSION,
@@ -20,22 +20,25 @@ fn hello(id: u64, incarnation: u64, name: &str) -> Hello {
         name: name.into(),
         services,
         rival: 0,
+        key: [0; 32],
+        is_kept: false,
+        refusal: 0,
     }
 }
 
-fn at(port: u16) -> Transport {
+pub(super) fn at(port: u16) -> Transport {
     Transport::Udp(SocketAddr::from(([10, 0, 0, 1], port)))
 }
 
 /// A node that knows node 1 by link 1, at port 1.
-fn members() -> Members {
+pub(super) fn members() -> Members {
     let mut members = Members::new(&hello(9, 50, "client"), None);
     members.handle_accepted(Instant::ZERO, 1, at(1));
-    members.handle_hello(Instant::ZERO, 1, hello(1, 10, "kv"));
+    members.handle_hello(Instant::ZERO, 1, hello(1, 10, "kv"), None);
     members
 }
 
-fn effects(members: &mut Members) -> Vec<Effect> {
+pub(super) fn effects(members: &mut Members) -> Vec<Effect> {
     std::iter::from_fn(|| members.poll_effect()).collect()
 }
 
@@ -43,7 +46,7 @@ fn effects(members: &mut Members) -> Vec<Effect> {
 fn a_restarted_node_at_the_same_address_replaces_its_former_self_at_once() {
     let mut members = members();
     members.handle_accepted(Instant::ZERO, 2, at(1));
-    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"));
+    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"), None);
     assert!(effects(&mut members).contains(&Effect::End(1)));
     assert_eq!(chosen(&members), [(2, false)]);
     members.handle_ended(Instant::ZERO, 1);
@@ -55,7 +58,7 @@ fn a_restarted_node_at_the_same_address_replaces_its_former_self_at_once() {
 fn a_node_that_is_silent_is_replaced_by_the_next_of_its_name() {
     let mut members = members();
     members.handle_accepted(Instant::ZERO, 2, at(2));
-    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"));
+    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"), None);
     assert_eq!(chosen(&members), [(1, true), (2, false)], "new streams avoid the first");
     let end = Instant::from_nanos(TRIAL);
     assert_eq!(members.poll_timeout(), Some(end));
@@ -68,13 +71,13 @@ fn a_node_that_is_silent_is_replaced_by_the_next_of_its_name() {
 fn the_later_of_two_living_nodes_of_one_name_is_not_used_until_the_first_leaves() {
     let mut members = members();
     members.handle_accepted(Instant::ZERO, 2, at(2));
-    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"));
+    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "kv"), None);
     assert!(effects(&mut members).contains(&Effect::Describe(1)), "it is asked for a sign of life");
     members.handle_timeout(Instant::from_nanos(TRIAL), |_| Load::default());
     assert_eq!(effects(&mut members), [Effect::Describe(2), Effect::Wake]);
     assert_eq!((members.rival_of(1), members.rival_of(2)), (0, 1));
     assert_eq!(chosen(&members), [(1, false)]);
-    members.handle_goodbye(1);
+    members.handle_goodbye(Instant::from_nanos(TRIAL), 1);
     assert_eq!(chosen(&members), [(2, false)]);
     assert_eq!(members.rival_of(2), 0);
 }
@@ -84,15 +87,15 @@ fn a_node_learns_that_another_one_has_its_name_from_that_one_or_from_others() {
     let mut members = members();
     assert_eq!(members.rival(), None);
     members.handle_accepted(Instant::ZERO, 2, at(2));
-    members.handle_hello(Instant::ZERO, 2, hello(2, 60, "client"));
+    members.handle_hello(Instant::ZERO, 2, hello(2, 60, "client"), None);
     assert_eq!(members.rival(), None, "it came later: the other one learns of this one");
-    members.handle_hello(Instant::ZERO, 1, Hello { rival: 7, ..hello(1, 10, "kv") });
+    members.handle_hello(Instant::ZERO, 1, Hello { rival: 7, ..hello(1, 10, "kv") }, None);
     assert_eq!(members.rival(), Some((7, Some("kv"))));
     members.handle_accepted(Instant::ZERO, 3, at(3));
-    members.handle_hello(Instant::ZERO, 3, hello(3, 40, "client"));
+    members.handle_hello(Instant::ZERO, 3, hello(3, 40, "client"), None);
     assert_eq!(members.rival(), Some((3, None)));
     members.handle_ended(Instant::ZERO, 3);
-    members.handle_hello(Instant::ZERO, 1, hello(1, 10, "kv"));
+    members.handle_hello(Instant::ZERO, 1, hello(1, 10, "kv"), None);
     assert_eq!(members.rival(), None);
 }
 
@@ -100,9 +103,9 @@ fn a_node_learns_that_another_one_has_its_name_from_that_one_or_from_others() {
 fn a_peer_that_changes_who_it_is_ends_its_link_alone() {
     let mut members = members();
     members.handle_accepted(Instant::ZERO, 2, at(2));
-    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "other"));
+    members.handle_hello(Instant::ZERO, 2, hello(2, 20, "other"), None);
     effects(&mut members);
-    members.handle_hello(Instant::ZERO, 2, hello(1, 10, "kv"));
+    members.handle_hello(Instant::ZERO, 2, hello(1, 10, "kv"), None);
     assert_eq!(effects(&mut members), [Effect::End(2)]);
     members.handle_accepted(Instant::ZERO, 3, at(3));
     members.handle_unreadable(3, Unreadable::Version(7));
@@ -116,18 +119,23 @@ fn a_node_of_another_cluster_is_reported_by_the_one_that_has_dialed_it_which_end
     let mut members = members();
     members.handle_accepted(Instant::ZERO, 2, at(2));
     effects(&mut members);
-    members.handle_hello(Instant::ZERO, 2, other());
+    members.handle_hello(Instant::ZERO, 2, other(), None);
     assert_eq!(effects(&mut members), [], "its node receives this one's description, and ends it");
     let Transport::Udp(address) = at(3) else { unreachable!() };
     let place = Target::Address(address);
     members.handle_places(Instant::ZERO, &[place].into());
     members.handle_dialed(Instant::ZERO, place, 3, at(3));
     effects(&mut members);
-    members.handle_hello(Instant::ZERO, 3, other());
+    members.handle_hello(Instant::ZERO, 3, other(), None);
     assert_eq!(effects(&mut members), [Effect::End(3)]);
     assert_eq!(members.strangers()[&place], Stranger::Cluster("b".into()));
     assert_eq!(chosen(&members), [(1, false)]);
-    members.handle_hello(Instant::ZERO, 1, Hello { cluster: "b".into(), ..hello(1, 10, "kv") });
+    members.handle_hello(
+        Instant::ZERO,
+        1,
+        Hello { cluster: "b".into(), ..hello(1, 10, "kv") },
+        None,
+    );
     assert_eq!(effects(&mut members), [Effect::End(1)], "a node stays of its cluster");
     members.handle_timeout(Instant::from_nanos(SILENCE), |_| Load::default());
     assert_eq!(effects(&mut members), [Effect::End(2)], "a link that stays mute ends");

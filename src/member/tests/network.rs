@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use midplane_simhw::rng::Rng;
+use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
 use midplane_via::session::Transport;
 
@@ -50,6 +51,8 @@ struct Node {
     searches: bool,
     life: Option<Life>,
     timer: Option<u64>,
+    /// The key that it keeps over its lives, if it does.
+    kept: Option<[u8; 32]>,
     /// When each of its lives dialed each place.
     dials: BTreeMap<(u64, Target), Vec<u64>>,
 }
@@ -71,6 +74,8 @@ struct Conn {
     /// Since when nothing gets through.
     cut_at: Option<u64>,
     has_ended: [bool; 2],
+    /// The node at an end ends it itself.
+    is_closing: [bool; 2],
     /// The arrival of the last frame of each end.
     last: [u64; 2],
     waiting: Vec<(usize, Hello)>,
@@ -81,6 +86,15 @@ pub(super) struct Network {
     now: u64,
     sequence: u64,
     events: BTreeMap<(u64, u64), Event>,
+    /// Nodes have keys of their own, and some lives claim the names of other nodes.
+    is_keyed: bool,
+    has_thieves: bool,
+    /// The keys of all lives, and the lives that leave.
+    keys: BTreeMap<u64, [u8; 32]>,
+    leaving: BTreeSet<u64>,
+    /// Of each life, by name: the life and the key that it used last, and the kept key that it has met first.
+    used: BTreeMap<(u64, String), (u64, [u8; 32])>,
+    met: BTreeMap<(u64, String), [u8; 32]>,
     nodes: BTreeMap<u64, Node>,
     conns: BTreeMap<u64, Conn>,
     /// Hosts that do not hear the others.
@@ -90,8 +104,9 @@ pub(super) struct Network {
 }
 
 impl Network {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64, has_thieves: bool) -> Self {
         let mut rng = Rng::new(seed, "network");
+        let is_keyed = rng.chance(0.7) || has_thieves;
         let count = rng.between(2, NODES);
         let nodes = (0..count).map(|node| {
             let address = |port| SocketAddr::from(([10, 0, 0, node as u8], port));
@@ -106,6 +121,7 @@ impl Network {
                     searches,
                     life: None,
                     timer: None,
+                    kept: rng.chance(0.5).then(|| random_key(&mut rng)),
                     dials: BTreeMap::new(),
                 },
             )
@@ -116,6 +132,12 @@ impl Network {
             now: 0,
             sequence: 0,
             events: BTreeMap::new(),
+            is_keyed,
+            has_thieves,
+            keys: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            used: BTreeMap::new(),
+            met: BTreeMap::new(),
             nodes,
             conns: BTreeMap::new(),
             apart: BTreeSet::new(),
@@ -190,7 +212,8 @@ impl Network {
             // What stands with a life that is gone is found out now.
             for end in 0..2 {
                 let conn = &self.conns[&number];
-                if conn.ends[1].is_some() && !self.lives(conn.ids[1 - end]) {
+                let is_over = conn.has_ended[1 - end] || !self.lives(conn.ids[1 - end]);
+                if conn.ends[1].is_some() && is_over {
                     self.after(SECOND * 9 / 10, Event::Ended { conn: number, end });
                 }
             }
@@ -200,14 +223,25 @@ impl Network {
     fn join(&mut self, node: u64) {
         let id = self.rng.next_u64() | 1;
         let cluster = if self.rng.chance(0.15) { "another" } else { "a" };
+        let mut name = node;
+        if self.has_thieves && self.rng.chance(0.3) {
+            name = self.rng.below(self.nodes.len() as u64);
+        }
+        let kept = self.nodes[&node].kept.filter(|_| self.is_keyed);
+        let fresh = random_key(&mut self.rng);
+        let key = kept.unwrap_or(if self.is_keyed { fresh } else { [0; 32] });
+        self.keys.insert(id, key);
         let hello = Hello {
             version: VERSION,
             cluster: cluster.into(),
             id,
             incarnation: self.now / MILLI,
-            name: format!("node-{node}"),
+            name: format!("node-{name}"),
             services: vec!["kv".into()],
             rival: 0,
+            key,
+            is_kept: kept.is_some(),
+            refusal: 0,
         };
         let members = Members::new(&hello, None);
         let life = Life { id, since: self.now, members, hello };
@@ -237,6 +271,7 @@ impl Network {
 
     fn leave(&mut self, node: u64) {
         let id = self.nodes[&node].life.as_ref().unwrap().id;
+        self.leaving.insert(id);
         for number in self.conns.keys().copied().collect::<Vec<_>>() {
             if let Some(end) = self.conns[&number].ids.iter().position(|end| *end == id)
                 && self.is_open(number)
@@ -314,11 +349,17 @@ impl Network {
             }
             Event::Timeout(_) => {}
             Event::Attempt { conn, wait } => self.attempt(conn, wait),
-            Event::Hello { conn, end, hello } => self.with_end(conn, end, |members, now, link| {
-                members.handle_hello(now, link, hello);
-            }),
-            Event::Goodbye { conn, end } => self.with_end(conn, end, |members, _, link| {
-                members.handle_goodbye(link);
+            Event::Hello { conn, end, hello } => {
+                let Conn { ids, target, .. } = &self.conns[&conn];
+                let key = self.keys[&ids[1 - end]];
+                let is_proven = matches!(target, Target::Address(_)) && key != [0; 32];
+                let proven = is_proven.then_some(PublicKey::new(key));
+                self.with_end(conn, end, |members, now, link| {
+                    members.handle_hello(now, link, hello, proven);
+                });
+            }
+            Event::Goodbye { conn, end } => self.with_end(conn, end, |members, now, link| {
+                members.handle_goodbye(now, link);
             }),
             Event::Ended { conn, end } => self.ended(conn, end),
             Event::IsReached { node, fault } if fault == self.faults => self.is_reached(node),
@@ -384,7 +425,9 @@ impl Network {
     fn ended(&mut self, number: u64, end: usize) {
         let conn = self.conns.get_mut(&number).unwrap();
         let is_partition = conn.cut_at.is_some_and(|at| self.now < at + 30 * SECOND);
-        if is_partition || std::mem::replace(&mut conn.has_ended[end], true) {
+        if (is_partition && !conn.is_closing[end])
+            || std::mem::replace(&mut conn.has_ended[end], true)
+        {
             return;
         }
         let id = conn.ids[end];
@@ -406,12 +449,15 @@ impl Network {
                 Effect::Dial(target) => self.dial(node, id, target),
                 Effect::Describe(link) => {
                     let life = self.nodes[&node].life.as_ref().unwrap();
-                    let hello = Hello { rival: life.members.rival_of(link), ..life.hello.clone() };
+                    let (rival, refusal) =
+                        (life.members.rival_of(link), life.members.refusal_of(link));
+                    let hello = Hello { rival, refusal, ..life.hello.clone() };
                     let end = usize::from(self.conns[&link].ids[0] != id);
                     self.send(link, end, hello);
                 }
                 Effect::End(link) => {
                     let end = usize::from(self.conns[&link].ids[0] != id);
+                    self.conns.get_mut(&link).unwrap().is_closing[end] = true;
                     self.after(0, Event::Ended { conn: link, end });
                     let at = self.arrival(link, end);
                     if self.conns[&link].ends[1 - end].is_some() && self.is_open(link) {
@@ -421,6 +467,7 @@ impl Network {
                 Effect::Wake => {}
             }
         }
+        self.check_names(node);
         let members = &self.nodes[&node].life.as_ref().unwrap().members;
         if let Some(at) = members.poll_timeout() {
             let at = at.as_nanos().max(self.now);
@@ -458,6 +505,7 @@ impl Network {
             refused_at: None,
             cut_at: None,
             has_ended: [false; 2],
+            is_closing: [false; 2],
             last: [now; 2],
             waiting: Vec::new(),
         };
@@ -487,6 +535,7 @@ impl Network {
             let expected = is_other.then(|| Stranger::Cluster(hello.cluster.clone()));
             for address in &other.addresses {
                 let found = life.members.strangers().get(&Target::Address(*address));
+                let found = found.filter(|found| matches!(found, Stranger::Cluster(_)));
                 assert_eq!(found, expected.as_ref(), "node {number}, {address}");
             }
         }
@@ -494,15 +543,18 @@ impl Network {
 
     /// A node that joined a second ago is known to all that search.
     fn is_reached(&self, node: u64) {
-        let Some(Life { id, hello: Hello { cluster, .. }, .. }) = &self.nodes[&node].life else {
-            return;
-        };
+        let Some(Life { id, hello, .. }) = &self.nodes[&node].life else { return };
+        let Hello { cluster, name, .. } = hello;
         for (other, searcher) in self.nodes.iter().filter(|(other, _)| **other != node) {
             if let Some(life) = searcher.life.as_ref().filter(|_| searcher.searches)
                 && life.hello.cluster == *cluster
                 && life.since + 3 * SECOND < self.now
+                && !self.may_be_refused(life, *id)
+                && (!self.has_thieves || self.met.get(&(life.id, name.clone())) == Some(&hello.key))
             {
-                assert!(life.members.knows(*id), "node {other} has not reached {node}");
+                let choices = life.members.choices("kv", |_| Load::default());
+                let is_used = choices.iter().any(|choice| choice.peer == *id);
+                assert!(is_used, "node {other} has not reached {node}");
             }
         }
     }
@@ -522,16 +574,105 @@ impl Network {
             let others: BTreeSet<_> =
                 others.map(|other| other.id).filter(|id| *id != life.id).collect();
             assert!(known.is_subset(&others), "node {number} knows the dead");
-            if node.searches {
+            if node.searches && self.has_thieves {
+                self.check_claims(*number, life, &known);
+            } else if node.searches {
                 assert_eq!(known, others, "node {number} does not know all");
                 let choices = life.members.choices("kv", |_| Load::default());
                 assert_eq!(choices.len(), others.len(), "node {number} uses all");
                 assert!(choices.iter().all(|choice| !choice.rank.0));
                 self.check_strangers(*number, life);
             }
-            for (id, _, _, links) in life.members.peers() {
+            // Who is refused comes back again and again.
+            for (id, _, _, links) in life.members.peers().filter(|_| !self.has_thieves) {
                 assert_eq!(links.len(), 1, "node {number} has one link to {id}");
             }
         }
     }
+
+    /// Whether a node may refuse another one: that one's name is or was claimed with another key.
+    fn may_be_refused(&self, life: &Life, by: u64) -> bool {
+        let Hello { name, key, .. } = &life.hello;
+        let others = self.nodes.values().filter_map(|node| node.life.as_ref());
+        let mut others = others.filter(|other| other.hello.name == *name && other.id != life.id);
+        others.any(|other| other.hello.key != *key)
+            || self.met.get(&(by, name.clone())).is_some_and(|met| met != key)
+    }
+
+    fn name_of(&self, id: u64) -> Option<&str> {
+        self.nodes[&self.node_of(id)?].life.as_ref().map(|life| &*life.hello.name)
+    }
+
+    /// A node uses one key for each name; another one only if the former node has gone, leaves, or is silent; and none but the
+    /// kept one that it has met. It accepts streams of no other.
+    fn check_names(&mut self, node: u64) {
+        let life = self.nodes[&node].life.as_ref().unwrap();
+        let own = life.id;
+        let choices = life.members.choices("kv", |_| Load::default());
+        let named = life.members.peers().map(|(id, name, ..)| (id, name.to_owned()));
+        let names: BTreeMap<u64, String> = named.collect();
+        let mut now: BTreeMap<String, (u64, [u8; 32], bool)> = BTreeMap::new();
+        for choice in &choices {
+            assert_eq!(
+                life.members.peer_of(choice.link),
+                Some((choice.peer, &*names[&choice.peer]))
+            );
+            let key = self.keys[&choice.peer];
+            let is_kept = self.nodes.values().any(|node| node.kept == Some(key));
+            let name = names[&choice.peer].clone();
+            let (_, used, _) = now.entry(name).or_insert((choice.peer, key, is_kept));
+            assert_eq!(*used, key, "node {node} uses two keys for one name");
+        }
+        for (name, (id, key, is_kept)) in now {
+            if let Some((before, used)) = self.used.insert((own, name.clone()), (id, key))
+                && used != key
+            {
+                let is_living = self.lives(before) && !self.leaving.contains(&before);
+                let stands = self.conns.iter().any(|(number, conn)| {
+                    conn.ends[1].is_some()
+                        && !conn.has_ended.contains(&true)
+                        && conn.ids.contains(&own)
+                        && conn.ids.contains(&before)
+                        && self.is_open(*number)
+                });
+                assert!(!is_living || !stands, "node {node}: {name} was stolen");
+            }
+            if is_kept {
+                let met = self.met.entry((own, name.clone())).or_insert(key);
+                assert_eq!(*met, key, "node {node}: {name} is pinned");
+            } else {
+                assert_eq!(
+                    self.met.get(&(own, name)),
+                    None,
+                    "node {node} uses a key that is not kept"
+                );
+            }
+        }
+    }
+
+    /// A node that searches knows one living node for each name, unless the name is pinned to a key that nobody has, or
+    /// is its own.
+    fn check_claims(&self, number: u64, life: &Life, known: &BTreeSet<u64>) {
+        let lives = self.nodes.values().filter_map(|node| node.life.as_ref());
+        for other in lives.filter(|other| other.hello.cluster == life.hello.cluster) {
+            let name = &other.hello.name;
+            let met = self.met.get(&(life.id, name.clone()));
+            let may_be_used = met.is_none_or(|key| *key == other.hello.key);
+            if self.may_be_refused(life, other.id) {
+                continue;
+            }
+            if may_be_used && *name != life.hello.name {
+                let is_known = known.iter().any(|id| self.name_of(*id) == Some(name));
+                assert!(is_known, "node {number} knows no {name}");
+            } else {
+                assert!(!known.contains(&other.id), "node {number} knows {name} of another key");
+            }
+        }
+    }
+}
+
+fn random_key(rng: &mut Rng) -> [u8; 32] {
+    let mut key = [0; 32];
+    rng.fill(&mut key);
+    key
 }

@@ -20,7 +20,7 @@ const BYTES: usize = 32;
 pub struct SecretKey([u8; BYTES]);
 
 /// Identifies a node to the others: the public key of its [`SecretKey`]. As text it is 64 hexadecimal digits.
-#[derive(Clone, Copy, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PublicKey([u8; BYTES]);
 
 /// Why there is no new key.
@@ -98,7 +98,9 @@ impl SecretKey {
         hex(&self.0)
     }
 
-    pub(super) const fn bytes(&self) -> &[u8; BYTES] {
+    /// Returns the secret, for handshakes of other layers; never print it.
+    #[must_use]
+    pub const fn bytes(&self) -> &[u8; BYTES] {
         &self.0
     }
 }
@@ -119,7 +121,15 @@ impl fmt::Debug for SecretKey {
 }
 
 impl PublicKey {
-    pub(super) const fn bytes(&self) -> &[u8; BYTES] {
+    /// Makes a key of its bytes, which another node has sent or proven to have.
+    #[must_use]
+    pub const fn new(bytes: [u8; BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns its bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> &[u8; BYTES] {
         &self.0
     }
 }

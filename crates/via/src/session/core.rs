@@ -402,9 +402,12 @@ impl Core {
         self.wire.read(&mut payload);
         match header.kind {
             Kind::Hello => {
-                // The newest alone counts, so that no peer makes this process keep many.
-                self.events.retain(|event| !matches!(event, Event::Hello(_)));
-                self.events.push_back(Event::Hello(payload));
+                // The newest alone counts, so that no peer makes this process keep many; in the place of the first, so
+                // that a stream never comes before the description of who has opened it.
+                match self.events.iter_mut().find(|event| matches!(event, Event::Hello(_))) {
+                    Some(earlier) => *earlier = Event::Hello(payload),
+                    None => self.events.push_back(Event::Hello(payload)),
+                }
             }
             Kind::Goodbye => self.events.push_back(Event::Goodbye),
             Kind::Open => return self.on_open(header, payload),

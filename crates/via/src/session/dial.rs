@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::{Session, Transport};
-use crate::wire::tcp::{Config, connect};
+use crate::wire::tcp::{Config, Failed, connect};
 
 /// 300 ms: the time that UDP has before TCP is tried as well. Three dials over UDP fit into it.
 const HEAD_START: Duration = Duration::from_millis(300);
@@ -24,6 +24,8 @@ pub enum Attempt {
     UnderWay,
     /// The peer has answered: it carries the session.
     Answered,
+    /// The peer has another key, or one side has none.
+    KeyDoesNotFit,
     /// The peer can't be reached over it, for this reason.
     Failed(String),
 }
@@ -34,6 +36,7 @@ impl fmt::Display for Attempt {
             Self::None => f.write_str("not tried"),
             Self::UnderWay => f.write_str("no answer yet"),
             Self::Answered => f.write_str("answered"),
+            Self::KeyDoesNotFit => fmt::Display::fmt(&Failed::KeyDoesNotFit, f),
             Self::Failed(why) => f.write_str(why),
         }
     }
@@ -91,14 +94,17 @@ pub(super) async fn over_tcp(
         return session.on_tcp_failed();
     }
     attempts.set_tcp(Attempt::UnderWay);
-    match connect(to, config.key.as_ref()).await {
+    match connect(to, &config).await {
         Ok(connection) => {
             let is_adopted = session.adopt(connection, Transport::Tcp(to));
             // Else UDP has answered meanwhile.
             attempts.set_tcp(if is_adopted { Attempt::Answered } else { Attempt::None });
         }
         Err(error) => {
-            attempts.set_tcp(Attempt::Failed(error.to_string()));
+            attempts.set_tcp(match error {
+                Failed::KeyDoesNotFit => Attempt::KeyDoesNotFit,
+                error => Attempt::Failed(error.to_string()),
+            });
             session.on_tcp_failed();
         }
     }

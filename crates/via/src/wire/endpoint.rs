@@ -23,6 +23,7 @@ use midplane_simhw::time::Instant;
 use super::gossip::Gossip;
 use super::pipe::config::{FIRST_WINDOW, reason};
 use super::pipe::packet::{Accept, Dial, Packet, VERSION, emit_cookie, emit_refuse, emit_reset};
+use super::pipe::sealing::Secrets;
 use super::pipe::{Config, Pipe, Transmit, sealing};
 use cookies::Cookies;
 pub use events::{Counters, Event, Outgoing, PipeId};
@@ -501,10 +502,13 @@ impl Endpoint {
 
     fn accept(&mut self, now: Instant, from: SocketAddr, dial: Dial<'_>) {
         let (local, dialer) = (self.draw_id(), dial.dialer);
-        let (seal, noise) = match &self.config.key {
+        let (seal, noise) = match self.config.secrets() {
             None => (None, Vec::new()),
-            Some(key) => {
-                match sealing::answer(key, sealing::DATAGRAMS, dialer, local, dial.noise) {
+            Some(secrets) => {
+                let own = secrets.own.filter(|_| !dial.identified.is_empty());
+                let offer = if own.is_some() { dial.identified } else { dial.noise };
+                let secrets = Secrets { own, ..secrets };
+                match sealing::answer(secrets, sealing::DATAGRAMS, dialer, local, offer) {
                     Some((seal, noise)) => (Some(seal), noise),
                     None => return self.refuse(from, dialer, reason::KEY),
                 }

@@ -25,6 +25,7 @@ mod transmitting;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 
+use midplane_simhw::seal::PublicKey;
 use midplane_simhw::time::Instant;
 use midplane_simhw::udp::discovery::Discovery;
 
@@ -37,7 +38,7 @@ use packet::COOKIE_BYTES;
 use packet::Dial;
 pub(crate) use reassembly::FIRST_WINDOW;
 use reassembly::Reassembly;
-use sealing::{Begun, DATAGRAMS, Message, Seal};
+use sealing::{DATAGRAMS, Offers, Seal};
 use send_buffer::SendBuffer;
 
 /// Nanoseconds from a dial to the next: first, and at most.
@@ -63,8 +64,8 @@ pub struct Transmit {
 /// A dial that was not answered yet.
 #[derive(Debug)]
 struct Dialing {
-    begun: Option<Begun>,
-    message: Option<Message>,
+    /// The handshakes that it offers, with a key.
+    offers: Option<Offers>,
     cookie: [u8; COOKIE_BYTES],
     at: Instant,
     again_after: u64,
@@ -152,13 +153,11 @@ pub struct Pipe {
 impl Pipe {
     /// Dials `to` under the random id `local`.
     pub(crate) fn dial(now: Instant, config: &Config, local: u64, to: SocketAddr) -> Self {
-        let begun = config.key.as_ref().map(|key| Begun::new(key, DATAGRAMS, local));
-        let has_failed = matches!(begun, Some(None));
-        let (begun, message) = begun.flatten().unzip();
+        let offers = config.secrets().map(|secrets| Offers::new(secrets, DATAGRAMS, local));
+        let has_failed = matches!(offers, Some(None));
         let mut this = Self::new(now, config, local, 0, to);
         this.dialing = Some(Box::new(Dialing {
-            begun,
-            message,
+            offers: offers.flatten(),
             cookie: [0; COOKIE_BYTES],
             at: now,
             again_after: DIAL_AGAIN.0,
@@ -345,6 +344,13 @@ impl Pipe {
     #[must_use]
     pub const fn is_established(&self) -> bool {
         self.dialing.is_none() && self.accept.is_none()
+    }
+
+    /// Returns the key of its own that the peer has proven to have; none if it has no such key, or this side has none, or
+    /// before [`Pipe::is_established`].
+    #[must_use]
+    pub fn peer_key(&self) -> Option<PublicKey> {
+        self.seal.as_ref().filter(|_| self.is_established())?.peer()
     }
 
     /// Why it has ended, if it has; bytes received before stay readable.

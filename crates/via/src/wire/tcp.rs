@@ -7,6 +7,9 @@
 //! the reason of a refusal, 6 zeros, the acceptor's random number 8, a Noise message 56 or zeros. The first 16 bytes
 //! of both stay as they are in every version. With a key the dialer then sends an empty record: it has the key.
 //!
+//! In version 2 both have keys of their own, and the Noise messages carry them: 96 and 104 bytes. An acceptor that does not
+//! speak it answers in version 1; the dialer connects again, and speaks that.
+//!
 //! # Records
 //!
 //! Without a key the bytes that follow are those of the session. With one they are records: the length 2, little-endian,
@@ -15,13 +18,13 @@
 mod handshake;
 mod records;
 
-use midplane_simhw::seal::Key;
+use midplane_simhw::seal::{Key, SecretKey};
 use thiserror::Error;
 
 pub(crate) use handshake::{Connection, accept, connect};
 pub(crate) use records::Records;
 
-use super::pipe::sealing::Label;
+use super::pipe::sealing::{Label, Secrets};
 
 /// The label of handshakes over TCP: none of them is one over UDP.
 const STREAMS: &Label = b"midplane tcp  1";
@@ -30,6 +33,7 @@ const STREAMS: &Label = b"midplane tcp  1";
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     pub(crate) key: Option<Key>,
+    pub(crate) own: Option<SecretKey>,
 }
 
 impl Config {
@@ -38,6 +42,20 @@ impl Config {
     pub fn key(mut self, key: Option<Key>) -> Self {
         self.key = key;
         self
+    }
+
+    /// Proves to peers that this process has a key of its own, and has those that have one prove theirs: see
+    /// [`Session::peer_key`](crate::session::Session::peer_key). It needs a [key](Config::key) that all share; none by
+    /// default.
+    #[must_use]
+    pub fn own_key(mut self, own: Option<SecretKey>) -> Self {
+        self.own = own;
+        self
+    }
+
+    /// Returns the secrets of handshakes, if connections are sealed.
+    fn secrets(&self) -> Option<Secrets<'_>> {
+        Some(Secrets { key: self.key.as_ref()?, own: self.own.as_ref() })
     }
 }
 
@@ -55,7 +73,9 @@ pub enum Failed {
     #[error("what answers is no node, or has too many handshakes under way")]
     NoNode,
     /// The peer has another key, or one side has none.
-    #[error("the peer does not have this key; give both the same")]
+    #[error(
+        "the keys of the two nodes do not fit, or one has none: give all nodes of a cluster the same key file"
+    )]
     KeyDoesNotFit,
     /// The peer speaks another version.
     #[error("the peer speaks version {0}")]

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use midplane_simhw::seal::Key;
+use midplane_simhw::seal::{Key, SecretKey};
 use thiserror::Error;
 
 use super::congestion::{ControllerFactory, Cubic};
 pub(crate) use super::reassembly::FIRST_WINDOW;
+use super::sealing::Secrets;
 
 /// Bytes of the largest datagram that is tried: a train of it and one of short ones cost a system call each.
 const DEFAULT_MTU_LIMIT: usize = 65_000;
@@ -26,6 +27,7 @@ const DEFAULT_CLOSE_TIMEOUT: u64 = 5_000_000_000;
 #[derive(Clone)]
 pub struct Config {
     pub(crate) key: Option<Key>,
+    pub(crate) own: Option<SecretKey>,
     pub(crate) mtu_limit: usize,
     pub(crate) most_window: u64,
     pub(crate) send_bytes: usize,
@@ -42,6 +44,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             key: None,
+            own: None,
             mtu_limit: DEFAULT_MTU_LIMIT,
             most_window: DEFAULT_WINDOW,
             send_bytes: DEFAULT_WINDOW as usize,
@@ -61,6 +64,14 @@ impl Config {
     #[must_use]
     pub fn key(mut self, key: Option<Key>) -> Self {
         self.key = key;
+        self
+    }
+
+    /// Proves to peers that this process has a key of its own, and has those that have one prove theirs: see
+    /// [`Pipe::peer_key`](super::Pipe::peer_key). It needs a [key](Config::key) that all share; none by default.
+    #[must_use]
+    pub fn own_key(mut self, own: Option<SecretKey>) -> Self {
+        self.own = own;
         self
     }
 
@@ -139,6 +150,13 @@ impl Config {
     }
 }
 
+impl Config {
+    /// Returns the secrets of handshakes, if connections are sealed.
+    pub(crate) fn secrets(&self) -> Option<Secrets<'_>> {
+        Some(Secrets { key: self.key.as_ref()?, own: self.own.as_ref() })
+    }
+}
+
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config").field("mtu_limit", &self.mtu_limit).finish_non_exhaustive()
@@ -174,7 +192,9 @@ pub enum Ended {
     #[error("refused: {0}")]
     Refused(RefuseReason),
     /// The peer has another key, or one side has none.
-    #[error("the peer does not have this key; give both the same")]
+    #[error(
+        "the keys of the two nodes do not fit, or one has none: give all nodes of a cluster the same key file"
+    )]
     KeyDoesNotFit,
     /// The peer speaks another version.
     #[error("the peer speaks version {0}")]

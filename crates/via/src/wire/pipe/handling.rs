@@ -39,14 +39,11 @@ impl Pipe {
 
     fn handle_accept(&mut self, accept: Accept<'_>) -> Result<(), Bad> {
         let mut dialing = self.dialing.take().ok_or(Bad)?;
-        if let Some(begun) = dialing.begun.take() {
-            match begun.finish(accept.acceptor, accept.noise) {
-                Ok(seal) => self.seal = Some(seal),
-                Err(begun) => {
-                    dialing.begun = Some(*begun);
-                    self.dialing = Some(dialing);
-                    return Err(Bad);
-                }
+        if let Some(offers) = &mut dialing.offers {
+            self.seal = offers.finish(accept.acceptor, accept.noise);
+            if self.seal.is_none() {
+                self.dialing = Some(dialing);
+                return Err(Bad);
             }
         }
         self.remote = accept.acceptor;

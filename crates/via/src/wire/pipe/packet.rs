@@ -4,13 +4,16 @@
 //!
 //! | kind | fields after the first two bytes |
 //! |---|---|
-//! | 1 dial | sealed 1, padding 1, first window 4, dialer's id 8, cookie 16, socket buffer 8, Noise message (48 or 0), zeros up to 1,200 bytes |
+//! | 1 dial | sealed 1, identified 1, first window 4, dialer's id 8, cookie 16, socket buffer 8, Noise message (48 or 0), Noise message with the dialer's own key (96 or 0), zeros up to 1,200 bytes |
 //! | 2 cookie | padding 6, dialer's id 8, cookie 16: dial again with this cookie |
-//! | 3 accept | padding 2, first window 4, dialer's id 8, acceptor's id 8, socket buffer 8, Noise message (56 or 0) |
+//! | 3 accept | padding 2, first window 4, dialer's id 8, acceptor's id 8, socket buffer 8, Noise message (56, 104 with the acceptor's own key, or 0) |
 //! | 4 data | padding 6, receiver's id 8, packet number 8, body |
 //! | 5 reset | padding 6, the id that the receiver of a data packet does not know 8 |
 //! | 6 refuse | reason 1, padding 5, dialer's id 8 |
 //! | 7 gossip | sealed 1, padding 5, sender's run 16, number of its datagrams 8, body |
+//!
+//! A dialer with a key of its own offers both handshakes (`sealing.rs`). Acceptors that do not know the greater one read it as
+//! padding, and answer the other.
 //!
 //! An acceptor of another version answers a dial with *refuse*, reason 2, in its own version: the first 16
 //! bytes of dial and refuse stay as they are in every version.
@@ -50,6 +53,8 @@ pub(crate) const DIAL_BYTES: usize = 1_200;
 pub(crate) const COOKIE_BYTES: usize = 16;
 /// Bytes of a Noise message of the handshake: a public key and a tag.
 pub(crate) const NOISE_BYTES: usize = 48;
+/// Bytes of one that carries its sender's own key: that and another tag as well.
+pub(crate) const IDENTIFIED_BYTES: usize = 96;
 /// Most ranges of one acknowledgement.
 pub(crate) const MOST_RANGES: usize = 32;
 /// Most bytes of a body's fields before the bytes of the pipe.
@@ -123,6 +128,8 @@ pub(crate) struct Dial<'a> {
     pub(crate) socket_bytes: u64,
     /// The Noise message if sealed, else empty.
     pub(crate) noise: &'a [u8],
+    /// The one with the dialer's own key, if it is sealed and has one, else empty.
+    pub(crate) identified: &'a [u8],
 }
 
 /// The fields of an accept.
@@ -195,6 +202,8 @@ impl<'a> Dial<'a> {
         }
         let sealed = bytes[2] == 1;
         let noise = if sealed { NOISE_BYTES } else { 0 };
+        let identified = if sealed && bytes[3] == 1 { IDENTIFIED_BYTES } else { 0 };
+        let (noise, rest) = bytes[DIAL_FIXED_BYTES..].split_at(noise);
         Some(Self {
             version,
             sealed,
@@ -202,19 +211,22 @@ impl<'a> Dial<'a> {
             dialer: u64_at(bytes, 8)?,
             cookie: bytes[16..32].try_into().ok()?,
             socket_bytes: u64_at(bytes, 32)?,
-            noise: &bytes[DIAL_FIXED_BYTES..DIAL_FIXED_BYTES + noise],
+            noise,
+            identified: &rest[..identified],
         })
     }
 
     /// Appends the dial.
     pub(crate) fn emit(&self, out: &mut Vec<u8>) {
         let begin = out.len();
-        out.extend_from_slice(&[DIAL, self.version, u8::from(self.sealed), 0]);
+        let (sealed, identified) = (u8::from(self.sealed), u8::from(!self.identified.is_empty()));
+        out.extend_from_slice(&[DIAL, self.version, sealed, identified]);
         out.extend_from_slice(&first_window_bytes(self.first_window));
         out.extend_from_slice(&self.dialer.to_le_bytes());
         out.extend_from_slice(&self.cookie);
         out.extend_from_slice(&self.socket_bytes.to_le_bytes());
         out.extend_from_slice(self.noise);
+        out.extend_from_slice(self.identified);
         out.resize(begin + DIAL_BYTES, 0);
     }
 }
@@ -397,6 +409,7 @@ mod tests {
             cookie: [3; COOKIE_BYTES],
             socket_bytes: 0x0405,
             noise: &[6; NOISE_BYTES],
+            identified: &[],
         };
         dial.emit(&mut out);
         let mut golden = vec![1, 1, 1, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0];
@@ -406,6 +419,18 @@ mod tests {
         golden.resize(1_200, 0);
         assert_eq!(out, golden);
         assert_eq!(Packet::parse(&out), Some(Packet::Dial(dial)));
+
+        out.clear();
+        let dial = Dial { identified: &[7; IDENTIFIED_BYTES], ..dial };
+        dial.emit(&mut out);
+        golden[3] = 1;
+        golden[88..184].fill(7);
+        assert_eq!(out, golden);
+        assert_eq!(Packet::parse(&out), Some(Packet::Dial(dial)));
+        // Without the cluster's key nobody is identified.
+        out[2] = 0;
+        let Some(Packet::Dial(dial)) = Packet::parse(&out) else { panic!() };
+        assert_eq!((dial.noise.len(), dial.identified.len()), (0, 0));
 
         out.clear();
         let accept =

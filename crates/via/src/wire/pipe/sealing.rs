@@ -1,18 +1,53 @@
 //! Keys of one connection: agreed on by a Noise handshake, used with each packet number once.
+//!
+//! The patterns are those of the Noise Protocol Framework, revision 34. `NNpsk0` (sections 7.5 and 9) proves that both ends
+//! have the cluster's key. `IXpsk0` proves it, and which node's own key each end has as well, in two messages too: the
+//! dialer's key travels under the cluster's key in the first, and `se` and `es` of the second bind both keys to all that is
+//! sealed afterwards (payload properties `2 3`, then `2 5`, in section 7.7). So an acceptor knows who dials once the dialer's
+//! first packet opens, for which a connection waits in any case. `XX` would hide who dials from those who learn the
+//! cluster's key later, at the price of a third message whose loss somebody has to repair.
+//!
+//! A dialer with a key of its own offers both handshakes. An acceptor that knows `IXpsk0` answers that one; an older one
+//! answers the other. Who changes the dial on its way can have the lesser one answered: a node whose peer says that it has a key
+//! of its own, and has not proven it, ends the session.
 
-use midplane_simhw::seal::Key;
+use midplane_simhw::seal::{Key, PublicKey, SecretKey};
 use snow::{Builder, HandshakeState, StatelessTransportState};
 
-use super::packet::{NOISE_BYTES, TAG_BYTES};
+use super::packet::{IDENTIFIED_BYTES, NOISE_BYTES, TAG_BYTES};
 
 /// The handshake of those who share a key: two messages, the key mixed in before the first.
-const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+const SHARED: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
+/// The same of two who have keys of their own as well: each message carries its sender's.
+const IDENTIFIED: &str = "Noise_IXpsk0_25519_ChaChaPoly_BLAKE2s";
 
 /// A Noise message of the handshake.
-pub(crate) type Message = [u8; NOISE_BYTES];
+pub(crate) type Message = Vec<u8>;
 
-fn builder<'a>(key: &'a Key, prologue: &'a [u8]) -> Option<Builder<'a>> {
-    Builder::new(PATTERN.parse().ok()?).psk(0, key.secret()).ok()?.prologue(prologue).ok()
+/// The secrets of one end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Secrets<'a> {
+    /// The cluster's.
+    pub(crate) key: &'a Key,
+    /// The node's own, if it uses it in this handshake.
+    pub(crate) own: Option<&'a SecretKey>,
+}
+
+impl<'a> Secrets<'a> {
+    fn builder(self, prologue: &'a [u8]) -> Option<Builder<'a>> {
+        let pattern = if self.own.is_some() { IDENTIFIED } else { SHARED };
+        let builder = Builder::new(pattern.parse().ok()?);
+        let builder = builder.psk(0, self.key.secret()).ok()?.prologue(prologue).ok()?;
+        match self.own {
+            Some(own) => builder.local_private_key(own.bytes()).ok(),
+            None => Some(builder),
+        }
+    }
+
+    /// Bytes of a message without a payload.
+    const fn bytes(self) -> usize {
+        if self.own.is_some() { IDENTIFIED_BYTES } else { NOISE_BYTES }
+    }
 }
 
 /// The protocol and its version: a handshake of one is none of the other.
@@ -41,6 +76,12 @@ impl Seal {
         sealed.expect("a body and its tag are below Noise's 65535 bytes, and there is room");
     }
 
+    /// Returns the key that the peer has proven to have, if it has one of its own: an acceptor knows it for certain once
+    /// the first packet opens.
+    pub(crate) fn peer(&self) -> Option<PublicKey> {
+        Some(PublicKey::new(self.0.get_remote_static()?.try_into().ok()?))
+    }
+
     /// Opens `sealed` into `plain`; returns whether it is the peer's.
     pub(crate) fn open(&self, number: u64, sealed: &[u8], plain: &mut Vec<u8>) -> bool {
         plain.resize(sealed.len().max(TAG_BYTES), 0);
@@ -56,10 +97,10 @@ pub(crate) struct Begun(HandshakeState);
 
 impl Begun {
     /// Begins; `None` if the system has no random numbers.
-    pub(crate) fn new(key: &Key, label: &Label, dialer: u64) -> Option<(Self, Message)> {
+    pub(crate) fn new(secrets: Secrets<'_>, label: &Label, dialer: u64) -> Option<(Self, Message)> {
         let prologue = prologue(label, dialer);
-        let mut handshake = builder(key, &prologue)?.build_initiator().ok()?;
-        let mut message = [0; NOISE_BYTES];
+        let mut handshake = secrets.builder(&prologue)?.build_initiator().ok()?;
+        let mut message = vec![0; secrets.bytes()];
         handshake.write_message(&[], &mut message).ok()?;
         Some((Self(handshake), message))
     }
@@ -76,18 +117,194 @@ impl Begun {
     }
 }
 
+/// The handshakes that a dialer offers; the acceptor answers one.
+#[derive(Debug)]
+pub(crate) struct Offers {
+    shared: Option<Begun>,
+    identified: Option<Begun>,
+    /// Their messages; the second is empty without a key of the dialer's own.
+    pub(crate) messages: [Message; 2],
+}
+
+impl Offers {
+    /// Begins them; `None` if the system has no random numbers.
+    pub(crate) fn new(secrets: Secrets<'_>, label: &Label, dialer: u64) -> Option<Self> {
+        let (shared, message) = Begun::new(Secrets { own: None, ..secrets }, label, dialer)?;
+        let mut this =
+            Self { shared: Some(shared), identified: None, messages: [message, Message::new()] };
+        if secrets.own.is_some() {
+            let (identified, message) = Begun::new(secrets, label, dialer)?;
+            (this.identified, this.messages[1]) = (Some(identified), message);
+        }
+        Some(this)
+    }
+
+    /// Takes the answer to either; `None` if it answers neither.
+    pub(crate) fn finish(&mut self, acceptor: u64, message: &[u8]) -> Option<Seal> {
+        let is_identified = message.len() == IDENTIFIED_BYTES + 8;
+        let offer = if is_identified { &mut self.identified } else { &mut self.shared };
+        match offer.take()?.finish(acceptor, message) {
+            Ok(seal) => Some(seal),
+            Err(begun) => {
+                *offer = Some(*begun);
+                None
+            }
+        }
+    }
+}
+
 /// Answers a dialer's message; `None` if it is of another key.
 pub(crate) fn answer(
-    key: &Key,
+    secrets: Secrets<'_>,
     label: &Label,
     dialer: u64,
     acceptor: u64,
     message: &[u8],
-) -> Option<(Seal, Vec<u8>)> {
+) -> Option<(Seal, Message)> {
     let prologue = prologue(label, dialer);
-    let mut handshake = builder(key, &prologue)?.build_responder().ok()?;
+    let mut handshake = secrets.builder(&prologue)?.build_responder().ok()?;
     handshake.read_message(message, &mut []).ok()?;
-    let mut answer = vec![0; NOISE_BYTES + 8];
+    let mut answer = vec![0; secrets.bytes() + 8];
     handshake.write_message(&acceptor.to_le_bytes(), &mut answer).ok()?;
     Some((Seal(handshake.into_stateless_transport_mode().ok()?), answer))
+}
+
+#[cfg(test)]
+mod tests {
+    use snow::params::{CipherChoice, DHChoice, HashChoice};
+    use snow::resolvers::{CryptoResolver, DefaultResolver};
+    use snow::types::{Cipher, Dh, Hash, Random};
+
+    use super::*;
+
+    fn own(byte: u8) -> SecretKey {
+        format!("{byte:02x}").repeat(32).parse().unwrap()
+    }
+
+    #[test]
+    fn an_answer_to_either_offer_makes_keys_and_the_greater_one_proves_whose_they_are() {
+        let key = Key::new(1, [7; 32]);
+        let (dialer, acceptor) = (own(1), own(2));
+        for with in [None, Some(&acceptor)] {
+            let secrets = Secrets { key: &key, own: Some(&dialer) };
+            let mut offers = Offers::new(secrets, DATAGRAMS, 5).unwrap();
+            let message = offers.messages[usize::from(with.is_some())].clone();
+            let secrets = Secrets { key: &key, own: with };
+            let (theirs, answer) = answer(secrets, DATAGRAMS, 5, 6, &message).unwrap();
+            let lengths = (message.len(), answer.len());
+            assert_eq!(lengths, if with.is_some() { (96, 104) } else { (48, 56) });
+            let mut forged = answer.clone();
+            forged[40] ^= 1;
+            assert!(
+                offers.finish(6, &forged).is_none() && offers.finish(6, &answer[1..]).is_none()
+            );
+            let ours = offers.finish(6, &answer).expect("a forged answer before changes nothing");
+            let (mut sealed, mut plain) = (Vec::new(), Vec::new());
+            ours.seal(0, b"hello", &mut sealed);
+            assert!(theirs.open(0, &sealed, &mut plain) && plain == b"hello");
+            assert_eq!(ours.peer(), with.map(SecretKey::public));
+            assert_eq!(theirs.peer(), with.map(|_| dialer.public()));
+        }
+    }
+
+    /// A curve whose static key says that it is another one's.
+    struct Liar {
+        curve: Box<dyn Dh>,
+        claimed: Option<PublicKey>,
+        is_static: bool,
+    }
+
+    impl Dh for Liar {
+        fn name(&self) -> &'static str {
+            self.curve.name()
+        }
+        fn pub_len(&self) -> usize {
+            self.curve.pub_len()
+        }
+        fn priv_len(&self) -> usize {
+            self.curve.priv_len()
+        }
+        fn set(&mut self, secret: &[u8]) {
+            self.is_static = true;
+            self.curve.set(secret);
+        }
+        fn generate(&mut self, random: &mut dyn Random) -> Result<(), snow::Error> {
+            self.curve.generate(random)
+        }
+        fn pubkey(&self) -> &[u8] {
+            let claimed = self.claimed.as_ref().filter(|_| self.is_static);
+            claimed.map_or_else(|| self.curve.pubkey(), |claimed| claimed.bytes())
+        }
+        fn privkey(&self) -> &[u8] {
+            self.curve.privkey()
+        }
+        fn dh(&self, public: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
+            self.curve.dh(public, out)
+        }
+    }
+
+    struct Lies(PublicKey);
+
+    impl CryptoResolver for Lies {
+        fn resolve_rng(&self) -> Option<Box<dyn Random>> {
+            DefaultResolver.resolve_rng()
+        }
+        fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
+            let curve = DefaultResolver.resolve_dh(choice)?;
+            Some(Box::new(Liar { curve, claimed: Some(self.0), is_static: false }))
+        }
+        fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
+            DefaultResolver.resolve_hash(choice)
+        }
+        fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
+            DefaultResolver.resolve_cipher(choice)
+        }
+    }
+
+    /// The handshake of a holder of the cluster's key who claims a key whose secret it does not have.
+    fn thief<'a>(
+        key: &'a Key,
+        own: &'a SecretKey,
+        prologue: &'a [u8],
+        of: PublicKey,
+    ) -> Builder<'a> {
+        let builder = Builder::with_resolver(IDENTIFIED.parse().unwrap(), Box::new(Lies(of)));
+        let builder = builder.psk(0, key.secret()).unwrap().prologue(prologue).unwrap();
+        builder.local_private_key(own.bytes()).unwrap()
+    }
+
+    #[test]
+    fn who_claims_a_key_without_its_secret_makes_no_keys_with_anybody() {
+        let key = Key::new(1, [7; 32]);
+        let (victim, honest, own) = (own(1).public(), own(2), own(3));
+        let secrets = Secrets { key: &key, own: Some(&honest) };
+        let prologue = prologue(DATAGRAMS, 5);
+        let mut dials = thief(&key, &own, &prologue, victim).build_initiator().unwrap();
+        let mut message = vec![0; IDENTIFIED_BYTES];
+        dials.write_message(&[], &mut message).unwrap();
+        let (acceptor, reply) = answer(secrets, DATAGRAMS, 5, 6, &message).unwrap();
+        assert_eq!(acceptor.peer(), Some(victim), "so it says, which no packet confirms");
+        assert!(dials.read_message(&reply, &mut [0; 8]).is_err());
+
+        let mut offers = Offers::new(secrets, DATAGRAMS, 5).unwrap();
+        let mut answers = thief(&key, &own, &prologue, victim).build_responder().unwrap();
+        answers.read_message(&offers.messages[1], &mut []).unwrap();
+        let mut reply = vec![0; IDENTIFIED_BYTES + 8];
+        answers.write_message(&6_u64.to_le_bytes(), &mut reply).unwrap();
+        assert!(offers.finish(6, &reply).is_none());
+    }
+
+    #[test]
+    fn no_message_of_any_length_is_an_answer_or_panics() {
+        let key = Key::new(1, [7; 32]);
+        let own = own(1);
+        let secrets = Secrets { key: &key, own: Some(&own) };
+        let mut offers = Offers::new(secrets, DATAGRAMS, 5).unwrap();
+        for length in 0..300 {
+            let bytes = vec![length as u8; length];
+            assert!(offers.finish(6, &bytes).is_none());
+            assert!(answer(secrets, DATAGRAMS, 5, 6, &bytes).is_none());
+            assert!(answer(Secrets { own: None, ..secrets }, DATAGRAMS, 5, 6, &bytes).is_none());
+        }
+    }
 }

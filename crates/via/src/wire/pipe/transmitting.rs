@@ -58,14 +58,16 @@ impl Pipe {
         let dialing = self.dialing.as_mut().filter(|dialing| dialing.at <= now)?;
         dialing.at = now.plus_nanos(dialing.again_after);
         dialing.again_after = (2 * dialing.again_after).min(DIAL_AGAIN.1);
+        let messages = dialing.offers.as_ref().map(|offers| &offers.messages);
         let dial = Dial {
             version: VERSION,
-            sealed: dialing.message.is_some(),
+            sealed: messages.is_some(),
             first_window: Some(self.receive.advertised() as u32),
             dialer: local,
             cookie: dialing.cookie,
             socket_bytes: self.config.socket_bytes,
-            noise: dialing.message.as_ref().map_or(&[], |message| &message[..]),
+            noise: messages.map_or(&[], |[shared, _]| shared),
+            identified: messages.map_or(&[], |[_, identified]| identified),
         };
         let begin = out.len();
         dial.emit(out);

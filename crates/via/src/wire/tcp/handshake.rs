@@ -4,22 +4,21 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use midplane_simhw::seal::Key;
 use rustix::net::sockopt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{Failed, Records, STREAMS};
-use crate::wire::pipe::packet::NOISE_BYTES;
-use crate::wire::pipe::sealing::{Begun, answer};
+use super::{Config, Failed, Records, STREAMS};
+use crate::wire::pipe::packet::{IDENTIFIED_BYTES, NOISE_BYTES};
+use crate::wire::pipe::sealing::{Begun, Secrets, answer};
 
-/// Version of the protocol.
-const VERSION: u8 = 1;
+/// Versions of the protocol: without keys of the nodes' own, and with them.
+const SHARED: u8 = 1;
+const IDENTIFIED: u8 = 2;
 /// The first bytes of both messages.
 const MAGIC: &[u8; 8] = b"midplane";
-/// Bytes of the dialer's message, and of the acceptor's.
-const DIAL_BYTES: usize = 24 + NOISE_BYTES;
-const ANSWER_BYTES: usize = 24 + NOISE_BYTES + 8;
+/// Bytes of both messages before the Noise message.
+const HEAD_BYTES: usize = 24;
 /// Bytes of both that stay as they are in every version.
 const FIXED_BYTES: usize = 16;
 /// Limits how long a dialer waits for the connection, and for the answer.
@@ -50,34 +49,63 @@ pub(crate) struct Connection {
 ///
 /// # Cancel safety
 /// Dropped, it closes the connection.
-pub(crate) async fn connect(to: SocketAddr, key: Option<&Key>) -> Result<Connection, Failed> {
-    let connected = tokio::time::timeout(CONNECT_WITHIN, dial(to, key)).await;
+pub(crate) async fn connect(to: SocketAddr, config: &Config) -> Result<Connection, Failed> {
+    let connecting = async {
+        let secrets = config.secrets();
+        match dial(to, secrets, newest(secrets)).await {
+            Err(Failed::Version(SHARED)) if newest(secrets) > SHARED => {
+                dial(to, secrets, SHARED).await
+            }
+            dialed => dialed,
+        }
+    };
+    let connected = tokio::time::timeout(CONNECT_WITHIN, connecting).await;
     connected.unwrap_or(Err(Failed::NoAnswer))
 }
 
-async fn dial(to: SocketAddr, key: Option<&Key>) -> Result<Connection, Failed> {
+/// Returns the newest version that an end with these secrets speaks.
+fn newest(secrets: Option<Secrets<'_>>) -> u8 {
+    if secrets.is_some_and(|secrets| secrets.own.is_some()) { IDENTIFIED } else { SHARED }
+}
+
+/// Returns the secrets that a version uses.
+fn of_version(secrets: Option<Secrets<'_>>, version: u8) -> Option<Secrets<'_>> {
+    secrets.map(|secrets| match version {
+        IDENTIFIED => secrets,
+        _ => Secrets { own: None, ..secrets },
+    })
+}
+
+/// Bytes of a dialer's message of a version; the acceptor's has 8 more.
+const fn dial_bytes(version: u8) -> usize {
+    HEAD_BYTES + if version == IDENTIFIED { IDENTIFIED_BYTES } else { NOISE_BYTES }
+}
+
+async fn dial(
+    to: SocketAddr,
+    secrets: Option<Secrets<'_>>,
+    version: u8,
+) -> Result<Connection, Failed> {
     let mut stream = TcpStream::connect(to).await?;
     set_options(&stream)?;
-    let id = random()?;
-    let begun = key.map(|key| Begun::new(key, STREAMS, id).ok_or(Failed::KeyDoesNotFit));
+    let (id, secrets) = (random()?, of_version(secrets, version));
+    let begun =
+        secrets.map(|secrets| Begun::new(secrets, STREAMS, id).ok_or(Failed::KeyDoesNotFit));
     let (begun, noise) = begun.transpose()?.unzip();
-    let mut message = [0; DIAL_BYTES];
-    head(&mut message, u8::from(key.is_some()), id);
-    if let Some(noise) = noise {
-        message[24..].copy_from_slice(&noise);
-    }
+    let mut message = message(version, u8::from(secrets.is_some()), id, noise.as_deref());
+    message.resize(dial_bytes(version), 0);
     stream.write_all(&message).await?;
-    let mut answer = [0; ANSWER_BYTES];
-    read_message(&mut stream, &mut answer).await?;
+    let answer =
+        read_message(&mut stream, |of| (of == version).then(|| dial_bytes(of) + 8)).await?;
     match (answer[8], answer[9]) {
-        (version, _) if version != VERSION => return Err(Failed::Version(version)),
+        (other, _) if other != version => return Err(Failed::Version(other)),
         (_, reason::NONE) => {}
         (_, reason::KEY) => return Err(Failed::KeyDoesNotFit),
         (_, other) => return Err(Failed::Refused(other)),
     }
     let mut records = None;
     if let Some(begun) = begun {
-        let seal = begun.finish(word(&answer, 16), &answer[24..]);
+        let seal = begun.finish(word(&answer, 16), &answer[HEAD_BYTES..]);
         let seal = seal.map_err(|_| Failed::KeyDoesNotFit)?;
         let mut own = Records::new(seal);
         let mut proof = Vec::new();
@@ -95,48 +123,44 @@ async fn dial(to: SocketAddr, key: Option<&Key>) -> Result<Connection, Failed> {
 pub(crate) async fn accept(
     stream: TcpStream,
     peer: SocketAddr,
-    key: Option<&Key>,
+    config: &Config,
 ) -> Result<Connection, Failed> {
-    let accepted = tokio::time::timeout(ACCEPT_WITHIN, greet(stream, peer, key)).await;
+    let accepted = tokio::time::timeout(ACCEPT_WITHIN, greet(stream, peer, config.secrets())).await;
     accepted.unwrap_or(Err(Failed::NoAnswer))
 }
 
 async fn greet(
     mut stream: TcpStream,
     peer: SocketAddr,
-    key: Option<&Key>,
+    secrets: Option<Secrets<'_>>,
 ) -> Result<Connection, Failed> {
     set_options(&stream)?;
-    let mut dial = [0; DIAL_BYTES];
-    read_message(&mut stream, &mut dial).await.map_err(|error| match error {
-        // The dialer learns which version would be understood.
-        Failed::Version(_) => error,
-        _ => Failed::NoNode,
-    })?;
-    let id = random()?;
-    let mut message = [0; ANSWER_BYTES];
-    let dialer = word(&dial, 16);
-    let is_sealed = dial[9] == 1;
-    let failed = if dial[8] != VERSION {
-        Some((reason::VERSION, Failed::Version(dial[8])))
-    } else if is_sealed != key.is_some() {
+    let newest = newest(secrets);
+    let spoken = |version| (SHARED..=newest).contains(&version).then(|| dial_bytes(version));
+    let dial = read_message(&mut stream, spoken).await.map_err(|_| Failed::NoNode)?;
+    let (version, is_sealed, id) = (dial[8], dial[9] == 1, random()?);
+    let secrets = of_version(secrets, version);
+    let failed = if spoken(version).is_none() {
+        Some((reason::VERSION, Failed::Version(version)))
+    } else if is_sealed != secrets.is_some() {
         Some((reason::KEY, Failed::KeyDoesNotFit))
     } else {
         None
     };
-    let sealed = match (&failed, key) {
-        (None, Some(key)) => answer(key, STREAMS, dialer, id, &dial[24..]),
+    let sealed = match (&failed, secrets) {
+        (None, Some(secrets)) => answer(secrets, STREAMS, word(&dial, 16), id, &dial[HEAD_BYTES..]),
         _ => None,
     };
     let failed = failed.or_else(|| {
-        let has_no_seal = key.is_some() && sealed.is_none();
+        let has_no_seal = secrets.is_some() && sealed.is_none();
         has_no_seal.then_some((reason::KEY, Failed::KeyDoesNotFit))
     });
-    head(&mut message, failed.as_ref().map_or(reason::NONE, |(reason, _)| *reason), id);
-    let seal = sealed.map(|(seal, noise)| {
-        message[24..].copy_from_slice(&noise);
-        seal
-    });
+    // The dialer of a version that is not spoken learns which one would be understood.
+    let version = if spoken(version).is_some() { version } else { newest };
+    let said = failed.as_ref().map_or(reason::NONE, |(reason, _)| *reason);
+    let (seal, noise) = sealed.unzip();
+    let mut message = message(version, said, id, noise.as_deref());
+    message.resize(dial_bytes(version) + 8, 0);
     stream.write_all(&message).await?;
     if let Some((_, failed)) = failed {
         return Err(failed);
@@ -153,16 +177,21 @@ async fn greet(
     Ok(Connection { stream, records, peer })
 }
 
-/// Reads a message of the handshake; of another version the first bytes alone.
-async fn read_message(stream: &mut TcpStream, message: &mut [u8]) -> Result<(), Failed> {
-    stream.read_exact(&mut message[..FIXED_BYTES]).await.map_err(cut)?;
+/// Reads a message of the handshake: its bytes by its version, or the first ones alone.
+async fn read_message(
+    stream: &mut TcpStream,
+    bytes: impl Fn(u8) -> Option<usize>,
+) -> Result<Vec<u8>, Failed> {
+    let mut message = vec![0; FIXED_BYTES];
+    stream.read_exact(&mut message).await.map_err(cut)?;
     if message[..8] != *MAGIC {
         return Err(Failed::NoNode);
     }
-    if message[8] == VERSION {
+    if let Some(bytes) = bytes(message[8]) {
+        message.resize(bytes, 0);
         stream.read_exact(&mut message[FIXED_BYTES..]).await.map_err(cut)?;
     }
-    Ok(())
+    Ok(message)
 }
 
 /// A peer that closes instead of an answer is no node, or is one that has too many handshakes under way.
@@ -173,10 +202,13 @@ fn cut(error: io::Error) -> Failed {
     }
 }
 
-fn head(message: &mut [u8], second: u8, id: u64) {
-    message[..8].copy_from_slice(MAGIC);
-    (message[8], message[9]) = (VERSION, second);
-    message[16..24].copy_from_slice(&id.to_le_bytes());
+/// Returns a message of the handshake; `second` follows the version.
+fn message(version: u8, second: u8, id: u64, noise: Option<&[u8]>) -> Vec<u8> {
+    let mut message = MAGIC.to_vec();
+    message.extend([version, second, 0, 0, 0, 0, 0, 0]);
+    message.extend(id.to_le_bytes());
+    message.extend(noise.unwrap_or_default());
+    message
 }
 
 fn word(bytes: &[u8], at: usize) -> u64 {
@@ -198,17 +230,32 @@ fn set_options(stream: &TcpStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use midplane_simhw::seal::{Key, SecretKey};
+
     use super::*;
 
+    type Keys = (Option<Key>, Option<SecretKey>);
+
+    fn config((key, own): Keys) -> Config {
+        Config::default().key(key).own_key(own)
+    }
+
     /// Two ends on loopback, with these keys.
-    async fn both(dialer: Option<Key>, acceptor: Option<Key>) -> [Result<Connection, Failed>; 2] {
+    async fn both(dialer: Keys, acceptor: Keys) -> [Result<Connection, Failed>; 2] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = listener.local_addr().unwrap();
+        let (dialer, acceptor) = (config(dialer), config(acceptor));
         let accepting = async {
-            let (stream, peer) = listener.accept().await.unwrap();
-            accept(stream, peer, acceptor.as_ref()).await
+            loop {
+                let (stream, peer) = listener.accept().await.unwrap();
+                match accept(stream, peer, &acceptor).await {
+                    // The dialer connects again.
+                    Err(Failed::Version(IDENTIFIED)) => {}
+                    accepted => return accepted,
+                }
+            }
         };
-        let both = futures_util::future::join(connect(to, dialer.as_ref()), accepting);
+        let both = futures_util::future::join(connect(to, &dialer), accepting);
         both.await.into()
     }
 
@@ -217,22 +264,49 @@ mod tests {
         runtime.unwrap().block_on(test);
     }
 
+    fn key(byte: u8) -> Option<Key> {
+        Some(Key::new(1, [byte; 32]))
+    }
+
+    fn own(byte: u8) -> Option<SecretKey> {
+        Some(format!("{byte:02x}").repeat(32).parse().unwrap())
+    }
+
     #[test]
     fn ends_of_one_key_or_none_meet_and_others_learn_why_not() {
         run(meet());
     }
 
     async fn meet() {
-        let key = |byte| Some(Key::new(1, [byte; 32]));
         for sealed in [None, key(1)] {
-            let [one, other] = both(sealed.clone(), sealed.clone()).await.map(Result::unwrap);
+            let keys = (sealed.clone(), None);
+            let [one, other] = both(keys.clone(), keys).await.map(Result::unwrap);
             assert_eq!(one.records.is_some(), sealed.is_some());
             assert_eq!(other.records.is_some(), sealed.is_some());
         }
         for (dialer, acceptor) in [(key(1), key(2)), (None, key(1)), (key(1), None)] {
-            for end in both(dialer, acceptor).await {
-                assert!(matches!(end, Err(Failed::KeyDoesNotFit)), "{end:?}");
+            for (one, other) in [(None, None), (own(3), own(4))] {
+                for end in both((dialer.clone(), one), (acceptor.clone(), other)).await {
+                    assert!(matches!(end, Err(Failed::KeyDoesNotFit)), "{end:?}");
+                }
             }
+        }
+    }
+
+    #[test]
+    fn ends_with_keys_of_their_own_prove_them_and_ends_without_meet_them_as_well() {
+        run(identify());
+    }
+
+    async fn identify() {
+        for (one, other) in [(own(3), own(4)), (own(3), None), (None, own(4)), (None, None)] {
+            let ends = both((key(1), one.clone()), (key(1), other.clone())).await;
+            let proven = ends.map(|end| end.unwrap().records.unwrap().peer());
+            let expected = match (&one, &other) {
+                (Some(one), Some(other)) => [Some(other.public()), Some(one.public())],
+                _ => [None, None],
+            };
+            assert_eq!(proven, expected);
         }
     }
 
@@ -240,11 +314,10 @@ mod tests {
     fn the_bytes_of_a_handshake_never_change() {
         let changed =
             "bytes on the wire have changed: bump the version, and keep reading the old one";
-        let mut dial = [0; DIAL_BYTES];
-        head(&mut dial, 1, 0x0102);
-        let golden = b"midplane\x01\x01\0\0\0\0\0\0\x02\x01\0\0\0\0\0\0";
-        assert_eq!(dial[..24], *golden, "{changed}");
-        assert_eq!((DIAL_BYTES, ANSWER_BYTES, Records::EMPTY), (72, 80, 18), "{changed}");
+        let golden = b"midplane\x01\x01\0\0\0\0\0\0\x02\x01\0\0\0\0\0\0noise";
+        assert_eq!(message(1, 1, 0x0102, Some(b"noise")), golden, "{changed}");
+        assert_eq!((dial_bytes(SHARED), dial_bytes(IDENTIFIED)), (72, 120), "{changed}");
+        assert_eq!((SHARED, IDENTIFIED, Records::EMPTY), (1, 2, 18), "{changed}");
         assert_eq!(STREAMS, b"midplane tcp  1", "{changed}");
         assert_eq!([reason::NONE, reason::VERSION, reason::KEY], [0, 2, 3], "{changed}");
     }
@@ -261,16 +334,40 @@ mod tests {
         let cases: [(&[u8], bool); 3] =
             [(b"GET / HTTP/1.1\r\n\r\n", false), (&other_version, true), (b"midplane", false)];
         for (bytes, is_version) in cases {
-            let mut stranger = TcpStream::connect(to).await.unwrap();
-            stranger.write_all(bytes).await.unwrap();
-            stranger.shutdown().await.unwrap();
-            let (stream, peer) = listener.accept().await.unwrap();
-            let failed = accept(stream, peer, None).await.unwrap_err();
-            assert_eq!(matches!(failed, Failed::Version(9)), is_version, "{failed}");
-            assert_eq!(matches!(failed, Failed::NoNode), !is_version, "{failed}");
-            let mut answer = Vec::new();
-            let _ = stranger.read_to_end(&mut answer).await;
-            assert_eq!(answer.len(), if is_version { ANSWER_BYTES } else { 0 });
+            for (keys, answer_bytes) in [((None, None), 80), ((key(1), own(3)), 128)] {
+                let mut stranger = TcpStream::connect(to).await.unwrap();
+                stranger.write_all(bytes).await.unwrap();
+                stranger.shutdown().await.unwrap();
+                let (stream, peer) = listener.accept().await.unwrap();
+                let failed = accept(stream, peer, &config(keys)).await.unwrap_err();
+                assert_eq!(matches!(failed, Failed::Version(9)), is_version, "{failed}");
+                assert_eq!(matches!(failed, Failed::NoNode), !is_version, "{failed}");
+                let mut answer = Vec::new();
+                let _ = stranger.read_to_end(&mut answer).await;
+                assert_eq!(answer.len(), if is_version { answer_bytes } else { 0 });
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_after_the_head_are_refused() {
+        run(refuse_hostile());
+    }
+
+    async fn refuse_hostile() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to = listener.local_addr().unwrap();
+        for version in 0..4 {
+            for byte in [0, 1, 0x7f, 0xff] {
+                let mut stranger = TcpStream::connect(to).await.unwrap();
+                let mut bytes = message(version, 1, 7, Some(&[byte; 200]));
+                bytes.truncate(dial_bytes(version));
+                stranger.write_all(&bytes).await.unwrap();
+                let (stream, peer) = listener.accept().await.unwrap();
+                let failed = accept(stream, peer, &config((key(1), own(3)))).await.unwrap_err();
+                let is_spoken = (1..=2).contains(&version);
+                assert_eq!(matches!(failed, Failed::KeyDoesNotFit), is_spoken, "{failed}");
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Sealed records of a byte stream.
 
+use midplane_simhw::seal::PublicKey;
+
 use crate::wire::pipe::packet::TAG_BYTES;
 use crate::wire::pipe::sealing::Seal;
 
@@ -30,6 +32,11 @@ impl Records {
 
     pub(crate) const fn new(seal: Seal) -> Self {
         Self { seal, sealed: 0, opened: 0, partial: Vec::new(), plain: Vec::new() }
+    }
+
+    /// Returns the key of its own that the peer has proven to have, if it has one.
+    pub(crate) fn peer(&self) -> Option<PublicKey> {
+        self.seal.peer()
     }
 
     /// Appends records with these bytes to `out`; one that is empty for none.
@@ -77,12 +84,13 @@ mod tests {
 
     use super::super::STREAMS;
     use super::*;
-    use crate::wire::pipe::sealing::{Begun, answer};
+    use crate::wire::pipe::sealing::{Begun, Secrets, answer};
 
     fn ends() -> [Records; 2] {
         let key = Key::new(1, [3; 32]);
-        let (begun, message) = Begun::new(&key, STREAMS, 7).unwrap();
-        let (acceptor, message) = answer(&key, STREAMS, 7, 8, &message).unwrap();
+        let secrets = Secrets { key: &key, own: None };
+        let (begun, message) = Begun::new(secrets, STREAMS, 7).unwrap();
+        let (acceptor, message) = answer(secrets, STREAMS, 7, 8, &message).unwrap();
         [begun.finish(8, &message).unwrap(), acceptor].map(Records::new)
     }
 

@@ -1,0 +1,186 @@
+//! Keys of the nodes: which node may use a name, and which is at a place.
+//!
+//! Where sessions are sealed, each node proves a key of its own; through shared memory it says its key, and is believed:
+//! the peer is a process of the same user. Two nodes of one key are one node that was restarted, or two that were started
+//! alike: `names.rs` decides between them. Of two nodes of one name and different keys:
+//!
+//! - The name of a node that keeps its key in a file is *pinned* to it as long as this process lives, whether the node is there or
+//!   not. Another key is refused.
+//! - The name of a node with a key for this start alone is its own as long as it lives. A later node is *held*: it is not
+//!   used, and no stream of it is accepted. It may be the node itself, restarted: the first is asked for a sign of life.
+//!   If it is gone, or silent for [`TRIAL`], the name is free; if it lives, the later one is refused.
+//!
+//! A node that is refused is told why, over a link that ends a second later.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use midplane_simhw::seal::PublicKey;
+use midplane_simhw::time::Instant;
+use midplane_via::session::Transport;
+
+use super::hello::Refusal;
+use super::peer::{Link, Peer};
+use super::{Effect, Hello, Load, MOST, Members, Stranger, TRIAL};
+
+/// Names that are pinned to keys: further ones are not pinned, so that no flood of them has one forgotten.
+pub(super) const MOST_PINS: usize = 2 * MOST;
+/// Nanoseconds that a node which is refused has to read why, and end the link itself.
+pub(super) const REFUSED: u64 = 1_000_000_000;
+/// Nanoseconds for which a node reports that another one has refused it.
+const REMEMBERED: u64 = 30_000_000_000;
+
+/// A refusal of this node by another one.
+#[derive(Debug)]
+pub(super) struct Notice {
+    by: String,
+    why: Refusal,
+    until: Instant,
+}
+
+impl Members {
+    /// Discovery lists these keys for the nodes at these addresses.
+    pub(crate) fn handle_keys(&mut self, listed: BTreeSet<(SocketAddr, PublicKey)>) {
+        self.listed = listed;
+    }
+
+    /// Returns the key of a node that has described itself over a link, or why it is refused.
+    pub(super) fn identify(
+        &self,
+        link: &Link,
+        hello: &Hello,
+        proven: Option<PublicKey>,
+    ) -> Result<Option<PublicKey>, Refusal> {
+        let said = hello.key();
+        let key = if link.transport == Transport::Shm { said } else { proven };
+        if said != key {
+            return Err(Refusal::Unproven);
+        }
+        if link.addresses().any(|address| self.is_listed_otherwise(address, key)) {
+            return Err(Refusal::Place);
+        }
+        let is_namesake = hello.name == self.name && key != self.key;
+        let is_pinned = self.pins.get(&hello.name).is_some_and(|pin| Some(*pin) != key);
+        let is_double = self.peers.get(&hello.id).is_some_and(|peer| peer.key != key);
+        match is_namesake || is_pinned || is_double {
+            true => Err(Refusal::Name),
+            false => Ok(key),
+        }
+    }
+
+    fn is_listed_otherwise(&self, address: SocketAddr, key: Option<PublicKey>) -> bool {
+        let all = (address, PublicKey::new([0; 32]))..=(address, PublicKey::new([255; 32]));
+        let mut keys = self.listed.range(all).map(|(_, key)| *key).peekable();
+        keys.peek().is_some() && !keys.any(|listed| Some(listed) == key)
+    }
+
+    /// Refuses the peer of a link: it is told why, and the link ends.
+    pub(super) fn refuse(&mut self, now: Instant, number: u64, name: String, why: Refusal) {
+        let Some(link) = self.links.get_mut(&number).filter(|link| !link.is_ending) else { return };
+        if link.refused.is_some() {
+            return;
+        }
+        link.refused = Some((why, now.plus_nanos(REFUSED)));
+        if let Some(target) = link.target {
+            self.on_stranger(target, Stranger::Key(name, why));
+        }
+        self.effects.extend([Effect::Describe(number), Effect::Wake]);
+    }
+
+    /// The peer of a link refuses this node.
+    pub(super) fn on_notice(&mut self, now: Instant, number: u64, by: String, why: Refusal) {
+        if let Some(target) = self.links.get(&number).and_then(|link| link.target) {
+            self.on_stranger(target, Stranger::Refuses(by.clone(), why));
+        }
+        // A node of the same name is a party to the quarrel: what it says counts for its own place alone.
+        if by != self.name {
+            self.notice = Some(Notice { by, why, until: now.plus_nanos(REMEMBERED) });
+        }
+        self.effects.push_back(Effect::Wake);
+        self.end(number);
+    }
+
+    /// Uses a node that has come, or holds it as long as another key has its name.
+    pub(super) fn admit(&mut self, now: Instant, id: u64) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let is_holder = |other: &Peer| {
+            other.name == peer.name
+                && other.key != peer.key
+                && !other.is_leaving
+                && other.held_by.is_none()
+        };
+        let holder = self.peers.iter().find(|(_, other)| is_holder(other)).map(|(id, _)| *id);
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.held_by = holder;
+        match holder {
+            Some(holder) => self.challenge(now, holder),
+            None => {
+                if let Some(key) = peer.key.filter(|_| peer.is_kept)
+                    && (self.pins.len() < MOST_PINS || self.pins.contains_key(&peer.name))
+                {
+                    self.pins.insert(peer.name.clone(), key);
+                }
+                self.on_namesake(now, id);
+            }
+        }
+    }
+
+    /// Asks the node that has a name for a sign of life: its side confirms that it has received a description.
+    pub(super) fn challenge(&mut self, now: Instant, holder: u64) {
+        if let Some(peer) = self.peers.get_mut(&holder)
+            && peer.challenge.is_none()
+        {
+            peer.challenge = Some(now.plus_nanos(TRIAL));
+            self.effects.extend(peer.links.iter().copied().map(Effect::Describe));
+        }
+    }
+
+    /// Decides about the nodes whose sign of life is due.
+    pub(super) fn judge_holders(&mut self, now: Instant, load: impl Fn(u64) -> Load) {
+        let is_over = |peer: &Peer| peer.challenge.is_some_and(|at| at <= now);
+        let over: Vec<_> =
+            self.peers.iter().filter(|(_, peer)| is_over(peer)).map(|(id, _)| *id).collect();
+        for id in over {
+            let Some(peer) = self.peers.get_mut(&id) else { continue };
+            peer.challenge = None;
+            let is_silent = peer.links.iter().all(|number| load(*number).is_suspected);
+            if is_silent {
+                self.replace(now, id);
+            } else {
+                for (name, number) in self.held_by(id) {
+                    self.refuse(now, number, name, Refusal::Name);
+                }
+            }
+            self.effects.push_back(Effect::Wake);
+        }
+    }
+
+    /// Returns the names and links of the nodes that are held because of another one.
+    fn held_by(&self, holder: u64) -> Vec<(String, u64)> {
+        let held = self.peers.values().filter(|peer| peer.held_by == Some(holder));
+        held.flat_map(|peer| peer.links.iter().map(|link| (peer.name.clone(), *link))).collect()
+    }
+
+    /// A node leaves, or is gone: the first of those that wait for its name has it, unless it was refused.
+    pub(super) fn release(&mut self, now: Instant, holder: u64) {
+        let is_refused = |number: &u64| self.links.get(number).is_none_or(Link::is_refused);
+        let waits =
+            |peer: &Peer| peer.held_by == Some(holder) && !peer.links.iter().all(is_refused);
+        let waiting = self.peers.iter().filter(|(_, peer)| waits(peer));
+        let mut waiting: Vec<_> = waiting.map(|(id, peer)| (peer.since, *id)).collect();
+        waiting.sort_unstable();
+        waiting.into_iter().for_each(|(_, id)| self.admit(now, id));
+    }
+
+    /// Returns why the peer of a link is refused, as its description says it.
+    pub(crate) fn refusal_of(&self, link: u64) -> u8 {
+        let refused = self.links.get(&link).and_then(|link| link.refused);
+        refused.map_or(0, |(why, _)| why.number())
+    }
+
+    /// Returns the name of a node that has refused this one a short time ago, and why.
+    pub(crate) fn notice(&self, now: Instant) -> Option<(&str, Refusal)> {
+        let notice = self.notice.as_ref().filter(|notice| notice.until > now)?;
+        Some((&notice.by, notice.why))
+    }
+}
