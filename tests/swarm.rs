@@ -35,8 +35,6 @@ proptest! {
 
 #[test]
 fn a_seed_is_one_run_watched_or_not() {
-    for seed in [3, 7] {
-        let digest = run::run(seed, None).digest;
-        assert_eq!(run::run(seed, Some(Box::new(|_| {}))).digest, digest);
-    }
+    let digest = run::run(3, None).digest;
+    assert_eq!(run::run(3, Some(Box::new(|_| {}))).digest, digest);
 }

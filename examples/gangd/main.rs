@@ -62,7 +62,7 @@ Examples:
   srun -N 4 --ntasks-per-node 1 gangd --key key --slots 2
 
 Whoever can connect to the socket is the user who started the daemon, nobody else. Ctrl-C or SIGTERM
-ends it, and all that it runs; so does its death.
+ends it, and all that it runs; so does its death. SIGUSR1 has it print on standard error what it waits for.
 Exit code: 0 it was ended; 1 it could not serve; 2 bad input.";
 
 /// Runs the ranks of parallel jobs on this host, as the daemons' root tells it.

@@ -167,7 +167,10 @@ pub struct Agenda<P> {
 
 impl<P> std::fmt::Debug for Agenda<P> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Agenda").field("running", &self.running).finish_non_exhaustive()
+        let Self { running, phase, under_way, until, .. } = self;
+        let mut shown = f.debug_struct("Agenda");
+        shown.field("running", running).field("last", phase).field("under_way", under_way);
+        shown.field("until", until).finish_non_exhaustive()
     }
 }
 

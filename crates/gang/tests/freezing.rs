@@ -28,7 +28,7 @@ fn freeze(nodes: u16, arity: u16) -> f64 {
     let mut world = world(nodes, 5, Faults::NONE);
     world.set_digesting(false);
     let start: Start<SimHost> = Arc::new(move |host, _, _, _| {
-        Box::pin(async move { host.sleep_until(host.now() + 6 * SLICE).await })
+        Box::pin(async move { host.sleep_until(host.now() + 3 * SLICE).await })
     });
     for node in 1..nodes {
         let (host, start) = (world.host(NodeId(node)), Arc::clone(&start));

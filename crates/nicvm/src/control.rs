@@ -267,10 +267,11 @@ impl Control {
         self.setting.config.limit().saturating_sub(self.pending(peer))
     }
 
-    /// Whether every message that was taken has been acknowledged, or dropped.
+    /// Whether every message that was taken has been acknowledged, or dropped, and no peer waits for an
+    /// acknowledgement: a unit that ends before would leave that peer waiting.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.peers.iter().all(|peer| peer.sending().len() == 0)
+        self.peers.iter().all(|peer| peer.sending().len() == 0 && !peer.owes_acknowledgement())
     }
 
     /// What this unit's control messages have done since it started.

@@ -241,6 +241,10 @@ impl Cut {
         }
         for _ in 0..100 {
             let middle = 0.5 * (low + high);
+            if middle <= low || middle >= high {
+                // No number lies between them.
+                break;
+            }
             if sum_at(sizes, middle) < self.total { low = middle } else { high = middle }
         }
         let poured: Vec<f64> = (0..count).map(|i| inside(sizes, high, i)).collect();

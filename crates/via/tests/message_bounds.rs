@@ -2,11 +2,14 @@
 
 use std::task::Waker;
 
+use crate::engines::{cluster, message, send, settle};
 use midplane_simhw::region::Payload;
 use midplane_via::message::carrier::{Carrier, Event, Refusal};
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Context, Envelope, Kind, Marks, Peer, Tag};
+use midplane_via::message::memory::MemoryConfig;
 use midplane_via::message::progression::{InitError, Progression, Wait};
+use midplane_via::message::request::Mode;
 
 const WINDOW: usize = 64 * 1024;
 const PACKETS: u32 = 100_000;
@@ -124,6 +127,25 @@ fn answers_that_nobody_awaits_end_their_sender() {
     for kind in [Kind::Clear, Kind::Acknowledge, Kind::Withdrawn, Kind::Sought, Kind::Settle] {
         assert!(!flood(false, |number| (packet(kind, number), 0)), "{kind:?}");
     }
+}
+
+/// One stream that nobody reads fills its part of the window; what is sent of another still arrives whole, at once.
+#[test]
+fn an_unread_stream_takes_its_part_of_the_window_and_no_more() {
+    let config = Config::default().eager(1_000).window(WINDOW);
+    let mut pair = cluster(2, MemoryConfig::default(), config);
+    pair.iter_mut().for_each(|engine| engine.assert_no_any_tag(Context(0)));
+    for number in 0..200 {
+        let _ = send(&mut pair[0], Mode::Standard, 1, 1, &message(0, number, 900));
+    }
+    settle(&mut pair);
+    let (kept, eager) = (pair[1].unexpected_bytes(), pair[0].counters().eager);
+    assert!(kept <= WINDOW as u64 / 8, "{kept} bytes of one stream");
+    for number in 0..5 {
+        let _ = send(&mut pair[0], Mode::Standard, 1, 2, &message(0, number, 900));
+    }
+    settle(&mut pair);
+    assert_eq!(pair[0].counters().eager, eager + 5);
 }
 
 /// The tag of a notice that its sender has left a collective operation.

@@ -9,7 +9,7 @@ macro_rules! run {
         $($(
             #[test]
             fn $name() {
-                scenarios::harness::run($ranks, |world| scenarios::$group::$name(world));
+                scenarios::harness::run($ranks, &|world| Box::pin(scenarios::$group::$name(world)));
             }
         )+)+
     };
@@ -20,10 +20,10 @@ list::each!(run);
 #[test]
 fn collective_operations_give_what_they_should_for_every_size() {
     for ranks in 1..10 {
-        scenarios::harness::run(ranks, scenarios::collective::broadcasts);
-        scenarios::harness::run(ranks, scenarios::collective::reductions);
-        scenarios::harness::run(ranks, scenarios::collective::gathers);
-        scenarios::harness::run(ranks, scenarios::collective::typed);
-        scenarios::harness::run(ranks, scenarios::collective::barriers);
+        scenarios::harness::run(ranks, &|world| Box::pin(scenarios::collective::broadcasts(world)));
+        scenarios::harness::run(ranks, &|world| Box::pin(scenarios::collective::reductions(world)));
+        scenarios::harness::run(ranks, &|world| Box::pin(scenarios::collective::gathers(world)));
+        scenarios::harness::run(ranks, &|world| Box::pin(scenarios::collective::typed(world)));
+        scenarios::harness::run(ranks, &|world| Box::pin(scenarios::collective::barriers(world)));
     }
 }

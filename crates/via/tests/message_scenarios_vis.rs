@@ -21,8 +21,8 @@ macro_rules! run {
             #[test]
             fn $name() {
                 let (setting, config) = lossy($ranks);
-                job::serve_until_all_are_done(setting, config, |world| {
-                    scenarios::$group::$name(world)
+                job::serve_until_all_are_done(setting, config, &|world| {
+                    Box::pin(scenarios::$group::$name(world))
                 });
             }
         )+)+

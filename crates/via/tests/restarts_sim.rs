@@ -74,7 +74,7 @@ async fn talk(world: World, host: SimHost, other: u32, log: Log) {
             Err(MessageError::Failed(Failure::PeerLost(_) | Failure::PeerRestarted(_))) => {}
             Err(error) => panic!("{own} and {other}: {error}"),
         }
-        host.sleep_until(host.now() + Duration::from_millis(2)).await;
+        host.sleep_until(host.now() + Duration::from_millis(8)).await;
     }
 }
 
@@ -196,7 +196,7 @@ fn bereaved(seed: u64, which: u64) {
             let _ = world.probe(next, Tag(6)).await;
         });
     }
-    world.run_until(Instant::ZERO + Duration::from_micros(20_000 + rng.below(20_000)));
+    world.run_until(Instant::ZERO + Duration::from_micros(5_000 + rng.below(10_000)));
     assert!(ended.lock().unwrap().is_empty());
     world.crash(NodeId(victim));
     // Silence for two seconds is death.

@@ -210,7 +210,9 @@ pub(crate) async fn a_number_comes_back_when_its_port_is_gone<H: Host>(site: Sit
 }
 
 pub(crate) async fn well_known_numbers_are_only_for_who_asks<H: Host>(site: Site<H>) {
-    let ports: Vec<_> = (0..WELL_KNOWN.start + 10).map(|_| open(&site.host)).collect();
+    // A thousand ports of one node say as much as those of all.
+    let count = if site.is(0) { WELL_KNOWN.start + 10 } else { 0 };
+    let ports: Vec<_> = (0..count).map(|_| open(&site.host)).collect();
     assert!(ports.iter().all(|port| !WELL_KNOWN.contains(&port.id().0)));
 }
 

@@ -177,7 +177,8 @@ pub enum StartError {
     System(#[from] io::Error),
 }
 
-/// Serves until it is told to end by SIGTERM or SIGINT; nothing that it has started runs on then.
+/// Serves until it is told to end by SIGTERM or SIGINT; nothing that it has started runs on then. SIGUSR1 has it print
+/// on standard error what it waits for.
 /// `ready` is called once front ends can connect.
 ///
 /// Ranks die with the thread that this runs on: run it on the main thread, in a runtime of one thread.
@@ -275,6 +276,7 @@ struct Signals {
     children: Signal,
     terminate: Signal,
     interrupt: Signal,
+    explain: Signal,
 }
 
 impl Signals {
@@ -283,6 +285,7 @@ impl Signals {
             children: signal(SignalKind::child())?,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            explain: signal(SignalKind::user_defined1())?,
         })
     }
 }
@@ -298,6 +301,7 @@ async fn run(mut hub: Hub, mut signals: Signals, mut happens: mpsc::UnboundedRec
             _ = signals.terminate.recv() => break,
             _ = signals.interrupt.recv() => break,
             _ = signals.children.recv() => hub.children_changed(),
+            _ = signals.explain.recv() => eprintln!("gangd: {}", hub.explain()),
             event = happens.recv() => hub.handle(event.expect("the hub has the other end")),
             () = sleep(wait.unwrap_or_default()), if wait.is_some() => {}
         }

@@ -259,6 +259,19 @@ impl Hub {
         self.local.children_changed();
     }
 
+    /// Returns in words what this daemon waits for.
+    pub(super) fn explain(&self) -> String {
+        let Self { host, order_began, below, local, .. } = self;
+        let since = Duration::from_nanos(now().nanos_since(*order_began));
+        let waits: Vec<u16> = self.relay.waits_for().collect();
+        let agenda = self.root.as_ref().map(|root| &root.agenda);
+        format!(
+            "host {host}: the last order began {since:?} ago; hosts that have not reported: {waits:?}; hosts below: \
+             {below:?}; {agenda:?}; {}",
+            local.explain()
+        )
+    }
+
     /// Ends all that runs here.
     pub(super) fn end_all(&mut self) {
         self.local.kill_all();

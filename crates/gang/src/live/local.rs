@@ -413,6 +413,22 @@ impl Local {
         }
     }
 
+    /// Returns in words what the order under way waits for, and which processes are here. Nothing of their programs and
+    /// variables.
+    #[must_use]
+    pub(super) fn explain(&self) -> String {
+        let order = self.waits.as_ref().map(|waits| {
+            let Waits { number, members, groups, cells, ends, opens, told, run, .. } = waits;
+            format!(
+                "order {number} waits for processes {members:?}, their groups {groups:?}, jobs {cells:?} to stand; ends \
+                 {ends:?}, opens {opens:?}, then runs {run:?}; its channels are at it: {told}, have yet to begin: {}",
+                waits.then.is_some()
+            )
+        });
+        let processes = self.members.iter().map(|((job, rank), held)| (job.0, rank, &held.process));
+        format!("{order:?}; processes: {:?}", processes.collect::<Vec<_>>())
+    }
+
     /// Ends all that runs here.
     pub(super) fn kill_all(&mut self) {
         self.waits = None;

@@ -135,6 +135,9 @@ fn fabric(network: &str, socket: &str) -> Option<FabricOptions> {
     Some(FabricOptions { fabric, name, channels: ChannelOptions { mode, geometry } })
 }
 
+/// Longer than a rank is between two messages, its preemptions included.
+const STUCK: Duration = Duration::from_secs(20);
+
 /// A message that no other is like.
 fn message(from: u16, to: u16, number: u32) -> Vec<u8> {
     let seed = u64::from(number) << 32 | u64::from(from) << 16 | u64::from(to);
@@ -165,6 +168,8 @@ async fn talk(count: u32) {
     let mut snapshots = Snapshots::join().unwrap();
     let (own, ranks) = (channel.rank().0, channel.ranks());
     let [mut sent, mut taken] = counts(snapshots.take_restored(), own, ranks, count);
+    // One that hangs says why, once.
+    let (mut moved_at, mut is_said) = (now(), false);
     loop {
         let mut moved = false;
         for to in (0..ranks).filter(|to| *to != own) {
@@ -187,6 +192,12 @@ async fn talk(count: u32) {
         if sent.iter().chain(&taken).all(|it| *it == count) && channel.is_flushed() {
             println!("{own} has all");
             return;
+        }
+        if moved {
+            moved_at = now();
+        } else if !is_said && now() >= moved_at + STUCK {
+            eprintln!("rank {own} hangs: sent {sent:?}, taken {taken:?}, {channel:?}");
+            is_said = true;
         }
         if !moved {
             let news = channel.room();

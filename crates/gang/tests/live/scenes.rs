@@ -220,7 +220,7 @@ pub(crate) fn messages_survive() {
         wait_until("all are there", || listing(&stage).hosts.iter().all(|here| *here));
         let fronts = [1, 2].map(|_| stage.front(4, &talk).spawn().unwrap());
         for front in fronts {
-            let (code, _, error) = said(front.wait_with_output().unwrap());
+            let (code, _, error) = stage.end(front);
             assert_eq!((code, error.as_str()), (0, ""), "{hosts} hosts, {network}");
         }
         assert!(listing(&stage).switches > 4, "{} switches", listing(&stage).switches);

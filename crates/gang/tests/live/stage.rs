@@ -3,10 +3,15 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use midplane_gang::live::clock::now;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+/// How long a front end may take that `Stage::end` waits for: only one that hangs takes so long.
+const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
 /// Waits until something holds; what it waits for takes milliseconds unless the machine is busy.
 #[track_caller]
@@ -134,6 +139,26 @@ impl Stage {
         daemon
     }
 
+    /// Waits for a front end: what it has said. If it does not end, panics with what the daemons, the processes below
+    /// them and the front end itself say.
+    #[track_caller]
+    pub(crate) fn end(&self, front: Child) -> (i32, String, String) {
+        let pid = Pid::from_child(&front);
+        let (tell, told) = channel();
+        std::thread::spawn(move || tell.send(said(front.wait_with_output().unwrap())));
+        if let Ok(said) = told.recv_timeout(ENDS_WITHIN) {
+            return said;
+        }
+        let mut seen = String::new();
+        for (host, daemon) in (0..).zip(&self.daemons) {
+            kill_process(Pid::from_child(daemon), Signal::USR1).unwrap();
+            wait_until("it explains itself", || self.errors(host).contains("the last order began"));
+            seen += &below(daemon.id());
+        }
+        kill_process(pid, Signal::KILL).unwrap();
+        panic!("not within {ENDS_WITHIN:?}:\n{seen}{:?}", told.recv());
+    }
+
     fn errors_file(&self, host: u16) -> PathBuf {
         self.folder.path().join(format!("{host}.errors"))
     }
@@ -178,6 +203,21 @@ impl Stage {
         wait_until(name, || self.file(name).is_some_and(|text| text.ends_with('\n')));
         self.file(name).unwrap().trim().parse().unwrap()
     }
+}
+
+/// The processes that a process has started, and what each is at.
+fn below(pid: u32) -> String {
+    let read = |pid: u32, file: &str| {
+        std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
+    };
+    let children = read(pid, &format!("task/{pid}/children"));
+    let pids = children.split_whitespace().filter_map(|child| child.parse().ok());
+    let lines = pids.map(|child| {
+        let (stat, place) = (read(child, "stat"), read(child, "wchan"));
+        let state = stat.rsplit(") ").next().unwrap_or_default().get(..1).unwrap_or_default();
+        format!("process {child} of {pid}: {state}, in {place}\n{}", below(child))
+    });
+    lines.collect()
 }
 
 pub(crate) fn said(output: Output) -> (i32, String, String) {

@@ -230,6 +230,11 @@ impl Peer {
         &self.sending
     }
 
+    /// Whether the peer has sent messages that no acknowledgement of ours names yet.
+    pub(super) const fn owes_acknowledgement(&self) -> bool {
+        self.receiving.is_owed()
+    }
+
     pub(super) const fn reported(&self) -> Option<Incarnation> {
         self.reported
     }

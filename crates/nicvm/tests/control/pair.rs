@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use midplane_nicvm::control::{Control, ControlConfig, Event, MAX_MESSAGE, SendError};
+use midplane_nicvm::control::{
+    Control, ControlConfig, DEFAULT_ACKNOWLEDGEMENT_DELAY, Event, MAX_MESSAGE, SendError,
+};
 use midplane_simhw::frame::{DEFAULT_HOP_LIMIT, Header, Kind};
 use midplane_simhw::id::{Incarnation, NodeId};
 use midplane_simhw::time::Instant;
@@ -193,6 +195,43 @@ fn answers_to_frames_for_a_former_life_are_rate_limited() {
     }
     assert_eq!(answers, 10, "one a millisecond");
     assert_eq!(control.counters().stale_incarnation, 10_000);
+}
+
+/// Unit 1 ends so long after unit 0; each ends as soon as it is settled, and neither speaks nor hears from then on. Returns
+/// how long each waited.
+fn end_both(mut pair: Network, later: Duration) -> [Duration; 2] {
+    let begun = [pair.now, pair.now + later];
+    let (mut told, mut waited) = ([false; 2], [None; 2]);
+    while waited.contains(&None) {
+        for end in 0..2 {
+            // A unit that has been told goodbye has nobody to tell.
+            if pair.now >= begun[end] && !std::mem::replace(&mut told[end], true) {
+                let is_alone = pair.received(end) > 1;
+                if !is_alone {
+                    pair.send(end, 1 - end).unwrap();
+                }
+            }
+            let is_over = told[end] && pair.units[end].control.is_settled();
+            if is_over && waited[end].is_none() {
+                waited[end] = Some(pair.now.since(begun[end]));
+                pair.cut_both(end, 1 - end);
+            }
+        }
+        pair.drive_for(Duration::from_micros(1));
+        assert!(pair.now.since(begun[1]) < Duration::from_secs(1), "{waited:?}");
+    }
+    waited.map(Option::unwrap)
+}
+
+#[test]
+fn units_that_end_together_wait_for_one_round_trip_each() {
+    for later in 0..100 {
+        let pair = Network::connected_pair(ControlConfig::default());
+        let round_trip = Duration::from_nanos(2 * pair.latency);
+        let longest = round_trip + DEFAULT_ACKNOWLEDGEMENT_DELAY + Duration::from_micros(2);
+        let waited = end_both(pair, Duration::from_micros(later));
+        assert!(waited.iter().all(|waited| *waited <= longest), "{later} us later: {waited:?}");
+    }
 }
 
 #[test]

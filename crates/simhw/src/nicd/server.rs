@@ -171,7 +171,9 @@ impl Drop for PortServer {
     fn drop(&mut self) {
         // Both can only fail if the thread has ended already.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
+        // Its own thread gives the NIC turns, and wakes tasks in them: one of those may have been the last to have this.
+        let own = std::thread::current().id();
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != own) {
             let _ = thread.join();
         }
     }
@@ -443,6 +445,39 @@ mod tests {
             unreachable!("nobody asks")
         }
         fn ring(&self, _: PortId) {}
+    }
+
+    /// What its turn wakes is the last to have the server.
+    struct Last(std::sync::Mutex<Option<PortServer>>, std::sync::mpsc::Sender<()>);
+    impl Source for Last {
+        fn node(&self) -> NodeId {
+            NodeId(5)
+        }
+        fn grant(&self, _: PortOptions) -> Result<Grant, crate::host::OpenError> {
+            unreachable!("nobody asks")
+        }
+        fn ring(&self, _: PortId) {}
+        fn poll(&self) -> bool {
+            if let Some(server) = self.0.lock().unwrap().take() {
+                drop(server);
+                self.1.send(()).unwrap();
+            }
+            false
+        }
+    }
+
+    #[test]
+    fn a_server_that_its_own_thread_drops_ends() {
+        let (tell, dropped) = std::sync::mpsc::channel();
+        let nic = Arc::new(Last(std::sync::Mutex::default(), tell));
+        let name = format!("server-drop-{}", std::process::id());
+        let server = PortServer::open(ServerConfig::new(&name), Arc::clone(&nic) as _).unwrap();
+        let wakes = Arc::clone(&server.wakes);
+        *nic.0.lock().unwrap() = Some(server);
+        wakes.signal();
+        // Its end takes the other end of the channel along, if it does not come to that.
+        drop(nic);
+        dropped.recv_timeout(Duration::from_secs(60)).expect("it is dropped");
     }
 
     #[test]

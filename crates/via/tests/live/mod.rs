@@ -5,7 +5,7 @@ mod relay;
 
 use std::future::pending;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,12 +32,11 @@ use midplane_via::message::envelope::{Peer, Tag};
 use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 use relay::Relay;
+
+pub(crate) use crate::scenarios::{Program, World};
+
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
-
-pub(crate) type World<C> = Communicator<Engine<C>>;
-/// What each process runs: one type for all, for each further one costs a compilation.
-pub(crate) type Program<C> = dyn Fn(World<C>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// On the machine's clock: only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -57,7 +56,7 @@ fn unit(ranks: u16) -> Unit {
 }
 
 /// A process for each host.
-pub(crate) async fn worlds(hosts: &[impl Host], config: RdmaConfig) -> Vec<World<RdmaCarrier>> {
+pub(crate) async fn worlds(hosts: &[impl Host], config: RdmaConfig) -> Vec<World> {
     let carriers = carriers(hosts, config).await.into_iter();
     let processes = carriers.map(|carrier| {
         Process::new(Engine::new(carrier, Config::default()), hosts.len() as u32).unwrap()
@@ -66,19 +65,19 @@ pub(crate) async fn worlds(hosts: &[impl Host], config: RdmaConfig) -> Vec<World
 }
 
 /// A carrier for each host.
-async fn carriers(hosts: &[impl Host], config: RdmaConfig) -> Vec<RdmaCarrier> {
+async fn carriers(hosts: &[impl Host], config: RdmaConfig) -> Vec<Box<dyn Carrier>> {
     let nodes: Vec<NodeId> = hosts.iter().map(Host::node).collect();
-    let mut carriers = Vec::new();
+    let mut carriers: Vec<Box<dyn Carrier>> = Vec::new();
     for host in hosts {
         let own = Peer(host.node().0.into());
-        carriers.push(RdmaCarrier::open(host, own, &nodes, config).await.unwrap());
+        carriers.push(Box::new(RdmaCarrier::open(host, own, &nodes, config).await.unwrap()));
     }
     carriers
 }
 
 /// Runs one program in each process; one that has come to its end serves the others, as one does
 /// that has not finalised.
-async fn play<C: Carrier + 'static>(carriers: Vec<C>, program: &Program<C>) {
+async fn play(carriers: Vec<Box<dyn Carrier>>, program: &Program) {
     let ranks = carriers.len();
     let at_the_end = Arc::new(Barrier::new(ranks));
     let (mut tasks, mut views) = (JoinSet::new(), Vec::new());
@@ -117,32 +116,23 @@ fn live<T>(run: impl Future<Output = T>) -> T {
 
 /// Messages over shared memory.
 #[cfg(target_os = "linux")]
-pub(crate) fn shm(ranks: u16, config: RdmaConfig, program: &Program<RdmaCarrier>) {
+pub(crate) fn shm(ranks: u16, config: RdmaConfig, program: &Program) {
     over_shm(ranks, async |hosts| play(carriers(&hosts, config).await, program).await);
 }
 
 /// Messages over sockets, through a relay with these faults; how many datagrams met one.
-pub(crate) fn udp(
-    ranks: u16,
-    config: RdmaConfig,
-    faults: Faults,
-    program: &Program<RdmaCarrier>,
-) -> u64 {
+pub(crate) fn udp(ranks: u16, config: RdmaConfig, faults: Faults, program: &Program) -> u64 {
     over_udp(ranks, faults, async |hosts| play(carriers(&hosts, config).await, program).await)
 }
 
 /// Messages over lanes that `change` makes narrow.
 #[cfg(target_os = "linux")]
-pub(crate) fn lanes(
-    ranks: u16,
-    change: impl Fn(ShmConfig) -> ShmConfig,
-    program: &Program<LaneCarrier>,
-) {
+pub(crate) fn lanes(ranks: u16, change: impl Fn(ShmConfig) -> ShmConfig, program: &Program) {
     let name = fabric_name();
     live(async {
         let open = |node| {
             let config = ShmConfig::new(&name, NodeId(node), ranks);
-            LaneCarrier::open(&change(config)).unwrap()
+            Box::new(LaneCarrier::open(&change(config)).unwrap()) as Box<dyn Carrier>
         };
         play((0..ranks).map(open).collect(), program).await;
     });
@@ -150,10 +140,11 @@ pub(crate) fn lanes(
 
 /// The first of two processes over lanes; the other is waited for so long, and never comes.
 #[cfg(target_os = "linux")]
-pub(crate) fn alone(within: Duration, program: &Program<LaneCarrier>) {
+pub(crate) fn alone(within: Duration, program: &Program) {
     live(async {
         let config = ShmConfig::new(fabric_name(), NodeId(0), 2).join_within(within);
-        let engine = Engine::new(LaneCarrier::open(&config).unwrap(), Config::default());
+        let carrier: Box<dyn Carrier> = Box::new(LaneCarrier::open(&config).unwrap());
+        let engine = Engine::new(carrier, Config::default());
         let (process, scope) = Process::new(engine, 2).unwrap();
         let program = program(Communicator::world(process, scope));
         tokio::time::timeout(LIMIT, program).await.expect("it ends");

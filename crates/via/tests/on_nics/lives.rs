@@ -6,7 +6,7 @@ use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_via::message::collective::Operation;
 use midplane_via::message::group::Rank;
-use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
+use midplane_via::rdma::RdmaConfig;
 use tokio::task::JoinSet;
 
 use crate::live::{World, over_udp, worlds};
@@ -30,7 +30,7 @@ fn groups() -> Vec<Vec<Step>> {
 }
 
 /// Takes all steps by NICs and by hosts, some times over.
-async fn compare<H: Host>(world: World<RdmaCarrier>, host: H) {
+async fn compare<H: Host>(world: World, host: H) {
     let nics = world.on_nics(&host).await.unwrap();
     for at in 0..20 {
         for group in groups() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use midplane_nicvm::unit::Unit;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::sim::{SimHost, World as Fabric};
+use midplane_via::message::carrier::Carrier;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine};
 use midplane_via::message::envelope::{Peer, Tag};
@@ -15,8 +16,9 @@ use midplane_via::message::process::Process;
 use midplane_via::rdma::{RdmaCarrier, RdmaConfig};
 
 use crate::pair::{Setting, pause, world};
+use crate::scenarios::Program;
 
-pub(crate) type World = Communicator<Engine<RdmaCarrier>>;
+pub(crate) use crate::scenarios::World;
 
 pub(crate) async fn join(host: &SimHost, own: u16, nodes: u16, config: RdmaConfig) -> World {
     let places: Vec<NodeId> = (0..nodes).map(NodeId).collect();
@@ -30,7 +32,7 @@ pub(crate) async fn join_at(
     config: RdmaConfig,
 ) -> World {
     let carrier = RdmaCarrier::open(host, Peer(own.into()), places, config).await.unwrap();
-    let engine = Engine::new(carrier, Config::default());
+    let engine = Engine::new(Box::new(carrier) as Box<dyn Carrier>, Config::default());
     let (process, scope) = Process::new(engine, places.len() as u32).unwrap();
     Communicator::world(process, scope)
 }
@@ -84,18 +86,17 @@ where
 
 /// Runs one program in each of so many processes; one that has come to its end serves the others,
 /// as one does that has not finalised.
-pub(crate) fn serve_until_all_are_done<F: Future<Output = ()> + Send + 'static>(
+pub(crate) fn serve_until_all_are_done(
     setting: Setting,
     config: RdmaConfig,
-    program: impl Fn(World) -> F + Send + Sync + 'static,
+    program: &'static Program,
 ) {
     let mut world = world(setting);
     let views = Arc::new(Mutex::new(Vec::new()));
     let done = Arc::new(Mutex::new(Vec::new()));
-    let program = Arc::new(program);
     for rank in 0..setting.nodes {
         let host = world.host(NodeId(rank));
-        let (views, done, program) = (Arc::clone(&views), Arc::clone(&done), Arc::clone(&program));
+        let (views, done) = (Arc::clone(&views), Arc::clone(&done));
         world.spawn(NodeId(rank), async move {
             let all = join(&host, rank, setting.nodes, config).await;
             views.lock().unwrap().push(all.clone());

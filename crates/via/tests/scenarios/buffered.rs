@@ -2,17 +2,16 @@
 
 use midplane_via::message::communicator::wait_all;
 use midplane_via::message::process::{BUFFER_OVERHEAD, MessageError};
-use midplane_via::message::progression::Progression;
 use midplane_via::message::request::{Load, Mode};
 
 use super::{World, rank, tag, text};
 
-async fn bsend<P: Progression>(world: &World<P>, to: u32, number: u32, bytes: Vec<u8>) {
+async fn bsend(world: &World, to: u32, number: u32, bytes: Vec<u8>) {
     world.send_as(Mode::Buffered, rank(to), tag(number), bytes).await.unwrap();
 }
 
 /// Three messages, received in another order than they were sent.
-pub(crate) async fn bsend1<P: Progression>(world: World<P>) {
+pub(crate) async fn bsend1(world: World) {
     if world.rank().0 == 0 {
         world.attach(3 * (7 + BUFFER_OVERHEAD));
         for n in 0..3 {
@@ -28,7 +27,7 @@ pub(crate) async fn bsend1<P: Progression>(world: World<P>) {
 }
 
 /// Detaching gives the buffer back that was attached; a new one may then be attached.
-pub(crate) async fn bsend2<P: Progression>(world: World<P>) {
+pub(crate) async fn bsend2(world: World) {
     for round in 1..4 {
         let bytes = round * 1000;
         world.attach(bytes);
@@ -42,7 +41,7 @@ pub(crate) async fn bsend2<P: Progression>(world: World<P>) {
 }
 
 /// A persistent buffered send, freed after each round's start and wait.
-pub(crate) async fn bsend3<P: Progression>(world: World<P>) {
+pub(crate) async fn bsend3(world: World) {
     if world.rank().0 == 0 {
         world.attach(10_000);
         for n in 0..5 {
@@ -59,7 +58,7 @@ pub(crate) async fn bsend3<P: Progression>(world: World<P>) {
 }
 
 /// To oneself, ten times, with room for one at a time.
-pub(crate) async fn bsend4<P: Progression>(world: World<P>) {
+pub(crate) async fn bsend4(world: World) {
     world.attach(100 + BUFFER_OVERHEAD);
     for n in 0..10 {
         bsend(&world, world.rank().0, 1, text(n, 100)).await;
@@ -69,7 +68,7 @@ pub(crate) async fn bsend4<P: Progression>(world: World<P>) {
 }
 
 /// From everybody to everybody, through a buffer that is just large enough.
-pub(crate) async fn bsend5<P: Progression>(world: World<P>) {
+pub(crate) async fn bsend5(world: World) {
     let (own, size) = (world.rank().0, world.size());
     world.attach(10 * (size as usize - 1) * (50 + BUFFER_OVERHEAD));
     for n in 0..10 {
@@ -86,7 +85,7 @@ pub(crate) async fn bsend5<P: Progression>(world: World<P>) {
 }
 
 /// A flush: after it, nothing of the buffer is held.
-pub(crate) async fn bsend_iflush<P: Progression>(world: World<P>) {
+pub(crate) async fn bsend_iflush(world: World) {
     if world.rank().0 == 0 {
         world.attach(2 * (4000 + BUFFER_OVERHEAD));
         for n in 0..2 {
@@ -101,7 +100,7 @@ pub(crate) async fn bsend_iflush<P: Progression>(world: World<P>) {
 }
 
 /// Messages of all lengths up to a few words leave the buffer as they came.
-pub(crate) async fn bsendalign<P: Progression>(world: World<P>) {
+pub(crate) async fn bsendalign(world: World) {
     if world.rank().0 == 0 {
         world.attach(33 * (32 + BUFFER_OVERHEAD));
         for n in 0..33 {
@@ -116,7 +115,7 @@ pub(crate) async fn bsendalign<P: Progression>(world: World<P>) {
 }
 
 /// Room comes back in another order than it was taken, and is used again whole.
-pub(crate) async fn bsendfrag<P: Progression>(world: World<P>) {
+pub(crate) async fn bsendfrag(world: World) {
     let sizes = [100, 3000, 10, 600];
     if world.rank().0 == 0 {
         let total: usize = sizes.iter().map(|size| size + BUFFER_OVERHEAD).sum();
@@ -140,7 +139,7 @@ pub(crate) async fn bsendfrag<P: Progression>(world: World<P>) {
 }
 
 /// A buffer that is full refuses; what is in it still arrives.
-pub(crate) async fn bsendpending<P: Progression>(world: World<P>) {
+pub(crate) async fn bsendpending(world: World) {
     const LARGE: usize = 100_000;
     if world.rank().0 == 0 {
         world.attach(LARGE + BUFFER_OVERHEAD);
@@ -157,7 +156,7 @@ pub(crate) async fn bsendpending<P: Progression>(world: World<P>) {
 }
 
 /// Non-blocking buffered sends are done at once, whatever the receiver does.
-pub(crate) async fn ibsend<P: Progression>(world: World<P>) {
+pub(crate) async fn ibsend(world: World) {
     if world.rank().0 == 0 {
         world.attach(1 << 20);
         let sends: Vec<_> = (0..10)

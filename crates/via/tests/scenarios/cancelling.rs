@@ -2,7 +2,6 @@
 
 use midplane_via::message::communicator::wait_all;
 use midplane_via::message::process::MessageError;
-use midplane_via::message::progression::Progression;
 use midplane_via::message::request::{Failure, Load, Mode};
 
 use super::{ANY, ANY_TAG, World, rank, room, tag, text};
@@ -10,7 +9,7 @@ use super::{ANY, ANY_TAG, World, rank, room, tag, text};
 const CANCELLED: MessageError = MessageError::Failed(Failure::Cancelled);
 
 /// Of several receives, some are cancelled; the others get their messages.
-pub(crate) async fn cancelrecv<P: Progression>(world: World<P>) {
+pub(crate) async fn cancelrecv(world: World) {
     if world.rank().0 == 0 {
         let receives: Vec<_> = (0..5).map(|n| world.ireceive(rank(1), tag(n)).unwrap()).collect();
         receives[1].cancel();
@@ -35,7 +34,7 @@ pub(crate) async fn cancelrecv<P: Progression>(world: World<P>) {
 }
 
 /// A receive from any source, cancelled; its message goes to the next.
-pub(crate) async fn cancelanysrc<P: Progression>(world: World<P>) {
+pub(crate) async fn cancelanysrc(world: World) {
     if world.rank().0 == 0 {
         let receive = world.ireceive(ANY, ANY_TAG).unwrap();
         receive.cancel();
@@ -50,7 +49,7 @@ pub(crate) async fn cancelanysrc<P: Progression>(world: World<P>) {
 
 /// Of four receives three are cancelled, in another order than they were posted; the fourth gets
 /// its message. Cancelling one whose message is here already changes nothing.
-pub(crate) async fn rcancel<P: Progression>(world: World<P>) {
+pub(crate) async fn rcancel(world: World) {
     if world.rank().0 == 0 {
         world.receive(rank(1), tag(9)).await.unwrap();
         world.send(rank(1), tag(1), text(1, 9)).await.unwrap();
@@ -72,7 +71,7 @@ pub(crate) async fn rcancel<P: Progression>(world: World<P>) {
 }
 
 /// In each mode: a send without a receive is cancelled or done, never both and never neither.
-pub(crate) async fn scancel<P: Progression>(world: World<P>) {
+pub(crate) async fn scancel(world: World) {
     world.attach(1 << 20);
     for mode in [Mode::Standard, Mode::Buffered, Mode::Synchronous] {
         for size in [0, 100, 50_000] {
@@ -99,7 +98,7 @@ pub(crate) async fn scancel<P: Progression>(world: World<P>) {
 }
 
 /// A synchronous send that nobody receives is cancelled; one that was received is not.
-pub(crate) async fn scancel2<P: Progression>(world: World<P>) {
+pub(crate) async fn scancel2(world: World) {
     if world.rank().0 == 0 {
         let lost = world.isend(Mode::Synchronous, rank(1), tag(1), text(1, 40)).unwrap();
         let met = world.isend(Mode::Synchronous, rank(1), tag(2), text(2, 40)).unwrap();
@@ -118,7 +117,7 @@ pub(crate) async fn scancel2<P: Progression>(world: World<P>) {
 }
 
 /// Many long sends, cancelled in the opposite order; the messages between them arrive.
-pub(crate) async fn scancel_unmatch<P: Progression>(world: World<P>) {
+pub(crate) async fn scancel_unmatch(world: World) {
     if world.rank().0 == 0 {
         let sends: Vec<_> = (0..10)
             .map(|n| world.isend(Mode::Synchronous, rank(1), tag(n), text(n, 9000)).unwrap())
@@ -135,7 +134,7 @@ pub(crate) async fn scancel_unmatch<P: Progression>(world: World<P>) {
 }
 
 /// Persistent sends are cancelled, and can be started again.
-pub(crate) async fn pscancel<P: Progression>(world: World<P>) {
+pub(crate) async fn pscancel(world: World) {
     if world.rank().0 == 0 {
         let mut send = world.send_init(Mode::Synchronous, rank(1), tag(1)).unwrap();
         for _ in 0..3 {
@@ -154,7 +153,7 @@ pub(crate) async fn pscancel<P: Progression>(world: World<P>) {
 }
 
 /// A synchronous send to oneself, cancelled.
-pub(crate) async fn issendselfcancel<P: Progression>(world: World<P>) {
+pub(crate) async fn issendselfcancel(world: World) {
     let send = world.isend(Mode::Synchronous, world.rank(), tag(1), text(1, 3)).unwrap();
     send.cancel();
     assert_eq!(send.await, Err(CANCELLED));

@@ -1,7 +1,6 @@
 //! Collective operations, each against what it should give.
 
 use bytes::Bytes;
-use midplane_via::message::progression::Progression;
 
 use super::{World, rank, tag, text};
 
@@ -19,7 +18,7 @@ fn block(from: u32, to: u32) -> Bytes {
     text(from * 100 + to, (from * 300 + to * 7) as usize).into()
 }
 
-pub(crate) async fn broadcasts<P: Progression>(world: World<P>) {
+pub(crate) async fn broadcasts(world: World) {
     for root in 0..world.size() {
         for size in [0, 5, 30_000] {
             let own = if world.rank().0 == root { text(root, size) } else { vec![9; 3] };
@@ -29,7 +28,7 @@ pub(crate) async fn broadcasts<P: Progression>(world: World<P>) {
     }
 }
 
-pub(crate) async fn reductions<P: Progression>(world: World<P>) {
+pub(crate) async fn reductions(world: World) {
     let (own, size) = (world.rank().0, world.size());
     for root in 0..size {
         let got = world.reduce(rank(root), letters(own..own + 1), join).await.unwrap();
@@ -41,7 +40,7 @@ pub(crate) async fn reductions<P: Progression>(world: World<P>) {
     assert_eq!(up_to, letters(0..own + 1));
 }
 
-pub(crate) async fn gathers<P: Progression>(world: World<P>) {
+pub(crate) async fn gathers(world: World) {
     let (own, size) = (world.rank().0, world.size());
     for root in 0..size {
         let got = world.gather(rank(root), block(own, root)).await.unwrap();
@@ -58,7 +57,7 @@ pub(crate) async fn gathers<P: Progression>(world: World<P>) {
     assert_eq!(got, (0..size).map(|from| block(from, own)).collect::<Vec<_>>());
 }
 
-pub(crate) async fn typed<P: Progression>(world: World<P>) {
+pub(crate) async fn typed(world: World) {
     let (own, size) = (world.rank().0, world.size());
     let sums = world.all_reduce_slice(&[own, 1, 7 * own], |a, b| *a += b).await.unwrap();
     let ranks = size * (size - 1) / 2;
@@ -82,7 +81,7 @@ pub(crate) async fn typed<P: Progression>(world: World<P>) {
     }
 }
 
-pub(crate) async fn barriers<P: Progression>(world: World<P>) {
+pub(crate) async fn barriers(world: World) {
     for _ in 0..10 {
         world.barrier().await.unwrap();
     }

@@ -2,7 +2,6 @@
 
 use midplane_via::message::communicator::wait_all;
 use midplane_via::message::layout::Strided;
-use midplane_via::message::progression::Progression;
 use midplane_via::message::request::{Load, Mode};
 
 use super::{ANY_TAG, World, rank, tag, text};
@@ -10,7 +9,7 @@ use super::{ANY_TAG, World, rank, tag, text};
 const SIZES: [usize; 8] = [0, 1, 15, 16, 17, 1000, 8192, 40_000];
 
 /// A message of each size, to a receive that is posted, and one back to a receive that may not be.
-pub(crate) async fn sendrecv1<P: Progression>(world: World<P>) {
+pub(crate) async fn sendrecv1(world: World) {
     let other = rank(1 - world.rank().0);
     for (number, size) in (0..).zip(SIZES) {
         if world.rank().0 == 0 {
@@ -32,7 +31,7 @@ trait Pair {
     async fn barrier_pair(&self);
 }
 
-impl<P: Progression> Pair for World<P> {
+impl Pair for World {
     async fn barrier_pair(&self) {
         let other = rank(1 - self.rank().0);
         let (to, from) = ((other, tag(900)), other);
@@ -41,7 +40,7 @@ impl<P: Progression> Pair for World<P> {
 }
 
 /// A column of a matrix into a row of another, and back.
-pub(crate) async fn sendrecv2<P: Progression>(world: World<P>) {
+pub(crate) async fn sendrecv2(world: World) {
     let column = Strided::new(10, 4, 40).unwrap();
     let matrix = text(3, 400);
     if world.rank().0 == 0 {
@@ -59,7 +58,7 @@ pub(crate) async fn sendrecv2<P: Progression>(world: World<P>) {
 }
 
 /// Both sides send many messages before either receives any.
-pub(crate) async fn sendrecv3<P: Progression>(world: World<P>) {
+pub(crate) async fn sendrecv3(world: World) {
     let other = rank(1 - world.rank().0);
     let sends: Vec<_> = (0..20)
         .map(|n| world.isend(Mode::Standard, other, tag(n), text(n, 600)).unwrap())
@@ -71,7 +70,7 @@ pub(crate) async fn sendrecv3<P: Progression>(world: World<P>) {
 }
 
 /// Both sides start a send, then a receive, then wait for both.
-pub(crate) async fn isendirecv<P: Progression>(world: World<P>) {
+pub(crate) async fn isendirecv(world: World) {
     let other = rank(1 - world.rank().0);
     for size in SIZES {
         let send = world.isend(Mode::Standard, other, tag(0), text(other.0, size)).unwrap();
@@ -82,7 +81,7 @@ pub(crate) async fn isendirecv<P: Progression>(world: World<P>) {
 }
 
 /// The same with both in one call, the message shifted round a ring.
-pub(crate) async fn isendrecv<P: Progression>(world: World<P>) {
+pub(crate) async fn isendrecv(world: World) {
     let (own, size) = (world.rank().0, world.size());
     let (next, before) = (rank((own + 1) % size), rank((own + size - 1) % size));
     for length in SIZES {
@@ -93,7 +92,7 @@ pub(crate) async fn isendrecv<P: Progression>(world: World<P>) {
 }
 
 /// What is received takes the place of what was sent.
-pub(crate) async fn isendrecv_replace<P: Progression>(world: World<P>) {
+pub(crate) async fn isendrecv_replace(world: World) {
     let (own, size) = (world.rank().0, world.size());
     let (next, before) = (rank((own + 1) % size), rank((own + size - 1) % size));
     let mut buffer = text(own, 3000);
@@ -105,7 +104,7 @@ pub(crate) async fn isendrecv_replace<P: Progression>(world: World<P>) {
 }
 
 /// Every size in every mode, both ways at once.
-pub(crate) async fn pingping<P: Progression>(world: World<P>) {
+pub(crate) async fn pingping(world: World) {
     let other = rank(1 - world.rank().0);
     world.attach(1 << 20);
     for mode in [Mode::Standard, Mode::Buffered, Mode::Synchronous, Mode::Ready] {
@@ -122,7 +121,7 @@ pub(crate) async fn pingping<P: Progression>(world: World<P>) {
 }
 
 /// Strided messages of sizes about where eager ones end.
-pub(crate) async fn eagerdt<P: Progression>(world: World<P>) {
+pub(crate) async fn eagerdt(world: World) {
     for blocks in [1, 3, 4, 5, 127, 128, 129, 1023, 1025] {
         let layout = Strided::new(blocks, 8, 24).unwrap();
         let memory = text(1, layout.extent());
@@ -136,7 +135,7 @@ pub(crate) async fn eagerdt<P: Progression>(world: World<P>) {
 }
 
 /// Types of several shapes: the sender's and the receiver's only have to have the same bytes.
-pub(crate) async fn dtype_send<P: Progression>(world: World<P>) {
+pub(crate) async fn dtype_send(world: World) {
     let shapes = [(64, 1, 3), (32, 2, 2), (16, 4, 9), (1, 64, 64)];
     for (number, (blocks, length, stride)) in (0..).zip(shapes) {
         let out = Strided::new(blocks, length, stride).unwrap();
@@ -154,7 +153,7 @@ pub(crate) async fn dtype_send<P: Progression>(world: World<P>) {
 }
 
 /// The highest tag, and others that differ from each other in one bit.
-pub(crate) async fn large_tag<P: Progression>(world: World<P>) {
+pub(crate) async fn large_tag(world: World) {
     let tags = (0..32).map(|bit| 1_u32 << bit).chain([u32::MAX, u32::MAX - 1, 0]);
     if world.rank().0 == 0 {
         for n in tags {
@@ -171,7 +170,7 @@ pub(crate) async fn large_tag<P: Progression>(world: World<P>) {
 }
 
 /// A long message and a short one behind it, with the same tag: they are received in their order.
-pub(crate) async fn pipeline<P: Progression>(world: World<P>) {
+pub(crate) async fn pipeline(world: World) {
     let sizes = [400_000, 4096];
     if world.rank().0 == 0 {
         let sends = sizes.map(|size| world.isend(Mode::Standard, rank(1), tag(0), text(1, size)));
@@ -185,7 +184,7 @@ pub(crate) async fn pipeline<P: Progression>(world: World<P>) {
 }
 
 /// A persistent synchronous send is complete each time when its receive has begun.
-pub(crate) async fn pssend<P: Progression>(world: World<P>) {
+pub(crate) async fn pssend(world: World) {
     if world.rank().0 == 0 {
         let mut send = world.send_init(Mode::Synchronous, rank(1), tag(1)).unwrap();
         for n in 0..5 {
@@ -204,7 +203,7 @@ pub(crate) async fn pssend<P: Progression>(world: World<P>) {
 }
 
 /// Persistent strided sends, several under way at once.
-pub(crate) async fn multi_psend_derived<P: Progression>(world: World<P>) {
+pub(crate) async fn multi_psend_derived(world: World) {
     let layout = Strided::new(50, 8, 16).unwrap();
     if world.rank().0 == 0 {
         let mut sends: Vec<_> =
@@ -230,7 +229,7 @@ pub(crate) async fn multi_psend_derived<P: Progression>(world: World<P>) {
 }
 
 /// Standard and synchronous, expected and not, with and without each wildcard, short and long.
-pub(crate) async fn send_tests<P: Progression>(world: World<P>) {
+pub(crate) async fn send_tests(world: World) {
     for to in [1, 2] {
         for size in [4, 40_000] {
             for flags in 0..16 {
@@ -240,8 +239,8 @@ pub(crate) async fn send_tests<P: Progression>(world: World<P>) {
     }
 }
 
-async fn one_send<P: Progression>(
-    world: &World<P>,
+async fn one_send(
+    world: &World,
     to: u32,
     size: usize,
     [early, any_source, any_tag, synchronous]: [bool; 4],

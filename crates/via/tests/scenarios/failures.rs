@@ -4,7 +4,6 @@ use midplane_via::message::communicator::{wait_all, wait_some};
 use midplane_via::message::envelope::Peer;
 use midplane_via::message::group::NoSuchRank;
 use midplane_via::message::process::MessageError;
-use midplane_via::message::progression::Progression;
 use midplane_via::message::request::{Failure, Mode};
 
 use super::{ANY, ANY_TAG, World, rank, room, tag, text};
@@ -14,7 +13,7 @@ fn lost(peer: u32) -> MessageError {
 }
 
 /// A message longer than its receive is the receiver's error; the sender knows nothing of it.
-pub(crate) async fn truncmsg1<P: Progression>(world: World<P>) {
+pub(crate) async fn truncmsg1(world: World) {
     for size in [10, 9000] {
         if world.rank().0 == 0 {
             world.send(rank(1), tag(1), text(1, size)).await.unwrap();
@@ -30,7 +29,7 @@ pub(crate) async fn truncmsg1<P: Progression>(world: World<P>) {
 }
 
 /// The same for receives that are posted, of which one has no room at all.
-pub(crate) async fn truncmsg2<P: Progression>(world: World<P>) {
+pub(crate) async fn truncmsg2(world: World) {
     for size in [10, 9000] {
         if world.rank().0 == 0 {
             world.receive(rank(1), tag(9)).await.unwrap();
@@ -53,7 +52,7 @@ pub(crate) async fn truncmsg2<P: Progression>(world: World<P>) {
 }
 
 /// And for a message that a probe has taken.
-pub(crate) async fn truncmsg_mrecv<P: Progression>(world: World<P>) {
+pub(crate) async fn truncmsg_mrecv(world: World) {
     for size in [10, 9000] {
         if world.rank().0 == 0 {
             world.send(rank(1), tag(1), text(1, size)).await.unwrap();
@@ -67,7 +66,7 @@ pub(crate) async fn truncmsg_mrecv<P: Progression>(world: World<P>) {
 }
 
 /// Of two receives one fails; each says so for itself, when all are waited for.
-pub(crate) async fn errinstatwa<P: Progression>(world: World<P>) {
+pub(crate) async fn errinstatwa(world: World) {
     if world.rank().0 == 0 {
         for n in 0..2 {
             world.send(rank(1), tag(n), text(n, 10)).await.unwrap();
@@ -83,7 +82,7 @@ pub(crate) async fn errinstatwa<P: Progression>(world: World<P>) {
 }
 
 /// The same when some are waited for.
-pub(crate) async fn errinstatws<P: Progression>(world: World<P>) {
+pub(crate) async fn errinstatws(world: World) {
     if world.rank().0 == 0 {
         for n in 0..2 {
             world.send(rank(1), tag(n), text(n, 10)).await.unwrap();
@@ -101,7 +100,7 @@ pub(crate) async fn errinstatws<P: Progression>(world: World<P>) {
 }
 
 /// The same by testing.
-pub(crate) async fn errinstatta<P: Progression>(world: World<P>) {
+pub(crate) async fn errinstatta(world: World) {
     if world.rank().0 == 0 {
         for n in 0..2 {
             world.send(rank(1), tag(n), text(n, 10)).await.unwrap();
@@ -124,7 +123,7 @@ pub(crate) async fn errinstatta<P: Progression>(world: World<P>) {
 }
 
 /// Ranks that do not exist.
-pub(crate) async fn proberank<P: Progression>(world: World<P>) {
+pub(crate) async fn proberank(world: World) {
     let size = world.size();
     let none = MessageError::Rank(NoSuchRank { rank: rank(size), size });
     assert_eq!(world.probe(rank(size), ANY_TAG).await, Err(none));
@@ -135,7 +134,7 @@ pub(crate) async fn proberank<P: Progression>(world: World<P>) {
 }
 
 /// Rank 1 ends; receives from it end with an error, those from others do not.
-pub(crate) async fn recvdead<P: Progression>(world: World<P>) {
+pub(crate) async fn recvdead(world: World) {
     match world.rank().0 {
         0 => {
             let other = world.ireceive(rank(2), tag(1)).unwrap();
@@ -153,12 +152,12 @@ pub(crate) async fn recvdead<P: Progression>(world: World<P>) {
 }
 
 /// What a rank that ends on purpose does: everything of it leaves first.
-async fn end<P: Progression>(world: World<P>) {
+async fn end(world: World) {
     world.finalize().await;
 }
 
 /// Sends to a rank that has ended.
-pub(crate) async fn senddead<P: Progression>(world: World<P>) {
+pub(crate) async fn senddead(world: World) {
     match world.rank().0 {
         0 => {
             assert_eq!(world.receive(rank(1), tag(1)).await, Err(lost(1)));
@@ -171,7 +170,7 @@ pub(crate) async fn senddead<P: Progression>(world: World<P>) {
 }
 
 /// A long send is under way when its receiver ends.
-pub(crate) async fn isenddead<P: Progression>(world: World<P>) {
+pub(crate) async fn isenddead(world: World) {
     match world.rank().0 {
         0 => {
             let send = world.isend(Mode::Synchronous, rank(1), tag(1), text(1, 50_000)).unwrap();
@@ -182,7 +181,7 @@ pub(crate) async fn isenddead<P: Progression>(world: World<P>) {
 }
 
 /// The last messages of a rank that ends are received; the next receive says that it has ended.
-pub(crate) async fn sendalive<P: Progression>(world: World<P>) {
+pub(crate) async fn sendalive(world: World) {
     match world.rank().0 {
         0 => {
             for n in 0..10 {
@@ -200,7 +199,7 @@ pub(crate) async fn sendalive<P: Progression>(world: World<P>) {
 }
 
 /// A receive from any source hears of the end; the next one works.
-pub(crate) async fn anysource<P: Progression>(world: World<P>) {
+pub(crate) async fn anysource(world: World) {
     match world.rank().0 {
         0 => {
             assert_eq!(world.receive(ANY, ANY_TAG).await, Err(lost(1)));
@@ -217,7 +216,7 @@ pub(crate) async fn anysource<P: Progression>(world: World<P>) {
 }
 
 /// A collective operation in which a rank has ended fails, and so does every later one.
-pub(crate) async fn barrier_dead<P: Progression>(world: World<P>) {
+pub(crate) async fn barrier_dead(world: World) {
     match world.rank().0 {
         0 => {
             assert_eq!(world.barrier().await, Err(lost(1)));
@@ -229,7 +228,7 @@ pub(crate) async fn barrier_dead<P: Progression>(world: World<P>) {
 
 /// The second rank never comes: nobody waits for it for ever, whoever has begun and however long the message is.
 #[cfg(target_os = "linux")]
-pub(crate) async fn never<P: Progression>(world: World<P>) {
+pub(crate) async fn never(world: World) {
     let receive = world.ireceive_into(rank(1), ANY_TAG, room(10)).unwrap();
     assert_eq!(receive.outcome().await.1, Err(Failure::PeerLost(Peer(1))));
     for size in [0, 10, 1 << 20] {
@@ -240,7 +239,7 @@ pub(crate) async fn never<P: Progression>(world: World<P>) {
 
 /// The same, with sends only.
 #[cfg(target_os = "linux")]
-pub(crate) async fn never_sent<P: Progression>(world: World<P>) {
+pub(crate) async fn never_sent(world: World) {
     let sends = [0, 10, 1 << 20]
         .map(|size| world.isend(Mode::Standard, rank(1), tag(1), text(1, size)).unwrap());
     for send in sends {

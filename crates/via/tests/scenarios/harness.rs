@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use midplane_simhw::rng::Rng;
+use midplane_via::message::carrier::Carrier;
 use midplane_via::message::communicator::Communicator;
 use midplane_via::message::engine::{Config, Engine, WhenFull};
 use midplane_via::message::envelope::Tag;
-use midplane_via::message::memory::{MemoryCarrier, MemoryConfig, network};
+use midplane_via::message::memory::{MemoryConfig, network};
 use midplane_via::message::process::Process;
 
-pub(crate) type Lower = Engine<MemoryCarrier>;
+use super::Program;
+pub(crate) use super::{Lower, World};
 
 /// One rank has been woken.
 #[derive(Default)]
@@ -27,18 +29,16 @@ impl Wake for Flag {
     }
 }
 
-pub(crate) fn world(ranks: u32, memory: MemoryConfig, config: Config) -> Vec<Communicator<Lower>> {
+pub(crate) fn world(ranks: u32, memory: MemoryConfig, config: Config) -> Vec<World> {
     let ends = network(ranks as usize, memory).into_iter();
+    let ends = ends.map(|end| Box::new(end) as Box<dyn Carrier>);
     let processes = ends.map(|end| Process::new(Engine::new(end, config), ranks).unwrap());
     processes.map(|(process, scope)| Communicator::world(process, scope)).collect()
 }
 
 /// Runs `program` over networks in memory: one that is ample, one where everything is announced and
 /// cut up, one where queues and windows are always full.
-pub(crate) fn run<F: Future<Output = ()> + Send + 'static>(
-    ranks: u32,
-    program: impl Fn(Communicator<Lower>) -> F,
-) {
+pub(crate) fn run(ranks: u32, program: &Program) {
     let ample = (MemoryConfig::default(), Config::default());
     let cut = (MemoryConfig::default().room(64).depth(3).seed(1), Config::default().eager(16));
     let narrow = (
@@ -49,7 +49,7 @@ pub(crate) fn run<F: Future<Output = ()> + Send + 'static>(
     for (memory, config) in [ample, cut, narrow, waiting] {
         let world = world(ranks, memory, config);
         let views = world.clone();
-        let programs = world.into_iter().map(&program);
+        let programs = world.into_iter().map(program);
         let done = catch_unwind(AssertUnwindSafe(|| turns(programs.collect(), &views)));
         if let Err(panic) = done {
             eprintln!("with {memory:?} and {config:?}");
@@ -62,16 +62,19 @@ pub(crate) fn run<F: Future<Output = ()> + Send + 'static>(
 
 /// Polls whoever was woken, in a random order, until all are done. A rank that is done serves the
 /// others, as one does that has not finalised.
-pub(crate) fn turns<F: Future<Output = ()> + Send + 'static>(
-    programs: Vec<F>,
-    views: &[Communicator<Lower>],
+pub(crate) fn turns<F: Future<Output = ()> + Send + 'static>(programs: Vec<F>, views: &[World]) {
+    let boxed = |program| Box::pin(program) as Pin<Box<dyn Future<Output = ()> + Send>>;
+    boxed_turns(programs.into_iter().map(boxed), views);
+}
+
+fn boxed_turns(
+    programs: impl Iterator<Item = Pin<Box<dyn Future<Output = ()> + Send>>>,
+    views: &[World],
 ) {
     let mut rng = Rng::new(7, "turns");
     let mut ranks: Vec<_> = programs
-        .into_iter()
         .map(|program| {
             let flag = Arc::new(Flag(AtomicBool::new(true)));
-            let program: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(program);
             (program, Waker::from(Arc::clone(&flag)), flag, false)
         })
         .collect();

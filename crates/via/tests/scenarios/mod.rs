@@ -15,12 +15,21 @@ pub(crate) mod selves;
 pub(crate) mod several;
 pub(crate) mod volume;
 
+use std::future::Future;
+use std::pin::Pin;
+
+use midplane_via::message::carrier::Carrier;
 use midplane_via::message::communicator::Communicator;
+use midplane_via::message::engine::Engine;
 use midplane_via::message::envelope::Tag;
 use midplane_via::message::group::Rank;
 use midplane_via::message::request::Load;
 
-pub(crate) type World<P> = Communicator<P>;
+/// One type, whatever carries the packets: for each further one all scenarios are compiled again.
+pub(crate) type Lower = Engine<Box<dyn Carrier>>;
+pub(crate) type World = Communicator<Lower>;
+/// What each process runs.
+pub(crate) type Program = dyn Fn(World) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
 pub(crate) const ANY: Option<Rank> = None;
 pub(crate) const ANY_TAG: Option<Tag> = None;

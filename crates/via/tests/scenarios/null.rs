@@ -4,13 +4,12 @@
 use midplane_via::message::communicator::{wait_all, wait_any, wait_some};
 use midplane_via::message::group::Rank;
 use midplane_via::message::process::{Found, Parker};
-use midplane_via::message::progression::Progression;
 use midplane_via::message::request::{Load, Mode};
 
-use super::{ANY_TAG, World, rank, tag, text};
+use super::{ANY_TAG, Lower, World, rank, tag, text};
 
 /// A probe of nobody finds a message without bytes at once.
-pub(crate) async fn probenull<P: Progression>(world: World<P>) {
+pub(crate) async fn probenull(world: World) {
     let found = world.probe(Rank::NULL, ANY_TAG).await.unwrap();
     assert_eq!((found.source, found.length), (Rank::NULL, 0));
     let message = world.mprobe(Rank::NULL, ANY_TAG).await.unwrap();
@@ -19,7 +18,7 @@ pub(crate) async fn probenull<P: Progression>(world: World<P>) {
 }
 
 /// Receives from nobody and sends to nobody are done at once, in every mode and way.
-pub(crate) async fn recvnull<P: Progression>(world: World<P>) {
+pub(crate) async fn recvnull(world: World) {
     let received = world.receive(Rank::NULL, tag(5)).await.unwrap();
     assert_eq!((received.source, received.bytes.len()), (Rank::NULL, 0));
     for mode in [Mode::Standard, Mode::Buffered, Mode::Synchronous, Mode::Ready] {
@@ -35,7 +34,7 @@ pub(crate) async fn recvnull<P: Progression>(world: World<P>) {
 }
 
 /// Requests that were built and not started count as done and empty.
-pub(crate) async fn inactivereq<P: Progression>(world: World<P>) {
+pub(crate) async fn inactivereq(world: World) {
     let scope = world.scope().clone();
     let own = world.rank();
     world.with(|process| {
@@ -63,7 +62,7 @@ pub(crate) async fn inactivereq<P: Progression>(world: World<P>) {
 }
 
 /// Of several receives whose outcomes are taken one by one, there is none left in the end.
-pub(crate) async fn waitany_null<P: Progression>(world: World<P>) {
+pub(crate) async fn waitany_null(world: World) {
     if world.rank().0 == 0 {
         let mut receives = [5, 6, 7].map(|n| world.ireceive(rank(1), tag(n)).unwrap());
         let mut seen = vec![];
@@ -82,10 +81,10 @@ pub(crate) async fn waitany_null<P: Progression>(world: World<P>) {
 }
 
 /// Lists of no requests.
-pub(crate) async fn waittestnull<P: Progression>(world: World<P>) {
-    assert!(wait_any::<P>(&mut []).await.is_none());
-    assert!(wait_some::<P>(&mut []).await.is_empty());
-    assert!(wait_all::<P>([]).await.is_empty());
+pub(crate) async fn waittestnull(world: World) {
+    assert!(wait_any::<Lower>(&mut []).await.is_none());
+    assert!(wait_some::<Lower>(&mut []).await.is_empty());
+    assert!(wait_all::<Lower>([]).await.is_empty());
     world.with(|process| {
         assert!(matches!(process.test_any(&[]), Found::Idle));
         assert!(matches!(process.test_some(&[]), Found::Idle));
@@ -94,7 +93,7 @@ pub(crate) async fn waittestnull<P: Progression>(world: World<P>) {
 }
 
 /// Asking for a status takes nothing away.
-pub(crate) async fn rqstatus<P: Progression>(world: World<P>) {
+pub(crate) async fn rqstatus(world: World) {
     if world.rank().0 == 0 {
         let receive = world.ireceive(rank(1), tag(1)).unwrap();
         assert!(!receive.is_done());
@@ -114,7 +113,7 @@ pub(crate) async fn rqstatus<P: Progression>(world: World<P>) {
 }
 
 /// A send and a receive that are freed while they are under way go on.
-pub(crate) async fn rqfree<P: Progression>(world: World<P>) {
+pub(crate) async fn rqfree(world: World) {
     if world.rank().0 == 0 {
         world.ireceive(rank(1), tag(1)).unwrap().free();
         world.isend(Mode::Synchronous, rank(1), tag(2), text(2, 20_000)).unwrap().free();
@@ -128,7 +127,7 @@ pub(crate) async fn rqfree<P: Progression>(world: World<P>) {
 }
 
 /// The same for a buffered one.
-pub(crate) async fn rqfreeb<P: Progression>(world: World<P>) {
+pub(crate) async fn rqfreeb(world: World) {
     if world.rank().0 == 0 {
         world.attach(1 << 16);
         for n in 0..4 {

@@ -1,12 +1,11 @@
 //! Probes: `probe_unexp`, `mprobe*`, `isendselfprobe`, `recv_any`, `precv_anysrc*`.
 
-use midplane_via::message::progression::Progression;
 use midplane_via::message::request::{Load, Mode};
 
 use super::{ANY, ANY_TAG, World, rank, room, tag, text};
 
 /// Probes find unexpected messages of all sizes; receives then get what was found.
-pub(crate) async fn probe_unexp<P: Progression>(world: World<P>) {
+pub(crate) async fn probe_unexp(world: World) {
     let sizes = [0, 1, 100, 1000, 5000, 30_000];
     if world.rank().0 == 0 {
         let sends: Vec<_> = (0..)
@@ -29,7 +28,7 @@ pub(crate) async fn probe_unexp<P: Progression>(world: World<P>) {
 }
 
 /// Matched probes: what was found is out of everybody else's reach, and is received once.
-pub(crate) async fn mprobe<P: Progression>(world: World<P>) {
+pub(crate) async fn mprobe(world: World) {
     for size in [8, 2000] {
         if world.rank().0 == 0 {
             for n in 0..4 {
@@ -55,7 +54,7 @@ pub(crate) async fn mprobe<P: Progression>(world: World<P>) {
 }
 
 /// To oneself, in a communicator of one that is dropped before the message is received.
-pub(crate) async fn mprobe_self_free<P: Progression>(world: World<P>) {
+pub(crate) async fn mprobe_self_free(world: World) {
     let alone = world.split(Some(world.rank().0), 0).await.unwrap().unwrap();
     assert_eq!((alone.size(), alone.rank()), (1, rank(0)));
     let send = alone.isend(Mode::Standard, rank(0), tag(1), text(1, 9000)).unwrap();
@@ -66,7 +65,7 @@ pub(crate) async fn mprobe_self_free<P: Progression>(world: World<P>) {
 }
 
 /// To oneself: nothing, then a probe finds it, then it is received.
-pub(crate) async fn isendselfprobe<P: Progression>(world: World<P>) {
+pub(crate) async fn isendselfprobe(world: World) {
     let own = world.rank();
     assert!(world.iprobe(own, ANY_TAG).unwrap().is_none());
     let send = world.isend(Mode::Standard, own, tag(4), text(1, 77)).unwrap();
@@ -77,7 +76,7 @@ pub(crate) async fn isendselfprobe<P: Progression>(world: World<P>) {
 }
 
 /// Receives from any source while others ask for one source each.
-pub(crate) async fn recv_any<P: Progression>(world: World<P>) {
+pub(crate) async fn recv_any(world: World) {
     if world.rank().0 == 0 {
         let mut from = vec![];
         for _ in 0..2 * (world.size() - 1) {
@@ -96,7 +95,7 @@ pub(crate) async fn recv_any<P: Progression>(world: World<P>) {
 }
 
 /// A persistent receive from any source, started before and after its message.
-pub(crate) async fn precv_anysrc<P: Progression>(world: World<P>) {
+pub(crate) async fn precv_anysrc(world: World) {
     if world.rank().0 == 0 {
         let mut receive = world.receive_init(ANY, tag(1)).unwrap();
         for _ in 1..world.size() {
@@ -112,7 +111,7 @@ pub(crate) async fn precv_anysrc<P: Progression>(world: World<P>) {
 }
 
 /// The same, always expected, with the same storage each time.
-pub(crate) async fn precv_anysrc_exp<P: Progression>(world: World<P>) {
+pub(crate) async fn precv_anysrc_exp(world: World) {
     if world.rank().0 == 0 {
         let mut receive = world.receive_init(ANY, tag(1)).unwrap();
         let mut storage = Vec::<u8>::with_capacity(64);

@@ -1,12 +1,11 @@
 //! To oneself: `sendself`, `isendself`.
 
-use midplane_via::message::progression::Progression;
 use midplane_via::message::request::Mode;
 
 use super::{ANY, World, tag, text};
 
 /// In every mode, to a receive that is posted.
-pub(crate) async fn sendself<P: Progression>(world: World<P>) {
+pub(crate) async fn sendself(world: World) {
     let own = world.rank();
     world.attach(1 << 18);
     for mode in [Mode::Standard, Mode::Buffered, Mode::Synchronous, Mode::Ready] {
@@ -21,7 +20,7 @@ pub(crate) async fn sendself<P: Progression>(world: World<P>) {
 }
 
 /// In every mode, the send first.
-pub(crate) async fn isendself<P: Progression>(world: World<P>) {
+pub(crate) async fn isendself(world: World) {
     let own = world.rank();
     world.attach(1 << 18);
     for mode in [Mode::Standard, Mode::Buffered, Mode::Synchronous] {

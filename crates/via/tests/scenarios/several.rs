@@ -2,13 +2,12 @@
 //! `huge_dupcomm`, ...
 
 use midplane_via::message::communicator::{wait_all, wait_some};
-use midplane_via::message::progression::Progression;
 use midplane_via::message::request::Mode;
 
 use super::{ANY, ANY_TAG, World, rank, tag, text};
 
 /// Receives with and without wildcards, mixed; every message meets the first that asks for it.
-pub(crate) async fn anyall<P: Progression>(world: World<P>) {
+pub(crate) async fn anyall(world: World) {
     if world.rank().0 == 0 {
         let receives = vec![
             world.ireceive(rank(1), tag(1)).unwrap(),
@@ -34,7 +33,7 @@ pub(crate) async fn anyall<P: Progression>(world: World<P>) {
 }
 
 /// Everybody to everybody, all at once, waited for in any order.
-pub(crate) async fn sendall<P: Progression>(world: World<P>) {
+pub(crate) async fn sendall(world: World) {
     let (own, size) = (world.rank().0, world.size());
     let mut receives: Vec<_> =
         (0..size).map(|from| world.ireceive(rank(from), tag(0)).unwrap()).collect();
@@ -54,7 +53,7 @@ pub(crate) async fn sendall<P: Progression>(world: World<P>) {
 }
 
 /// The same tag in several communicators at once.
-pub(crate) async fn huge_dupcomm<P: Progression>(world: World<P>) {
+pub(crate) async fn huge_dupcomm(world: World) {
     let mut worlds = vec![world];
     for _ in 0..4 {
         let next = worlds[worlds.len() - 1].duplicate().await.unwrap();
@@ -72,7 +71,7 @@ pub(crate) async fn huge_dupcomm<P: Progression>(world: World<P>) {
 }
 
 /// Halves of the world, in reverse order, and a communicator of some ranks.
-pub(crate) async fn comm_split<P: Progression>(world: World<P>) {
+pub(crate) async fn comm_split(world: World) {
     let (own, size) = (world.rank().0, world.size());
     let half = world.split(Some(own % 2), -(own as i32)).await.unwrap().unwrap();
     let expected = (0..size).filter(|n| n % 2 == own % 2).rev().position(|n| n == own);
@@ -93,7 +92,7 @@ pub(crate) async fn comm_split<P: Progression>(world: World<P>) {
 }
 
 /// Two tasks of each rank, talking at the same time: one's waiting never keeps the other.
-pub(crate) async fn threaded_sr<P: Progression>(world: World<P>) {
+pub(crate) async fn threaded_sr(world: World) {
     let other = rank(1 - world.rank().0);
     let task = |number: u32| {
         let world = world.clone();

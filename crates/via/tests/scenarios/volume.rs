@@ -1,7 +1,6 @@
 //! Many messages and long ones: `sendflood`, `many_isend`, `manylmt`, `huge_*`, `large_message`.
 
 use midplane_via::message::communicator::wait_all;
-use midplane_via::message::progression::Progression;
 use midplane_via::message::request::Mode;
 
 use super::{ANY, World, rank, room, tag, text};
@@ -10,7 +9,7 @@ use super::{ANY, World, rank, room, tag, text};
 const HUGE: usize = 300_000;
 
 /// Everybody floods rank 0, which is slow: it receives from one after the other.
-pub(crate) async fn sendflood<P: Progression>(world: World<P>) {
+pub(crate) async fn sendflood(world: World) {
     if world.rank().0 == 0 {
         for from in 1..world.size() {
             for n in 0..200 {
@@ -25,7 +24,7 @@ pub(crate) async fn sendflood<P: Progression>(world: World<P>) {
 }
 
 /// Many sends under way at once.
-pub(crate) async fn many_isend<P: Progression>(world: World<P>) {
+pub(crate) async fn many_isend(world: World) {
     let other = rank(1 - world.rank().0);
     let sends: Vec<_> = (0..300)
         .map(|n| world.isend(Mode::Standard, other, tag(n), text(n, 64)).unwrap())
@@ -38,7 +37,7 @@ pub(crate) async fn many_isend<P: Progression>(world: World<P>) {
 }
 
 /// Many long messages between all pairs at once.
-pub(crate) async fn manylmt<P: Progression>(world: World<P>) {
+pub(crate) async fn manylmt(world: World) {
     let (own, size) = (world.rank().0, world.size());
     let others: Vec<_> = (0..size).filter(|n| *n != own).collect();
     let mut receives = vec![];
@@ -58,7 +57,7 @@ pub(crate) async fn manylmt<P: Progression>(world: World<P>) {
 }
 
 /// One long message, to a receive from any source.
-pub(crate) async fn huge_anysrc<P: Progression>(world: World<P>) {
+pub(crate) async fn huge_anysrc(world: World) {
     if world.rank().0 == 0 {
         world.send(rank(1), tag(1), text(1, HUGE)).await.unwrap();
     } else {
@@ -68,7 +67,7 @@ pub(crate) async fn huge_anysrc<P: Progression>(world: World<P>) {
 }
 
 /// One long synchronous message.
-pub(crate) async fn huge_ssend<P: Progression>(world: World<P>) {
+pub(crate) async fn huge_ssend(world: World) {
     if world.rank().0 == 0 {
         world.send_as(Mode::Synchronous, rank(1), tag(1), text(1, HUGE)).await.unwrap();
     } else {
@@ -77,7 +76,7 @@ pub(crate) async fn huge_ssend<P: Progression>(world: World<P>) {
 }
 
 /// Short messages into long receives.
-pub(crate) async fn huge_underflow<P: Progression>(world: World<P>) {
+pub(crate) async fn huge_underflow(world: World) {
     if world.rank().0 == 0 {
         for size in [0, 1, 5000] {
             world.send(rank(1), tag(1), text(1, size)).await.unwrap();
@@ -91,7 +90,7 @@ pub(crate) async fn huge_underflow<P: Progression>(world: World<P>) {
 }
 
 /// A long message and short ones around it, in both directions.
-pub(crate) async fn large_message<P: Progression>(world: World<P>) {
+pub(crate) async fn large_message(world: World) {
     let other = rank(1 - world.rank().0);
     let sizes = [3, HUGE, 4];
     let sends: Vec<_> = sizes
@@ -105,7 +104,7 @@ pub(crate) async fn large_message<P: Progression>(world: World<P>) {
 }
 
 /// Sizes about the powers of two, one after another.
-pub(crate) async fn pt2pt_large<P: Progression>(world: World<P>) {
+pub(crate) async fn pt2pt_large(world: World) {
     let sizes = (4..17).flat_map(|power| [(1 << power) - 1, 1 << power, (1 << power) + 1]);
     for size in sizes {
         if world.rank().0 == 0 {
