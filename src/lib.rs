@@ -24,6 +24,7 @@ pub mod prometheus;
 
 #[cfg(feature = "gang")]
 pub use midplane_gang as gang;
+#[cfg(feature = "fabric")]
 pub use midplane_nicvm as nicvm;
 #[cfg(feature = "pipeline")]
 pub use midplane_pipeline as pipeline;

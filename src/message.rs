@@ -24,10 +24,11 @@ use bytes::Bytes;
 use midplane_via::session::Stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::sync::{Semaphore, mpsc};
+use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind};
 use crate::framing::{read_body, write_parts, write_some};
-use crate::node::links::{Peers, open};
+use crate::node::links::Peers;
 use crate::node::mailbox::{Outgoing, Received};
 use crate::node::{Listener, Node, PeerName};
 
@@ -101,6 +102,16 @@ impl Node {
             let text = format!("a message has at most {MOST_MESSAGE} bytes, not {}", bytes.len());
             return Err(Error::new(ErrorKind::TooLarge, text));
         }
+        let to_name = match &to {
+            To::Peer(peer) => &peer.name,
+            To::Name(name) => name,
+        };
+        let (node, size) = (self.name(), bytes.len());
+        let span = tracing::trace_span!("send", node, peer = to_name, bytes = size);
+        self.send_to(to, bytes).instrument(span).await
+    }
+
+    async fn send_to(&self, to: To, bytes: Bytes) -> Result<(), Error> {
         let (id, name) = match to {
             To::Peer(peer) => (peer.id, peer.name),
             To::Name(name) => (self.named(&name).await?, name),
@@ -109,7 +120,7 @@ impl Node {
             return Err(self.lost(id, &name, None));
         }
         let outgoing = self.mailbox().outgoing(id);
-        let sent = self.write(outgoing, id, bytes).await?;
+        let sent = self.write(outgoing, (id, &name), bytes).await?;
         sent.map_err(|error| self.lost(id, &name, Some(error)))?;
         self.meter().messages_sent.add_one();
         Ok(())
@@ -148,7 +159,7 @@ impl Node {
         let is_named = |id: u64| self.peers().iter().any(|peer| peer.id == id && peer.name == name);
         let (mut refused, until) = (BTreeSet::new(), self.patience());
         let found = self.find(SERVICE, &mut refused, until, |one| is_named(one.peer)).await;
-        let found = found.map_err(|error| not_there(name, &error))?;
+        let found = found.map_err(|error| self.not_found(name, &error))?;
         let id = found.first().expect("it has found one").peer;
         self.mailbox().name(name.to_owned(), id);
         Ok(id)
@@ -158,15 +169,16 @@ impl Node {
     async fn write(
         &self,
         outgoing: Outgoing,
-        id: u64,
+        (id, name): (u64, &str),
         bytes: Bytes,
     ) -> Result<io::Result<()>, Error> {
         let mut outgoing = outgoing.lock_owned().await;
         if outgoing.is_none() {
             let (mut refused, until) = (BTreeSet::new(), self.patience());
-            let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await?;
+            let found = self.find(SERVICE, &mut refused, until, |one| one.peer == id).await;
+            let found = found.map_err(|error| self.not_found(name, &error))?;
             let candidate = found.first().expect("it has found one");
-            let Some(mut stream) = open(candidate, SERVICE, until).await else {
+            let Some(mut stream) = self.open(candidate, SERVICE, until).await else {
                 return Ok(Err(io::ErrorKind::ConnectionReset.into()));
             };
             if let Err(error) = stream.write_all(MAGIC).await {
@@ -200,16 +212,6 @@ impl Node {
             "{name} was restarted, or the connection to it lost{why}; messages that it had not received are lost"
         );
         Error::new(ErrorKind::Reset, text)
-    }
-}
-
-fn not_there(name: &str, error: &Error) -> Error {
-    match error.kind() {
-        ErrorKind::NoService => {
-            let text = format!("no node {name:?} was found that receives messages: {error}");
-            Error::new(ErrorKind::NoService, text)
-        }
-        kind => Error::new(kind, error.to_string()),
     }
 }
 

@@ -33,6 +33,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind};
 use crate::member::{self, Hello, MOST_NAME, Members, Target, VERSION};
@@ -152,7 +153,8 @@ impl Node {
         let places = Arc::new(places);
         #[cfg(feature = "discovery-gossip")]
         let gossip = builder.start_gossip(&shared, &places, address)?;
-        let sockets = spawn_tasks(&shared, driver, listener, tcp);
+        let span = tracing::info_span!("node", name, id = %format_args!("{id:016x}"));
+        let sockets = spawn_tasks(&shared, &span, driver, listener, tcp);
         let NodeBuilder { drain, connect_within, key, port_buffer, .. } = builder;
         let (links, is_sealed) = (Links::default(), key.is_some());
         let inner = Inner {
@@ -204,6 +206,23 @@ impl Node {
     /// Dropped, it has connected to nothing.
     pub async fn connect(&self, service: &str) -> Result<Stream, Error> {
         check_name("a service's name", service)?;
+        let node = &*self.0.name;
+        let span = tracing::debug_span!(
+            "connect",
+            node,
+            service,
+            peer = tracing::field::Empty,
+            transport = tracing::field::Empty
+        );
+        let connected = self.connect_nearest(service).instrument(span.clone()).await;
+        if let (Ok(stream), false) = (&connected, span.is_disabled()) {
+            span.record("peer", self.0.shared.peer_name(stream));
+            span.record("transport", stream.session().transport().name());
+        }
+        connected
+    }
+
+    async fn connect_nearest(&self, service: &str) -> Result<Stream, Error> {
         let (mut refused, until) = (BTreeSet::new(), self.patience());
         loop {
             let candidates = self.find(service, &mut refused, until, |_| true).await?;
@@ -219,7 +238,7 @@ impl Node {
 
     /// Opens a stream to a candidate; `None` if it refuses, is gone, or does not answer in time: it may be suspended.
     async fn open_at(&self, chosen: &Candidate, service: &str) -> Option<Stream> {
-        let opened = tokio::time::timeout(TELL, open(chosen, service)).await;
+        let opened = tokio::time::timeout(TELL, open(&self.0.shared, chosen, service)).await;
         let is_slow = opened.is_err();
         if is_slow || chosen.choice.rank.0 {
             self.0.shared.on_answer(chosen, is_slow);
@@ -294,21 +313,7 @@ impl Node {
         if let Some(error) = refused_by(service, &peers).filter(|_| was_refused) {
             return error;
         }
-        let asked: Vec<_> = peers
-            .iter()
-            .map(|peer| format!("{} (offers {})", peer.name, listed(&peer.services)))
-            .collect();
-        let asked = match asked.is_empty() {
-            true => "no node was found to ask: is one running on this host, as this user, in this cluster?".into(),
-            false => format!("asked {}", asked.join(", ")),
-        };
-        let unanswered = self.unanswered().into_iter();
-        let unanswered: Vec<_> =
-            unanswered.map(|one| format!("{} ({})", one.place, one.error)).collect();
-        let asked = match unanswered.is_empty() {
-            true => asked,
-            false => format!("{asked}; could not ask {}", unanswered.join(", ")),
-        };
+        let asked = self.asked(&peers);
         let (service, hint) = (links::shown(service), links::hint(service, &peers));
         let (shared, is_alone) = (&self.0.shared, peers.is_empty());
         let notice = shared.notice().map(|text| format!("; {text}")).unwrap_or_default();
@@ -320,6 +325,38 @@ impl Node {
             ErrorKind::NoService
         };
         Error::new(kind, format!("no node offers {service:?}; {asked}{hint}{notice}"))
+    }
+
+    /// Says which nodes were asked in vain, and which could not be asked.
+    fn asked(&self, peers: &[PeerInfo]) -> String {
+        let asked: Vec<_> = peers
+            .iter()
+            .map(|peer| format!("{} (offers {})", peer.name, listed(&peer.services)))
+            .collect();
+        let asked = match asked.is_empty() {
+            true => "no node was found to ask: is one running on this host, as this user, in this cluster?".into(),
+            false => format!("asked {}", asked.join(", ")),
+        };
+        let unanswered = self.unanswered().into_iter();
+        let unanswered: Vec<_> =
+            unanswered.map(|one| format!("{} ({})", one.place, one.error)).collect();
+        match unanswered.is_empty() {
+            true => asked,
+            false => format!("{asked}; could not ask {}", unanswered.join(", ")),
+        }
+    }
+
+    /// Returns the error of a search for a node by its name, or of the search for its messages.
+    pub(crate) fn not_found(&self, name: &str, error: &Error) -> Error {
+        if error.kind() != ErrorKind::NoService {
+            return Error::new(error.kind(), error.to_string());
+        }
+        let peers = self.peers();
+        let text = match peers.iter().any(|peer| peer.name == name) {
+            true => format!("node {name:?} does not receive messages: call `receive` there"),
+            false => format!("no node is called {name:?}; {}", self.asked(&peers)),
+        };
+        Error::new(ErrorKind::NoService, text)
     }
 
     /// Ends the node once its streams have ended, at most as long as [`NodeBuilder::drain`] says: accepts and opens no
@@ -345,6 +382,7 @@ impl Node {
 /// Spawns the tasks of a node; the channel is closed once those that have sockets have ended.
 fn spawn_tasks(
     shared: &Arc<Shared>,
+    span: &tracing::Span,
     driver: Driver,
     listener: Option<AsyncFd<RingListener>>,
     tcp: Option<TcpListener>,
@@ -353,10 +391,11 @@ fn spawn_tasks(
     // Dropped with its socket, after it.
     let spawn = |task: Pin<Box<dyn Future<Output = ()> + Send>>| {
         let open = open.clone();
-        tokio::spawn(async move {
+        let task = async move {
             let _open = open;
             task.await;
-        })
+        };
+        tokio::spawn(task.instrument(span.clone()))
     };
     if let Some(listener) = listener {
         let accepting = spawn(Box::pin(local::accept(listener, Arc::downgrade(shared))));
@@ -366,7 +405,8 @@ fn spawn_tasks(
         let accepting = spawn(Box::pin(sockets::accept(listener, Arc::downgrade(shared))));
         shared.on_end(accepting.abort_handle());
     }
-    shared.on_end(tokio::spawn(Arc::clone(shared).run_timeouts()).abort_handle());
+    let timeouts = Arc::clone(shared).run_timeouts().instrument(span.clone());
+    shared.on_end(tokio::spawn(timeouts).abort_handle());
     shared.on_end(tokio::spawn(meter::run(Arc::downgrade(shared))).abort_handle());
     spawn(Box::pin(driver.run(Receiver(Arc::clone(shared)))));
     sockets
@@ -409,15 +449,20 @@ fn check_name(what: &str, name: &str) -> Result<(), Error> {
 }
 
 /// Opens a stream; `None` if the peer refuses it or is gone.
-async fn open(candidate: &Candidate, service: &str) -> Option<Stream> {
+async fn open(shared: &Shared, candidate: &Candidate, service: &str) -> Option<Stream> {
     use midplane_via::session::OpenError;
     loop {
         match candidate.session.open(service) {
-            Ok(stream) => {
+            Ok(mut stream) => {
                 let opened = stream.accepted().await;
                 let transport = candidate.session.transport().name();
                 tracing::debug!(service, transport, error = ?opened.as_ref().err(), "a stream opens");
-                return opened.is_ok().then_some(stream);
+                if opened.is_err() {
+                    shared.on_refused(service);
+                    return None;
+                }
+                shared.on_opened(&mut stream, service);
+                return Some(stream);
             }
             // The peer may be suspended.
             Err(OpenError::Full) => tokio::time::sleep(Duration::from_millis(1)).await,

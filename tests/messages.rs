@@ -162,7 +162,9 @@ over_each! {
         assert_eq!(error.kind(), ErrorKind::TooLarge);
         let error = client.send("nobody", "hello").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoService);
-        assert!(error.to_string().contains("nobody"), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("no node is called \"nobody\"; asked "), "{text}");
+        assert!(!text.contains("\"messages\""), "{text}");
         // It never receives.
         let error = client.send("receiver", "hello").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoService);

@@ -24,7 +24,7 @@ use super::pool::{self, Lease, Pipe, Pool};
 use super::{CallError, Limits};
 use crate::framing::{read_body, write_parts};
 use crate::node::Node;
-use crate::node::links::{Candidate, Kind, open};
+use crate::node::links::{Candidate, Kind};
 use crate::node::meter::Calls;
 
 /// 30 s: limits how long a call takes.
@@ -306,7 +306,7 @@ impl Call {
                 done => return done,
             }
         }
-        let opened = open(candidate, service, until).await;
+        let opened = self.shared.node.open(candidate, service, until).await;
         self.exchange(pool::pipe(opened.ok_or(Lost::Undelivered)?), lease).await
     }
 

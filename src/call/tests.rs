@@ -15,7 +15,7 @@ use tower::service_fn;
 use super::context::Trace;
 use super::frame::{AnswerHeader, RequestHeader, Status};
 use super::*;
-use crate::node::links::{Kind, open};
+use crate::node::links::Kind;
 use crate::node::{Listener, Node};
 
 async fn two(test: &str) -> (Node, Node) {
@@ -28,7 +28,7 @@ async fn stream(node: &Node) -> Stream {
     let service = Kind::Calls.service("kv").unwrap();
     let until = Instant::now() + Duration::from_secs(10);
     let found = node.find(&service, &mut Default::default(), until, |_| true).await.unwrap();
-    open(&found[0], &service, until).await.unwrap()
+    node.open(&found[0], &service, until).await.unwrap()
 }
 
 fn request(value: u32, remaining: Option<Duration>) -> Vec<u8> {

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::replica::{Observer, Replica, Update};
 use crate::framing::{read_body, write_parts};
-use crate::node::links::{Candidate, Peers, open};
+use crate::node::links::{Candidate, Peers};
 use crate::node::{Listener, Node, PeerName};
 
 /// Bytes of the updates of a batch, unless one alone is longer.
@@ -162,7 +162,7 @@ async fn connect(peers: &Peers, service: &str, shared: &Arc<Shared>) {
             let is_new = !locked(&shared.sending).contains_key(&candidate.peer);
             if is_new {
                 locked(&shared.sending).insert(candidate.peer, false);
-                tasks.spawn(send(candidate, service.to_owned(), Arc::clone(shared)));
+                tasks.spawn(send(candidate, peers.clone(), service.to_owned(), Arc::clone(shared)));
             }
         }
         while tasks.try_join_next().is_some() {}
@@ -183,10 +183,10 @@ impl Drop for Sending {
     }
 }
 
-async fn send(candidate: Candidate, service: String, shared: Arc<Shared>) {
+async fn send(candidate: Candidate, peers: Peers, service: String, shared: Arc<Shared>) {
     let sending = Sending { shared, peer: candidate.peer };
     let observer = Observer::Peer(candidate.peer);
-    let Some(stream) = open(&candidate, &service, Instant::now()).await else { return };
+    let Some(stream) = peers.open(&candidate, &service).await else { return };
     locked(&sending.shared.replica).join(observer, true);
     if let Err(error) = send_batches(stream, candidate.peer, &sending.shared).await {
         tracing::debug!(service, peer = candidate.peer, %error, "a member of a map is gone");

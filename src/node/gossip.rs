@@ -121,7 +121,7 @@ impl Gossiper {
         }
         loop {
             self.datagrams.set_time();
-            let mut others = self.places.addresses(&self.shared, Some(self.bound)).await;
+            let mut others = self.places.addresses(&self.shared, Some(self.bound)).await.addresses;
             let receiving = std::future::poll_fn(|context| self.datagrams.poll_receive(context));
             others.extend(timeout(PERIOD, receiving).await.ok().map(|(from, _)| from));
             let routes = others.iter().filter_map(|other| route(self.bound, *other));
@@ -242,7 +242,7 @@ impl Gossiper {
     async fn seek(&self, round: &mut Round) {
         let known = self.gossip.addresses();
         if known.is_empty() || round.number.is_multiple_of(RESOLVE) {
-            let seeds = self.places.addresses(&self.shared, Some(self.bound)).await;
+            let seeds = self.places.addresses(&self.shared, Some(self.bound)).await.addresses;
             round.seeds = seeds.into_iter().map(canonical).collect();
             round.seeds.remove(&round.own);
         }

@@ -115,6 +115,11 @@ impl Peers {
         *self.leaving.borrow() || self.shared.is_closed()
     }
 
+    /// Opens a stream to a service of a peer; `None` if the peer refuses it, is gone, or does not answer in time.
+    pub(crate) async fn open(&self, candidate: &Candidate, service: &str) -> Option<Stream> {
+        open(&self.shared, candidate, service, Instant::now()).await
+    }
+
     /// Searches for nodes that are not known yet, and offer a service; `false` once the node has ended.
     pub(crate) async fn search(&self, service: &str) -> bool {
         let Some(node) = self.node.upgrade().map(Node) else { return false };
@@ -166,6 +171,16 @@ impl Node {
         Instant::now() + self.0.connect_within
     }
 
+    /// Opens a stream to a service of a peer; `None` if the peer refuses it, is gone, or does not answer in time.
+    pub(crate) async fn open(
+        &self,
+        candidate: &Candidate,
+        service: &str,
+        until: Instant,
+    ) -> Option<Stream> {
+        open(&self.0.shared, candidate, service, until).await
+    }
+
     /// Waits until peers offer a service, `is_fit` returns `true` for them, and their sessions are not in `refused`; returns
     /// those of the best rank.
     /// Those that were refused are tried again as long as there is time and no other.
@@ -199,8 +214,12 @@ impl Node {
     }
 }
 
-/// Opens a stream to a service of a peer; `None` if the peer refuses it, is gone, or does not answer in time.
-pub(crate) async fn open(candidate: &Candidate, service: &str, until: Instant) -> Option<Stream> {
+async fn open(
+    shared: &Shared,
+    candidate: &Candidate,
+    service: &str,
+    until: Instant,
+) -> Option<Stream> {
     let until = until.max(Instant::now() + TELL);
-    tokio::time::timeout_at(until, super::open(candidate, service)).await.ok().flatten()
+    tokio::time::timeout_at(until, super::open(shared, candidate, service)).await.ok().flatten()
 }

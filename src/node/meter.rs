@@ -3,6 +3,13 @@
 //! Sessions count under the lock that an operation holds anyway, or by one relaxed addition. Once a second the node
 //! reports what has changed; what ends is reported at once. `docs/metrics.md` has the names.
 
+mod named;
+#[cfg(test)]
+mod spans;
+#[cfg(test)]
+mod tests;
+mod watched;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,12 +23,11 @@ use midplane_via::wire::endpoint::TokenCounters;
 use midplane_via::wire::gossip::Counters as Gossiped;
 
 use super::state::Shared;
+use named::Named;
+pub(super) use watched::{Role, Streams, Watched, stream_span};
 
 /// The period of reports.
 const PERIOD: Duration = Duration::from_secs(1);
-
-/// Services, and services of calls, that are counted by name.
-const MOST_NAMES: usize = 1_024;
 
 /// The names of all counters and gauges.
 pub(crate) mod name {
@@ -43,6 +49,9 @@ pub(crate) mod name {
     pub(crate) const TOKENS_WAITING: &str = "midplane_tokens_waiting";
     pub(crate) const SERVICE_ACCEPTED: &str = "midplane_service_accepted_total";
     pub(crate) const SERVICE_REFUSED: &str = "midplane_service_refused_total";
+    pub(crate) const SERVICE_OPEN: &str = "midplane_service_streams_open";
+    pub(crate) const SERVICE_SENT: &str = "midplane_service_sent_bytes_total";
+    pub(crate) const SERVICE_RECEIVED: &str = "midplane_service_received_bytes_total";
     pub(crate) const CALLS: &str = "midplane_calls_total";
     pub(crate) const MESSAGES_SENT: &str = "midplane_messages_sent_total";
     pub(crate) const MESSAGES_RECEIVED: &str = "midplane_messages_received_total";
@@ -66,13 +75,18 @@ pub(crate) struct Total {
 
 impl Total {
     pub(crate) fn add_one(&self) {
-        self.now.fetch_add(1, Ordering::Relaxed);
+        self.add(1);
+    }
+
+    fn add(&self, more: u64) {
+        self.now.fetch_add(more, Ordering::Relaxed);
     }
 
     /// Returns what was added since the last call.
     fn take(&self) -> u64 {
         let now = self.now.load(Ordering::Relaxed);
-        now - self.reported.swap(now, Ordering::Relaxed)
+        // Two reports at once: each takes what the other has not.
+        now.saturating_sub(self.reported.fetch_max(now, Ordering::Relaxed))
     }
 }
 
@@ -84,22 +98,18 @@ pub(crate) struct Calls {
     pub(crate) failed: Total,
 }
 
-/// The streams that a service has been offered.
-#[derive(Debug, Default)]
-pub(super) struct Served {
-    pub(super) accepted: Total,
-    pub(super) refused: Total,
-}
-
 /// The counters of a node.
 #[derive(Debug)]
 pub(crate) struct Meter {
     node: SharedString,
     sessions: Mutex<BTreeMap<u64, Measured>>,
-    services: Mutex<BTreeMap<String, Arc<Served>>>,
-    calls: Mutex<BTreeMap<String, Arc<Calls>>>,
     /// The tokens at the last report.
     tokens: Mutex<TokenCounters>,
+    /// The names of peers that were labels: a holder of the key may come under ever new ones.
+    peers: Named<()>,
+    served: Named<Streams>,
+    used: Named<Streams>,
+    calls: Named<Calls>,
     pub(crate) messages_sent: Total,
     pub(crate) messages_received: Total,
 }
@@ -117,36 +127,36 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the counters of a name; beyond a bound they are reported under no name, and so not at all.
-fn named<T: Default>(all: &Mutex<BTreeMap<String, Arc<T>>>, name: &str) -> Arc<T> {
-    let mut all = lock(all);
-    if all.len() >= MOST_NAMES && !all.contains_key(name) {
-        return Arc::default();
-    }
-    Arc::clone(all.entry(name.to_owned()).or_default())
-}
-
 impl Meter {
     pub(super) fn new(node: &str) -> Self {
         Self {
             node: node.to_owned().into(),
             sessions: Mutex::default(),
-            services: Mutex::default(),
-            calls: Mutex::default(),
             tokens: Mutex::default(),
+            peers: Named::default(),
+            served: Named::default(),
+            used: Named::default(),
+            calls: Named::default(),
             messages_sent: Total::default(),
             messages_received: Total::default(),
         }
     }
 
-    /// Returns the counters of a service that this node offers.
-    pub(super) fn service(&self, service: &str) -> Arc<Served> {
-        named(&self.services, service)
+    /// Returns the counters of a service's streams that this node accepts, or opens.
+    pub(super) fn streams(&self, role: Role, service: &str) -> Arc<Streams> {
+        self.of(role).counters(service)
+    }
+
+    const fn of(&self, role: Role) -> &Named<Streams> {
+        match role {
+            Role::Server => &self.served,
+            Role::Client => &self.used,
+        }
     }
 
     /// Returns the counters of the calls that this node makes to a service.
     pub(crate) fn calls(&self, service: &str) -> Arc<Calls> {
-        named(&self.calls, service)
+        self.calls.counters(service)
     }
 
     /// The peer of a session has described itself.
@@ -161,7 +171,7 @@ impl Meter {
             .increment(1);
         let measured = Measured {
             session: Arc::clone(session),
-            peer: peer.to_owned().into(),
+            peer: self.peers.label(peer).to_owned().into(),
             last: Stats::default(),
         };
         sessions.insert(session.number(), measured);
@@ -181,8 +191,16 @@ impl Meter {
 
     /// A session has ended.
     pub(super) fn on_ended(&self, session: &Session, why: Ended) {
-        let Some(mut measured) = lock(&self.sessions).remove(&session.number()) else { return };
+        let mut sessions = lock(&self.sessions);
+        let Some(mut measured) = sessions.remove(&session.number()) else { return };
         measured.report(&self.node);
+        let same = |other: &&Measured| {
+            other.peer == measured.peer
+                && other.session.transport().name() == session.transport().name()
+        };
+        let open = sessions.values().filter(same).map(|other| other.last.open).sum();
+        measured.set_open(&self.node, open);
+        drop(sessions);
         let transport = session.transport().name();
         let reason = match why {
             Ended::Gone => "gone",
@@ -202,11 +220,10 @@ impl Meter {
             ("reason", reason.into()),
         ];
         counter!(name::SESSIONS_ENDED, &labels).increment(1);
-        measured.set_open(&self.node, 0);
     }
 
     /// Reports what has changed; `tokens` if this node grants any.
-    fn report(&self, tokens: Option<TokenCounters>) {
+    pub(super) fn report(&self, tokens: Option<TokenCounters>) {
         let mut open: BTreeMap<_, usize> = BTreeMap::new();
         for measured in lock(&self.sessions).values_mut() {
             measured.report(&self.node);
@@ -217,12 +234,10 @@ impl Meter {
             let labels = path(&self.node, &peer, transport);
             gauge!(name::STREAMS_OPEN, &labels).set(open as f64);
         }
-        for (service, served) in &*lock(&self.services) {
-            let labels = [("node", self.node.clone()), ("service", service.clone().into())];
-            count(name::SERVICE_ACCEPTED, &labels, served.accepted.take());
-            count(name::SERVICE_REFUSED, &labels, served.refused.take());
+        for role in [Role::Server, Role::Client] {
+            self.of(role).each(|service, streams| streams.report(&self.node, role, service));
         }
-        for (service, calls) in &*lock(&self.calls) {
+        self.calls.each(|service, calls| {
             let outcomes = [
                 ("answered", &calls.answered),
                 ("service_error", &calls.service_errors),
@@ -231,12 +246,12 @@ impl Meter {
             for (outcome, total) in outcomes {
                 let labels = [
                     ("node", self.node.clone()),
-                    ("service", service.clone().into()),
+                    ("service", service.to_owned().into()),
                     ("outcome", outcome.into()),
                 ];
                 count(name::CALLS, &labels, total.take());
             }
-        }
+        });
         let labels = [("node", self.node.clone())];
         if let Some(now) = tokens {
             let before = std::mem::replace(&mut *lock(&self.tokens), now);
@@ -314,25 +329,5 @@ pub(super) async fn run(shared: Weak<Shared>) {
             Some(shared) => shared.meter.report(shared.sessions().token_counters()),
             None => return,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    /// The words in backquotes that begin with `midplane_`.
-    fn quoted(text: &str, quote: char) -> BTreeSet<&str> {
-        text.split(quote).filter(|word| word.starts_with("midplane_")).collect()
-    }
-
-    #[test]
-    fn the_table_of_the_docs_has_each_name_and_no_other() {
-        let code = include_str!("meter.rs");
-        let names =
-            code.split("pub(crate) mod name {").nth(1).unwrap().split("\n}").next().unwrap();
-        let docs = include_str!("../../docs/metrics.md");
-        let table: String = docs.lines().filter(|line| line.starts_with("| `midplane_")).collect();
-        assert_eq!(quoted(&table, '`'), quoted(names, '"'));
     }
 }

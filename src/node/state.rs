@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 
 use super::dials::Dials;
 use super::listener::Accepted;
-use super::meter::{Meter, Served};
+use super::meter::{Meter, Role, Streams, Watched, stream_span};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
 use crate::member::{
@@ -39,7 +39,7 @@ struct State {
     hello: Hello,
     /// Counts the changes of the hello.
     generation: u64,
-    listeners: BTreeMap<String, (mpsc::Sender<Accepted>, Arc<Served>)>,
+    listeners: BTreeMap<String, (mpsc::Sender<Accepted>, Arc<Streams>)>,
     members: Members,
     /// Sessions that have not ended, by number.
     sessions: BTreeMap<u64, Arc<Session>>,
@@ -290,6 +290,26 @@ impl Shared {
         state.members.peers().map(info).collect()
     }
 
+    /// Observes a stream that this node has opened over a session, and counts it.
+    pub(super) fn on_opened(&self, stream: &mut Stream, service: &str) {
+        let streams = self.meter.streams(Role::Client, service);
+        streams.accepted.add_one();
+        let span = stream_span(stream, Role::Client, service, &self.peer_name(stream));
+        Watched::start(stream, streams, span);
+    }
+
+    /// Returns the name of the node at the other end of a stream; empty once that is gone.
+    pub(super) fn peer_name(&self, stream: &Stream) -> String {
+        let state = self.state();
+        let peer = state.members.peer_of(stream.session().number());
+        peer.map(|(_, name)| name.to_owned()).unwrap_or_default()
+    }
+
+    /// Counts a stream that a peer has refused, or that was lost before the peer has accepted it.
+    pub(super) fn on_refused(&self, service: &str) {
+        self.meter.streams(Role::Client, service).refused.add_one();
+    }
+
     /// Returns the numbers and names of the peers, with the session that is the best way to each.
     pub(super) fn sessions_of_peers(&self) -> Vec<(u64, String, Arc<Session>)> {
         let state = self.state();
@@ -366,7 +386,7 @@ impl Shared {
         if state.listeners.contains_key(service) || state.hello.services.len() >= MOST_SERVICES {
             return false;
         }
-        let served = self.meter.service(service);
+        let served = self.meter.streams(Role::Server, service);
         state.listeners.insert(service.to_owned(), (listener, served));
         state.hello.services.push(service.to_owned());
         self.describe_to_all(state);
@@ -427,6 +447,8 @@ impl Shared {
         tasks.into_iter().for_each(|task| task.abort());
         drop(listeners);
         self.sessions.close();
+        // The task that reports has ended; sessions report what they still count when they end.
+        self.meter.report(self.sessions().token_counters());
         self.changed.notify_waiters();
     }
 }
@@ -507,7 +529,7 @@ impl Handler for Receiver {
         &mut self,
         over: &Arc<Session>,
         service: &str,
-        stream: Stream,
+        mut stream: Stream,
     ) -> Result<(), session::Refusal> {
         let state = self.0.state();
         let offered = state.listeners.get(service).cloned().ok_or(session::Refusal::NoService)?;
@@ -516,6 +538,8 @@ impl Handler for Receiver {
         let peer = state.members.peer_of(over.number()).ok_or(session::Refusal::NoService)?;
         let (id, name) = (peer.0, peer.1.to_owned());
         drop(state);
+        let span = stream_span(&stream, Role::Server, service, &name);
+        Watched::start(&mut stream, Arc::clone(&served), span);
         let sent = listener.try_send(Accepted { stream, id, name });
         let counted = if sent.is_ok() { &served.accepted } else { &served.refused };
         counted.add_one();

@@ -1,32 +1,99 @@
-//! The command line.
+//! The command line, and what a row of the table is.
 
 use clap::{Parser, ValueEnum};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 const EXAMPLES: &str = "\
 Examples:
-  services                                     all rows, half a second each in 5 alternating rounds
-  services --what axum-hello --connections 8   one kind of row
+  services                                     all rows of answers, half a second each in 5 alternating rounds
+  services --what axum_hello --connections 8   one kind of row
+  services --what call_64 --transport udp --placement two_cores    one row
   services --threads multi --json              plain `#[tokio::main]` on both sides, as one JSON document
+  services --idle --placement any --rounds 3   processor time of nodes that have little to do
+  services --memory --rounds 1                 memory of 1,000 connections that are idle
 
-Each row is one axum service in a process of its own and one hyper client; what differs between ours and theirs is the
-listener and the connector alone. A ratio above 1 is ours ahead: the median of the rounds' ratios.
+Each row is a service in a process of its own and a client in another one, over a node and over TCP with TCP_NODELAY;
+what differs between ours and theirs is the listener and the connector alone, except for calls: theirs are requests and
+answers with a length before them, one connection a caller, which is what one writes by hand.
+
+ours and theirs are medians of the rounds. The ratio is ours over theirs, the median of the rounds' ratios, and the
+spread their range over it. A ratio above 1 is ours ahead for answers, and behind for processor time and memory.
 
 Exit code: 0 it ran; 1 an answer was wrong or a process was lost; 2 bad input.";
 
-/// What is asked for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
+/// The subject of a measurement.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub enum What {
-    /// GET requests of five bytes
+    /// GET requests of five bytes to an axum service, one connection a caller
     AxumHello,
-    /// GET requests of 4 MiB that are not copied by the service, and thrown away by the client
+    /// GET requests of 4 MiB that the service does not copy and the client throws away
+    #[value(name = "axum_4mib")]
     Axum4mib,
+    /// Unary tonic calls of 64 bytes that are echoed; all callers share one channel
+    #[value(name = "tonic_64")]
+    Tonic64,
+    /// Unary tonic calls of 4 KiB that are echoed; all callers share one channel
+    #[value(name = "tonic_4096")]
+    Tonic4096,
+    /// Calls of `node.client` with 64 bytes that are echoed
+    #[value(name = "call_64")]
+    Call64,
+    /// Calls of `node.client` with 4 KiB that are echoed
+    #[value(name = "call_4096")]
+    Call4096,
+    /// Processor time of a service's process that has one idle connection
+    Idle,
+    /// Processor time of both processes, with one request to an axum service each 3 ms
+    Paced,
+    /// Memory of both processes, of connections that carried 1 MiB each and are idle
+    Memory,
+}
+
+/// What the numbers of a row count.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    AnswersPerS,
+    /// Processor time over time
+    OfACore,
+    Bytes,
+}
+
+impl What {
+    /// The rows that count answers.
+    const ANSWERS: [Self; 6] = [
+        Self::AxumHello,
+        Self::Axum4mib,
+        Self::Tonic64,
+        Self::Tonic4096,
+        Self::Call64,
+        Self::Call4096,
+    ];
+
+    pub const fn unit(self) -> Unit {
+        match self {
+            Self::Idle | Self::Paced => Unit::OfACore,
+            Self::Memory => Unit::Bytes,
+            _ => Unit::AnswersPerS,
+        }
+    }
+
+    /// The callers or connections of the rows of the table.
+    const fn connections(self) -> &'static [u16] {
+        match self {
+            Self::AxumHello | Self::Axum4mib => &[1, 8],
+            Self::Tonic64 | Self::Tonic4096 => &[1, 8, 64],
+            Self::Call64 | Self::Call4096 => &[8],
+            Self::Idle | Self::Paced => &[1],
+            Self::Memory => &[1_000],
+        }
+    }
 }
 
 /// Which processors the two processes may use.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub enum Placement {
     /// Any
     Any,
@@ -37,20 +104,20 @@ pub enum Placement {
 }
 
 /// What carries the requests.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub enum Transport {
-    /// The kernel's TCP on loopback
-    Tcp,
     /// Midplane's streams over shared memory
     Shm,
     /// Midplane's streams over UDP on loopback
     Udp,
+    /// The kernel's TCP on loopback
+    #[value(hide = true)]
+    Tcp,
 }
 
 /// The runtime of both processes.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub enum Threads {
     /// `#[tokio::main(flavor = "current_thread")]`
     Single,
@@ -58,7 +125,35 @@ pub enum Threads {
     Multi,
 }
 
-/// Measures unmodified axum services over midplane's streams, compared with tokio's TCP in alternating rounds.
+/// A process of a row.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum Part {
+    Service,
+    Client,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Row {
+    #[serde(serialize_with = "serialize")]
+    pub transport: Transport,
+    #[serde(serialize_with = "serialize")]
+    pub what: What,
+    #[serde(serialize_with = "serialize")]
+    pub placement: Placement,
+    pub connections: u16,
+}
+
+/// Returns the word of the command line, which JSON and the table have as well.
+pub fn word(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |word| word.get_name().to_owned())
+}
+
+fn serialize<S: Serializer>(value: &impl ValueEnum, into: S) -> Result<S::Ok, S::Error> {
+    into.serialize_str(&word(value))
+}
+
+/// Measures axum and tonic services and calls over midplane's nodes, compared with tokio's TCP in alternating rounds.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "services", version, after_help = EXAMPLES)]
 pub struct Arguments {
@@ -66,17 +161,26 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,udp")]
     pub transport: Vec<Transport>,
 
-    /// What is asked for, with commas between
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "axum-hello,axum4mib")]
-    pub what: Vec<What>,
+    /// What is measured, with commas between [default: all that count answers]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    what: Vec<What>,
 
-    /// Connections that each have one request under way, from 1 to 256, with commas between
-    #[arg(long, value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub connections: Vec<u16>,
+    /// Measures processor time: the same as `--what idle,paced`
+    #[arg(long, conflicts_with = "what")]
+    idle: bool,
 
-    /// Which processors the two processes may use, with commas between
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "any,one-core,two-cores")]
-    pub placement: Vec<Placement>,
+    /// Measures memory: the same as `--what memory --placement any`
+    #[arg(long, conflicts_with_all = ["what", "idle"])]
+    memory: bool,
+
+    /// Callers that each have one request under way, or connections, from 1 to 4096, with commas between [default: those
+    /// of the table in docs/services.md]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=4096))]
+    connections: Vec<u16>,
+
+    /// Which processors the two processes may use, with commas between [default: all three; any with `--memory`]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    placement: Vec<Placement>,
 
     /// The runtime of both processes; with several threads they run on any processor
     #[arg(long, value_enum, default_value = "single")]
@@ -86,21 +190,61 @@ pub struct Arguments {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=100))]
     pub rounds: u16,
 
-    /// Seconds of each measurement, from 0.05 to 60
-    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
-    pub seconds: f64,
+    /// Seconds of each measurement, from 0.05 to 60 [default: 0.5; 5 for processor time]
+    #[arg(long, value_parser = seconds)]
+    seconds: Option<f64>,
 
     /// Prints one JSON document
     #[arg(long)]
     pub json: bool,
 
-    /// Serves over this transport, in a cluster or at a port that the first line of the output names
+    /// The process of one row that this is
     #[arg(long, value_enum, hide = true)]
-    pub serve: Option<Transport>,
+    pub part: Option<Part>,
+
+    /// Where the service is
+    #[arg(long, hide = true, default_value = "")]
+    pub at: String,
 
     /// The processor to run on
     #[arg(long, hide = true)]
     pub processor: Option<usize>,
+}
+
+impl Arguments {
+    /// Returns the rows that were asked for, in the order of the table.
+    pub fn rows(&self) -> Vec<Row> {
+        let subjects: &[What] = match (self.idle, self.memory, &self.what[..]) {
+            (true, ..) => &[What::Idle, What::Paced],
+            (_, true, _) => &[What::Memory],
+            (_, _, []) => &What::ANSWERS,
+            (.., what) => what,
+        };
+        let placements: &[Placement] = match &self.placement[..] {
+            [] if self.memory => &[Placement::Any],
+            [] => Placement::value_variants(),
+            placements => placements,
+        };
+        let mut rows = Vec::new();
+        for &transport in &self.transport {
+            for &what in subjects {
+                let connections = match &self.connections[..] {
+                    [] => what.connections(),
+                    connections => connections,
+                };
+                for &placement in placements {
+                    let row = |&connections| Row { transport, what, placement, connections };
+                    rows.extend(connections.iter().map(row));
+                }
+            }
+        }
+        rows
+    }
+
+    /// Returns how long a measurement takes.
+    pub fn seconds(&self, what: What) -> f64 {
+        self.seconds.unwrap_or(if what.unit() == Unit::OfACore { 5.0 } else { 0.5 })
+    }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -1,113 +1,146 @@
-//! The client: hyper connections, each with one request under way.
+//! The process of a client: does what a row asks for whenever its input says for how long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Empty};
-use hyper::Request;
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper_util::rt::TokioIo;
-use midplane::Node;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::time::{MissedTickBehavior, interval};
 
-use crate::Failure;
-use crate::arguments::{Transport, What};
+use crate::arguments::{Row, What};
+use crate::place::{Io, Target, say};
+use crate::{Failure, bulk, calls, grpc, http};
 
-/// Where the connections of a client go.
-pub enum Target {
-    Tcp(String),
-    Node(Node),
+/// The period of requests of [`What::Paced`].
+const PERIOD: Duration = Duration::from_millis(3);
+/// The time that connections have to give memory back once they are idle.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// Says that it is ready; then, for each line of its input with seconds, does the work and says how much.
+pub async fn run(row: Row, place: &str) -> Result<(), Failure> {
+    let target = Target::new(row.transport, place).await?;
+    let mut callers = Caller::all(&target, row).await?;
+    let mut held = Vec::new();
+    for caller in &mut callers {
+        caller.call().await?;
+    }
+    say("ready");
+    let mut orders = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(order) = orders.next_line().await? {
+        let time = Duration::from_secs_f64(order.parse()?);
+        let done = match row.what {
+            What::Idle => idle(time).await,
+            What::Paced => paced(&mut callers, time).await?,
+            What::Memory => hold(&target, row.connections, &mut held).await?,
+            _ => answers(&mut callers, time).await?,
+        };
+        say(done);
+    }
+    Ok(())
 }
 
-type Sender = SendRequest<Empty<Bytes>>;
+/// A caller of any service, with one request under way.
+enum Caller {
+    Http(http::Caller),
+    Grpc(grpc::Caller),
+    Call(calls::Caller),
+}
 
-impl Target {
-    pub async fn new(transport: Transport, place: &str) -> Result<Self, Failure> {
-        Ok(match transport {
-            Transport::Tcp => Self::Tcp(place.to_owned()),
-            Transport::Shm => Self::Node(Node::builder().cluster(place).start().await?),
-            Transport::Udp => {
-                let builder = Node::builder().transports("udp").discover(place);
-                Self::Node(builder.start().await?)
-            }
-        })
-    }
-
-    async fn connect(&self) -> Result<Sender, Failure> {
-        match self {
-            Self::Tcp(address) => {
-                let stream = tokio::net::TcpStream::connect(address).await?;
-                stream.set_nodelay(true)?;
-                hyper_over(stream).await
-            }
-            Self::Node(node) => hyper_over(node.connect("service").await?).await,
-        }
-    }
-
-    /// Connects so many times.
-    pub async fn connections(&self, count: u16) -> Result<Vec<Sender>, Failure> {
+impl Caller {
+    async fn all(target: &Target, row: Row) -> Result<Vec<Self>, Failure> {
+        let bytes = match row.what {
+            What::Tonic64 | What::Call64 => 64,
+            _ => 4096,
+        };
         let mut all = Vec::new();
-        for _ in 0..count {
-            all.push(self.connect().await?);
+        match row.what {
+            What::Tonic64 | What::Tonic4096 => {
+                let caller = grpc::Caller::new(target, bytes).await?;
+                all.extend((0..row.connections).map(|_| Self::Grpc(caller.clone())));
+            }
+            What::Call64 | What::Call4096 => {
+                let callers = calls::Caller::new(target, bytes, row.connections).await?;
+                all.extend(callers.into_iter().map(Self::Call));
+            }
+            What::Memory => {}
+            What::AxumHello | What::Axum4mib | What::Idle | What::Paced => {
+                for _ in 0..row.connections {
+                    let is_large = row.what == What::Axum4mib;
+                    all.push(Self::Http(http::Caller::new(target, is_large).await?));
+                }
+            }
         }
         Ok(all)
     }
+
+    async fn call(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Http(caller) => caller.call().await,
+            Self::Grpc(caller) => caller.call().await,
+            Self::Call(caller) => caller.call().await,
+        }
+    }
 }
 
-async fn hyper_over<S>(stream: S) -> Result<Sender, Failure>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
-    Ok(sender)
-}
-
-/// Answers a second over all connections, for `time`.
-pub async fn measure(
-    connections: &mut Vec<Sender>,
-    what: What,
-    time: Duration,
-) -> Result<f64, Failure> {
+/// Counts the answers of all callers at once.
+async fn answers(callers: &mut Vec<Caller>, time: Duration) -> Result<f64, Failure> {
     let (answers, ends) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-    let callers: Vec<_> = std::mem::take(connections)
-        .into_iter()
-        .map(|sender| tokio::spawn(call(sender, what, Arc::clone(&answers), Arc::clone(&ends))))
-        .collect();
-    let start = Instant::now();
+    let start = |mut caller: Caller| {
+        let (answers, ends) = (Arc::clone(&answers), Arc::clone(&ends));
+        tokio::spawn(async move {
+            while !ends.load(Ordering::Relaxed) {
+                caller.call().await?;
+                answers.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok::<_, Failure>(caller)
+        })
+    };
+    let tasks: Vec<_> = std::mem::take(callers).into_iter().map(start).collect();
+    let since = Instant::now();
     tokio::time::sleep(time).await;
-    let (count, taken) = (answers.load(Ordering::Relaxed), start.elapsed());
+    let (count, taken) = (answers.load(Ordering::Relaxed), since.elapsed());
     ends.store(true, Ordering::Relaxed);
-    for caller in callers {
-        connections.push(caller.await??);
+    for task in tasks {
+        callers.push(task.await??);
     }
-    Ok(count as f64 / taken.as_secs_f64())
+    // A timer may be late.
+    Ok(count as f64 * time.as_secs_f64() / taken.as_secs_f64())
 }
 
-async fn call(
-    mut sender: Sender,
-    what: What,
-    answers: Arc<AtomicU64>,
-    ends: Arc<AtomicBool>,
-) -> Result<Sender, Failure> {
-    let (path, length) = match what {
-        What::AxumHello => ("/hello", 5),
-        What::Axum4mib => ("/large", 4 << 20),
-    };
-    while !ends.load(Ordering::Relaxed) {
-        sender.ready().await?;
-        let request = Request::get(path).header("host", "service").body(Empty::new())?;
-        let mut body = sender.send_request(request).await?.into_body();
-        let mut bytes = 0;
-        while let Some(frame) = body.frame().await {
-            bytes += frame?.data_ref().map_or(0, Bytes::len);
+async fn idle(time: Duration) -> f64 {
+    tokio::time::sleep(time).await;
+    0.0
+}
+
+/// Has each caller ask once in each period.
+async fn paced(callers: &mut [Caller], time: Duration) -> Result<f64, Failure> {
+    let (mut ticks, since, mut count) = (interval(PERIOD), Instant::now(), 0.0);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while since.elapsed() < time {
+        ticks.tick().await;
+        for caller in &mut *callers {
+            caller.call().await?;
+            count += 1.0;
         }
-        if bytes != length {
-            return Err(format!("an answer of {bytes} bytes instead of {length}").into());
-        }
-        answers.fetch_add(1, Ordering::Relaxed);
     }
-    Ok(sender)
+    Ok(count)
+}
+
+/// Has so many connections carry 1 MiB, eight at once, and keeps them.
+async fn hold(target: &Target, count: u16, held: &mut Vec<Box<dyn Io>>) -> Result<f64, Failure> {
+    let mut left = count;
+    while left > 0 {
+        let at_once = left.min(8);
+        let start = |_| {
+            let target = target.clone();
+            tokio::spawn(async move { bulk::carry(&target).await })
+        };
+        let tasks: Vec<_> = (0..at_once).map(start).collect();
+        for task in tasks {
+            held.push(task.await??);
+        }
+        left -= at_once;
+    }
+    tokio::time::sleep(SETTLE).await;
+    Ok(held.len() as f64)
 }

@@ -1,103 +1,103 @@
-//! Unmodified axum services over midplane's streams, compared with tokio's TCP: see `--help`.
+//! Unmodified axum and tonic services and calls over midplane's nodes, compared with tokio's TCP: see `--help`.
 
 mod arguments;
+mod bulk;
+mod calls;
 mod client;
-mod service;
+mod grpc;
+mod http;
+mod pair;
+mod place;
 
-use std::process::Stdio;
-use std::time::Duration;
+use std::process::ExitCode;
 
-use arguments::{Arguments, Placement, Threads, Transport, What};
+use arguments::{Arguments, Part, Row, Threads, Transport, Unit, word};
 use clap::Parser;
-use client::Target;
-use indicatif::ProgressBar;
+use indicatif::{ProgressBar, ProgressStyle};
+use pair::Pair;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// One row of the table.
+/// One line of the table.
 #[derive(Debug, Serialize)]
 struct Run {
-    transport: Transport,
-    what: What,
-    placement: Placement,
-    connections: u16,
-    /// Answers a second, medians of the rounds.
+    #[serde(flatten)]
+    row: Row,
+    unit: Unit,
+    /// Medians of the rounds.
     ours: f64,
     theirs: f64,
-    /// Median of the rounds' ratios, and their range over it.
-    ratio: f64,
-    spread: f64,
+    /// Median of the rounds' ratios, and their range over it; none where TCP's is 0.
+    ratio: Option<f64>,
+    spread: Option<f64>,
 }
 
-fn main() {
+fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let rows = arguments.rows();
+    if arguments.part.is_none() && rows.iter().any(|row| row.transport == Transport::Tcp) {
+        eprintln!("services: --transport tcp: TCP is what ours are compared with; name shm or udp");
+        return ExitCode::from(2);
+    }
     let mut builder = match arguments.threads {
         Threads::Single => tokio::runtime::Builder::new_current_thread(),
         Threads::Multi => tokio::runtime::Builder::new_multi_thread(),
     };
     if let Some(processor) = arguments.processor {
-        pin(&[processor]);
+        let mut set = CpuSet::new();
+        set.set(processor);
+        // Without the right to, the row says what it can.
+        let _ = sched_setaffinity(None, &set);
     }
+    // A thousand connections need more descriptors than a process has by default.
+    let most = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
     let runtime = builder.enable_all().build().expect("a runtime");
     let ended = runtime.block_on(async {
-        match arguments.serve {
-            Some(transport) => service::serve(transport).await,
-            None => run(&arguments).await,
+        match arguments.part {
+            Some(Part::Service) => place::serve(rows[0]).await,
+            Some(Part::Client) => client::run(rows[0], &arguments.at).await,
+            None => run(&arguments, &rows).await,
         }
     });
-    if let Err(error) = ended {
-        eprintln!("services: {error}");
-        std::process::exit(1);
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("services: {error}");
+            ExitCode::FAILURE
+        }
     }
 }
 
-fn pin(processors: &[usize]) {
-    let mut set = CpuSet::new();
-    processors.iter().for_each(|processor| set.set(*processor));
-    // Without the right to, the row says what it can.
-    let _ = sched_setaffinity(None, &set);
-}
-
-async fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.transport.contains(&Transport::Tcp) {
-        eprintln!("services: --transport tcp: TCP is what ours are compared with; name shm or udp");
-        std::process::exit(2);
-    }
-    let kinds = arguments.transport.len() * arguments.what.len();
-    let rows = kinds * arguments.connections.len() * arguments.placement.len();
-    let processors: Vec<usize> = (0..std::thread::available_parallelism()?.get()).collect();
-    let progress = ProgressBar::new((rows * usize::from(arguments.rounds)) as u64);
-    let mut runs = Vec::new();
+async fn run(arguments: &Arguments, rows: &[Row]) -> Result<(), Failure> {
+    let progress = ProgressBar::new(rows.len() as u64 * u64::from(arguments.rounds));
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} rounds, {msg}")?;
+    progress.set_style(style);
     if !arguments.json {
         println!(
-            "{:9} {:11} {:10} {:>11} {:>12} {:>12} {:>7} {:>7}",
+            "{:9} {:10} {:9} {:>11} {:>12} {:>12} {:>9} {:>7} {:>7}",
             "transport",
             "what",
             "placement",
             "connections",
-            "ours 1/s",
-            "TCP 1/s",
+            "ours",
+            "TCP",
+            "unit",
             "ratio",
             "spread"
         );
     }
-    for transport in &arguments.transport {
-        for what in &arguments.what {
-            for placement in &arguments.placement {
-                for connections in &arguments.connections {
-                    let asked = (*transport, *what, *placement, *connections);
-                    let run = row(arguments, asked, &processors, &progress).await?;
-                    if !arguments.json {
-                        progress.suspend(|| show(&run));
-                    }
-                    runs.push(run);
-                }
-            }
+    let mut runs = Vec::new();
+    for &row in rows {
+        progress.set_message(word(&row.what));
+        let run = Run::new(row, measure(arguments, row, &progress).await?);
+        if !arguments.json {
+            progress.suspend(|| run.show());
         }
+        runs.push(run);
     }
     progress.finish_and_clear();
     if arguments.json {
@@ -106,75 +106,67 @@ async fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show(run: &Run) {
-    let what = format!("{:?}", run.what);
-    let placement = format!("{:?}", run.placement);
-    let transport = format!("{:?}", run.transport);
-    println!(
-        "{transport:9} {what:11} {placement:10} {:>11} {:>12.0} {:>12.0} {:>7.2} {:>7.2}",
-        run.connections, run.ours, run.theirs, run.ratio, run.spread
-    );
-}
-
-/// Starts a service in a process of its own; where it is.
-async fn start(
-    threads: Threads,
-    transport: Transport,
-    processor: Option<usize>,
-) -> Result<(Child, String), Failure> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args([
-        "--serve",
-        match transport {
-            Transport::Tcp => "tcp",
-            Transport::Shm => "shm",
-            Transport::Udp => "udp",
-        },
-    ]);
-    command.args(["--threads", if threads == Threads::Single { "single" } else { "multi" }]);
-    if let Some(processor) = processor {
-        command.args(["--processor", &processor.to_string()]);
-    }
-    let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
-    let output = child.stdout.take().ok_or("no output")?;
-    let place = BufReader::new(output).lines().next_line().await?.ok_or("the service ended")?;
-    Ok((child, place))
-}
-
-async fn row(
+/// Measures ours and TCP's in turn; returns the pairs of numbers.
+async fn measure(
     arguments: &Arguments,
-    (transport, what, placement, connections): (Transport, What, Placement, u16),
-    processors: &[usize],
+    row: Row,
     progress: &ProgressBar,
-) -> Result<Run, Failure> {
-    let (own, service) = match placement {
-        Placement::Any => (processors.to_vec(), None),
-        Placement::OneCore => (vec![0], Some(0)),
-        Placement::TwoCores => (vec![1 % processors.len()], Some(0)),
-    };
-    pin(&own);
-    let mut ways = Vec::new();
-    for transport in [transport, Transport::Tcp] {
-        let (child, place) = start(arguments.threads, transport, service).await?;
-        let target = Target::new(transport, &place).await?;
-        let open = target.connections(connections).await?;
-        ways.push((child, target, open));
-    }
-    let time = Duration::from_secs_f64(arguments.seconds);
-    let mut rates = [Vec::new(), Vec::new()];
+) -> Result<Vec<[f64; 2]>, Failure> {
+    let seconds = arguments.seconds(row.what);
+    let theirs = Row { transport: Transport::Tcp, ..row };
+    let mut rounds = Vec::new();
+    let mut pairs = None;
     for _ in 0..arguments.rounds {
-        for ((_, _, open), rates) in ways.iter_mut().zip(&mut rates) {
-            rates.push(client::measure(open, what, time).await?);
+        // Memory that was used once is used again: each round has new processes.
+        if row.what.unit() == Unit::Bytes {
+            pairs = None;
         }
+        if pairs.is_none() {
+            let threads = arguments.threads;
+            pairs = Some([Pair::start(threads, row).await?, Pair::start(threads, theirs).await?]);
+        }
+        let [ours, theirs] = pairs.as_mut().expect("they were started");
+        rounds.push([ours.measure(seconds).await?, theirs.measure(seconds).await?]);
         progress.inc(1);
     }
-    let ratios: Vec<f64> =
-        rates[0].iter().zip(&rates[1]).map(|(ours, theirs)| ours / theirs).collect();
-    let (least, most) = ratios.iter().fold((f64::MAX, 0.0_f64), |(a, b), r| (a.min(*r), b.max(*r)));
-    let ratio = median(ratios);
-    let [ours, theirs] = rates.map(median);
-    let spread = (most - least) / ratio;
-    Ok(Run { transport, what, placement, connections, ours, theirs, ratio, spread })
+    Ok(rounds)
+}
+
+impl Run {
+    fn new(row: Row, rounds: Vec<[f64; 2]>) -> Self {
+        let ratios: Vec<f64> = rounds.iter().map(|[ours, theirs]| ours / theirs).collect();
+        let (least, most) =
+            ratios.iter().fold((f64::MAX, 0.0_f64), |(a, b), r| (a.min(*r), b.max(*r)));
+        let ratio = Some(median(ratios)).filter(|ratio| ratio.is_finite());
+        Self {
+            row,
+            unit: row.what.unit(),
+            ours: median(rounds.iter().map(|[ours, _]| *ours).collect()),
+            theirs: median(rounds.iter().map(|[_, theirs]| *theirs).collect()),
+            ratio,
+            spread: ratio.map(|ratio| (most - least) / ratio).filter(|spread| spread.is_finite()),
+        }
+    }
+
+    fn show(&self) {
+        let Row { transport, what, placement, connections } = &self.row;
+        let (factor, digits, unit) = match self.unit {
+            Unit::AnswersPerS => (1.0, 0, "1/s"),
+            Unit::OfACore => (100.0, 3, "% of core"),
+            Unit::Bytes => (1.0 / f64::from(1 << 20), 1, "MiB"),
+        };
+        let optional = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.2}"));
+        println!(
+            "{:9} {:10} {:9} {connections:>11} {:>12.digits$} {:>12.digits$} {unit:>9} {:>7} {:>7}",
+            word(transport),
+            word(what),
+            word(placement),
+            self.ours * factor,
+            self.theirs * factor,
+            optional(self.ratio),
+            optional(self.spread),
+        );
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -1,4 +1,6 @@
-//! Virtual Interface queues, and MPI-grade messages over them.
+//! Virtual Interface queues, and MPI-grade messages over them; byte streams between processes.
+//!
+//! All but `service`, `session` and `wire` is behind the feature `interfaces`, which is on by default.
 //!
 //! - [`message`]: start here: messages with MPI's matching rules, over whatever carries packets
 //! - [`rdma`]: carries packets over Virtual Interfaces, as LAM over VIA does
@@ -16,31 +18,47 @@
 //! - `service`, with the feature of that name: byte streams, message streams and request-reply for
 //!   services that know tokio, futures and tower
 //! - `wire`, with the feature of that name: reliable byte pipes between processes, over UDP datagrams
+//! - `session`, with the feature of that name, on Linux: byte streams between processes, over shared memory, UDP and TCP;
+//!   it needs no NIC
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "interfaces")]
 pub mod attributes;
+#[cfg(feature = "interfaces")]
 mod command;
+#[cfg(feature = "interfaces")]
 pub mod context;
+#[cfg(feature = "interfaces")]
 pub mod descriptor;
+#[cfg(feature = "interfaces")]
 pub mod direct;
-#[cfg(test)]
+#[cfg(all(feature = "interfaces", test))]
 #[path = "../../../docs/wireshark/tables.rs"]
 mod dissector;
+#[cfg(feature = "interfaces")]
 pub mod firmware;
+#[cfg(feature = "interfaces")]
 pub mod keeper;
-#[cfg(target_os = "linux")]
+#[cfg(all(feature = "interfaces", target_os = "linux"))]
 pub mod lanes;
+#[cfg(feature = "interfaces")]
 pub mod memory;
+#[cfg(feature = "interfaces")]
 pub mod message;
+#[cfg(feature = "interfaces")]
 pub mod nic;
+#[cfg(feature = "interfaces")]
 pub mod outcome;
+#[cfg(feature = "interfaces")]
 pub mod rdma;
 #[cfg(feature = "service")]
 pub mod service;
 #[cfg(all(feature = "session", target_os = "linux"))]
 pub mod session;
+#[cfg(feature = "interfaces")]
 pub mod slots;
 #[cfg(feature = "wire")]
 pub mod wire;
 
+#[cfg(feature = "interfaces")]
 pub use command::VIA;

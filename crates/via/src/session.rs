@@ -43,7 +43,7 @@ use line::Line;
 use mover::Mover;
 use piped::Piped;
 pub use stats::Stats;
-pub use stream::Stream;
+pub use stream::{Stream, Watch};
 use wire::{Dialing, Wire};
 
 use crate::wire::endpoint::{Endpoint, PipeId, TokenCounters};

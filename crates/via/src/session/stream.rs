@@ -1,5 +1,6 @@
 //! A stream of bytes between two processes: tokio's `AsyncRead` and `AsyncWrite`.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -29,11 +30,25 @@ use super::frame::Reason;
 pub struct Stream {
     session: Arc<Session>,
     number: u32,
+    watch: Option<Box<dyn Watch>>,
+}
+
+/// Observes a stream until it is dropped with it.
+pub trait Watch: fmt::Debug + Send + Sync {
+    /// Counts bytes that were written.
+    fn on_sent(&self, bytes: usize);
+    /// Counts bytes that were read.
+    fn on_received(&self, bytes: usize);
 }
 
 impl Stream {
     pub(super) const fn new(session: Arc<Session>, number: u32) -> Self {
-        Self { session, number }
+        Self { session, number, watch: None }
+    }
+
+    /// Has the stream observed from now on, by this one alone.
+    pub fn watch(&mut self, watch: Box<dyn Watch>) {
+        self.watch = Some(watch);
     }
 
     /// The session that carries the stream.
@@ -134,8 +149,11 @@ impl Stream {
                 written => Poll::Ready(Ok(written)),
             }
         });
-        if written.is_ready() {
+        if let Poll::Ready(done) = &written {
             budget.made_progress();
+            if let (Some(watch), Ok(bytes)) = (&self.watch, done) {
+                watch.on_sent(*bytes);
+            }
         }
         written
     }
@@ -197,9 +215,13 @@ impl AsyncRead for Stream {
             return Poll::Ready(Ok(()));
         }
         let budget = ready!(poll_proceed(context));
+        let before = into.filled().len();
         let read = self.poll_read_direct(context, into);
         if read.is_ready() {
             budget.made_progress();
+            if let Some(watch) = &self.watch {
+                watch.on_received(into.filled().len() - before);
+            }
         }
         read
     }

@@ -1,0 +1,85 @@
+//! The places of services: at nodes, and at addresses of TCP.
+
+use std::io::Write;
+
+use midplane::{Node, Stream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::arguments::{Row, Transport, What};
+use crate::{Failure, bulk, calls, grpc, http};
+
+/// The name of each service.
+pub const SERVICE: &str = "service";
+
+/// A stream of either kind.
+pub trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl Io for Stream {}
+impl Io for TcpStream {}
+
+/// Where the connections of a client go.
+#[derive(Clone)]
+pub enum Target {
+    Tcp(String),
+    Node(Node),
+}
+
+impl Target {
+    pub async fn new(transport: Transport, place: &str) -> Result<Self, Failure> {
+        Ok(match transport {
+            Transport::Tcp => Self::Tcp(place.to_owned()),
+            Transport::Shm => Self::Node(Node::builder().cluster(place).start().await?),
+            Transport::Udp => {
+                let builder = Node::builder().transports("udp").discover(place);
+                Self::Node(builder.start().await?)
+            }
+        })
+    }
+
+    pub async fn connect(&self) -> Result<Box<dyn Io>, Failure> {
+        Ok(match self {
+            Self::Tcp(address) => {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                Box::new(stream)
+            }
+            Self::Node(node) => Box::new(node.connect(SERVICE).await?),
+        })
+    }
+}
+
+/// Serves until the process is killed; the first line of the output says where.
+pub async fn serve(row: Row) -> Result<(), Failure> {
+    if row.transport == Transport::Tcp {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        say(listener.local_addr()?);
+        return match row.what {
+            What::Tonic64 | What::Tonic4096 => grpc::serve_tcp(listener).await,
+            What::Call64 | What::Call4096 => calls::serve_tcp(listener).await,
+            What::Memory => bulk::serve_tcp(listener).await,
+            _ => http::serve_tcp(listener).await,
+        };
+    }
+    let cluster = format!("services-{}", std::process::id());
+    let (node, place) = if row.transport == Transport::Shm {
+        (Node::builder().cluster(&cluster).start().await?, cluster)
+    } else {
+        let node = Node::builder().transports("udp").start().await?;
+        let address = node.address().ok_or("no address")?;
+        (node, address.to_string())
+    };
+    say(place);
+    match row.what {
+        What::Tonic64 | What::Tonic4096 => grpc::serve(&node).await,
+        What::Call64 | What::Call4096 => calls::serve(&node).await,
+        What::Memory => bulk::serve(&node).await,
+        _ => http::serve(&node).await,
+    }
+}
+
+/// Writes a line for the process that has started this one.
+pub fn say(line: impl std::fmt::Display) {
+    println!("{line}");
+    let _ = std::io::stdout().flush();
+}

@@ -1,0 +1,41 @@
+//! Counters by name, for a bounded number of names: a recorder keeps each label for ever.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use super::lock;
+
+/// Names that are labels of their own.
+pub(super) const MOST_NAMES: usize = 1_024;
+/// The label of all further names.
+pub(super) const OTHER: &str = "other";
+
+/// Counters by name.
+#[derive(Debug, Default)]
+pub(super) struct Named<T>(Mutex<BTreeMap<String, Arc<T>>>);
+
+impl<T: Default> Named<T> {
+    /// Returns the label of a name.
+    pub(super) fn label<'a>(&self, name: &'a str) -> &'a str {
+        enter(&mut lock(&self.0), name)
+    }
+
+    /// Returns the counters of a name.
+    pub(super) fn counters(&self, name: &str) -> Arc<T> {
+        let mut all = lock(&self.0);
+        let label = enter(&mut all, name);
+        Arc::clone(&all[label])
+    }
+
+    pub(super) fn each(&self, mut show: impl FnMut(&str, &T)) {
+        lock(&self.0).iter().for_each(|(name, counters)| show(name, counters));
+    }
+}
+
+fn enter<'a, T: Default>(all: &mut BTreeMap<String, Arc<T>>, name: &'a str) -> &'a str {
+    let label = if all.len() < MOST_NAMES || all.contains_key(name) { name } else { OTHER };
+    if !all.contains_key(label) {
+        all.insert(label.to_owned(), Arc::default());
+    }
+    label
+}

@@ -1,0 +1,114 @@
+use std::collections::BTreeSet;
+
+use metrics::{
+    Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString as Text, Unit,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::named::{MOST_NAMES, OTHER};
+use super::*;
+use crate::Node;
+
+/// The words in quotes that begin with `midplane_`.
+fn quoted(text: &str, quote: char) -> BTreeSet<&str> {
+    text.split(quote).filter(|word| word.starts_with("midplane_")).collect()
+}
+
+#[test]
+fn the_table_of_the_docs_has_each_name_and_no_other() {
+    let code = include_str!("../meter.rs");
+    let names = code.split("pub(crate) mod name {").nth(1).unwrap().split("\n}").next().unwrap();
+    let docs = include_str!("../../../docs/metrics.md");
+    let table: String = docs.lines().filter(|line| line.starts_with("| `midplane_")).collect();
+    assert_eq!(quoted(&table, '`'), quoted(names, '"'));
+}
+
+#[test]
+fn names_beyond_a_bound_share_one_label() {
+    let all = Named::<Total>::default();
+    for number in 0..2 * MOST_NAMES {
+        all.counters(&format!("peer-{number}")).add_one();
+    }
+    let mut labels = 0;
+    all.each(|label, total| {
+        labels += 1;
+        let expected = if label == OTHER { MOST_NAMES as u64 } else { 1 };
+        assert_eq!(total.take(), expected, "{label}");
+    });
+    assert_eq!(labels, MOST_NAMES + 1);
+    assert_eq!((all.label("peer-0"), all.label("late")), ("peer-0", OTHER));
+}
+
+#[test]
+fn two_reports_at_once_take_each_addition_once() {
+    let total = Total::default();
+    let taken: u64 = std::thread::scope(|scope| {
+        let take = || (0..10_000).map(|_| total.take()).sum::<u64>();
+        let takers = [scope.spawn(take), scope.spawn(take)];
+        (0..10_000).for_each(|_| total.add_one());
+        takers.into_iter().map(|taker| taker.join().unwrap()).sum()
+    });
+    assert_eq!(taken + total.take(), 10_000);
+}
+
+/// Keeps counters by name and labels.
+#[derive(Default)]
+struct Kept(Mutex<BTreeMap<String, Arc<AtomicU64>>>);
+
+impl Kept {
+    fn at(&self, key: &Key) -> Arc<AtomicU64> {
+        let labels: Vec<_> =
+            key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
+        let name = format!("{} {}", key.name(), labels.join(" "));
+        Arc::clone(lock(&self.0).entry(name).or_default())
+    }
+
+    fn value(&self, name: &str) -> u64 {
+        lock(&self.0).get(name).map_or(0, |value| value.load(Ordering::Relaxed))
+    }
+}
+
+impl Recorder for Kept {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: Text) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: Text) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: Text) {}
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(self.at(key))
+    }
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(self.at(key))
+    }
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+#[test]
+fn what_was_counted_since_the_last_report_is_reported_when_a_node_ends() {
+    let kept = Kept::default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    metrics::with_local_recorder(&kept, || {
+        runtime.block_on(async {
+            let builder = Node::builder().cluster(format!("end-{}", std::process::id()));
+            let server = builder.clone().name("server").start().await.unwrap();
+            let client = builder.name("client").start().await.unwrap();
+            let mut listener = server.listen("sink").await.unwrap();
+            let mut stream = client.connect("sink").await.unwrap();
+            stream.write_all(b"seven b").await.unwrap();
+            let (mut accepted, _) = listener.accept().await.unwrap();
+            accepted.read_exact(&mut [0; 7]).await.unwrap();
+            drop((stream, accepted));
+            client.shutdown().await;
+            server.shutdown().await;
+        });
+    });
+    for (node, role, name) in [
+        ("client", "client", "midplane_service_sent_bytes_total"),
+        ("server", "server", "midplane_service_received_bytes_total"),
+    ] {
+        let labels = format!("node={node} service=sink role={role}");
+        assert_eq!(kept.value(&format!("{name} {labels}")), 7, "{:?}", lock(&kept.0));
+        assert_eq!(kept.value(&format!("midplane_service_accepted_total {labels}")), 1);
+        assert_eq!(kept.value(&format!("midplane_service_streams_open {labels}")), 0);
+    }
+}

@@ -1,0 +1,95 @@
+//! Counts the streams of each service, and has a span for each stream.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use metrics::{SharedString, gauge};
+use midplane_via::session::{Stream, Watch};
+use tracing::Span;
+
+use super::{Total, count, name};
+
+/// The side of a service's stream that a node is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(in crate::node) enum Role {
+    /// It offers the service.
+    Server,
+    /// It has opened the stream.
+    Client,
+}
+
+impl Role {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Server => "server",
+            Self::Client => "client",
+        }
+    }
+}
+
+/// Counts the streams of one service.
+#[derive(Debug, Default)]
+pub(in crate::node) struct Streams {
+    pub(in crate::node) accepted: Total,
+    pub(in crate::node) refused: Total,
+    open: AtomicU64,
+    sent: Total,
+    received: Total,
+}
+
+impl Streams {
+    pub(super) fn report(&self, node: &SharedString, role: Role, service: &str) {
+        let labels = [
+            ("node", node.clone()),
+            ("service", service.to_owned().into()),
+            ("role", role.label().into()),
+        ];
+        let totals = [
+            (name::SERVICE_ACCEPTED, &self.accepted),
+            (name::SERVICE_REFUSED, &self.refused),
+            (name::SERVICE_SENT, &self.sent),
+            (name::SERVICE_RECEIVED, &self.received),
+        ];
+        for (name, total) in totals {
+            count(name, &labels, total.take());
+        }
+        gauge!(name::SERVICE_OPEN, &labels).set(self.open.load(Ordering::Relaxed) as f64);
+    }
+}
+
+/// Makes the span of a stream.
+pub(in crate::node) fn stream_span(stream: &Stream, role: Role, service: &str, peer: &str) -> Span {
+    let transport = stream.session().transport().name();
+    tracing::debug_span!("stream", service, peer, transport, role = role.label())
+}
+
+/// Counts what a stream carries; dropped with it, and its span with both.
+#[derive(Debug)]
+pub(in crate::node) struct Watched {
+    streams: Arc<Streams>,
+    _span: Span,
+}
+
+impl Watched {
+    /// Observes a stream until it is dropped.
+    pub(in crate::node) fn start(stream: &mut Stream, streams: Arc<Streams>, span: Span) {
+        streams.open.fetch_add(1, Ordering::Relaxed);
+        stream.watch(Box::new(Self { streams, _span: span }));
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.streams.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Watch for Watched {
+    fn on_sent(&self, bytes: usize) {
+        self.streams.sent.add(bytes as u64);
+    }
+
+    fn on_received(&self, bytes: usize) {
+        self.streams.received.add(bytes as u64);
+    }
+}
