@@ -57,8 +57,10 @@ const DECAY_STEPS: u64 = 8;
 const APPLICATION_LIMIT: f64 = 0.65;
 /// The weight of what is new in the feedback delay.
 const DELAY_GAIN: f64 = 1.0 / 8.0;
-/// While it drains the queue a sender keeps this share of its rate, for two feedback delays.
+/// While it drains the queue a sender keeps this share of its rate ...
 const DRAIN_SHARE: f64 = 0.5;
+/// ... for so many feedback delays.
+const DRAIN_DELAYS: f64 = 2.0;
 
 /// What a sender is allowed, and between which rates.
 #[derive(Clone, Copy, Debug)]
@@ -273,9 +275,12 @@ impl Controller {
         self.adjust((since / self.feedback_ns).min(1.0), unsure);
         self.brake(estimate.newest - Duration::from_nanos(estimate.span_ns / 2), unsure);
         self.past.note(now, self.rate(now), (self.feedback_ns / PAST_STEPS) as u64);
+        // A drain that began before a deep queue ends when that is gone: feedback is faster then.
+        let drained = now.plus_nanos((DRAIN_DELAYS * self.feedback_ns) as u64);
+        self.drain_until = self.drain_until.min(drained);
         if feedback.drain && now >= self.drain_until {
             self.delay.on_drain();
-            self.drain_until = now.plus_nanos((2.0 * self.feedback_ns) as u64);
+            self.drain_until = drained;
         }
         self.is_valid = true;
         self.valid_until = Some(self.expiry(now));

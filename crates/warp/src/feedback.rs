@@ -112,6 +112,9 @@ const MAX_LOOP_NS: i64 = 600_000_000_000;
 /// Out and back together take no offset. The way back is taken as the shortest of the last few
 /// feedbacks, so that neither its queues nor a drift of 100 ppm within them show; the path's own
 /// delay is the shortest whole loop since the last drain but one.
+///
+/// A path that grew longer for good looks like a queue until the second drain after that: at a steady rate both show a constant
+/// delay and a warp of 1, and only while all senders drain does a queue shrink and a path not.
 #[derive(Clone, Debug)]
 pub struct QueueDelay {
     returns: VecDeque<i64>,

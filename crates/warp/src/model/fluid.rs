@@ -21,13 +21,15 @@ pub struct FluidSender {
     sequence: u32,
     /// The step whose news arrived last.
     heard: u64,
+    /// Its next news asks it to let the queue run empty.
+    is_drain_asked: bool,
 }
 
 impl FluidSender {
     /// A sender with `delay` out and back, whose clock runs as the receiver's.
     #[must_use]
     pub const fn new(controller: Controller, delay: Duration) -> Self {
-        Self { controller, delay, skew_ppm: 0.0, sequence: 0, heard: 0 }
+        Self { controller, delay, skew_ppm: 0.0, sequence: 0, heard: 0, is_drain_asked: false }
     }
 }
 
@@ -42,12 +44,17 @@ pub struct Fluid {
     queue: f64,
     step_ns: u64,
     steps: u64,
-    /// The queue's delay in nanoseconds at each of the last steps, the oldest first.
+    /// The queue's delay in nanoseconds for the bytes of the last steps, as far as they have left it,
+    /// the oldest first.
     delays: VecDeque<f64>,
     /// The step of the oldest.
     oldest: u64,
+    /// Bytes that could have been served until each later step and with the queue before it: its bytes
+    /// leave when so many could have been served in all.
+    waiting: VecDeque<f64>,
+    /// Bytes that could have been served so far.
+    servable: f64,
     offered: f64,
-    is_drain_asked: bool,
 }
 
 impl Fluid {
@@ -64,8 +71,9 @@ impl Fluid {
             steps: 0,
             delays: VecDeque::new(),
             oldest: 0,
+            waiting: VecDeque::new(),
+            servable: 0.0,
             offered: 0.0,
-            is_drain_asked: false,
         }
     }
 
@@ -83,7 +91,8 @@ impl Fluid {
             let bytes = sender.controller.rate(now) * seconds;
             sender.controller.on_sent(now, bytes as usize + 1);
         }
-        self.delays.push_back(self.queue / self.service * 1e9);
+        self.waiting.push_back(self.servable + self.queue);
+        self.serve();
         self.queue = (self.queue + (self.offered - self.service) * seconds).max(0.0);
         self.steps += 1;
         self.tell();
@@ -98,9 +107,9 @@ impl Fluid {
         }
     }
 
-    /// The next news asks all senders to let the queue run empty.
-    pub const fn ask_for_a_drain(&mut self) {
-        self.is_drain_asked = true;
+    /// Each sender's next news asks it to let the queue run empty.
+    pub fn ask_for_a_drain(&mut self) {
+        self.senders.iter_mut().for_each(|sender| sender.is_drain_asked = true);
     }
 
     /// The time.
@@ -134,6 +143,20 @@ impl Fluid {
         &mut self.senders
     }
 
+    /// Serves the queue for a step, first in, first out. What leaves has waited at the rates that the
+    /// queue was served at meanwhile, not at the one of when it came.
+    fn serve(&mut self) {
+        let servable = self.servable + self.service * self.step_ns as f64 / 1e9;
+        while let Some(mark) = self.waiting.front().copied().filter(|mark| *mark <= servable) {
+            let came = (self.oldest + self.delays.len() as u64) * self.step_ns;
+            let left =
+                (self.steps * self.step_ns) as f64 + (mark - self.servable) / self.service * 1e9;
+            self.delays.push_back((left - came as f64).max(0.0));
+            self.waiting.pop_front();
+        }
+        self.servable = servable;
+    }
+
     /// News of what was sent long enough ago reaches its sender.
     fn tell(&mut self) {
         let now = self.now();
@@ -145,14 +168,15 @@ impl Fluid {
                 (step * self.step_ns) as f64 + queued + loop_ns
                     <= (self.steps * self.step_ns) as f64
             };
-            while heard + 1 < self.steps && arrived(heard + 1) {
+            let left = self.oldest + self.delays.len() as u64;
+            while heard + 1 < left && arrived(heard + 1) {
                 heard += 1;
             }
             if heard > sender.heard && heard > self.oldest && !self.is_feedback_cut {
                 let mut feedback = news(sender, heard, self.step_ns, now, |step| {
                     self.delays[(step - self.oldest) as usize]
                 });
-                feedback.drain = self.is_drain_asked;
+                feedback.drain = std::mem::take(&mut sender.is_drain_asked);
                 sender.controller.handle_feedback(now, &feedback);
             }
             sender.heard = heard;
@@ -163,7 +187,6 @@ impl Fluid {
     }
 
     fn forget(&mut self) {
-        self.is_drain_asked = false;
         let needed = self.senders.iter().map(|sender| sender.heard).min().unwrap_or(self.steps);
         while self.oldest + 2 < needed {
             self.delays.pop_front();

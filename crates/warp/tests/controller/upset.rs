@@ -80,13 +80,25 @@ fn w8_without_feedback_a_rate_decays_to_its_floor_and_comes_back() {
     }
 }
 
-/// Whether the path grows and shrinks as well, and in how many delays the senders are to be at work again.
-struct Upset {
-    path_changes: bool,
-    delays: u32,
+/// What a path may do before the link is healthy.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Path {
+    /// Its length stays.
+    Stays,
+    /// Its length changes; two drains follow once the link is healthy. At a steady rate a longer empty path and a standing
+    /// queue give a sender the same feedback: a constant delay, and a warp of 1. Only a drain tells them apart, since a queue
+    /// then shrinks and a path does not. Until then a sender gives up rate as for a queue, without a bound on the time. The
+    /// shortest loop is kept from one drain to the next but one, so that a drain that left some of the queue inflates no base:
+    /// the second drain forgets the shorter path.
+    Changes,
 }
 
-fn check_comes_back(seed: u64, upset: &Upset) {
+/// Feedback delays in which the senders are to be at work again, on a path that stays or after the second drain.
+const BACK_DELAYS: u32 = 50;
+/// Feedback delays between those drains: each takes two, and its news one.
+const DRAIN_DELAYS: u32 = 10;
+
+fn check_comes_back(seed: u64, path: Path) {
     let mut rng = Rng::new(seed, "liveness");
     let senders = 1 + rng.below(8) as usize;
     let draw = Draw::random(senders, seed);
@@ -95,7 +107,7 @@ fn check_comes_back(seed: u64, upset: &Upset) {
         match rng.below(4) {
             0 => fluid.service = SERVICE * (0.05 + 2.0 * rng.unit()),
             1 => fluid.is_feedback_cut = !fluid.is_feedback_cut,
-            2 if !upset.path_changes => {}
+            2 if path == Path::Stays => {}
             2 => fluid.senders().iter_mut().for_each(|sender| {
                 sender.delay = LOOP.mul_f64(0.2 + 3.0 * rng.unit());
             }),
@@ -107,28 +119,37 @@ fn check_comes_back(seed: u64, upset: &Upset) {
     fluid.service = SERVICE;
     fluid.is_feedback_cut = false;
     fluid.senders().iter_mut().for_each(|sender| sender.delay = LOOP);
+    if path == Path::Changes {
+        for _ in 0..2 {
+            fluid.ask_for_a_drain();
+            fluid.run(draw.feedback_delay() * DRAIN_DELAYS, |_| ());
+        }
+    }
+    fluid.run(draw.feedback_delay() * BACK_DELAYS, |_| ());
     let mut served = 0.0;
-    fluid.run(draw.feedback_delay() * upset.delays, |_| ());
     let mut looks = 0.0;
     fluid.run(draw.feedback_delay() * 20, |fluid| {
         looks += 1.0;
         served += if fluid.queue() > 0.0 { 1.0 } else { fluid.load().min(1.0) };
     });
-    assert!(served / looks >= 0.9, "seed {seed}: {} {:?}", served / looks, fluid.rates());
+    assert!(served / looks >= 0.9, "seed {seed}, {path:?}: {} {:?}", served / looks, fluid.rates());
 }
 
 #[test]
 fn w8_every_reachable_state_comes_back_to_work_within_50_delays() {
-    let upset = Upset { path_changes: true, delays: 50 };
-    (0..40).for_each(|seed| check_comes_back(seed, &upset));
+    // A queue whose service came back; paths that grew for good; a drain that began before a queue of 70 delays.
+    let known = [4_654, 3_598, 18_375_123_191_843_315_410, 1_776];
+    for path in [Path::Stays, Path::Changes] {
+        (0..40).chain(known).for_each(|seed| check_comes_back(seed, path));
+    }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(20))]
-    /// The bound is loose, and the path stays: one seed in thousands takes 65 delays, and where the path grew longer one in two
-    /// hundred is not back after 300, which `docs/tests.md` lists.
     #[test]
-    fn w8_every_state_on_a_path_that_stays_comes_back_from_new_seeds(seed: u64) {
-        check_comes_back(seed, &Upset { path_changes: false, delays: 150 });
+    fn w8_every_state_comes_back_to_work_from_new_seeds(seed: u64) {
+        for path in [Path::Stays, Path::Changes] {
+            check_comes_back(seed, path);
+        }
     }
 }
