@@ -17,6 +17,7 @@ mod line;
 mod mover;
 mod parts;
 mod piped;
+mod spin;
 mod stats;
 mod stream;
 #[cfg(test)]

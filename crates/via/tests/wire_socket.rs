@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::io::IoSlice;
+use std::sync::Mutex;
 use std::task::Poll;
 
 use midplane_simhw::seal::Key;
@@ -12,17 +13,18 @@ use midplane_via::wire::socket::Socket;
 /// Polls until `step` returns something; `step` is called after each turn.
 async fn drive<T>(
     socket: &mut Socket,
-    endpoint: &mut Endpoint,
+    endpoint: &mut Mutex<Endpoint>,
     mut step: impl FnMut(&mut Endpoint, Option<Event>) -> Option<T>,
 ) -> T {
     let mut done = None;
     poll_fn(|context| {
         loop {
             if done.is_none() {
-                done = step(endpoint, None);
+                done = step(endpoint.get_mut().unwrap(), None);
             }
-            while let Some(event) = endpoint.poll_event() {
-                done = done.take().or_else(|| step(endpoint, Some(event)));
+            let held = endpoint.get_mut().unwrap();
+            while let Some(event) = held.poll_event() {
+                done = done.take().or_else(|| step(held, Some(event)));
             }
             let polled =
                 socket.poll(context, endpoint).map(|result| result.expect("a live socket"));
@@ -37,14 +39,14 @@ async fn drive<T>(
     .await
 }
 
-fn node(key: Option<&Key>) -> (Socket, Endpoint) {
+fn node(key: Option<&Key>) -> (Socket, Mutex<Endpoint>) {
     let socket = Socket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let config = Config::default().socket_bytes(socket.receive_bytes()).key(key.cloned());
     let seed = socket.local_addr().unwrap().port();
-    (socket, Endpoint::new(config, seed.into()))
+    (socket, Mutex::new(Endpoint::new(config, seed.into())))
 }
 
-async fn send(socket: &mut Socket, endpoint: &mut Endpoint, id: PipeId, total: u64) {
+async fn send(socket: &mut Socket, endpoint: &mut Mutex<Endpoint>, id: PipeId, total: u64) {
     let block = vec![0x5a; 64 << 10];
     let mut left = total;
     drive(socket, endpoint, |endpoint, event| {
@@ -59,13 +61,13 @@ async fn send(socket: &mut Socket, endpoint: &mut Endpoint, id: PipeId, total: u
         (left == 0 && pipe.is_flushed()).then_some(())
     })
     .await;
-    println!("{:?}", endpoint.peek(id).unwrap().stats());
+    println!("{:?}", endpoint.get_mut().unwrap().peek(id).unwrap().stats());
     let now = socket.now();
-    endpoint.pipe(id).unwrap().close(now);
+    endpoint.get_mut().unwrap().pipe(id).unwrap().close(now);
     drive(socket, endpoint, |_, event| matches!(event, Some(Event::Ended(..))).then_some(())).await;
 }
 
-async fn receive(socket: &mut Socket, endpoint: &mut Endpoint) -> u64 {
+async fn receive(socket: &mut Socket, endpoint: &mut Mutex<Endpoint>) -> u64 {
     let mut total = 0;
     drive(socket, endpoint, |endpoint, event| {
         if let Some(Event::Progress(id) | Event::Accepted(id, _)) = event {
@@ -99,7 +101,7 @@ fn moves_all(key: Option<&Key>, total: u64) {
         scope.spawn(move || {
             runtime().block_on(async {
                 let (mut socket, mut endpoint) = node(key);
-                let id = endpoint.dial(socket.now(), listens);
+                let id = endpoint.get_mut().unwrap().dial(socket.now(), listens);
                 send(&mut socket, &mut endpoint, id, total).await;
             });
         });
@@ -126,7 +128,7 @@ fn a_process_that_ended_is_noticed_by_who_sends_to_it() {
         let (gone, _) = node(None);
         let address = gone.local_addr().unwrap();
         drop(gone);
-        endpoint.dial(socket.now(), address);
+        endpoint.get_mut().unwrap().dial(socket.now(), address);
         let ended = drive(&mut socket, &mut endpoint, |_, event| match event {
             Some(Event::Ended(_, end)) => Some(end),
             _ => None,

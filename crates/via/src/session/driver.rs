@@ -13,8 +13,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
+use super::below::Pipes;
 use super::core::Event;
 use super::frame::Reason;
+use super::spin::AdaptiveSpin;
 use super::{Ended, Hub, Session, Stream};
 use crate::wire::endpoint::{Event as PipeEvent, PipeId};
 use crate::wire::socket::Socket;
@@ -84,6 +86,9 @@ pub struct Driver {
     /// Times in a row that polling was in vain.
     vain: u32,
     is_current_thread: bool,
+    /// Polls of the socket.
+    spin: AdaptiveSpin,
+    is_spinning: bool,
 }
 
 /// A driver whose runtime is dropped ends as one that was closed. No session is listed any more: it would keep itself.
@@ -128,6 +133,8 @@ impl Driver {
             all,
             vain: 0,
             is_current_thread,
+            spin: AdaptiveSpin::new(),
+            is_spinning: false,
         })
     }
 
@@ -141,7 +148,13 @@ impl Driver {
             if self.hub.is_closed.load(Ordering::Acquire) {
                 break;
             }
-            if found > Found::Nothing {
+            let was_spinning = self.is_spinning;
+            self.is_spinning = self.spins(found);
+            if found > Found::Nothing || self.is_spinning {
+                if was_spinning && self.is_spinning {
+                    // The peer may need this processor to answer.
+                    rustix::thread::sched_yield();
+                }
                 self.yield_to_tasks().await;
             } else {
                 poll_fn(|context| self.poll_wake(context, &mut handler)).await;
@@ -149,6 +162,18 @@ impl Driver {
         }
         self.end_sessions();
         self.close_socket().await;
+    }
+
+    /// Returns whether the driver polls its socket again rather than parks.
+    fn spins(&mut self, found: Found) -> bool {
+        if self.by_pipe.is_empty() {
+            return false;
+        }
+        if found == Found::Nothing {
+            return self.spin.polls_on(now());
+        }
+        self.spin.on_work(now());
+        false
     }
 
     /// Ends all sessions, so that peers and the tasks that wait for streams are told.
@@ -165,15 +190,11 @@ impl Driver {
         let (Some(socket), Some(pipes)) = (&mut self.socket, self.hub.pipes.clone()) else {
             return false;
         };
-        let mut endpoint = pipes.endpoint();
-        for id in std::mem::take(&mut *pipes.closing()) {
-            let now = socket.now();
-            if let Some(pipe) = endpoint.pipe(id) {
-                pipe.close(now);
-            }
-        }
+        close_pipes(socket, &pipes);
+        let has_received = self.is_spinning && socket.receive_now(&pipes.endpoint);
         // An error of the socket is one of the runtime's: nothing more comes then.
-        let is_busy = matches!(socket.poll(context, &mut endpoint), Poll::Ready(Ok(())));
+        let is_busy = matches!(socket.poll(context, &pipes.endpoint), Poll::Ready(Ok(())));
+        let mut endpoint = pipes.endpoint();
         let events: Vec<_> = std::iter::from_fn(|| endpoint.poll_event()).collect();
         let has_gossip = endpoint.gossip().is_some_and(|gossip| gossip.has_message());
         drop(endpoint);
@@ -184,7 +205,7 @@ impl Driver {
         for event in events {
             self.on_pipe(event, handler);
         }
-        is_busy || any
+        is_busy || has_received || any
     }
 
     fn on_pipe(&mut self, event: PipeEvent, handler: &mut impl Handler) {
@@ -231,14 +252,9 @@ impl Driver {
             return;
         };
         let closed = poll_fn(|context| {
+            close_pipes(socket, &pipes);
+            let is_busy = socket.poll(context, &pipes.endpoint).is_ready();
             let mut endpoint = pipes.endpoint();
-            for id in std::mem::take(&mut *pipes.closing()) {
-                let now = socket.now();
-                if let Some(pipe) = endpoint.pipe(id) {
-                    pipe.close(now);
-                }
-            }
-            let is_busy = socket.poll(context, &mut endpoint).is_ready();
             while let Some(event) = endpoint.poll_event() {
                 if let PipeEvent::Ended(id, _) = event {
                     endpoint.release(id);
@@ -425,6 +441,17 @@ impl Driver {
             }
             Poll::Ready(Err(_)) => Poll::Ready(()),
             Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+/// Closes the connections whose sessions have ended.
+fn close_pipes(socket: &Socket, pipes: &Pipes) {
+    let closing = std::mem::take(&mut *pipes.closing());
+    for id in closing {
+        let now = socket.now();
+        if let Some(pipe) = pipes.endpoint().pipe(id) {
+            pipe.close(now);
         }
     }
 }
