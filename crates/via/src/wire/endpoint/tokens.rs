@@ -252,7 +252,8 @@ impl Share {
 }
 
 impl Endpoint {
-    /// Returns what was counted of tokens; `None` without [`Config::receive_tokens`].
+    /// Returns what was counted of tokens; `None` without
+    /// [`receive_tokens`](crate::wire::pipe::Config::receive_tokens).
     #[must_use]
     pub fn token_counters(&self) -> Option<TokenCounters> {
         self.tokens.as_ref().map(Tokens::counters)

@@ -93,7 +93,7 @@ impl Run {
             this.tokens.add(slot as u32, limit);
             let delay = rng.below(most_trip / 2 + 1);
             this.senders.push(Sender { delay, limit, told: limit, ..Sender::default() });
-            this.at(rng.below(MS / 10), Event::Message(slot));
+            this.at(rng.below(most_trip / 4), Event::Message(slot));
             if setting.deaths && rng.chance(0.3) && slot > 0 {
                 let span = setting.total * setting.senders as u64 * setting.byte_nanos;
                 this.at(rng.below(span), Event::Death(slot));
@@ -246,14 +246,14 @@ fn jain(values: &[u64]) -> f64 {
 
 fn drawn(seed: u64) -> Setting {
     let mut rng = Rng::new(seed, "setting");
-    let buffer = 1024 * (16 + rng.below(113));
+    let buffer = 1024 * (24 + rng.below(105));
     let quantum = Tokens::new(buffer).quantum;
     Setting {
         seed,
         senders: 2 + rng.below(31) as usize,
         buffer,
         byte_nanos: [1, 8, 80][rng.below(3) as usize],
-        total: 12 * quantum,
+        total: 40 * quantum,
         pause: 0,
         deaths: false,
     }
@@ -275,7 +275,7 @@ fn equal_senders_have_equal_shares_of_a_port_that_neither_overflows_nor_idles() 
         let (_, received) = run.at_first.as_ref().unwrap();
         let fairness = jain(received);
         assert!(fairness >= 0.99, "Jain's index is {fairness}: {setting:?}");
-        let alone = Run::new(Setting { senders: 1, total: 4 * setting.total, ..setting }).run();
+        let alone = Run::new(Setting { senders: 1, ..setting }).run();
         let share = run.goodput() / alone.goodput();
         assert!(share >= 0.95, "{share} of one sender's: {setting:?}");
         let line = 1e9 / setting.byte_nanos as f64 * PAYLOAD as f64 / (PAYLOAD + HEADERS) as f64;
