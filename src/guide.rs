@@ -1,7 +1,8 @@
 //! A guide in short chapters, each with a program that runs as it stands.
 //!
 //! The first five are what services need. The others go beneath: NICs, firmware and messages in virtual time and over
-//! sockets. From a checkout, this runs the fourth chapter's, and the number is the chapter's:
+//! sockets, and need features: `fabric`, and in some chapters `gang`, `pipeline` or `warp`. From a checkout, this runs the
+//! fourth chapter's, and the number is the chapter's:
 //!
 //! ```sh
 //! cargo test --doc -p midplane chapter_04
