@@ -17,7 +17,7 @@ use super::below::Pipes;
 use super::core::Event;
 use super::frame::Reason;
 use super::spin::AdaptiveSpin;
-use super::{Ended, Hub, Session, Stream};
+use super::{Ended, Hub, Session, Stream, Transport};
 use crate::wire::endpoint::{Event as PipeEvent, PipeId};
 use crate::wire::socket::Socket;
 
@@ -88,7 +88,7 @@ pub struct Driver {
     is_current_thread: bool,
     /// Polls of the socket.
     spin: AdaptiveSpin,
-    is_spinning: bool,
+    polls: Polls,
 }
 
 /// A driver whose runtime is dropped ends as one that was closed. No session is listed any more: it would keep itself.
@@ -117,6 +117,17 @@ enum Found {
     Something,
 }
 
+/// Whether the next turn polls the socket.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Polls {
+    /// It asks the runtime for what has arrived.
+    No,
+    /// The same; the one behind it polls, unless a task of this process has given the driver something to do meanwhile.
+    Soon,
+    /// It asks the system.
+    Now,
+}
+
 impl Driver {
     pub(super) fn new(hub: Arc<Hub>, wakes: WakeSet, socket: Option<Socket>) -> io::Result<Self> {
         #[allow(deprecated, reason = "what is watched stays open; the replacement is unsafe")]
@@ -134,7 +145,7 @@ impl Driver {
             vain: 0,
             is_current_thread,
             spin: AdaptiveSpin::new(),
-            is_spinning: false,
+            polls: Polls::No,
         })
     }
 
@@ -148,13 +159,12 @@ impl Driver {
             if self.hub.is_closed.load(Ordering::Acquire) {
                 break;
             }
-            let was_spinning = self.is_spinning;
-            self.is_spinning = self.spins(found);
-            if found > Found::Nothing || self.is_spinning {
-                if was_spinning && self.is_spinning {
-                    // The peer may need this processor to answer.
-                    rustix::thread::sched_yield();
-                }
+            self.polls = self.next_polls(found);
+            if self.polls == Polls::Now {
+                // The peer may need this processor to answer.
+                rustix::thread::sched_yield();
+            }
+            if found > Found::Nothing || self.polls > Polls::No {
                 self.yield_to_tasks().await;
             } else {
                 poll_fn(|context| self.poll_wake(context, &mut handler)).await;
@@ -164,16 +174,20 @@ impl Driver {
         self.close_socket().await;
     }
 
-    /// Returns whether the driver polls its socket again rather than parks.
-    fn spins(&mut self, found: Found) -> bool {
+    /// Returns whether the driver polls its socket rather than parks.
+    fn next_polls(&mut self, found: Found) -> Polls {
         if self.by_pipe.is_empty() {
-            return false;
+            return Polls::No;
         }
-        if found == Found::Nothing {
-            return self.spin.polls_on(now());
+        if found > Found::Nothing {
+            self.spin.on_work(now());
+            return Polls::No;
         }
-        self.spin.on_work(now());
-        false
+        match (self.spin.polls_on(now()), self.polls) {
+            (false, _) => Polls::No,
+            (true, Polls::No) => Polls::Soon,
+            (true, _) => Polls::Now,
+        }
     }
 
     /// Ends all sessions, so that peers and the tasks that wait for streams are told.
@@ -191,7 +205,7 @@ impl Driver {
             return false;
         };
         close_pipes(socket, &pipes);
-        let has_received = self.is_spinning && socket.receive_now(&pipes.endpoint);
+        let has_received = self.polls == Polls::Now && socket.receive_now(&pipes.endpoint);
         // An error of the socket is one of the runtime's: nothing more comes then.
         let is_busy = matches!(socket.poll(context, &pipes.endpoint), Poll::Ready(Ok(())));
         let mut endpoint = pipes.endpoint();
@@ -329,6 +343,10 @@ impl Driver {
         let wakers = std::mem::take(&mut core.wakers);
         let events = std::mem::take(&mut core.events);
         let mut found = if any || !wakers.is_empty() { Found::Something } else { Found::Hope };
+        if found == Found::Hope && session.transport() != Transport::Shm {
+            // The socket's datagrams bring the session back: there is no ring to poll.
+            active.vain = active.vain.max(2);
+        }
         if found == Found::Something {
             if active.vain > 0 {
                 self.vain = 0;

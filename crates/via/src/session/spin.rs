@@ -35,15 +35,24 @@ impl AdaptiveSpin {
     /// The driver had something to do: the pause has ended.
     pub(super) fn on_work(&mut self, now: Instant) {
         let Some(since) = self.since.take() else { return };
+        let has_polled = self.short >= self.wanted;
         if now.duration_since(since) > SHORT {
-            self.short = 0;
+            // Another process may have had the processor since the driver yielded it.
+            self.on_long_pause(has_polled);
             return;
         }
-        if self.short >= self.wanted {
+        if has_polled {
             // A bout that paid makes up for a part of one in vain.
             self.wanted = (self.wanted - self.wanted.div_ceil(16)).max(WANTED.0);
         }
         self.short = self.short.saturating_add(1);
+    }
+
+    fn on_long_pause(&mut self, has_polled: bool) {
+        self.short = 0;
+        if has_polled {
+            self.wanted = (BACK_OFF * self.wanted).min(WANTED.1);
+        }
     }
 
     /// The driver has nothing to do. Returns whether it polls again rather than parks.
@@ -55,8 +64,7 @@ impl AdaptiveSpin {
         if now.duration_since(since) < SPIN {
             return true;
         }
-        self.short = 0;
-        self.wanted = (BACK_OFF * self.wanted).min(WANTED.1);
+        self.on_long_pause(true);
         false
     }
 }
@@ -97,6 +105,22 @@ mod tests {
             .map(|_| pause(&mut spin, &mut now, 100) + pause(&mut spin, &mut now, 3_000))
             .sum();
         assert_eq!(polled, 0);
+    }
+
+    #[test]
+    fn a_driver_whose_processor_is_taken_while_it_polls_backs_off() {
+        let (mut spin, mut now) = (AdaptiveSpin::new(), start());
+        let mut bouts = 0;
+        for _ in 0..10_000 {
+            if spin.polls_on(now) {
+                bouts += 1;
+                now += Duration::from_millis(3);
+            } else {
+                now += Duration::from_micros(50);
+            }
+            spin.on_work(now);
+        }
+        assert_eq!(bouts, 5, "after 16, 64, 256, 1,024 and 4,096 short pauses");
     }
 
     proptest! {

@@ -174,7 +174,7 @@ impl Socket {
             is_busy = true;
         }
         drop(held);
-        is_busy |= self.transmit(context, endpoint)?;
+        is_busy |= self.transmit(context, now, endpoint)?;
         if is_busy {
             return Poll::Ready(Ok(()));
         }
@@ -263,10 +263,10 @@ impl Socket {
     fn transmit(
         &mut self,
         context: &mut Context<'_>,
+        mut now: Instant,
         endpoint: &Mutex<Endpoint>,
     ) -> io::Result<bool> {
         for _ in 0..SENDS_PER_TURN {
-            let now = self.now();
             let outgoing = match self.pending.take() {
                 Some(pending) => pending,
                 None => {
@@ -300,6 +300,7 @@ impl Socket {
                 }
                 Ok(()) => {}
             }
+            now = self.now();
         }
         Ok(true)
     }
