@@ -25,6 +25,8 @@ use std::ops::Range;
 #[cfg(not(all(test, midplane_loom)))]
 use std::ptr::NonNull;
 
+use tokio::io::ReadBuf;
+
 use crate::sync::AtomicU64;
 
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
@@ -249,6 +251,26 @@ impl View<'_> {
         let length = self.length.min(out.len());
         // SAFETY: the source is live for the lifetime of this and at least `length` long.
         unsafe { self.copy_out(&mut out[..length]) };
+        length
+    }
+
+    /// Copies the bytes behind those that `out` has, as many as it has room for; returns how many.
+    #[inline]
+    pub(crate) fn append_to(&self, out: &mut ReadBuf<'_>) -> usize {
+        let length = self.length.min(out.remaining());
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: both ranges are live and at least `length` long; the destination is borrowed alone, and nothing of it
+        // is made uninitialized: the copy initializes those bytes.
+        unsafe {
+            copy(self.start, out.unfilled_mut().as_mut_ptr().cast(), length);
+            out.assume_init(length);
+        }
+        #[cfg(any(not(target_arch = "x86_64"), miri))]
+        // SAFETY: the source is live for the lifetime of this and at least `length` long.
+        unsafe {
+            self.copy_out(out.initialize_unfilled_to(length));
+        }
+        out.advance(length);
         length
     }
 }

@@ -11,6 +11,8 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
+use tokio::io::ReadBuf;
+
 use crate::segment::{LINE, Line, Segment, View};
 use crate::sync::{Ordering, fence};
 
@@ -88,6 +90,13 @@ impl Place {
         let view = |offset, length| self.segment.view(offset, length).expect("within the ring");
         view(start, head.len()).copy_to(head);
         view(self.offset + LINES, rest.len()).copy_to(rest);
+    }
+
+    fn append(&self, at: u64, length: usize, out: &mut ReadBuf<'_>) {
+        let (start, first) = self.parts(at, length);
+        let view = |offset, length| self.segment.view(offset, length).expect("within the ring");
+        view(start, first).append_to(out);
+        view(self.offset + LINES, length - first).append_to(out);
     }
 }
 
@@ -208,6 +217,12 @@ impl RingSender {
         takes(self.place.parked(), CONSUMER)
     }
 
+    /// Returns whether the consumer has parked, and was not woken since.
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        self.place.parked()[CONSUMER].load(Ordering::Relaxed) != 0
+    }
+
     /// Asks the consumer for a wake-up once there is room. Check [`RingSender::room`] again afterwards.
     pub fn await_room(&self) {
         self.place.parked()[PRODUCER].store(1, Ordering::Relaxed);
@@ -250,6 +265,16 @@ impl RingReceiver {
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         assert!(offset + out.len() <= self.place.capacity, "a record is shorter than its ring");
         self.place.load(self.next + (HEAD + offset) as u64, out);
+    }
+
+    /// Copies `length` bytes of the payload of the [next](RingReceiver::peek) record, from `offset` on, behind those that
+    /// `out` has, as far as it has room.
+    ///
+    /// # Panics
+    /// If they are more than the ring has.
+    pub fn append(&self, offset: usize, length: usize, out: &mut ReadBuf<'_>) {
+        assert!(offset + length <= self.place.capacity, "a record is shorter than its ring");
+        self.place.append(self.next + (HEAD + offset) as u64, length, out);
     }
 
     /// Ends the use of the next record, `record`; whether the producer waits for room and must be woken now.

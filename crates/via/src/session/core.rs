@@ -17,7 +17,7 @@ use super::flow::{FIRST_WINDOW, Flow, LEAST_WINDOW, MOST_WINDOW, wait};
 use super::frame::{FIN, Header, Kind, Reason};
 use super::parts::Parts;
 use super::stats::Counted;
-use super::wire::{Incoming, Wire};
+use super::wire::{Incoming, Peer, Wire};
 
 /// Bytes of the longest payload of a frame that is not data.
 pub(super) const MOST_CONTROL: usize = 8 * 1024;
@@ -27,9 +27,9 @@ const MOST_STREAMS: usize = 16 * 1024;
 const BUDGET: u64 = 256 << 20;
 /// Frames that one call handles.
 const FRAMES_PER_TURN: usize = 256;
-/// Calls that handle what a wire has left once its peer is gone: more frames than the largest wire holds, 16 MiB of
-/// them with 24 bytes each.
-const LAST_TURNS: usize = 4_096;
+/// Calls that handle what a wire has left once its peer is gone: the largest wire holds 16 MiB, of which each call
+/// handles 256 frames, or those in front of one of 2 KiB.
+const LAST_TURNS: usize = 16_384;
 
 /// An event that a session reports to its node.
 #[derive(Debug, Eq, PartialEq)]
@@ -86,6 +86,8 @@ pub(super) struct Core {
     /// Flush has something to do.
     pub(super) is_dirty: bool,
     pub(super) counted: Counted,
+    /// Counts the frames that were handled, and the parts of them that were read.
+    pub(super) handled: u64,
 }
 
 impl Core {
@@ -107,6 +109,7 @@ impl Core {
             ended: None,
             is_dirty: false,
             counted: Counted::default(),
+            handled: 0,
         }
     }
 
@@ -354,7 +357,11 @@ impl Core {
         let Some(header) = Header::parse(incoming.words) else { return false };
         let is_read = |flow: &&mut Flow| header.kind == Kind::Data && flow.is_accepted;
         let flow = self.flows.get_mut(&header.stream).filter(is_read);
-        let waker = flow.and_then(|flow| flow.receive.waker.take());
+        let waker = flow.and_then(|flow| {
+            let waker = flow.receive.waker.take()?;
+            flow.receive.takes_itself = true;
+            Some(waker)
+        });
         let found = waker.is_some();
         self.wakers.extend(waker);
         found
@@ -376,17 +383,43 @@ impl Core {
                     break;
                 }
             };
+            if self.is_left_to_reader(incoming, direct.as_ref()) {
+                break;
+            }
             any = true;
             let is_full = direct.as_ref().is_some_and(|direct| direct.into.remaining() == 0);
             if is_full {
                 break;
             }
+            self.handled = self.handled.wrapping_add(1);
             if self.handle(incoming, direct.as_mut()).is_none() {
                 self.end(Ended::Violation);
                 break;
             }
         }
         any
+    }
+
+    /// Returns whether the reader of another stream than that of `direct` takes the next frame: it is awake, or is woken.
+    fn is_left_to_reader(&mut self, incoming: Incoming, direct: Option<&Direct<'_, '_>>) -> bool {
+        let Some(header) = Header::parse(incoming.words) else { return false };
+        if header.kind != Kind::Data || direct.is_some_and(|direct| direct.stream == header.stream)
+        {
+            return false;
+        }
+        let flow = self.flows.get_mut(&header.stream);
+        flow.is_some_and(|flow| flow.is_left_to_reader(incoming.left, &mut self.wakers))
+    }
+
+    /// The reader of the next frame's stream has not come for it: others take its frames until it waits for bytes again.
+    pub(super) fn leave_no_frame(&mut self) {
+        let Ok(Some(incoming)) = self.wire.peek() else { return };
+        let flow =
+            Header::parse(incoming.words).and_then(|header| self.flows.get_mut(&header.stream));
+        if let Some(flow) = flow {
+            flow.receive.takes_itself = false;
+            self.wakers.extend(flow.receive.waker.take());
+        }
     }
 
     /// Handles one frame; `None` if no correct peer sends it.
@@ -508,8 +541,7 @@ impl Core {
         if let Some(direct) = direct.filter(|direct| direct.stream == header.stream) {
             if flow.receive.held.is_empty() {
                 taken = left.min(direct.into.remaining());
-                wire.read(direct.into.initialize_unfilled_to(taken));
-                direct.into.advance(taken);
+                wire.append(taken, direct.into);
                 left -= taken;
             }
             if left > 0 {
@@ -566,8 +598,8 @@ impl Core {
         !self.queued.is_empty() || self.hello.is_some()
     }
 
-    /// Polls on `processor` from now on. Whether the peer runs on another one.
-    pub(super) fn unpark(&self, processor: usize) -> bool {
+    /// Polls on `processor` from now on. Returns where the peer polls.
+    pub(super) fn unpark(&self, processor: usize) -> Peer {
         self.wire.unpark(processor)
     }
 
@@ -580,6 +612,7 @@ impl Core {
     pub(super) fn on_wire_ended(&mut self) {
         // A hostile peer may end its channel and write on.
         for _ in 0..LAST_TURNS {
+            self.leave_no_frame();
             if !self.pump(None) {
                 break;
             }

@@ -17,6 +17,7 @@ use super::below::Pipes;
 use super::core::Event;
 use super::frame::Reason;
 use super::spin::AdaptiveSpin;
+use super::wire::Peer;
 use super::{Ended, Hub, Session, Stream, Transport};
 use crate::wire::endpoint::{Event as PipeEvent, PipeId};
 use crate::wire::socket::Socket;
@@ -24,6 +25,12 @@ use crate::wire::socket::Socket;
 /// Limits how long the driver polls for an answer before it parks: a wake-up across processors takes 31 to 60 us where
 /// this was measured, and the answer comes behind it.
 const SPIN: Duration = Duration::from_micros(150);
+/// Time after which the driver takes a frame that a reader was woken to take and has not: it may hold up other streams.
+const GRACE: Duration = Duration::from_micros(50);
+/// Time that others use of the processor once they were let run after which that is given up, and for how long: who lets
+/// others run may have to wait for as long as they like, who parks is woken sooner.
+const CROWDED: Duration = Duration::from_millis(1);
+const CROWDED_FOR: Duration = Duration::from_millis(100);
 /// Limits how long a driver that ends waits until its peers over UDP know.
 const CLOSE: Duration = Duration::from_secs(1);
 /// Times in a row that polling was in vain after which it is tried at full length once more.
@@ -70,6 +77,9 @@ struct Active {
     last: Instant,
     /// Turns since then in which no frame was handled.
     vain: u32,
+    /// When a task, or the driver, was last seen to handle a frame, and how many were handled until then.
+    read: Instant,
+    handled: u64,
 }
 
 /// Moves what the sessions of a process send and receive.
@@ -89,6 +99,10 @@ pub struct Driver {
     /// Polls of the socket.
     spin: AdaptiveSpin,
     polls: Polls,
+    /// The last turn has found nothing, and a peer that may answer waits for this processor.
+    lets_peer_run: bool,
+    /// Until then the processor is needed for longer work: this process parks where it would let a peer run.
+    crowded_until: Option<Instant>,
 }
 
 /// A driver whose runtime is dropped ends as one that was closed. No session is listed any more: it would keep itself.
@@ -146,6 +160,8 @@ impl Driver {
             is_current_thread,
             spin: AdaptiveSpin::new(),
             polls: Polls::No,
+            lets_peer_run: false,
+            crowded_until: None,
         })
     }
 
@@ -165,6 +181,9 @@ impl Driver {
                 rustix::thread::sched_yield();
             }
             if found > Found::Nothing || self.polls > Polls::No {
+                if found == Found::Hope && self.lets_peer_run {
+                    self.let_peer_run();
+                }
                 self.yield_to_tasks().await;
             } else {
                 poll_fn(|context| self.poll_wake(context, &mut handler)).await;
@@ -303,6 +322,16 @@ impl Driver {
         .await;
     }
 
+    /// Lets a peer run that waits for this processor: neither side needs a wake-up then.
+    fn let_peer_run(&mut self) {
+        let start = now();
+        rustix::thread::sched_yield();
+        let end = now();
+        if end > start + CROWDED {
+            self.crowded_until = Some(end + CROWDED_FOR);
+        }
+    }
+
     /// Polls each active session once, and parks those of which nothing is expected.
     fn turn(&mut self, handler: &mut impl Handler) -> Found {
         self.take_dirty();
@@ -310,6 +339,7 @@ impl Driver {
         let Some(now) = (!self.active.is_empty()).then(now) else { return Found::Nothing };
         let processor = rustix::thread::sched_getcpu();
         let mut all = Found::Nothing;
+        self.lets_peer_run = false;
         let mut index = 0;
         while index < self.active.len() {
             let found = self.poll_session(index, now, processor, handler);
@@ -334,8 +364,18 @@ impl Driver {
         let active = &mut self.active[index];
         let session = Arc::clone(&active.session);
         let mut core = session.lock();
-        let is_elsewhere = core.unpark(processor);
-        let any = core.wake_reader() || core.pump(None);
+        let is_crowded = self.crowded_until.is_some_and(|until| now < until);
+        let peer = match core.unpark(processor) {
+            Peer::Here if is_crowded => Peer::Parked,
+            peer => peer,
+        };
+        let mut any = core.wake_reader() || core.pump(None);
+        if std::mem::replace(&mut active.handled, core.handled) != core.handled {
+            active.read = now;
+        } else if !any && now >= active.read + GRACE {
+            core.leave_no_frame();
+            any = core.pump(None);
+        }
         core.wake_crowded();
         if core.is_dirty || core.is_behind() {
             core.flush();
@@ -352,13 +392,14 @@ impl Driver {
                 self.vain = 0;
             }
             (active.last, active.vain) = (now, 0);
-        } else if active.vain > 1 && !(is_elsewhere && now < active.last + spin) {
-            if is_elsewhere && active.vain > 2 {
+        } else if active.vain > 1 && (peer == Peer::Parked || now >= active.last + spin) {
+            if peer != Peer::Parked && active.vain > 2 {
                 self.vain = self.vain.wrapping_add(1);
             }
             found = if core.park() { Found::Nothing } else { Found::Something };
         } else {
             active.vain += 1;
+            self.lets_peer_run |= peer == Peer::Here && active.vain > 1;
         }
         drop(core);
         wakers.into_iter().for_each(std::task::Waker::wake);
@@ -416,7 +457,10 @@ impl Driver {
         }
         match self.active.iter_mut().find(|active| active.session.number == number) {
             Some(active) => active.vain = 0,
-            None => self.active.push(Active { session, last: now(), vain: 0 }),
+            None => {
+                let now = now();
+                self.active.push(Active { session, last: now, vain: 0, read: now, handled: 0 });
+            }
         }
     }
 

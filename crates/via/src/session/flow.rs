@@ -44,6 +44,8 @@ pub(super) struct Receive {
     pub(super) window: u64,
     pub(super) is_finished: bool,
     pub(super) waker: Option<Waker>,
+    /// The reader was woken to take long frames from the wire itself, and has kept up since.
+    pub(super) takes_itself: bool,
 }
 
 /// The direction to the peer.
@@ -73,6 +75,7 @@ impl Flow {
                 window,
                 is_finished: false,
                 waker: None,
+                takes_itself: false,
             },
             send: Send {
                 sent: 0,
@@ -93,6 +96,17 @@ impl Flow {
     /// Bytes that the peer may send, or has sent, and that the application has not read.
     pub(super) const fn committed(&self) -> u64 {
         self.receive.granted - self.receive.consumed
+    }
+
+    /// Returns whether its reader takes a frame of so many bytes from the wire itself: it waits for bytes, and has its waker
+    /// put into `wakers`, or was woken before. Short frames cost less where they are taken in a row by whoever comes first.
+    pub(super) fn is_left_to_reader(&mut self, bytes: usize, wakers: &mut Vec<Waker>) -> bool {
+        if bytes < LONG || !self.is_accepted || self.is_dropped || self.reset.is_some() {
+            return false;
+        }
+        self.receive.takes_itself |= self.receive.waker.is_some();
+        wakers.extend(self.receive.waker.take());
+        self.receive.takes_itself
     }
 
     /// Returns whether neither end needs it any longer.
@@ -121,6 +135,9 @@ pub(super) struct Held {
     /// Bytes of the first piece that were read.
     read: usize,
 }
+
+/// Bytes of a frame from which on its reader takes it from the wire itself.
+const LONG: usize = 2_048;
 
 /// Bytes that a piece has room for at least, so that short frames share one.
 const PIECE: usize = 4_096;

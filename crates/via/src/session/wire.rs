@@ -4,6 +4,7 @@ use std::io::{self, IoSlice};
 
 use midplane_simhw::shm::rings::{RingPair, WakeSet};
 use midplane_simhw::shm::{Corrupt, Record};
+use tokio::io::ReadBuf;
 
 use super::piped::Piped;
 
@@ -38,6 +39,17 @@ pub(super) struct Incoming {
     pub(super) length: usize,
     /// Bytes of it that have not been read.
     pub(super) left: usize,
+}
+
+/// Where the peer of a session was when it last told.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Peer {
+    /// It waits for a wake-up, or has not told.
+    Parked,
+    /// It polls, or has work, on the processor of this process: it runs once this process lets it.
+    Here,
+    /// It was on another processor.
+    Elsewhere,
 }
 
 /// A wire of shared memory.
@@ -111,6 +123,19 @@ impl Wire {
         }
     }
 
+    /// Reads the next bytes of the frame that was seen, `length` of them, behind those that `out` has; ends it with the
+    /// last.
+    pub(super) fn append(&mut self, length: usize, out: &mut ReadBuf<'_>) {
+        match self {
+            Self::Ring(ring) => ring.append(length, out),
+            Self::Piped(piped) => {
+                piped.read(out.initialize_unfilled_to(length));
+                out.advance(length);
+            }
+            Self::Dialing(_) | Self::Closed => {}
+        }
+    }
+
     /// Ends the frame that was seen, read or not.
     pub(super) fn skip(&mut self) {
         match self {
@@ -150,12 +175,16 @@ impl Wire {
         }
     }
 
-    /// Polls from now on, on `processor`: needs no wake-ups. Whether the peer ran on another processor when it last told.
-    pub(super) fn unpark(&self, processor: usize) -> bool {
-        let Self::Ring(ring) = self else { return false };
+    /// Polls from now on, on `processor`: needs no wake-ups. Returns where the peer polls.
+    pub(super) fn unpark(&self, processor: usize) -> Peer {
+        let Self::Ring(ring) = self else { return Peer::Parked };
         ring.pair.receiver.unpark();
         ring.pair.sender.publish_processor(processor);
-        ring.pair.receiver.processor().is_some_and(|other| other != processor)
+        match ring.pair.receiver.processor() {
+            Some(other) if other != processor => Peer::Elsewhere,
+            Some(_) if !ring.pair.sender.is_parked() => Peer::Here,
+            _ => Peer::Parked,
+        }
     }
 }
 
@@ -172,9 +201,20 @@ impl Ring {
     }
 
     fn read(&mut self, out: &mut [u8]) {
-        let Some((record, read)) = &mut self.current else { return };
+        let Some((_, read)) = &self.current else { return };
         self.pair.receiver.read(*read, out);
-        *read += out.len();
+        self.has_read(out.len());
+    }
+
+    fn append(&mut self, length: usize, out: &mut ReadBuf<'_>) {
+        let Some((_, read)) = &self.current else { return };
+        self.pair.receiver.append(*read, length, out);
+        self.has_read(length);
+    }
+
+    fn has_read(&mut self, bytes: usize) {
+        let Some((record, read)) = &mut self.current else { return };
+        *read += bytes;
         if *read >= record.length {
             self.skip();
         }
