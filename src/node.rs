@@ -310,13 +310,15 @@ impl Node {
     /// Returns the error of a search in vain; `was_refused` if a peer that offers the service has not accepted.
     fn nobody_offers(&self, service: &str, was_refused: bool) -> Error {
         let peers = self.peers();
-        if let Some(error) = refused_by(service, &peers).filter(|_| was_refused) {
+        // Who is refused may be back, and not told yet again.
+        let notice = self.0.shared.notice().map(|text| format!("; {text}")).unwrap_or_default();
+        let is_busy = was_refused && notice.is_empty();
+        if let Some(error) = refused_by(service, &peers).filter(|_| is_busy) {
             return error;
         }
         let asked = self.asked(&peers);
         let (service, hint) = (links::shown(service), links::hint(service, &peers));
         let (shared, is_alone) = (&self.0.shared, peers.is_empty());
-        let notice = shared.notice().map(|text| format!("; {text}")).unwrap_or_default();
         let kind = if !notice.is_empty() || (is_alone && shared.has_other_keys()) {
             ErrorKind::Key
         } else if is_alone && shared.has_other_versions() {

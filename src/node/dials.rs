@@ -21,6 +21,19 @@ struct Dial {
     /// Counts the dials of the place.
     count: u32,
     last: Last,
+    /// The dial before found that the keys do not fit: so it is until this one was answered.
+    had_other_key: bool,
+}
+
+impl Dial {
+    /// Returns whether the node there has another key, or one of the two has none.
+    fn has_other_key(&self) -> bool {
+        let Last::Sent(attempts) = &self.last else { return false };
+        let both = [attempts.udp(), attempts.tcp()];
+        let is_found = both.contains(&Attempt::KeyDoesNotFit);
+        let is_open = self.had_other_key && both.contains(&Attempt::UnderWay);
+        !both.contains(&Attempt::Answered) && (is_found || is_open)
+    }
 }
 
 #[derive(Debug)]
@@ -49,7 +62,8 @@ impl Dials {
             all.pop_first();
         }
         let count = all.get(&target).map_or(0, |dial| dial.count).saturating_add(1);
-        all.insert(target, Dial { count, last });
+        let had_other_key = all.get(&target).is_some_and(Dial::has_other_key);
+        all.insert(target, Dial { count, last, had_other_key });
     }
 
     /// Returns why the node of a number could not be reached through shared memory, if it was tried in vain.
@@ -67,13 +81,7 @@ impl Dials {
 
     /// Returns whether the node at a place has another key, or one of the two has none.
     pub(super) fn has_other_keys(&self) -> bool {
-        self.all().values().any(|dial| match &dial.last {
-            Last::Sent(attempts) => {
-                let both = [attempts.udp(), attempts.tcp()];
-                !both.contains(&Attempt::Answered) && both.contains(&Attempt::KeyDoesNotFit)
-            }
-            _ => false,
-        })
+        self.all().values().any(Dial::has_other_key)
     }
 
     /// Returns the places that did not answer the last dial, with the number of dials and the last error.
@@ -82,6 +90,7 @@ impl Dials {
         let unanswered = all.iter().filter_map(|(target, dial)| {
             let why = match &dial.last {
                 Last::Refused(why) => why.clone(),
+                Last::Sent(_) if dial.has_other_key() => Attempt::KeyDoesNotFit.to_string(),
                 Last::Sent(attempts) => failed(&attempts.udp(), &attempts.tcp())?,
                 Last::Attached => return None,
             };

@@ -1,5 +1,7 @@
 //! The state of a node: its services, its peers and theirs.
 
+mod strangers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,9 +17,7 @@ use super::listener::Accepted;
 use super::meter::{Meter, Role, Streams, Watched, stream_span};
 use super::network::Network;
 use crate::error::{Error, ErrorKind};
-use crate::member::{
-    self, Effect, Hello, Load, MOST_SERVICES, Members, Refusal, Stranger, Target, Unreadable,
-};
+use crate::member::{self, Effect, Hello, Load, MOST_SERVICES, Members, Target, Unreadable};
 
 /// State that a node's parts share.
 #[derive(Debug)]
@@ -320,45 +320,6 @@ impl Shared {
         state.members.peers().filter_map(best).collect()
     }
 
-    /// Returns whether a node of another version was found.
-    pub(super) fn has_other_versions(&self) -> bool {
-        let state = self.state();
-        let mut strangers = state.members.strangers().values();
-        strangers.any(|stranger| matches!(stranger, Stranger::Version(_)))
-    }
-
-    /// Returns whether nodes were found whose keys do not fit, or that refuse this one's.
-    pub(super) fn has_other_keys(&self) -> bool {
-        let is_key =
-            |stranger: &Stranger| matches!(stranger, Stranger::Key(..) | Stranger::Refuses(..));
-        self.state().members.strangers().values().any(is_key) || self.dials.has_other_keys()
-    }
-
-    /// Says which node has refused this one a short time ago, and why.
-    pub(super) fn notice(&self) -> Option<String> {
-        let state = self.state();
-        let (by, why) = state.members.notice(self.now())?;
-        Some(format!("{by} refuses this node: {}", refused(&state.hello.name, why)))
-    }
-
-    /// Returns the places whose node speaks another version, is of another cluster, or has a key that does not fit, and which.
-    pub(super) fn strangers(&self) -> Vec<(Target, String)> {
-        let state = self.state();
-        let own = &state.hello.cluster;
-        let text = |stranger: &Stranger| match stranger {
-            Stranger::Version(other) => {
-                format!("speaks version {other}, this node {}", member::VERSION)
-            }
-            Stranger::Cluster(other) => format!("is of cluster {other:?}, this node of {own:?}"),
-            Stranger::Key(name, why) => format!("is refused: {}", refused(name, *why)),
-            Stranger::Refuses(by, why) => {
-                format!("is {by}, which refuses this node: {}", refused(&state.hello.name, *why))
-            }
-        };
-        let strangers = state.members.strangers().iter();
-        strangers.map(|(target, stranger)| (*target, text(stranger))).collect()
-    }
-
     /// Peers with a session, whether they have described themselves or not.
     pub(super) fn knows(&self, id: u64) -> bool {
         self.state().members.knows(id)
@@ -453,25 +414,6 @@ impl Shared {
     }
 }
 
-/// Says why a node of a name is refused, and what to do.
-fn refused(name: &str, why: Refusal) -> String {
-    let had = "the identity file that it had (`NodeBuilder::identity_file`)";
-    match why {
-        Refusal::Name => {
-            format!(
-                "{name:?} is the name of a node with another key: give it another name, or {had}"
-            )
-        }
-        Refusal::Place => {
-            format!("its place is listed with another key: correct the list, or give it {had}")
-        }
-        Refusal::Unproven => {
-            "it has not proven the key that it says it has: somebody changes what it sends".into()
-        }
-        Refusal::Other(number) => format!("reason {number}, which this version does not know"),
-    }
-}
-
 /// Shows a place to people.
 pub(super) fn placed(target: &Target) -> String {
     match target {
@@ -507,7 +449,7 @@ impl Handler for Receiver {
                     let proven = session.peer_key();
                     state.members.handle_hello(now, session.number(), hello, proven);
                     if let Some((by, why)) = state.members.notice(now).filter(|_| !refused) {
-                        let why = self::refused(&state.hello.name, why);
+                        let why = strangers::refused(&state.hello.name, why);
                         tracing::error!("{by} refuses this node: {why}");
                     }
                 }

@@ -1,0 +1,151 @@
+//! What must hold in a network: at any time, and once nothing happens any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Life, Network, SECOND};
+use crate::member::{Hello, Load, Stranger, Target};
+
+impl Network {
+    /// A node that searches reports the places of the living nodes of other clusters, and of no others that live.
+    fn check_strangers(&self, number: u64, life: &Life) {
+        for other in self.nodes.values() {
+            let Some(Life { hello, .. }) = &other.life else { continue };
+            let is_other = hello.cluster != life.hello.cluster;
+            let expected = is_other.then(|| Stranger::Cluster(hello.cluster.clone()));
+            for address in &other.addresses {
+                let found = life.members.strangers().get(&Target::Address(*address));
+                let found = found.filter(|found| matches!(found, Stranger::Cluster(_)));
+                assert_eq!(found, expected.as_ref(), "node {number}, {address}");
+            }
+        }
+    }
+
+    /// A node that joined a second ago is known to all that search.
+    pub(super) fn is_reached(&self, node: u64) {
+        let Some(Life { id, hello, .. }) = &self.nodes[&node].life else { return };
+        let Hello { cluster, name, .. } = hello;
+        for (other, searcher) in self.nodes.iter().filter(|(other, _)| **other != node) {
+            if let Some(life) = searcher.life.as_ref().filter(|_| searcher.searches)
+                && life.hello.cluster == *cluster
+                && life.since + 3 * SECOND < self.now
+                && !self.may_be_refused(life, *id)
+                && (!self.has_thieves || self.met.get(&(life.id, name.clone())) == Some(&hello.key))
+            {
+                let choices = life.members.choices("kv", |_| Load::default());
+                let is_used = choices.iter().any(|choice| choice.peer == *id);
+                assert!(is_used, "node {other} has not reached {node}");
+            }
+        }
+    }
+
+    /// All that search know exactly the living of their cluster, over one link each, and the places of others; none was
+    /// dialed above its back-off.
+    pub(in super::super) fn check(&self) {
+        for (number, node) in &self.nodes {
+            for ((_, target), dials) in &node.dials {
+                let most = dials.windows(20).map(|window| window[19] - window[0]).min();
+                assert!(most.is_none_or(|most| most > 10 * SECOND), "{number} dials {target:?}");
+            }
+            let Some(life) = &node.life else { continue };
+            let known: BTreeSet<_> = life.members.peers().map(|(id, ..)| id).collect();
+            let lives = self.nodes.values().filter_map(|node| node.life.as_ref());
+            let others = lives.filter(|other| other.hello.cluster == life.hello.cluster);
+            let others: BTreeSet<_> =
+                others.map(|other| other.id).filter(|id| *id != life.id).collect();
+            assert!(known.is_subset(&others), "node {number} knows the dead");
+            if node.searches && self.has_thieves {
+                self.check_claims(*number, life, &known);
+            } else if node.searches {
+                assert_eq!(known, others, "node {number} does not know all");
+                let choices = life.members.choices("kv", |_| Load::default());
+                assert_eq!(choices.len(), others.len(), "node {number} uses all");
+                assert!(choices.iter().all(|choice| !choice.rank.0));
+                self.check_strangers(*number, life);
+            }
+            // Who is refused comes back again and again.
+            for (id, _, _, links) in life.members.peers().filter(|_| !self.has_thieves) {
+                assert_eq!(links.len(), 1, "node {number} has one link to {id}");
+            }
+        }
+    }
+
+    /// Whether a node may refuse another one: that one's name is or was claimed with another key.
+    fn may_be_refused(&self, life: &Life, by: u64) -> bool {
+        let Hello { name, key, .. } = &life.hello;
+        let others = self.nodes.values().filter_map(|node| node.life.as_ref());
+        let mut others = others.filter(|other| other.hello.name == *name && other.id != life.id);
+        others.any(|other| other.hello.key != *key)
+            || self.met.get(&(by, name.clone())).is_some_and(|met| met != key)
+    }
+
+    fn name_of(&self, id: u64) -> Option<&str> {
+        self.nodes[&self.node_of(id)?].life.as_ref().map(|life| &*life.hello.name)
+    }
+
+    /// A node uses one key for each name; another one only if the former node has gone, leaves, or is silent; and none but the
+    /// kept one that it has met. It accepts streams of no other.
+    pub(super) fn check_names(&mut self, node: u64) {
+        let life = self.nodes[&node].life.as_ref().unwrap();
+        let own = life.id;
+        let choices = life.members.choices("kv", |_| Load::default());
+        let named = life.members.peers().map(|(id, name, ..)| (id, name.to_owned()));
+        let names: BTreeMap<u64, String> = named.collect();
+        let mut now: BTreeMap<String, (u64, [u8; 32], bool)> = BTreeMap::new();
+        for choice in &choices {
+            assert_eq!(
+                life.members.peer_of(choice.link),
+                Some((choice.peer, &*names[&choice.peer]))
+            );
+            let key = self.keys[&choice.peer];
+            let is_kept = self.nodes.values().any(|node| node.kept == Some(key));
+            let name = names[&choice.peer].clone();
+            let (_, used, _) = now.entry(name).or_insert((choice.peer, key, is_kept));
+            assert_eq!(*used, key, "node {node} uses two keys for one name");
+        }
+        for (name, (id, key, is_kept)) in now {
+            if let Some((before, used)) = self.used.insert((own, name.clone()), (id, key))
+                && used != key
+            {
+                let is_living = self.lives(before) && !self.leaving.contains(&before);
+                let stands = self.conns.iter().any(|(number, conn)| {
+                    conn.ends[1].is_some()
+                        && !conn.has_ended.contains(&true)
+                        && conn.ids.contains(&own)
+                        && conn.ids.contains(&before)
+                        && self.is_open(*number)
+                });
+                assert!(!is_living || !stands, "node {node}: {name} was stolen");
+            }
+            if is_kept {
+                let met = self.met.entry((own, name.clone())).or_insert(key);
+                assert_eq!(*met, key, "node {node}: {name} is pinned");
+            } else {
+                assert_eq!(
+                    self.met.get(&(own, name)),
+                    None,
+                    "node {node} uses a key that is not kept"
+                );
+            }
+        }
+    }
+
+    /// A node that searches knows one living node for each name, unless the name is pinned to a key that nobody has, or
+    /// is its own.
+    fn check_claims(&self, number: u64, life: &Life, known: &BTreeSet<u64>) {
+        let lives = self.nodes.values().filter_map(|node| node.life.as_ref());
+        for other in lives.filter(|other| other.hello.cluster == life.hello.cluster) {
+            let name = &other.hello.name;
+            let met = self.met.get(&(life.id, name.clone()));
+            let may_be_used = met.is_none_or(|key| *key == other.hello.key);
+            if self.may_be_refused(life, other.id) {
+                continue;
+            }
+            if may_be_used && *name != life.hello.name {
+                let is_known = known.iter().any(|id| self.name_of(*id) == Some(name));
+                assert!(is_known, "node {number} knows no {name}");
+            } else {
+                assert!(!known.contains(&other.id), "node {number} knows {name} of another key");
+            }
+        }
+    }
+}
