@@ -554,7 +554,9 @@ fn two_accepted() -> ([Core; 2], [u32; 2]) {
     ends[0].flush();
     ends[1].pump(None);
     ends[1].events.clear();
-    streams.map(|stream| ends[1].accept(stream));
+    for stream in streams {
+        ends[1].accept(stream);
+    }
     ends[1].flush();
     ends[0].pump(None);
     (ends, streams)
