@@ -1,10 +1,11 @@
 //! A NIC that is shut down hands back what others wait for.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use midplane::nicvm::coordination::{self, COORDINATION, Coordination, CoordinationConfig};
 use midplane::nicvm::unit::Unit;
+use midplane::simhw::hardware::STOP_PATIENCE;
 use midplane::simhw::host::Host;
 use midplane::simhw::id::{Incarnation, NodeId, PortId};
 use midplane::simhw::port::Status;
@@ -32,17 +33,37 @@ async fn send(host: impl Host) {
     assert_eq!(sent.expect("the token comes").unwrap().status, Status::Done);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_token_of_a_sender_that_stops_is_there_for_the_next() {
+fn start_all() -> [UdpNic; 4] {
     let sockets = [(); 4].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
     let peers: Vec<SocketAddr> = sockets.iter().map(|s| s.local_addr().unwrap()).collect();
     drop(sockets);
-    let start = |node| {
+    [0, 1, 2, 3].map(|node| {
         let config = UdpConfig::new(NodeId(node), peers.clone()).incarnation(Incarnation::FIRST);
         UdpNic::start(config, unit()).unwrap()
-    };
-    let receiver = start(0);
-    let [first, second, third] = [1, 2, 3].map(start);
+    })
+}
+
+/// The senders give back what they have; the receiver has nothing to give back, and answers them.
+#[expect(clippy::disallowed_methods, reason = "how long they take is what is tried")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nics_that_end_together_wait_for_each_other_no_longer_than_it_takes() {
+    let mut fastest = Duration::MAX;
+    for _ in 0..5 {
+        let nics = start_all();
+        send(nics[1].host()).await;
+        let begun = Instant::now();
+        let ends = nics.map(|nic| tokio::spawn(nic.shutdown()));
+        for end in ends {
+            end.await.unwrap();
+        }
+        fastest = fastest.min(begun.elapsed());
+    }
+    assert!(fastest < STOP_PATIENCE / 2, "{fastest:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_token_of_a_sender_that_stops_is_there_for_the_next() {
+    let [receiver, first, second, third] = start_all();
     // The token begins at the first, and stays with the last that has sent.
     send(first.host()).await;
     send(second.host()).await;

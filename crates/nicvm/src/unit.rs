@@ -7,6 +7,7 @@ mod turn;
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use midplane_simhw::frame::{Frame, Header, Kind};
 use midplane_simhw::hardware::{Firmware, Hardware};
@@ -64,6 +65,10 @@ enum Failure {
     Trapped,
 }
 
+/// How long a NIC that stops still answers its peers after the last that they said: those that stop with it give back
+/// what it has, and would wait for its answers until their patience is over. Some tens of round trips.
+const ANSWERS_FOR: Duration = Duration::from_millis(10);
+
 /// An execution unit with its extensions.
 pub struct Unit {
     slots: Vec<Option<Slot>>,
@@ -83,6 +88,9 @@ pub struct Unit {
     events: VecDeque<UnitEvent>,
     /// When the first of the versions that were replaced ends.
     drained_at: Instant,
+    /// The NIC was told to stop. Until when it answers peers that stop as well, if they say nothing more.
+    is_stopping: bool,
+    quiet_at: Instant,
     /// Commands that extensions which are down have held.
     abandoned: Vec<Command>,
     /// Bytes of extensions' heaps, where they are others than usual.
@@ -118,6 +126,8 @@ impl Unit {
             parked: VecDeque::new(),
             events: VecDeque::new(),
             drained_at: Instant::FAR_FUTURE,
+            is_stopping: false,
+            quiet_at: Instant::FAR_FUTURE,
             abandoned: Vec::new(),
             heaps: BTreeMap::new(),
         }
@@ -345,6 +355,9 @@ impl Unit {
             return;
         }
         let length = frame.payload.copy_to(&mut body);
+        if self.is_stopping {
+            self.quiet_at = hw.now() + ANSWERS_FOR;
+        }
         let lent = self.lent.as_mut().expect("the unit has started");
         lent.control.handle_frame(hw.now(), &frame.header, &body[..length]);
         self.drain_control(hw);
@@ -433,11 +446,13 @@ impl Firmware for Unit {
     }
 
     fn on_stop(&mut self, hw: &mut impl Hardware) {
+        (self.is_stopping, self.quiet_at) = (true, hw.now() + ANSWERS_FOR);
         self.deactivate(hw);
     }
 
     fn may_stop(&self) -> bool {
-        self.lent.as_ref().is_none_or(|lent| lent.control.is_settled())
+        let is_settled = self.lent.as_ref().is_none_or(|lent| lent.control.is_settled());
+        is_settled && self.quiet_at == Instant::FAR_FUTURE
     }
 
     fn on_doorbell(&mut self, hw: &mut impl Hardware, port: PortId) {

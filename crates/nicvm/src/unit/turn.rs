@@ -142,7 +142,7 @@ impl Unit {
         let lent = self.lent.as_ref().expect("the unit has started");
         let control = lent.control.poll_timeout().unwrap_or(Instant::FAR_FUTURE);
         let mut next = control.min(lent.timeouts.next()).min(lent.transmit.next());
-        next = next.min(self.drained_at);
+        next = next.min(self.drained_at).min(self.quiet_at);
         if !self.unfinished.is_empty() || lent.transmit.has_news() || !self.is_settled() {
             next = hw.now();
         }
@@ -155,6 +155,9 @@ impl Unit {
 
     pub(super) fn expire(&mut self, hw: &mut dyn Hardware) {
         let now = hw.now();
+        if self.quiet_at <= now {
+            self.quiet_at = Instant::FAR_FUTURE;
+        }
         let lent = self.lent.as_mut().expect("the unit has started");
         lent.control.handle_timeout(now);
         let mut expired = std::mem::take(&mut self.expired);
