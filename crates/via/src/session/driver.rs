@@ -77,7 +77,7 @@ struct Active {
     last: Instant,
     /// Turns since then in which no frame was handled.
     vain: u32,
-    /// When a task, or the driver, was last seen to handle a frame, and how many were handled until then.
+    /// When a reader was last woken, or a frame was last seen to be handled, and how many were handled until then.
     read: Instant,
     handled: u64,
 }
@@ -369,8 +369,10 @@ impl Driver {
             Peer::Here if is_crowded => Peer::Parked,
             peer => peer,
         };
-        let mut any = core.wake_reader() || core.pump(None);
-        if std::mem::replace(&mut active.handled, core.handled) != core.handled {
+        let is_woken = core.wake_reader();
+        let mut any = is_woken || core.pump(None);
+        let before = std::mem::replace(&mut active.handled, core.handled);
+        if is_woken || before != core.handled {
             active.read = now;
         } else if !any && now >= active.read + GRACE {
             core.leave_no_frame();
