@@ -395,7 +395,8 @@ impl Driver {
             }
             (active.last, active.vain) = (now, 0);
         } else if active.vain > 1 && (peer == Peer::Parked || now >= active.last + spin) {
-            if peer != Peer::Parked && active.vain > 2 {
+            // Also where tasks took the time: a short one would else never be tried at full length again.
+            if peer != Peer::Parked {
                 self.vain = self.vain.wrapping_add(1);
             }
             found = if core.park() { Found::Nothing } else { Found::Something };

@@ -7,6 +7,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use midplane_simhw::shm::Corrupt;
+use tokio::io::ReadBuf;
 
 use super::below::{Below, Held, Pipes};
 use super::core::MOST_CONTROL;
@@ -102,22 +103,44 @@ impl Piped {
         Ok(Some(Incoming { words, length, left }))
     }
 
+    /// Reads the next bytes of the fragment that was seen; ends it with the last of them.
     pub(super) fn read(&mut self, out: &mut [u8]) {
+        let mut rest = &mut *out;
+        let length = rest.len();
+        self.take(length, |bytes| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len());
+            now.copy_from_slice(bytes);
+            rest = later;
+        });
+    }
+
+    /// Reads the next `length` bytes of the fragment that was seen, behind those that `out` has; ends it with the last of
+    /// them.
+    pub(super) fn append(&mut self, length: usize, out: &mut ReadBuf<'_>) {
+        self.take(length, |bytes| out.put_slice(bytes));
+    }
+
+    fn take(&mut self, length: usize, mut each: impl FnMut(&[u8])) {
         let Some(frame) = &mut self.frame else { return };
         let Some((_, left)) = &mut frame.fragment else { return };
         match &frame.whole {
-            Some(whole) => out.copy_from_slice(&whole[whole.len() - *left..][..out.len()]),
+            Some(whole) => each(&whole[whole.len() - *left..][..length]),
             None => {
-                let mut held = self.below.hold();
-                let mut read = 0;
-                while read < out.len() {
-                    let Some(count) = take(&mut held, &mut out[read..]) else { break };
-                    read += count;
+                let (mut held, mut rest) = (self.below.hold(), length);
+                while rest > 0 {
+                    let readable = held.readable();
+                    let count = readable.len().min(rest);
+                    if count == 0 {
+                        break;
+                    }
+                    each(&readable[..count]);
+                    held.consume(count);
+                    rest -= count;
                 }
             }
         }
-        *left -= out.len();
-        frame.left -= out.len();
+        *left -= length;
+        frame.left -= length;
         if *left == 0 {
             self.end_fragment();
         }

@@ -128,10 +128,7 @@ impl Wire {
     pub(super) fn append(&mut self, length: usize, out: &mut ReadBuf<'_>) {
         match self {
             Self::Ring(ring) => ring.append(length, out),
-            Self::Piped(piped) => {
-                piped.read(out.initialize_unfilled_to(length));
-                out.advance(length);
-            }
+            Self::Piped(piped) => piped.append(length, out),
             Self::Dialing(_) | Self::Closed => {}
         }
     }

@@ -329,7 +329,7 @@ impl Pipe {
         if self.closing.is_some() || self.ended.is_some() {
             return 0;
         }
-        let wanted = 2 * self.law.window() as usize;
+        let wanted = 2 * self.window() as usize;
         let limit = wanted.max(FIRST_WINDOW as usize).min(self.config.send_bytes);
         limit.saturating_sub(self.send.held_bytes())
     }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 /// Bytes of a chunk.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Chunks that are kept for use again while the pipe is busy.
-const SPARE_CHUNKS: usize = 4;
+/// Chunks that are kept for use again while the pipe is busy, 4 MiB: a new one costs a system call, page faults and zeros.
+const SPARE_CHUNKS: usize = 64;
 
 /// Bytes of a stream between two offsets; a chunk exists once a byte of it was written.
 #[derive(Debug, Default)]

@@ -253,7 +253,7 @@ fn drawn(seed: u64) -> Setting {
         senders: 2 + rng.below(31) as usize,
         buffer,
         byte_nanos: [1, 8, 80][rng.below(3) as usize],
-        total: 40 * quantum,
+        total: 160 * quantum,
         pause: 0,
         deaths: false,
     }
