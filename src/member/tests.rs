@@ -49,6 +49,18 @@ proptest! {
     }
 }
 
+// It waited for the name of a node without a file as well, and had it once the one that keeps its key was gone.
+#[test]
+fn who_waits_for_a_name_that_is_pinned_then_does_not_have_it() {
+    check(10_292_366_097_890_286_991, true);
+}
+
+// The former node's session had ended; the next one had brought no description when another node came.
+#[test]
+fn a_session_without_a_description_has_no_name() {
+    [176, 63_360_322_455_477_687].into_iter().for_each(|seed| check(seed, true));
+}
+
 #[test]
 fn the_same_seeds_as_always() {
     (0..20).for_each(|seed| check(seed, false));
