@@ -5,10 +5,11 @@
 //! alike: `names.rs` decides between them. Of two nodes of one name and different keys:
 //!
 //! - The name of a node that keeps its key in a file is *pinned* to it as long as this process lives, whether the node is there or
-//!   not. Another key is refused.
+//!   not. Another key is refused, also if it has waited for the name before.
 //! - The name of a node with a key for this start alone is its own as long as it lives. A later node is *held*: it is not
 //!   used, and no stream of it is accepted. It may be the node itself, restarted: the first is asked for a sign of life.
 //!   If it is gone, or silent for [`TRIAL`], the name is free; if it lives, the later one is refused.
+//! - Once another node has a name, the one that had it and leaves is held: no further stream of it is accepted.
 //!
 //! A node that is refused is told why, over a link that ends a second later.
 
