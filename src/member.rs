@@ -265,12 +265,9 @@ impl Members {
         if peer.links.len() > 1 {
             self.retire_at = self.retire_at.min(now.plus_nanos(RETIRE));
         }
-        let held_by = peer.held_by;
-        if is_new {
+        // Who is held may have come back before it was forgotten.
+        if is_new || peer.held_by.is_some() {
             self.admit(now, id);
-        } else if let Some(holder) = held_by {
-            // It has come back before it was forgotten.
-            self.challenge(now, holder);
         }
         self.effects.push_back(Effect::Wake);
     }

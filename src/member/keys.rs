@@ -5,10 +5,11 @@
 //! alike: `names.rs` decides between them. Of two nodes of one name and different keys:
 //!
 //! - The name of a node that keeps its key in a file is *pinned* to it as long as this process lives, whether the node is there or
-//!   not. Another key is refused.
+//!   not. Another key is refused, also if it has waited for the name before.
 //! - The name of a node with a key for this start alone is its own as long as it lives. A later node is *held*: it is not
 //!   used, and no stream of it is accepted. It may be the node itself, restarted: the first is asked for a sign of life.
 //!   If it is gone, or silent for [`TRIAL`], the name is free; if it lives, the later one is refused.
+//! - Once another node has a name, the one that had it and leaves is held: no further stream of it is accepted.
 //!
 //! A node that is refused is told why, over a link that ends a second later.
 
@@ -60,12 +61,16 @@ impl Members {
             return Err(Refusal::Place);
         }
         let is_namesake = hello.name == self.name && key != self.key;
-        let is_pinned = self.pins.get(&hello.name).is_some_and(|pin| Some(*pin) != key);
+        let is_pinned = self.is_pinned_otherwise(&hello.name, key);
         let is_double = self.peers.get(&hello.id).is_some_and(|peer| peer.key != key);
         match is_namesake || is_pinned || is_double {
             true => Err(Refusal::Name),
             false => Ok(key),
         }
+    }
+
+    fn is_pinned_otherwise(&self, name: &str, key: Option<PublicKey>) -> bool {
+        self.pins.get(name).is_some_and(|pin| Some(*pin) != key)
     }
 
     fn is_listed_otherwise(&self, address: SocketAddr, key: Option<PublicKey>) -> bool {
@@ -102,27 +107,32 @@ impl Members {
 
     /// Uses a node that has come, or holds it as long as another key has its name.
     pub(super) fn admit(&mut self, now: Instant, id: u64) {
-        let Some(peer) = self.peers.get(&id) else { return };
-        let is_holder = |other: &Peer| {
-            other.name == peer.name
-                && other.key != peer.key
-                && !other.is_leaving
-                && other.held_by.is_none()
-        };
-        let holder = self.peers.iter().find(|(_, other)| is_holder(other)).map(|(id, _)| *id);
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        peer.held_by = holder;
-        match holder {
-            Some(holder) => self.challenge(now, holder),
-            None => {
-                if let Some(key) = peer.key.filter(|_| peer.is_kept)
-                    && (self.pins.len() < MOST_PINS || self.pins.contains_key(&peer.name))
-                {
-                    self.pins.insert(peer.name.clone(), key);
-                }
-                self.on_namesake(now, id);
-            }
+        let Some(peer) = self.peers.get(&id).filter(|peer| !peer.is_leaving) else { return };
+        let (name, key, is_kept) = (peer.name.clone(), peer.key, peer.is_kept);
+        let is_other = |other: &Peer| other.name == name && other.key != key;
+        let has_name =
+            |other: &Peer| is_other(other) && !other.is_leaving && other.held_by.is_none();
+        let holder = self.peers.iter().find(|(_, other)| has_name(other)).map(|(id, _)| *id);
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.held_by = holder;
         }
+        if let Some(holder) = holder {
+            // It may have waited for the name until another one, which keeps its key, had it.
+            return match self.is_pinned_otherwise(&name, key) {
+                true => self.refuse_peer(now, id),
+                false => self.challenge(now, holder),
+            };
+        }
+        // Who had the name before leaves, or was refused: no further stream of it is accepted.
+        self.peers.values_mut().filter(|other| is_other(other)).for_each(|other| {
+            other.held_by = Some(id);
+        });
+        if let Some(key) = key.filter(|_| is_kept)
+            && (self.pins.len() < MOST_PINS || self.pins.contains_key(&name))
+        {
+            self.pins.insert(name, key);
+        }
+        self.on_namesake(now, id);
     }
 
     /// Asks the node that has a name for a sign of life: its side confirms that it has received a description.
@@ -147,18 +157,19 @@ impl Members {
             if is_silent {
                 self.replace(now, id);
             } else {
-                for (name, number) in self.held_by(id) {
-                    self.refuse(now, number, name, Refusal::Name);
-                }
+                let is_held = |peer: &Peer| peer.held_by == Some(id) && !peer.is_leaving;
+                let held = self.peers.iter().filter(|(_, peer)| is_held(peer)).map(|(id, _)| *id);
+                held.collect::<Vec<_>>().into_iter().for_each(|held| self.refuse_peer(now, held));
             }
             self.effects.push_back(Effect::Wake);
         }
     }
 
-    /// Returns the names and links of the nodes that are held because of another one.
-    fn held_by(&self, holder: u64) -> Vec<(String, u64)> {
-        let held = self.peers.values().filter(|peer| peer.held_by == Some(holder));
-        held.flat_map(|peer| peer.links.iter().map(|link| (peer.name.clone(), *link))).collect()
+    /// Refuses a node whose name another key has, over all of its links.
+    fn refuse_peer(&mut self, now: Instant, id: u64) {
+        let Some(peer) = self.peers.get(&id) else { return };
+        let (name, links) = (peer.name.clone(), peer.links.clone());
+        links.into_iter().for_each(|link| self.refuse(now, link, name.clone(), Refusal::Name));
     }
 
     /// A node leaves, or is gone: the first of those that wait for its name has it, unless it was refused.

@@ -107,6 +107,47 @@ fn of_two_that_wait_for_a_name_the_first_has_it() {
 }
 
 #[test]
+fn who_waits_for_a_name_is_refused_once_it_is_pinned_to_another_key() {
+    let mut members = members(&[1, 2, 3]);
+    describe(&mut members, 1, keyed(1, "kv", 1, false));
+    members.handle_hello(Instant::from_nanos(1), 2, keyed(2, "kv", 2, true), Some(key(2)));
+    members.handle_hello(Instant::from_nanos(2), 3, keyed(3, "kv", 3, false), Some(key(3)));
+    members.handle_goodbye(Instant::from_nanos(3), 1);
+    assert_eq!(chosen(&members), [(2, false)]);
+    assert_eq!(members.refusal_of(3), Refusal::Name.number());
+    members.handle_ended(Instant::from_nanos(4), 2);
+    assert_eq!((chosen(&members), members.peer_of(3)), (vec![], None));
+}
+
+#[test]
+fn who_has_left_has_no_stream_accepted_once_another_key_has_its_name() {
+    let mut members = members(&[1, 2, 3]);
+    describe(&mut members, 1, keyed(1, "kv", 1, false));
+    members.handle_goodbye(Instant::ZERO, 1);
+    assert_eq!(members.peer_of(1), Some((1, "kv")), "it may have opened streams before it left");
+    describe(&mut members, 2, keyed(2, "kv", 2, false));
+    assert_eq!((members.peer_of(1), members.peer_of(2)), (None, Some((2, "kv"))));
+    describe(&mut members, 3, keyed(3, "kv", 3, false));
+    members.handle_timeout(Instant::from_nanos(TRIAL), |_| Load::default());
+    assert_eq!((members.refusal_of(1), members.refusal_of(3)), (0, Refusal::Name.number()));
+    members.handle_ended(Instant::from_nanos(TRIAL), 2);
+    assert_eq!((chosen(&members), members.peer_of(1)), (vec![], None));
+}
+
+#[test]
+fn who_was_refused_and_is_back_before_its_link_has_ended_has_a_name_that_is_free_by_then() {
+    let mut members = members(&[1, 2, 3]);
+    describe(&mut members, 1, keyed(1, "kv", 1, false));
+    describe(&mut members, 2, keyed(2, "kv", 2, false));
+    let end = Instant::from_nanos(TRIAL);
+    members.handle_timeout(end, |_| Load::default());
+    members.handle_ended(end, 1);
+    assert_eq!((chosen(&members), members.peer_of(2)), (vec![], None));
+    describe(&mut members, 3, keyed(2, "kv", 2, false));
+    assert_eq!((members.peer_of(2), members.peer_of(3)), (None, Some((2, "kv"))));
+}
+
+#[test]
 fn neither_number_nor_own_name_nor_an_unproven_key_make_a_node_another_one() {
     let mut members = members(&[1, 2, 3, 4, 5]);
     describe(&mut members, 1, keyed(1, "kv", 1, false));

@@ -76,6 +76,8 @@ struct Conn {
     /// Since when nothing gets through.
     cut_at: Option<u64>,
     has_ended: [bool; 2],
+    /// The node at an end has received the other one's description.
+    is_described: [bool; 2],
     /// The node at an end ends it itself.
     is_closing: [bool; 2],
     /// The arrival of the last frame of each end.
@@ -94,8 +96,8 @@ pub(super) struct Network {
     /// The keys of all lives, and the lives that leave.
     keys: BTreeMap<u64, [u8; 32]>,
     leaving: BTreeSet<u64>,
-    /// Of each life, by name: the life and the key that it used last, and the kept key that it has met first.
-    used: BTreeMap<(u64, String), (u64, [u8; 32])>,
+    /// Of each life, by name: the key that it used last and the lives, and the kept key that it has met first.
+    used: BTreeMap<(u64, String), (BTreeSet<u64>, [u8; 32])>,
     met: BTreeMap<(u64, String), [u8; 32]>,
     nodes: BTreeMap<u64, Node>,
     conns: BTreeMap<u64, Conn>,
@@ -356,6 +358,7 @@ impl Network {
                 let key = self.keys[&ids[1 - end]];
                 let is_proven = matches!(target, Target::Address(_)) && key != [0; 32];
                 let proven = is_proven.then_some(PublicKey::new(key));
+                self.conns.get_mut(&conn).unwrap().is_described[end] |= hello.refusal == 0;
                 self.with_end(conn, end, |members, now, link| {
                     members.handle_hello(now, link, hello, proven);
                 });
@@ -507,6 +510,7 @@ impl Network {
             refused_at: None,
             cut_at: None,
             has_ended: [false; 2],
+            is_described: [false; 2],
             is_closing: [false; 2],
             last: [now; 2],
             waiting: Vec::new(),

@@ -82,51 +82,52 @@ impl Network {
         self.nodes[&self.node_of(id)?].life.as_ref().map(|life| &*life.hello.name)
     }
 
-    /// A node uses one key for each name; another one only if the former node has gone, leaves, or is silent; and none but the
-    /// kept one that it has met. It accepts streams of no other.
+    /// A node accepts the streams of one key for each name, and opens none to another; to another one only if it has no session
+    /// with the former node, or that leaves, or is silent; and to none but the kept one that it has met.
     pub(super) fn check_names(&mut self, node: u64) {
         let life = self.nodes[&node].life.as_ref().unwrap();
         let own = life.id;
-        let choices = life.members.choices("kv", |_| Load::default());
-        let named = life.members.peers().map(|(id, name, ..)| (id, name.to_owned()));
-        let names: BTreeMap<u64, String> = named.collect();
-        let mut now: BTreeMap<String, (u64, [u8; 32], bool)> = BTreeMap::new();
-        for choice in &choices {
-            assert_eq!(
-                life.members.peer_of(choice.link),
-                Some((choice.peer, &*names[&choice.peer]))
-            );
-            let key = self.keys[&choice.peer];
-            let is_kept = self.nodes.values().any(|node| node.kept == Some(key));
-            let name = names[&choice.peer].clone();
-            let (_, used, _) = now.entry(name).or_insert((choice.peer, key, is_kept));
+        let accepted = life.members.links().filter_map(|link| life.members.peer_of(link));
+        let accepted: BTreeMap<u64, String> =
+            accepted.map(|(id, name)| (id, name.to_owned())).collect();
+        for choice in life.members.choices("kv", |_| Load::default()) {
+            let peer = life.members.peer_of(choice.link);
+            assert_eq!(peer, Some((choice.peer, &*accepted[&choice.peer])));
+        }
+        let mut now: BTreeMap<String, (BTreeSet<u64>, [u8; 32])> = BTreeMap::new();
+        for (id, name) in accepted {
+            let key = self.keys[&id];
+            let (ids, used) = now.entry(name).or_insert((BTreeSet::new(), key));
+            ids.insert(id);
             assert_eq!(*used, key, "node {node} uses two keys for one name");
         }
-        for (name, (id, key, is_kept)) in now {
-            if let Some((before, used)) = self.used.insert((own, name.clone()), (id, key))
+        for (name, (ids, key)) in now {
+            if let Some((before, used)) = self.used.insert((own, name.clone()), (ids, key))
                 && used != key
             {
-                let is_living = self.lives(before) && !self.leaving.contains(&before);
-                let stands = self.conns.iter().any(|(number, conn)| {
-                    conn.ends[1].is_some()
-                        && !conn.has_ended.contains(&true)
-                        && conn.ids.contains(&own)
-                        && conn.ids.contains(&before)
-                        && self.is_open(*number)
-                });
-                assert!(!is_living || !stands, "node {node}: {name} was stolen");
+                let is_had = before.iter().any(|before| self.has_session(own, *before));
+                assert!(!is_had, "node {node}: {name} was stolen");
             }
-            if is_kept {
+            if self.nodes.values().any(|node| node.kept == Some(key)) {
                 let met = self.met.entry((own, name.clone())).or_insert(key);
                 assert_eq!(*met, key, "node {node}: {name} is pinned");
             } else {
-                assert_eq!(
-                    self.met.get(&(own, name)),
-                    None,
-                    "node {node} uses a key that is not kept"
-                );
+                let met = self.met.get(&(own, name));
+                assert_eq!(met, None, "node {node} uses a key that is not kept");
             }
         }
+    }
+
+    /// Whether a node has a session with another one that lives, does not leave, and is heard.
+    fn has_session(&self, own: u64, other: u64) -> bool {
+        let stands = self.conns.iter().any(|(number, conn)| {
+            // Without a description it is nobody's yet.
+            let is_described = conn.ids.iter().position(|id| *id == own);
+            is_described.is_some_and(|end| conn.is_described[end] && conn.ids[1 - end] == other)
+                && !conn.has_ended.contains(&true)
+                && self.is_open(*number)
+        });
+        stands && self.lives(other) && !self.leaving.contains(&other)
     }
 
     /// A node that searches knows one living node for each name, unless the name is pinned to a key that nobody has, or
