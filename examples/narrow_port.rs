@@ -74,7 +74,7 @@ async fn run(options: &Options) -> Result<(), Fault> {
     if let Some(to) = options.to {
         return send(builder.discover(to.to_string()).start().await?).await;
     }
-    let receiver = builder.clone().bind(options.bind.unwrap_or(([127, 0, 0, 1], 0).into()));
+    let receiver = builder.clone().bind(options.bind.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()));
     let receiver = match options.tokens {
         Tokens::On => receiver.receive_tokens(),
         Tokens::Off => receiver,

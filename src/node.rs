@@ -19,6 +19,7 @@ mod state;
 mod transports;
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use midplane_simhw::seal::{PublicKey, SecretKey};
 use midplane_simhw::shm::rings::RingListener;
 use midplane_via::session::{Driver, Sessions, Stream};
 use midplane_via::wire::pipe::Config;
+use midplane_via::wire::socket::Socket;
 use midplane_via::wire::tcp;
 use tokio::io::unix::AsyncFd;
 use tokio::net::TcpListener;
@@ -116,20 +118,9 @@ impl Node {
         };
         let address = sockets.as_ref().map(|sockets| sockets.address);
         let (udp, tcp) = sockets.map_or((None, None), |sockets| (sockets.udp, sockets.tcp));
-        let (own, is_kept) = builder.own.clone().unzip();
-        let (public, is_kept) = (own.as_ref().map(SecretKey::public), is_kept == Some(true));
-        let udp = udp.map(|socket| {
-            let config = Config::default().key(builder.key.clone()).own_key(own.clone());
-            let config = match builder.port_buffer {
-                Some(bytes) => config.receive_tokens(bytes),
-                None => config,
-            };
-            (socket, config.keepalive(KEEPALIVE_NANOS))
-        });
-        let over_tcp = tcp.is_some();
-        let over_tcp =
-            over_tcp.then(|| tcp::Config::default().key(builder.key.clone()).own_key(own));
-        let (sessions, driver) = Sessions::new(udp, over_tcp).map_err(failed)?;
+        let (own, is_kept) = builder.own.as_ref().map(|(own, kept)| (own, *kept)).unzip();
+        let (public, is_kept) = (own.map(SecretKey::public), is_kept == Some(true));
+        let (sessions, driver) = make_sessions(&builder, udp, tcp.is_some()).map_err(failed)?;
         let id = builder::random().map_err(failed)?.max(1);
         let name = builder.resolved_name(id);
         let hello = Hello {
@@ -379,6 +370,25 @@ impl Node {
         let closed = async { self.0.sockets.lock().await.recv().await };
         let _ = tokio::time::timeout(CLOSE, closed).await;
     }
+}
+
+/// Makes the sessions of a node and their driver: over shared memory, over UDP with a socket, and over TCP if it is open.
+fn make_sessions(
+    builder: &NodeBuilder,
+    udp: Option<Socket>,
+    is_tcp_open: bool,
+) -> io::Result<(Sessions, Driver)> {
+    let own = builder.own.as_ref().map(|(own, _)| own.clone());
+    let udp = udp.map(|socket| {
+        let config = Config::default().key(builder.key.clone()).own_key(own.clone());
+        let config = match builder.port_buffer {
+            Some(bytes) => config.receive_tokens(bytes),
+            None => config,
+        };
+        (socket, config.keepalive(KEEPALIVE_NANOS))
+    });
+    let tcp = is_tcp_open.then(|| tcp::Config::default().key(builder.key.clone()).own_key(own));
+    Sessions::new(udp, tcp)
 }
 
 /// Spawns the tasks of a node; the channel is closed once those that have sockets have ended.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use midplane::simhw::seal::{Key, SecretKey};
 use midplane::{ErrorKind, Listener, Node, NodeBuilder};
@@ -96,7 +96,7 @@ async fn a_thief_is_refused(transports: &str) {
     drop(orders);
     assert!(stream.read_u8().await.is_err());
     let orders = serve(kept, at, 3).await;
-    let begun = Instant::now();
+    let begun = tokio::time::Instant::now();
     assert_eq!(greeted(&client).await, 3);
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     orders.shutdown().await;
@@ -141,7 +141,7 @@ async fn a_name_without_a_file_is_its_nodes_own_while_that_lives_and_free_afterw
         thief.shutdown().await;
         drop(orders);
         let _orders = serve(builder, at, 3).await;
-        let begun = Instant::now();
+        let begun = tokio::time::Instant::now();
         while !matches!(client.connect("kv").await.unwrap().read_u8().await, Ok(3)) {}
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     }

@@ -122,7 +122,8 @@ async fn a_subscriber_sees_nodes_connects_streams_messages_and_calls() {
     }
 
     let (sent, received) = tokio::join!(client.send("server", "hello"), server.receive());
-    (sent.unwrap(), received.unwrap());
+    sent.unwrap();
+    received.unwrap();
     let message = [("node", "client"), ("peer", "server"), ("bytes", "5")];
     assert_eq!(seen.of("send", &message).len(), 1);
 
