@@ -42,6 +42,12 @@ pub const FLUSH: u8 = 5;
 pub const MOST_VALUE: usize = 1_024;
 /// Most bytes of a frame's updates: it fits into a frame of an Ethernet.
 const FRAME_BYTES: usize = 1_360;
+/// Bytes of a frame that slow writes leave to acknowledgements. Beside them there is room for the longest value.
+const ACK_BYTES: usize = 256;
+/// Most bytes of acknowledgements that wait for a node.
+const MOST_ACK_BYTES: usize = 4 * FRAME_BYTES;
+/// Bytes of an update's length, before it.
+const LENGTH: usize = 2;
 /// Bytes around them on the line.
 const AROUND: usize = 48 + 28 + 38;
 /// Bytes of an update, before there was a longer one.
@@ -95,8 +101,8 @@ pub struct Mermera {
     unsent: BTreeMap<NodeId, VecDeque<Vec<u8>>>,
     /// Parts that have come of an update.
     parts: BTreeMap<NodeId, Vec<u8>>,
-    /// Acknowledgements of slow writes that are to be sent.
-    acks: BTreeMap<NodeId, Frames>,
+    /// Acknowledgements of slow writes that wait for a frame.
+    acks: BTreeMap<NodeId, Acks>,
     /// Whom a frame waits for in the scheduler: what is sent next is chosen when that one has left.
     blocked: BTreeSet<NodeId>,
     /// Coherent writes that wait for their place.
@@ -140,9 +146,8 @@ impl Mermera {
     /// Sends what is to be sent, and says when to look again.
     fn pump(&mut self, nic: &mut Context<'_>) {
         self.send_reliable(nic);
-        self.send_acks(nic);
         self.try_at = None;
-        self.send_slow(nic);
+        self.send_frames(nic);
         let Some(memory) = &self.memory else { return };
         self.placing.retain(|(ticket, command)| {
             let is_done = memory.is_done(*ticket);
@@ -173,7 +178,7 @@ impl Mermera {
         while let Some((to, update)) = memory.poll_send() {
             let Ok(bytes) = wire::encode(&update) else { continue };
             if !update.is_reliable() {
-                self.acks.entry(to).or_default().add(&bytes);
+                self.acks.entry(to).or_default().push(bytes);
                 continue;
             }
             let mut parts = bytes.chunks(MAX_MESSAGE - 1).peekable();
@@ -199,63 +204,68 @@ impl Mermera {
         }
     }
 
-    /// What has been read of slow writes, whatever the gates say: it is little.
-    fn send_acks(&mut self, nic: &mut Context<'_>) {
-        for (to, frames) in &mut self.acks {
-            while !self.blocked.contains(to)
-                && let Some(frame) = frames.0.pop_front()
-            {
-                if send_frame(nic, *to, &frame) {
-                    self.blocked.insert(*to);
-                }
-            }
-        }
-    }
-
-    /// Slow writes, as far as the gates let them: to all at once where that is possible.
-    fn send_slow(&mut self, nic: &mut Context<'_>) {
+    /// Frames of slow writes and acknowledgements: to all at once where that is possible.
+    fn send_frames(&mut self, nic: &mut Context<'_>) {
         let now = nic.now();
-        let Some(memory) = &mut self.memory else { return };
         let me = nic.node();
-        let all = self.config.gates.get_key_value(&NodeId::EVERYBODY);
+        let gates = std::mem::take(&mut self.config.gates);
+        let all = gates.get_key_value(&NodeId::EVERYBODY);
         let each = self.config.nodes.iter().filter(|node| **node != me);
-        let each = each.map(|node| (node, self.config.gates.get(node)));
-        let targets = all.map(|(node, gate)| (node, Some(gate))).into_iter().chain(each);
+        let each = each.map(|node| (*node, gates.get(node)));
+        let targets = all.map(|(node, gate)| (*node, Some(gate))).into_iter().chain(each);
         let mut is_shut = false;
-        for (to, gate) in targets {
-            let is_open =
-                |bytes: usize| gate.is_none_or(|gate| gate.is_open((bytes + AROUND) as u32));
-            let mut frame = Vec::new();
-            // An update more, as long as the longest so far.
-            while !self.blocked.contains(to) && is_open(frame.len() + self.longest) {
-                let update = match *to {
-                    NodeId::EVERYBODY => memory.poll_slow_to_all(now),
-                    node => memory.poll_slow(now, node),
-                };
-                let Some(update) = update else { break };
-                let Ok(bytes) = wire::encode(&update) else { continue };
-                self.longest = self.longest.max(bytes.len() + 2);
-                add(&mut frame, &bytes);
-                if frame.len() + self.longest > FRAME_BYTES
-                    && send_paid(nic, (*to, gate), &mut frame)
-                {
-                    self.blocked.insert(*to);
+        for (to, gate) in targets.collect::<Vec<_>>() {
+            while !self.blocked.contains(&to)
+                && let Some(frame) = self.next_frame(now, to, gate)
+            {
+                if send_frame(nic, to, &frame) {
+                    self.blocked.insert(to);
                 }
             }
-            if !frame.is_empty() && send_paid(nic, (*to, gate), &mut frame) {
-                self.blocked.insert(*to);
-            }
-            let waits = match *to {
-                NodeId::EVERYBODY => false,
-                node if self.blocked.contains(&node) => false,
-                node => memory.poll_timeout(node).is_some_and(|due| due <= now),
-            };
-            is_shut |= waits;
+            let Some(memory) = &self.memory else { continue };
+            is_shut |= to != NodeId::EVERYBODY
+                && !self.blocked.contains(&to)
+                && memory.poll_timeout(to).is_some_and(|due| due <= now);
         }
+        self.config.gates = gates;
         if is_shut {
             self.skipped += 1;
             self.try_at = Some(now + self.config.delay / TRIES);
         }
+    }
+
+    /// The next frame to a node: slow writes as far as its gate lets them, and it pays for the frame; then acknowledgements,
+    /// which leave alone where no slow write may. Each leaves the other room: at the least rate neither waits without end.
+    fn next_frame(&mut self, now: Instant, to: NodeId, gate: Option<&Gate>) -> Option<Vec<u8>> {
+        let memory = self.memory.as_mut()?;
+        let mut acks = self.acks.get_mut(&to);
+        let reserved = acks.as_ref().map_or(0, |acks| acks.bytes.min(ACK_BYTES));
+        let is_open =
+            |bytes: usize| gate.is_none_or(|gate| gate.is_open((bytes + AROUND) as u32));
+        let mut frame = Vec::new();
+        // An update more, as long as the longest so far.
+        while frame.len() + self.longest + reserved <= FRAME_BYTES
+            && is_open(frame.len() + self.longest + reserved)
+        {
+            let update = match to {
+                NodeId::EVERYBODY => memory.poll_slow_to_all(now),
+                node => memory.poll_slow(now, node),
+            };
+            let Some(update) = update else { break };
+            let Ok(bytes) = wire::encode(&update) else { continue };
+            self.longest = self.longest.max(bytes.len() + LENGTH);
+            add(&mut frame, &bytes);
+        }
+        let is_paid = !frame.is_empty();
+        let most = if is_paid { frame.len() + reserved } else { FRAME_BYTES };
+        if let Some(acks) = &mut acks {
+            acks.move_to(&mut frame, most);
+        }
+        if let Some(gate) = gate.filter(|_| is_paid) {
+            // Nobody else asks it: it is still open.
+            let _ = gate.c_send((frame.len() + AROUND) as u32, || ());
+        }
+        (!frame.is_empty()).then_some(frame)
     }
 
     fn write(&mut self, nic: &mut Context<'_>, command: Command) {
@@ -300,24 +310,30 @@ impl Mermera {
     }
 }
 
-/// Most frames of acknowledgements that wait; what they say is said again by later ones.
-const MOST_FRAMES: usize = 4;
-
-/// Frames of updates, each as full as it goes.
+/// Acknowledgements that wait, each as it travels, with its length.
 #[derive(Debug, Default)]
-struct Frames(VecDeque<Vec<u8>>);
+struct Acks {
+    updates: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
 
-impl Frames {
-    fn add(&mut self, update: &[u8]) {
-        match self.0.back_mut() {
-            Some(last) if last.len() + 2 + update.len() <= FRAME_BYTES => add(last, update),
-            _ => {
-                self.0.push_back(Vec::with_capacity(FRAME_BYTES));
-                self.0.truncate(MOST_FRAMES);
-                if let Some(last) = self.0.back_mut() {
-                    add(last, update);
-                }
-            }
+impl Acks {
+    /// Adds one. What one that finds no room says is said again by later ones.
+    fn push(&mut self, update: Vec<u8>) {
+        if self.bytes + LENGTH + update.len() <= MOST_ACK_BYTES {
+            self.bytes += LENGTH + update.len();
+            self.updates.push_back(update);
+        }
+    }
+
+    /// Moves the oldest to a frame, which becomes no longer than `most` bytes.
+    fn move_to(&mut self, frame: &mut Vec<u8>, most: usize) {
+        while let Some(update) = self.updates.front()
+            && frame.len() + LENGTH + update.len() <= most
+        {
+            self.bytes -= LENGTH + update.len();
+            add(frame, update);
+            self.updates.pop_front();
         }
     }
 }
@@ -344,21 +360,6 @@ fn send_frame(nic: &mut Context<'_>, to: NodeId, frame: &[u8]) -> bool {
     let (source, token) = (Source::Bytes(Payload::from(frame)), Some(to.0.into()));
     // One that can't be sent is lost, as frames may be.
     nic.send_packet(&Packet { source, token, ..Packet::to(to) }) == Ok(Sending::Queued)
-}
-
-/// Sends a frame that the gate was open for, and pays for it; whether it waits in the scheduler now.
-fn send_paid(
-    nic: &mut Context<'_>,
-    (to, gate): (NodeId, Option<&Gate>),
-    frame: &mut Vec<u8>,
-) -> bool {
-    if let Some(gate) = gate {
-        // Nobody else asks it: it is still open.
-        let _ = gate.c_send((frame.len() + AROUND) as u32, || ());
-    }
-    let waits = send_frame(nic, to, frame);
-    frame.clear();
-    waits
 }
 
 fn complete(nic: &mut Context<'_>, command: &Command) {
