@@ -159,7 +159,9 @@ impl Mermera {
         if memory.unacknowledged() == 0 {
             self.flushing.drain(..).for_each(|command| complete(nic, &command));
         }
-        let due = self.config.nodes.iter().filter_map(|node| memory.poll_timeout(*node)).min();
+        // When a frame has left, the next is chosen then: what is due for its node need not be asked for again and again.
+        let free = self.config.nodes.iter().filter(|node| !self.blocked.contains(*node));
+        let due = free.filter_map(|node| memory.poll_timeout(*node)).min();
         // What is due and was skipped waits for the gate.
         let due = self.try_at.map_or(due, |at| Some(due.map_or(at, |due| due.max(at))));
         match due {
