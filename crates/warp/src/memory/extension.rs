@@ -242,8 +242,7 @@ impl Mermera {
         let memory = self.memory.as_mut()?;
         let mut acks = self.acks.get_mut(&to);
         let reserved = acks.as_ref().map_or(0, |acks| acks.bytes.min(ACK_BYTES));
-        let is_open =
-            |bytes: usize| gate.is_none_or(|gate| gate.is_open((bytes + AROUND) as u32));
+        let is_open = |bytes: usize| gate.is_none_or(|gate| gate.is_open((bytes + AROUND) as u32));
         let mut frame = Vec::new();
         // An update more, as long as the longest so far.
         while frame.len() + self.longest + reserved <= FRAME_BYTES
