@@ -24,7 +24,7 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 /// Bytes of a body.
 const BODY: usize = 1_000_000;
 
-/// Whether the receiver grants tokens.
+/// True if the receiver grants tokens.
 #[derive(Clone, Copy, Eq, PartialEq, ValueEnum)]
 enum Tokens {
     On,

@@ -50,7 +50,7 @@ pub enum What {
     Memory,
 }
 
-/// What the numbers of a row count.
+/// The unit of the numbers of a row.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
@@ -91,7 +91,7 @@ impl What {
     }
 }
 
-/// Which processors the two processes may use.
+/// The processors that the two processes may use.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Placement {
@@ -161,7 +161,7 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,udp")]
     pub transport: Vec<Transport>,
 
-    /// What is measured, with commas between [default: all that count answers]
+    /// The measurements to run, with commas between [default: all that count answers]
     #[arg(long, value_enum, value_delimiter = ',')]
     what: Vec<What>,
 
@@ -178,7 +178,7 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=4096))]
     connections: Vec<u16>,
 
-    /// Which processors the two processes may use, with commas between [default: all three; any with `--memory`]
+    /// The processors that the two processes may use, with commas between [default: all three; any with `--memory`]
     #[arg(long, value_enum, value_delimiter = ',')]
     placement: Vec<Placement>,
 
@@ -202,7 +202,7 @@ pub struct Arguments {
     #[arg(long, value_enum, hide = true)]
     pub part: Option<Part>,
 
-    /// Where the service is
+    /// The address of the service
     #[arg(long, hide = true, default_value = "")]
     pub at: String,
 

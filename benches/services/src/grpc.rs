@@ -17,7 +17,7 @@ mod generated {
 use generated::echo_client::EchoClient;
 use generated::echo_server::{Echo, EchoServer};
 
-/// The one message.
+/// The message of requests and answers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Payload {
     #[prost(bytes = "bytes", tag = "1")]

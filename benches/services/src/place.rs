@@ -18,7 +18,7 @@ pub trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 impl Io for Stream {}
 impl Io for TcpStream {}
 
-/// Where the connections of a client go.
+/// The service that a client connects to.
 #[derive(Clone)]
 pub enum Target {
     Tcp(String),

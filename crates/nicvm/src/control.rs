@@ -267,7 +267,7 @@ impl Control {
         self.setting.config.limit().saturating_sub(self.pending(peer))
     }
 
-    /// Whether every message that was taken has been acknowledged, or dropped, and no peer waits for an
+    /// Returns whether every message that was taken has been acknowledged, or dropped, and no peer waits for an
     /// acknowledgement: a unit that ends before would leave that peer waiting.
     #[must_use]
     pub fn is_settled(&self) -> bool {

@@ -129,7 +129,7 @@ fn answers_that_nobody_awaits_end_their_sender() {
     }
 }
 
-/// One stream that nobody reads fills its part of the window; what is sent of another still arrives whole, at once.
+/// A stream that is not read fills its part of the window; what is sent of another still arrives whole, at once.
 #[test]
 fn an_unread_stream_takes_its_part_of_the_window_and_no_more() {
     let config = Config::default().eager(1_000).window(WINDOW);

@@ -10,7 +10,7 @@ use midplane_gang::live::clock::now;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// How long a front end may take that `Stage::end` waits for: only one that hangs takes so long.
+/// Limit for a front end that `Stage::end` waits for: only one that hangs takes so long.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 
 /// Waits until something holds; what it waits for takes milliseconds unless the machine is busy.

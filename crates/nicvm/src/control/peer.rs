@@ -230,7 +230,7 @@ impl Peer {
         &self.sending
     }
 
-    /// Whether the peer has sent messages that no acknowledgement of ours names yet.
+    /// Returns whether the peer has sent messages that no acknowledgement of ours names yet.
     pub(super) const fn owes_acknowledgement(&self) -> bool {
         self.receiving.is_owed()
     }

@@ -204,7 +204,7 @@ fn end_both(mut pair: Network, later: Duration) -> [Duration; 2] {
     let (mut told, mut waited) = ([false; 2], [None; 2]);
     while waited.contains(&None) {
         for end in 0..2 {
-            // A unit that has been told goodbye has nobody to tell.
+            // A unit that has received a goodbye sends none.
             if pair.now >= begun[end] && !std::mem::replace(&mut told[end], true) {
                 let is_alone = pair.received(end) > 1;
                 if !is_alone {

@@ -127,7 +127,7 @@ impl PublicKey {
         Self(bytes)
     }
 
-    /// Returns its bytes.
+    /// Returns the 32 bytes of the key.
     #[must_use]
     pub const fn bytes(&self) -> &[u8; BYTES] {
         &self.0

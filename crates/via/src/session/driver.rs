@@ -131,7 +131,7 @@ enum Found {
     Something,
 }
 
-/// Whether the next turn polls the socket.
+/// Says whether the next turn polls the socket.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Polls {
     /// It asks the runtime for what has arrived.

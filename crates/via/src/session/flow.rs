@@ -99,7 +99,7 @@ impl Flow {
     }
 
     /// Returns whether its reader takes a frame of so many bytes from the wire itself: it waits for bytes, and has its waker
-    /// put into `wakers`, or was woken before. Short frames cost less where they are taken in a row by whoever comes first.
+    /// put into `wakers`, or was woken before. Short frames cost less where one task takes all of them in a row.
     pub(super) fn is_left_to_reader(&mut self, bytes: usize, wakers: &mut Vec<Waker>) -> bool {
         if bytes < LONG || !self.is_accepted || self.is_dropped || self.reset.is_some() {
             return false;

@@ -41,7 +41,7 @@ pub(super) struct Incoming {
     pub(super) left: usize,
 }
 
-/// Where the peer of a session was when it last told.
+/// Last known place of the peer of a session.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Peer {
     /// It waits for a wake-up, or has not told.

@@ -3,7 +3,7 @@
 //! No I/O and no clock here.
 //!
 //! A message travels in pieces, a datagram each, of 1,200 bytes at most: IP fragments none of them. A piece that is lost
-//! loses its message, and no other. Nothing is sent again: whoever gossips says the same a little later.
+//! loses its message, and no other. Nothing is sent again: gossip repeats itself a little later.
 //!
 //! # Seals
 //!

@@ -80,7 +80,7 @@ struct Closing {
     is_due: bool,
 }
 
-/// What the peer has sent over a connection, and wants to.
+/// Bytes that the peer has sent over a connection, and wants to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flow {
     /// Bytes that were received, those behind a gap included.

@@ -28,7 +28,7 @@ use midplane_via::message::request::Load;
 /// One type, whatever carries the packets: for each further one all scenarios are compiled again.
 pub(crate) type Lower = Engine<Box<dyn Carrier>>;
 pub(crate) type World = Communicator<Lower>;
-/// What each process runs.
+/// Program of each process.
 pub(crate) type Program = dyn Fn(World) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
 
 pub(crate) const ANY: Option<Rank> = None;

@@ -263,7 +263,7 @@ impl Mermera {
             acks.move_to(&mut frame, most);
         }
         if let Some(gate) = gate.filter(|_| is_paid) {
-            // Nobody else asks it: it is still open.
+            // It was open above, and this extension alone uses it.
             let _ = gate.c_send((frame.len() + AROUND) as u32, || ());
         }
         (!frame.is_empty()).then_some(frame)

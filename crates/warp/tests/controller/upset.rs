@@ -80,10 +80,10 @@ fn w8_without_feedback_a_rate_decays_to_its_floor_and_comes_back() {
     }
 }
 
-/// What a path may do before the link is healthy.
+/// Changes of a path before the link is healthy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Path {
-    /// Its length stays.
+    /// The length does not change.
     Stays,
     /// Its length changes; two drains follow once the link is healthy. At a steady rate a longer empty path and a standing
     /// queue give a sender the same feedback: a constant delay, and a warp of 1. Only a drain tells them apart, since a queue

@@ -52,7 +52,7 @@ pub struct TokenCounters {
     pub waiting: usize,
 }
 
-/// A connection's part.
+/// State of one connection.
 #[derive(Debug)]
 struct Share {
     /// Offset up to which the sender may send.

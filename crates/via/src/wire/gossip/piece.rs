@@ -51,7 +51,7 @@ impl Stamp {
 pub(super) struct Piece<'a> {
     /// The sender's clock: milliseconds since 1970.
     pub(super) millis: u64,
-    /// Which piece of the message it is.
+    /// Index of the piece in its message.
     pub(super) index: u8,
     /// The index of the last one.
     pub(super) last: u8,

@@ -5,7 +5,7 @@
 //! dialer's key travels under the cluster's key in the first, and `se` and `es` of the second bind both keys to all that is
 //! sealed afterwards (payload properties `2 3`, then `2 5`, in section 7.7). So an acceptor knows who dials once the dialer's
 //! first packet opens, for which a connection waits in any case. `XX` would hide who dials from those who learn the
-//! cluster's key later, at the price of a third message whose loss somebody has to repair.
+//! cluster's key later, at the price of a third message, which has to be sent again when it is lost.
 //!
 //! A dialer with a key of its own offers both handshakes. An acceptor that knows `IXpsk0` answers that one; an older one
 //! answers the other. Who changes the dial on its way can have the lesser one answered: a node whose peer says that it has a key
@@ -27,7 +27,7 @@ pub(crate) type Message = Vec<u8>;
 /// The secrets of one end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Secrets<'a> {
-    /// The cluster's.
+    /// The cluster's key.
     pub(crate) key: &'a Key,
     /// The node's own, if it uses it in this handshake.
     pub(crate) own: Option<&'a SecretKey>,

@@ -14,7 +14,7 @@ const SECOND: u64 = 1_000 * MS;
 const PAYLOAD: u64 = 1_400;
 const HEADERS: u64 = 110;
 
-/// What a run is like.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     seed: u64,
