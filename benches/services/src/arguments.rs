@@ -1,5 +1,8 @@
 //! The command line, and what a row of the table is.
 
+use std::net::IpAddr;
+use std::str::FromStr;
+
 use clap::{Parser, ValueEnum};
 use serde::{Serialize, Serializer};
 
@@ -10,6 +13,7 @@ Examples:
   services --what call_64 --transport udp --placement two_cores    one row
   services --threads multi --json              plain `#[tokio::main]` on both sides, as one JSON document
   services --idle --placement any --rounds 3   processor time of nodes that have little to do
+  services --transport udp --namespaces a@10.0.0.1,b@10.0.0.2      between two hosts
   services --memory --rounds 1                 memory of 1,000 connections that are idle
 
 Each row is a service in a process of its own and a client in another one, over a node and over TCP with TCP_NODELAY;
@@ -125,6 +129,23 @@ pub enum Threads {
     Multi,
 }
 
+/// A host that is a network namespace of this one.
+#[derive(Clone, Debug)]
+pub struct Namespace {
+    pub name: String,
+    pub address: IpAddr,
+}
+
+impl FromStr for Namespace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, address) = text.split_once('@').ok_or("not NAME@ADDRESS")?;
+        let address = address.parse().map_err(|_| format!("{address} is no IP address"))?;
+        Ok(Self { name: name.to_owned(), address })
+    }
+}
+
 /// A process of a row.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub enum Part {
@@ -194,6 +215,11 @@ pub struct Arguments {
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
 
+    /// The network namespaces of the service and of the client, as `ip netns` has them, and the address of each there. Needs
+    /// root, and `--transport udp`
+    #[arg(long, num_args = 2, value_delimiter = ',', value_name = "NAME@ADDRESS,NAME@ADDRESS")]
+    pub namespaces: Vec<Namespace>,
+
     /// Prints one JSON document
     #[arg(long)]
     pub json: bool,
@@ -205,6 +231,10 @@ pub struct Arguments {
     /// The address of the service
     #[arg(long, hide = true, default_value = "")]
     pub at: String,
+
+    /// The address of the host that this process runs on
+    #[arg(long, hide = true, default_value = "127.0.0.1")]
+    pub host: IpAddr,
 
     /// The processor to run on
     #[arg(long, hide = true)]

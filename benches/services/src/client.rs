@@ -1,5 +1,6 @@
 //! The process of a client: does what a row asks for whenever its input says for how long.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,8 +18,8 @@ const PERIOD: Duration = Duration::from_millis(3);
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// Says that it is ready; then, for each line of its input with seconds, does the work and says how much.
-pub async fn run(row: Row, place: &str) -> Result<(), Failure> {
-    let target = Target::new(row.transport, place).await?;
+pub async fn run(row: Row, place: &str, host: IpAddr) -> Result<(), Failure> {
+    let target = Target::new(row.transport, place, host).await?;
     let mut callers = Caller::all(&target, row).await?;
     let mut held = Vec::new();
     for caller in &mut callers {

@@ -42,6 +42,10 @@ fn main() -> ExitCode {
         eprintln!("services: --transport tcp: TCP is what ours are compared with; name shm or udp");
         return ExitCode::from(2);
     }
+    if !arguments.namespaces.is_empty() && arguments.transport != [Transport::Udp] {
+        eprintln!("services: --namespaces: two hosts share no memory; add --transport udp");
+        return ExitCode::from(2);
+    }
     let mut builder = match arguments.threads {
         Threads::Single => tokio::runtime::Builder::new_current_thread(),
         Threads::Multi => tokio::runtime::Builder::new_multi_thread(),
@@ -58,8 +62,8 @@ fn main() -> ExitCode {
     let runtime = builder.enable_all().build().expect("a runtime");
     let ended = runtime.block_on(async {
         match arguments.part {
-            Some(Part::Service) => place::serve(rows[0]).await,
-            Some(Part::Client) => client::run(rows[0], &arguments.at).await,
+            Some(Part::Service) => place::serve(rows[0], arguments.host).await,
+            Some(Part::Client) => client::run(rows[0], &arguments.at, arguments.host).await,
             None => run(&arguments, &rows).await,
         }
     });
@@ -122,8 +126,8 @@ async fn measure(
             pairs = None;
         }
         if pairs.is_none() {
-            let threads = arguments.threads;
-            pairs = Some([Pair::start(threads, row).await?, Pair::start(threads, theirs).await?]);
+            pairs =
+                Some([Pair::start(arguments, row).await?, Pair::start(arguments, theirs).await?]);
         }
         let [ours, theirs] = pairs.as_mut().expect("they were started");
         rounds.push([ours.measure(seconds).await?, theirs.measure(seconds).await?]);

@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::Failure;
-use crate::arguments::{Part, Placement, Row, Threads, Unit, What, word};
+use crate::arguments::{Arguments, Namespace, Part, Placement, Row, Unit, What, word};
 
 /// The time for which processes rest before their own time or memory is read.
 const REST: Duration = Duration::from_millis(300);
@@ -21,16 +21,16 @@ pub struct Pair {
 
 impl Pair {
     /// Starts the service, and a client that is ready to be measured.
-    pub async fn start(threads: Threads, row: Row) -> Result<Self, Failure> {
+    pub async fn start(arguments: &Arguments, row: Row) -> Result<Self, Failure> {
         let processors = std::thread::available_parallelism()?.get();
         let (first, second) = match row.placement {
             Placement::Any => (None, None),
             Placement::OneCore => (Some(0), Some(0)),
             Placement::TwoCores => (Some(0), Some(1 % processors)),
         };
-        let mut service = Process::start(threads, row, Part::Service, "", first)?;
+        let mut service = Process::start(arguments, row, Part::Service, "", first)?;
         let place = service.line().await?;
-        let mut client = Process::start(threads, row, Part::Client, &place, second)?;
+        let mut client = Process::start(arguments, row, Part::Client, &place, second)?;
         client.line().await?;
         Ok(Self { row, service, client })
     }
@@ -69,19 +69,28 @@ struct Process {
 
 impl Process {
     fn start(
-        threads: Threads,
+        arguments: &Arguments,
         row: Row,
         part: Part,
         at: &str,
         processor: Option<usize>,
     ) -> Result<Self, Failure> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let program = std::env::current_exe()?;
+        let mut command = match arguments.namespaces.get(part as usize) {
+            None => Command::new(program),
+            Some(Namespace { name, address }) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", name]).arg(program);
+                command.arg("--host").arg(address.to_string());
+                command
+            }
+        };
         let options = [
             ("--transport", word(&row.transport)),
             ("--what", word(&row.what)),
             ("--placement", word(&row.placement)),
             ("--connections", row.connections.to_string()),
-            ("--threads", word(&threads)),
+            ("--threads", word(&arguments.threads)),
             ("--part", word(&part)),
             ("--at", at.to_owned()),
         ];

@@ -1,8 +1,9 @@
 //! The places of services: at nodes, and at addresses of TCP.
 
 use std::io::Write;
+use std::net::IpAddr;
 
-use midplane::{Node, Stream};
+use midplane::{Node, NodeBuilder, Stream};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -26,14 +27,11 @@ pub enum Target {
 }
 
 impl Target {
-    pub async fn new(transport: Transport, place: &str) -> Result<Self, Failure> {
+    pub async fn new(transport: Transport, place: &str, host: IpAddr) -> Result<Self, Failure> {
         Ok(match transport {
             Transport::Tcp => Self::Tcp(place.to_owned()),
             Transport::Shm => Self::Node(Node::builder().cluster(place).start().await?),
-            Transport::Udp => {
-                let builder = Node::builder().transports("udp").discover(place);
-                Self::Node(builder.start().await?)
-            }
+            Transport::Udp => Self::Node(over_udp(host).discover(place).start().await?),
         })
     }
 
@@ -49,10 +47,16 @@ impl Target {
     }
 }
 
+/// A node over UDP with the defaults; between hosts, one that says that it trusts them.
+fn over_udp(host: IpAddr) -> NodeBuilder {
+    let builder = Node::builder().transports("udp");
+    if host.is_loopback() { builder } else { builder.bind((host, 0).into()).trusted_network() }
+}
+
 /// Serves until the process is killed; the first line of the output says where.
-pub async fn serve(row: Row) -> Result<(), Failure> {
+pub async fn serve(row: Row, host: IpAddr) -> Result<(), Failure> {
     if row.transport == Transport::Tcp {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let listener = TcpListener::bind((host, 0)).await?;
         say(listener.local_addr()?);
         return match row.what {
             What::Tonic64 | What::Tonic4096 => grpc::serve_tcp(listener).await,
@@ -65,7 +69,7 @@ pub async fn serve(row: Row) -> Result<(), Failure> {
     let (node, place) = if row.transport == Transport::Shm {
         (Node::builder().cluster(&cluster).start().await?, cluster)
     } else {
-        let node = Node::builder().transports("udp").start().await?;
+        let node = over_udp(host).start().await?;
         let address = node.address().ok_or("no address")?;
         (node, address.to_string())
     };

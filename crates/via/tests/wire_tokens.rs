@@ -229,9 +229,11 @@ const fn at_the_port(bytes: u64) -> u64 {
 
 #[test]
 fn any_number_of_senders_shares_a_narrow_port_and_loses_nothing() {
-    for seed in seeds(6) {
+    // At 6948257879001797919 a sender of three was 5 tokens ahead, which was too much of 24.
+    for seed in seeds(6).chain([6_948_257_879_001_797_919]) {
         let senders = 2 + Rng::new(seed, "senders").below(31) as usize;
-        let total = 200_000;
+        // 120 tokens each: connections over longer ways begin some tokens later, and tokens are in flight at the end.
+        let total = 1_000_000;
         let mut star = Star::new(seed, senders, total, Config::default().receive_tokens(BUFFER));
         star.run(total, |_| ());
         assert_eq!((star.dropped, star.sent_again()), (0, 0), "{senders} senders");
