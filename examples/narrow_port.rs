@@ -15,6 +15,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use midplane::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinSet;
 
 #[path = "common/command_line.rs"]
 mod command_line;
@@ -102,11 +103,12 @@ async fn send(node: Node) -> Result<(), Fault> {
 async fn receive(node: Node, options: &Options) -> Result<(), Fault> {
     let mut listener = node.listen("bodies").await?;
     let mut counts = Vec::new();
+    let mut readers = JoinSet::new();
     while counts.len() < usize::from(options.senders) {
         let (mut stream, _) = listener.accept().await?;
         let count = Arc::new(AtomicU64::new(0));
         counts.push(Arc::clone(&count));
-        tokio::spawn(async move {
+        readers.spawn(async move {
             let mut bytes = vec![0; 256 << 10];
             while let Ok(read @ 1..) = stream.read(&mut bytes).await {
                 count.fetch_add(read as u64, Ordering::Relaxed);
@@ -133,6 +135,8 @@ async fn receive(node: Node, options: &Options) -> Result<(), Fault> {
         println!("{} senders: {goodput:.1} Mb/s, Jain's index {jain:.3}", options.senders);
         println!("{}", node.explain());
     }
+    // The streams end with their readers, and the senders with the streams.
+    drop(readers);
     node.shutdown().await;
     Ok(())
 }

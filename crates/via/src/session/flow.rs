@@ -137,7 +137,7 @@ pub(super) struct Held {
 }
 
 /// Bytes of a frame from which on its reader takes it from the wire itself.
-const LONG: usize = 2_048;
+const LONG: usize = 16 << 10;
 
 /// Bytes that a piece has room for at least, so that short frames share one.
 const PIECE: usize = 4_096;
