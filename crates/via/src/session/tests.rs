@@ -549,7 +549,8 @@ fn of_many_descriptions_the_newest_is_kept() {
 
 /// Two streams that the second end has accepted.
 fn two_accepted() -> ([Core; 2], [u32; 2]) {
-    let mut ends = pair();
+    let [one, other] = RingPair::local(8 * RING).unwrap();
+    let mut ends = [Core::new(Wire::ring(one), true), Core::new(Wire::ring(other), false)];
     let streams = [(); 2].map(|()| ends[0].open("service").unwrap());
     ends[0].flush();
     ends[1].pump(None);
@@ -566,10 +567,10 @@ fn two_accepted() -> ([Core; 2], [u32; 2]) {
 fn a_long_frame_waits_for_its_reader_and_a_reader_that_never_comes_holds_up_no_other_stream() {
     let ([mut from, mut to], [one, other]) = two_accepted();
     to.await_bytes(one, Waker::noop());
-    let bytes = [7; 4_000];
+    let bytes = [7; 20_000];
     assert_eq!(from.write(one, &[IoSlice::new(&bytes)], Waker::noop()), bytes.len());
     assert_eq!(from.write(other, &[IoSlice::new(&bytes)], Waker::noop()), bytes.len());
-    let mut out = [0; 4_000];
+    let mut out = [0; 20_000];
     let mut into = ReadBuf::new(&mut out);
     // The reader of the other stream does not take it, nor does the driver; its own reader is woken.
     assert!(!to.pump(Some(Direct { stream: other, into: &mut into })));

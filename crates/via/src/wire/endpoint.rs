@@ -140,10 +140,40 @@ impl Endpoint {
 
     /// Handles a datagram that was received.
     pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &mut [u8]) {
+        if let Some((slot, pipe)) = self.find(now, from, datagram) {
+            pipe.handle_datagram(now, datagram);
+            self.on_handled(slot, from);
+        }
+    }
+
+    /// Handles a datagram that was received: the first `length` bytes of a buffer, in whose place another one may be left.
+    pub(crate) fn handle_buffer(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        buffer: &mut Box<[u8]>,
+        length: usize,
+    ) {
+        if let Some((slot, pipe)) = self.find(now, from, &mut buffer[..length]) {
+            pipe.handle_buffer(now, buffer, length);
+            self.on_handled(slot, from);
+        }
+    }
+
+    /// Finds the connection that a datagram is of; handles one that is of none.
+    fn find(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        datagram: &mut [u8],
+    ) -> Option<(u32, &mut Pipe)> {
         let slot = match Packet::parse(datagram) {
             Some(Packet::Data { receiver: id, .. }) => match self.by_id.get(&id) {
                 Some(&slot) => Some(slot),
-                None => return self.on_unknown(from, id),
+                None => {
+                    self.on_unknown(from, id);
+                    return None;
+                }
             },
             Some(
                 Packet::Accept(Accept { dialer: id, .. })
@@ -152,24 +182,30 @@ impl Endpoint {
             ) => self.by_id.get(&id).copied(),
             Some(Packet::Reset { unknown }) => self.by_peer.get(&(from, unknown)).copied(),
             Some(Packet::Dial(dial)) => {
-                return self.handle_dial(now, from, dial);
+                self.handle_dial(now, from, dial);
+                return None;
             }
-            Some(Packet::Gossip) => match &mut self.gossip {
-                Some(gossip) => return gossip.handle_datagram(now, from, datagram),
-                None => None,
-            },
-            None => None,
+            Some(Packet::Gossip) if self.gossip.is_some() => {
+                if let Some(gossip) = &mut self.gossip {
+                    gossip.handle_datagram(now, from, datagram);
+                }
+                return None;
+            }
+            Some(Packet::Gossip) | None => None,
         };
         let entry = slot.and_then(|slot| self.slots[slot as usize].entry.as_mut());
-        let Some((slot, entry)) = slot.zip(entry).filter(|(_, entry)| entry.peer == from) else {
+        let found = slot.zip(entry).filter(|(_, entry)| entry.peer == from);
+        if found.is_none() {
             self.counters.strangers += 1;
-            return;
-        };
-        let before = entry.pipe.remote();
-        entry.pipe.handle_datagram(now, datagram);
-        let remote = entry.pipe.remote();
-        if before != remote {
-            self.by_peer.insert((from, remote), slot);
+        }
+        found.map(|(slot, entry)| (slot, &mut entry.pipe))
+    }
+
+    /// A connection has handled a datagram: the first of an acceptor says its id.
+    fn on_handled(&mut self, slot: u32, from: SocketAddr) {
+        let Some(entry) = &self.slots[slot as usize].entry else { return };
+        if entry.is_dialer && !entry.is_reported && entry.pipe.remote() != 0 {
+            self.by_peer.insert((from, entry.pipe.remote()), slot);
         }
         self.review(slot);
         self.enqueue(slot);
@@ -257,6 +293,24 @@ impl Endpoint {
         out: &mut Vec<u8>,
         most_segments: usize,
     ) -> Option<Outgoing> {
+        let outgoing = self.poll_transmit_apart(now, out, most_segments)?;
+        self.parts(&outgoing).into_iter().for_each(|part| out.extend_from_slice(part));
+        Some(outgoing)
+    }
+
+    /// Returns the rest of the datagram that was polled last.
+    pub(crate) fn parts(&self, outgoing: &Outgoing) -> [&[u8]; 2] {
+        let pipe = outgoing.pipe.and_then(|id| self.peek(id));
+        pipe.map_or([&[], &[]], Pipe::parts)
+    }
+
+    /// The same, but for the bytes of a single long datagram: [`Endpoint::parts`] are the rest of it.
+    pub(crate) fn poll_transmit_apart(
+        &mut self,
+        now: Instant,
+        out: &mut Vec<u8>,
+        most_segments: usize,
+    ) -> Option<Outgoing> {
         if let Some((to, reply)) = self.replies.pop_front() {
             out.extend_from_slice(&reply);
             let transmit = Transmit { bytes: reply.len(), segment_bytes: reply.len() };
@@ -273,7 +327,7 @@ impl Endpoint {
             }
             let generation = self.slots[slot as usize].generation;
             let Some(entry) = &mut self.slots[slot as usize].entry else { continue };
-            if let Some(transmit) = entry.pipe.poll_transmit(now, out, most_segments) {
+            if let Some(transmit) = entry.pipe.poll_transmit_apart(now, out, most_segments) {
                 let to = entry.peer;
                 self.queue.push_back(slot);
                 return Some(Outgoing { to, pipe: Some(PipeId { slot, generation }), transmit });

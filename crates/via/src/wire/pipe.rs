@@ -147,6 +147,8 @@ pub struct Pipe {
     outcome: Outcome,
     body: Vec<u8>,
     plain: Vec<u8>,
+    /// The bytes of the pipe that the last packet carries, if they were left out of it.
+    left_out: Option<(u64, u64)>,
     counted: Stats,
 }
 
@@ -227,6 +229,7 @@ impl Pipe {
             outcome: Outcome::default(),
             body: Vec::new(),
             plain: Vec::new(),
+            left_out: None,
             counted: Stats::default(),
             config: config.clone(),
         }

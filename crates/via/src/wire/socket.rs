@@ -4,7 +4,7 @@
 //! (UDP segmentation and receive offload, `recvmmsg`). Don't-fragment is set: IP cuts none of them.
 
 use std::future::Future as _;
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,7 +38,7 @@ const SOCKET_BYTES: usize = 4 << 20;
 pub struct Socket {
     io: UdpSocket,
     state: UdpSocketState,
-    inbox: Vec<u8>,
+    inbox: Vec<Box<[u8]>>,
     meta: [RecvMeta; BUFFERS],
     outbox: Vec<u8>,
     /// The train in the outbox that the system has not taken.
@@ -119,7 +119,7 @@ impl Socket {
         Ok(Self {
             io: UdpSocket::from_std(socket)?,
             state,
-            inbox: vec![0; BUFFERS * BUFFER_BYTES],
+            inbox: vec![vec![0; BUFFER_BYTES].into(); BUFFERS],
             meta: [RecvMeta::default(); BUFFERS],
             outbox: Vec::new(),
             pending: None,
@@ -218,9 +218,13 @@ impl Socket {
         }
         let now = self.now();
         let mut endpoint = lock(endpoint);
-        for (buffer, meta) in self.inbox.chunks_exact_mut(BUFFER_BYTES).zip(&self.meta[..filled]) {
-            let stride = meta.stride.max(1);
-            for datagram in buffer[..meta.len.min(BUFFER_BYTES)].chunks_mut(stride) {
+        for (buffer, meta) in self.inbox.iter_mut().zip(&self.meta[..filled]) {
+            let (length, stride) = (meta.len.min(BUFFER_BYTES), meta.stride.max(1));
+            if length <= stride {
+                endpoint.handle_buffer(now, meta.addr, buffer, length);
+                continue;
+            }
+            for datagram in buffer[..length].chunks_mut(stride) {
                 endpoint.handle_datagram(now, meta.addr, datagram);
             }
         }
@@ -243,9 +247,9 @@ impl Socket {
     /// Receives a batch, if `is_ready` only where the runtime believes that there is one; returns how many buffers it
     /// fills.
     fn fill(&mut self, is_ready: bool) -> usize {
-        let mut chunks = self.inbox.chunks_exact_mut(BUFFER_BYTES);
+        let mut inbox = self.inbox.iter_mut();
         let mut buffers: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| {
-            IoSliceMut::new(chunks.next().expect("memory for every buffer"))
+            IoSliceMut::new(inbox.next().expect("memory for every buffer"))
         });
         let mut filled = 0;
         let mut receive = || {
@@ -272,8 +276,18 @@ impl Socket {
                 None => {
                     self.outbox.clear();
                     let most = self.state.max_gso_segments();
-                    let polled = lock(endpoint).poll_transmit(now, &mut self.outbox, most);
+                    let mut held = lock(endpoint);
+                    let polled = held.poll_transmit_apart(now, &mut self.outbox, most);
                     let Some(outgoing) = polled else { return Ok(false) };
+                    let parts = held.parts(&outgoing);
+                    if !parts[0].is_empty() {
+                        if self.send_apart(outgoing.to, parts).is_ok() {
+                            drop(held);
+                            now = self.now();
+                            continue;
+                        }
+                        parts.into_iter().for_each(|part| self.outbox.extend_from_slice(part));
+                    }
                     outgoing
                 }
             };
@@ -303,6 +317,24 @@ impl Socket {
             now = self.now();
         }
         Ok(true)
+    }
+
+    /// Sends a long datagram whose rest lies elsewhere: it is copied once less than others, at the price that the lock is
+    /// held meanwhile.
+    #[cfg(target_os = "linux")]
+    fn send_apart(&self, to: SocketAddr, [first, second]: [&[u8]; 2]) -> io::Result<()> {
+        use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg_addr};
+        let parts = [&self.outbox, first, second].map(IoSlice::new);
+        self.io.try_io(Interest::WRITABLE, || {
+            let mut control = SendAncillaryBuffer::default();
+            sendmsg_addr(&self.io, &to, &parts, &mut control, SendFlags::DONTWAIT)?;
+            Ok(())
+        })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn send_apart(&self, _: SocketAddr, _: [&[u8]; 2]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn send(&self, outgoing: Outgoing) -> io::Result<()> {

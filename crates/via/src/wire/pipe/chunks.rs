@@ -67,6 +67,12 @@ impl Chunks {
         }
     }
 
+    /// Returns the bytes from `offset` to `to`, at most two chunks, as they lie.
+    pub(crate) fn parts(&self, offset: u64, to: u64) -> [&[u8]; 2] {
+        let first = self.piece(offset, to);
+        [first, self.piece(offset + first.len() as u64, to)]
+    }
+
     /// Releases the memory of the bytes before `offset`.
     pub(crate) fn release(&mut self, offset: u64) {
         let (number, _) = place(offset);

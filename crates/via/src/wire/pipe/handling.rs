@@ -14,10 +14,21 @@ struct Bad;
 impl Pipe {
     /// Takes a datagram of the peer's. One that is none of its packets is dropped and counted.
     pub fn handle_datagram(&mut self, now: Instant, datagram: &mut [u8]) {
+        self.handle(now, datagram, false);
+    }
+
+    /// Takes the first `length` bytes of a buffer, a datagram of the peer's; and the buffer too if it has many bytes, which
+    /// are not copied then: another one is left in its place.
+    pub(crate) fn handle_buffer(&mut self, now: Instant, buffer: &mut Box<[u8]>, length: usize) {
+        self.handle(now, &buffer[..length], true);
+        self.receive.take_buffer(buffer, length);
+    }
+
+    fn handle(&mut self, now: Instant, datagram: &[u8], is_lent: bool) {
         self.now = now;
         let handled = match Packet::parse(datagram) {
             Some(Packet::Data { receiver, number }) if receiver == self.local => {
-                self.handle_data(number, &datagram[HEADER_BYTES..])
+                self.handle_data(number, &datagram[HEADER_BYTES..], is_lent)
             }
             Some(Packet::Accept(accept)) if accept.dialer == self.local => {
                 self.handle_accept(accept)
@@ -128,14 +139,14 @@ impl Pipe {
         self.ended.get_or_insert(end);
     }
 
-    fn handle_data(&mut self, number: u64, body: &[u8]) -> Result<(), Bad> {
+    fn handle_data(&mut self, number: u64, body: &[u8], is_lent: bool) -> Result<(), Bad> {
         if self.dialing.is_some() || self.acks.has_received(number) {
             return Err(Bad);
         }
-        let Some(seal) = &self.seal else { return self.handle_body(number, body) };
+        let Some(seal) = &self.seal else { return self.handle_body(number, body, is_lent) };
         let mut plain = std::mem::take(&mut self.plain);
         let handled = if seal.open(number, body, &mut plain) {
-            self.handle_body(number, &plain)
+            self.handle_body(number, &plain, false)
         } else {
             Err(Bad)
         };
@@ -143,7 +154,7 @@ impl Pipe {
         handled
     }
 
-    fn handle_body(&mut self, number: u64, bytes: &[u8]) -> Result<(), Bad> {
+    fn handle_body(&mut self, number: u64, bytes: &[u8], is_lent: bool) -> Result<(), Bad> {
         let body = Body::parse(bytes).ok_or(Bad)?;
         if body.acknowledgement.is_some_and(|ack| !self.loss.is_sound(ack.ranges())) {
             return Err(Bad);
@@ -153,7 +164,7 @@ impl Pipe {
             if self.peer_end.or(body.close).is_some_and(|end| !ends_before(end)) {
                 return Err(Bad);
             }
-            self.has_progress |= self.receive.insert(offset, bytes).map_err(|_| Bad)?;
+            self.has_progress |= self.receive.insert(offset, bytes, is_lent).map_err(|_| Bad)?;
         }
         self.wanted = self.wanted.max(body.ask.unwrap_or(0));
         let now = self.now;

@@ -1,5 +1,7 @@
 //! Received bytes, in order again: what the application reads, and the window that bounds what the peer sends.
 
+use std::collections::VecDeque;
+
 use midplane_simhw::time::Instant;
 
 use super::chunks::Chunks;
@@ -12,10 +14,34 @@ pub(crate) const FIRST_WINDOW: u64 = 256 << 10;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct PastWindow;
 
+/// Bytes of a datagram from which on its buffer is kept rather than copied: half of a buffer's.
+const LARGE: usize = 32 << 10;
+/// Buffers that are kept for use again while the pipe is busy, 4 MiB.
+const SPARE_BUFFERS: usize = 64;
+
+/// Bytes of one datagram, in the buffer that it was received in.
+#[derive(Debug)]
+struct Piece {
+    offset: u64,
+    /// Empty until [`Reassembly::take_buffer`].
+    buffer: Box<[u8]>,
+    start: usize,
+    bytes: usize,
+}
+
+impl Piece {
+    const fn end(&self) -> u64 {
+        self.offset + self.bytes as u64
+    }
+}
+
 /// Received bytes that the application has not consumed.
 #[derive(Debug)]
 pub(super) struct Reassembly {
     chunks: Chunks,
+    /// Bytes that lie in the buffers of their datagrams, in order; the chunks have none of them.
+    pieces: VecDeque<Piece>,
+    spare: Vec<Box<[u8]>>,
     consumed: u64,
     /// Every byte before it was received.
     in_order: u64,
@@ -42,6 +68,8 @@ impl Reassembly {
         let window = FIRST_WINDOW.min(most_window);
         Self {
             chunks: Chunks::default(),
+            pieces: VecDeque::new(),
+            spare: Vec::new(),
             consumed: 0,
             in_order: 0,
             later: Ranges::default(),
@@ -56,8 +84,14 @@ impl Reassembly {
         }
     }
 
-    /// Takes bytes; returns whether the application has more to read.
-    pub(super) fn insert(&mut self, offset: u64, bytes: &[u8]) -> Result<bool, PastWindow> {
+    /// Takes bytes; returns whether the application has more to read. If the buffer `is_lent`, many bytes are not copied:
+    /// [`Reassembly::take_buffer`] comes next.
+    pub(super) fn insert(
+        &mut self,
+        offset: u64,
+        bytes: &[u8],
+        is_lent: bool,
+    ) -> Result<bool, PastWindow> {
         let end = offset + bytes.len() as u64;
         if end > self.advertised {
             return Err(PastWindow);
@@ -72,7 +106,12 @@ impl Reassembly {
             return Ok(false);
         }
         if self.later.is_empty() {
-            self.chunks.write(offset, bytes);
+            if is_lent && bytes.len() >= LARGE {
+                let (buffer, bytes) = (Box::default(), bytes.len());
+                self.pieces.push_back(Piece { offset, buffer, start: 0, bytes });
+            } else {
+                self.chunks.write(offset, bytes);
+            }
             self.received += end - offset;
             self.in_order = end;
             return Ok(true);
@@ -82,6 +121,16 @@ impl Reassembly {
             self.in_order = end;
         }
         Ok(true)
+    }
+
+    /// Takes the buffer of the datagram that was inserted last, of `length` bytes, if it was not copied; leaves another one.
+    pub(super) fn take_buffer(&mut self, buffer: &mut Box<[u8]>, length: usize) {
+        let Some(piece) = self.pieces.back_mut().filter(|piece| piece.buffer.is_empty()) else {
+            return;
+        };
+        piece.start = length - piece.bytes;
+        let spare = self.spare.pop().unwrap_or_else(|| vec![0; buffer.len()].into());
+        piece.buffer = std::mem::replace(buffer, spare);
     }
 
     /// Writes only what is missing: bytes that were received once never change.
@@ -104,7 +153,16 @@ impl Reassembly {
 
     /// Returns bytes in order, in one piece.
     pub(super) fn readable(&self) -> &[u8] {
-        self.chunks.piece(self.consumed, self.in_order)
+        match self.pieces.front() {
+            Some(piece) if piece.offset <= self.consumed => {
+                let read = (self.consumed - piece.offset) as usize;
+                &piece.buffer[piece.start..piece.start + piece.bytes][read..]
+            }
+            next => {
+                let end = next.map_or(self.in_order, |piece| piece.offset);
+                self.chunks.piece(self.consumed, end)
+            }
+        }
     }
 
     /// The application has taken `bytes`. The window grows if the application takes half of it within two round
@@ -113,6 +171,10 @@ impl Reassembly {
         let bytes = (bytes as u64).min(self.in_order - self.consumed);
         self.consumed += bytes;
         self.chunks.release(self.consumed);
+        while self.pieces.front().is_some_and(|piece| piece.end() <= self.consumed) {
+            let read = self.pieces.pop_front().filter(|_| self.spare.len() < SPARE_BUFFERS);
+            self.spare.extend(read.map(|piece| piece.buffer));
+        }
         if now.nanos_since(self.round_at) > 2 * round_trip {
             self.round_at = now;
             self.round_from = self.consumed - bytes;
@@ -197,10 +259,13 @@ impl Reassembly {
 
     pub(super) fn trim(&mut self) {
         self.chunks.trim(self.consumed == self.in_order && self.later.is_empty());
+        self.spare = Vec::new();
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.chunks.memory_bytes()
+        let pieces = self.pieces.iter().map(|piece| &piece.buffer);
+        let buffers = pieces.chain(&self.spare).map(|buffer| buffer.len());
+        self.chunks.memory_bytes() + buffers.sum::<usize>()
     }
 }
 
@@ -217,9 +282,13 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_in_any_order_are_read_in_order_and_never_change(
-            pieces in proptest::collection::vec((0_u64..2_000, 0_u64..300), 1..120),
+            pieces in prop_oneof![
+                proptest::collection::vec((0_u64..2_000, 0_u64..300), 1..120),
+                proptest::collection::vec((0_u64..190_000, 20_000_u64..65_000), 1..20),
+            ],
         ) {
             let mut reassembly = Reassembly::new(FIRST_WINDOW);
+            let mut buffer: Box<[u8]> = vec![0; 1 << 16].into();
             let mut received = Ranges::default();
             let mut read = Vec::new();
             for (from, length) in pieces {
@@ -230,7 +299,11 @@ mod tests {
                         *byte ^= 0xff;
                     }
                 }
-                reassembly.insert(from, &piece).unwrap();
+                // Where it stands in a datagram of this many bytes.
+                let (start, datagram) = (20, 20 + piece.len());
+                buffer[start..datagram].copy_from_slice(&piece);
+                reassembly.insert(from, &piece, from % 3 > 0).unwrap();
+                reassembly.take_buffer(&mut buffer, datagram);
                 received.insert(from, from + length);
                 let readable = reassembly.readable().len() / 2;
                 read.extend_from_slice(&reassembly.readable()[..readable]);
@@ -245,12 +318,12 @@ mod tests {
     #[test]
     fn bytes_past_the_window_are_refused_and_it_grows_with_a_busy_reader() {
         let mut reassembly = Reassembly::new(1 << 20);
-        assert_eq!(reassembly.insert(FIRST_WINDOW - 1, &[1, 2]), Err(PastWindow));
+        assert_eq!(reassembly.insert(FIRST_WINDOW - 1, &[1, 2], false), Err(PastWindow));
         let mut offset = 0;
         for millisecond in 0..40 {
             let window = reassembly.advertise();
             let piece = vec![0; (window - offset).min(100_000) as usize];
-            assert_eq!(reassembly.insert(offset, &piece), Ok(true));
+            assert_eq!(reassembly.insert(offset, &piece, false), Ok(true));
             offset += piece.len() as u64;
             while !reassembly.readable().is_empty() {
                 let now = Instant::from_nanos(millisecond * 1_000_000);

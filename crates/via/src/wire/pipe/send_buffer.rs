@@ -52,6 +52,11 @@ impl SendBuffer {
         self.chunks.copy_to(from, to, out);
     }
 
+    /// Returns the bytes `from..to` of a packet, as they lie.
+    pub(super) fn parts(&self, (from, to): (u64, u64)) -> [&[u8]; 2] {
+        self.chunks.parts(from, to)
+    }
+
     /// The peer has received `from..to`; returns whether memory was released.
     pub(super) fn on_acknowledged(&mut self, from: u64, to: u64) -> bool {
         if !self.lost.is_empty() {

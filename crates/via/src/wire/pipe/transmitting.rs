@@ -12,6 +12,8 @@ const TRAIN_BYTES: usize = 65_000;
 const SEGMENT_BYTES: usize = 1_472;
 /// Bytes of the least room for bytes of the pipe: a shorter rest waits for the next packet.
 const LEAST_ROOM: usize = 64;
+/// Bytes of a packet from which on a socket takes them from where they lie.
+const LARGE: u64 = 16 << 10;
 /// Nanoseconds of a round trip below which the peer is on this host.
 const SAME_HOST: u64 = 1_000_000;
 
@@ -24,10 +26,32 @@ impl Pipe {
         out: &mut Vec<u8>,
         most_segments: usize,
     ) -> Option<Transmit> {
+        let transmit = self.poll_transmit_apart(now, out, most_segments);
+        self.parts().into_iter().for_each(|part| out.extend_from_slice(part));
+        transmit
+    }
+
+    /// The same, but for the bytes of a single long datagram: [`Pipe::parts`] are the rest of it.
+    pub(crate) fn poll_transmit_apart(
+        &mut self,
+        now: Instant,
+        out: &mut Vec<u8>,
+        most_segments: usize,
+    ) -> Option<Transmit> {
         self.now = now;
+        self.left_out = None;
         let begin = out.len();
         let segment_bytes = self.poll_train(out, most_segments)?;
-        Some(Transmit { bytes: out.len() - begin, segment_bytes })
+        Some(Transmit { bytes: out.len() - begin + self.left_out_bytes(), segment_bytes })
+    }
+
+    /// Returns the rest of the datagram that was polled last.
+    pub(crate) fn parts(&self) -> [&[u8]; 2] {
+        self.left_out.map_or([&[], &[]], |range| self.send.parts(range))
+    }
+
+    fn left_out_bytes(&self) -> usize {
+        self.left_out.map_or(0, |(from, to)| (to - from) as usize)
     }
 
     fn poll_train(&mut self, out: &mut Vec<u8>, most_segments: usize) -> Option<usize> {
@@ -146,7 +170,7 @@ impl Pipe {
             seal.seal(number, &body, out);
         }
         self.body = body;
-        let bytes = out.len() - begin;
+        let bytes = out.len() - begin + self.left_out_bytes();
         let kind = match (closes, range.is_some() || pings || asks) {
             (true, _) => Kind::Close,
             (false, true) => Kind::Plain,
@@ -188,7 +212,11 @@ impl Pipe {
                 self.counted.bytes_sent_again += to - from;
             }
             out.extend_from_slice(&from.to_le_bytes());
-            self.send.copy_to(from, to, out);
+            if self.seal.is_none() && self.mtu > SEGMENT_BYTES && to - from >= LARGE {
+                self.left_out = Some((from, to));
+            } else {
+                self.send.copy_to(from, to, out);
+            }
             flags |= flag::BYTES;
             (from, to)
         });
