@@ -217,7 +217,7 @@ pub struct Arguments {
 
     /// The network namespaces of the service and of the client, as `ip netns` has them, and the address of each there. Needs
     /// root, and `--transport udp`
-    #[arg(long, num_args = 2, value_delimiter = ',', value_name = "NAME@ADDRESS,NAME@ADDRESS")]
+    #[arg(long, value_delimiter = ',', value_name = "NAME@ADDRESS,NAME@ADDRESS")]
     pub namespaces: Vec<Namespace>,
 
     /// Prints one JSON document

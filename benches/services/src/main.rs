@@ -42,7 +42,15 @@ fn main() -> ExitCode {
         eprintln!("services: --transport tcp: TCP is what ours are compared with; name shm or udp");
         return ExitCode::from(2);
     }
-    if !arguments.namespaces.is_empty() && arguments.transport != [Transport::Udp] {
+    let is_between_hosts = match arguments.namespaces.len() {
+        0 => false,
+        2 => true,
+        _ => {
+            eprintln!("services: --namespaces: name two, the service's and the client's");
+            return ExitCode::from(2);
+        }
+    };
+    if is_between_hosts && arguments.transport != [Transport::Udp] {
         eprintln!("services: --namespaces: two hosts share no memory; add --transport udp");
         return ExitCode::from(2);
     }
