@@ -9,7 +9,7 @@
 
 mod carrier;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -221,7 +221,7 @@ impl Gossiper {
     async fn review(&self, round: &mut Round) {
         let (now, heard) = (Instant::now(), &mut round.heard);
         let nodes = round.chitchat.with_chitchat(|chitchat| {
-            let live: HashSet<_> = chitchat.live_nodes().collect();
+            let live: BTreeSet<_> = chitchat.live_nodes().collect();
             heard.retain(|id, _| chitchat.node_state(id).is_some());
             let mut nodes: BTreeMap<SocketAddr, BTreeSet<String>> = BTreeMap::new();
             for (id, state) in chitchat.node_states() {
