@@ -287,6 +287,7 @@ impl Pipe {
 
     /// Copies all of the bytes into the send buffer, whatever room there is, unless the connection ends: a frame that was
     /// begun is not cut. The caller has seen room for them before.
+    #[cfg(feature = "session")]
     pub(crate) fn write_all(&mut self, parts: &[IoSlice<'_>]) {
         if self.closing.is_none() && self.ended.is_none() {
             self.send.write(parts, usize::MAX);

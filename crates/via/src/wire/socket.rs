@@ -205,6 +205,7 @@ impl Socket {
 
     /// Feeds a batch that has arrived to the endpoint, although the runtime was not asked whether there is any; returns
     /// whether there was. For a task that polls: nothing wakes it.
+    #[cfg(feature = "session")]
     pub(crate) fn receive_now(&mut self, endpoint: &Mutex<Endpoint>) -> bool {
         let filled = self.fill(false);
         self.feed(filled, endpoint);
