@@ -104,7 +104,7 @@ async fn a_node_that_ended_is_named_no_longer_and_again_once_it_is_back() {
     let (back, _back) = node(&again, "back", Some(address(&two))).await;
     one.connect("back").await.unwrap();
     names(&one, &[&two, &back]).await;
-    // What is offered later, or no longer, is told.
+    // News of services that are offered later, or no longer, spreads.
     let more = back.listen("more").await.unwrap();
     one.connect("more").await.unwrap();
     drop(more);

@@ -122,7 +122,7 @@ impl NodeBuilder {
     }
 
     /// Gossips: nodes tell each other of all nodes of the cluster, and of the services that each offers. The
-    /// [places](NodeBuilder::discover) that a node is told of are where it begins: one that lives is enough, and any node will
+    /// [places](NodeBuilder::discover) that a node is given are where it begins: one that lives is enough, and any node will
     /// do. A node that was restarted, or joins late, is known to the others within about 2 s; one that has ended or is cut
     /// off is named no longer after about 10 s.
     ///

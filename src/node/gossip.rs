@@ -26,13 +26,13 @@ use carrier::Carrier;
 
 /// 500 ms: the period in which a node gossips with three others.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Nodes that are told of something new at once.
+/// Nodes to which news is sent at once.
 const TOLD: usize = 3;
 /// Rounds from one resolution of the seeds to the next, once another node is known: half a minute.
 const RESOLVE: u32 = 60;
 /// 5 s: how long a node is named before its heartbeats have been seen often enough to judge it by.
 const YOUNG: Duration = Duration::from_secs(5);
-/// 1 min: how long a dead node is told of, which also bounds how long a partition may last without a seed across it.
+/// 1 min: how long nodes gossip about a dead one, which also bounds how long a partition may last without a seed across it.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// The nodes that gossip names.
@@ -78,7 +78,7 @@ impl Gossip {
     }
 }
 
-/// What a node gossips with.
+/// State of a node's gossip.
 pub(super) struct Gossiper {
     pub(super) gossip: Arc<Gossip>,
     pub(super) datagrams: Datagrams,

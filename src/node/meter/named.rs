@@ -10,7 +10,7 @@ pub(super) const MOST_NAMES: usize = 1_024;
 /// The label of all further names.
 pub(super) const OTHER: &str = "other";
 
-/// Counters by name.
+/// Counters by their names and labels.
 #[derive(Debug, Default)]
 pub(super) struct Named<T>(Mutex<BTreeMap<String, Arc<T>>>);
 

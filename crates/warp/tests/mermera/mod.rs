@@ -10,6 +10,7 @@ use midplane_simhw::fault::Faults;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 use midplane_simhw::time::{Instant, LineRate};
+use midplane_warp::memory::extension::MERMERA;
 use midplane_warp::memory::{Level, Location, Shared};
 use proptest::prelude::*;
 
@@ -90,6 +91,8 @@ fn an_access_that_was_dropped_does_not_disturb_the_next() {
 /// Ten megabits and a queue of a kilobyte: probes at each span would be all that such a way carries.
 #[test]
 fn a_narrow_way_with_a_short_queue_is_not_filled_by_its_probes() {
+    // While a frame waits to leave there is nothing to wake up for.
+    const MOST: u64 = 5_000;
     let way = Narrowness { rate: LineRate::mbps(10), queue: 1 << 10 };
     let mut cluster = Cluster::with(4, Way::Each, 1, way);
     let ended: Arc<Mutex<Vec<Instant>>> = Arc::default();
@@ -110,6 +113,12 @@ fn a_narrow_way_with_a_short_queue_is_not_filled_by_its_probes() {
     let ended = ended.lock().unwrap().clone();
     println!("flushed at {ended:?}");
     assert_eq!(ended.len(), 4, "what was written is held up: {ended:?}");
+    for node in 0..4 {
+        let counters = cluster.world.firmware(NodeId(node)).extension_counters(MERMERA);
+        let timeouts = counters.expect("it is installed").timeouts;
+        println!("{timeouts} timeouts of node {node}");
+        assert!(timeouts < MOST, "node {node} is woken {timeouts} times in a second");
+    }
 }
 
 /// Every node writes all of its keys all the time while half of all frames are lost; `delays` feedback delays after all have

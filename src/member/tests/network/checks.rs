@@ -1,4 +1,4 @@
-//! What must hold in a network: at any time, and once nothing happens any more.
+//! Invariants of a network: at any time, and once nothing happens any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,7 +69,7 @@ impl Network {
         }
     }
 
-    /// Whether a node may refuse another one: that one's name is or was claimed with another key.
+    /// Returns whether a node may refuse another one: that one's name is or was claimed with another key.
     fn may_be_refused(&self, life: &Life, by: u64) -> bool {
         let Hello { name, key, .. } = &life.hello;
         let others = self.nodes.values().filter_map(|node| node.life.as_ref());
@@ -118,10 +118,10 @@ impl Network {
         }
     }
 
-    /// Whether a node has a session with another one that lives, does not leave, and is heard.
+    /// Returns whether a node has a session with another one that lives, does not leave, and is heard.
     fn has_session(&self, own: u64, other: u64) -> bool {
         let stands = self.conns.iter().any(|(number, conn)| {
-            // Without a description it is nobody's yet.
+            // Without a description it has no name yet.
             let is_described = conn.ids.iter().position(|id| *id == own);
             is_described.is_some_and(|end| conn.is_described[end] && conn.ids[1 - end] == other)
                 && !conn.has_ended.contains(&true)

@@ -1,0 +1,99 @@
+//! Dials of others, and answers to strangers.
+//!
+//! A dial makes a connection that is *half open* until the dialer's next packet proves its address. Half-open
+//! connections are bounded: in all, by source address, and in time. Past a first bound the endpoint answers a dial with a
+//! cookie, and stores nothing until the source dials again with it. No answer is longer than the dial.
+
+use std::net::SocketAddr;
+
+use midplane_simhw::time::Instant;
+
+use super::super::pipe::config::{FIRST_WINDOW, reason};
+use super::super::pipe::packet::{Accept, Dial, VERSION, emit_cookie, emit_refuse, emit_reset};
+use super::super::pipe::sealing::Secrets;
+use super::super::pipe::{Pipe, sealing};
+use super::Endpoint;
+
+/// Connections of one endpoint.
+const MOST_PIPES: usize = 16_384;
+/// Half-open connections, in all and of one address, past which a cookie is asked for.
+const FREE_HALF_OPEN: (usize, u32) = (64, 8);
+/// The same, past which dials are refused.
+const MOST_HALF_OPEN: (usize, u32) = (1_024, 64);
+/// Answers to strangers that wait to be sent: more are dropped.
+const MOST_REPLIES: usize = 64;
+
+impl Endpoint {
+    fn reply(&mut self, to: SocketAddr, emit: impl FnOnce(&mut Vec<u8>)) {
+        if self.replies.len() >= MOST_REPLIES {
+            self.counters.replies_dropped += 1;
+            return;
+        }
+        let mut bytes = Vec::new();
+        emit(&mut bytes);
+        self.replies.push_back((to, bytes));
+    }
+
+    pub(super) fn on_unknown(&mut self, from: SocketAddr, id: u64) {
+        self.counters.strangers += 1;
+        self.reply(from, |out| emit_reset(id, out));
+    }
+
+    fn refuse(&mut self, to: SocketAddr, dialer: u64, reason: u8) {
+        self.counters.turned_away += 1;
+        self.reply(to, |out| emit_refuse(dialer, reason, out));
+    }
+
+    pub(super) fn handle_dial(&mut self, now: Instant, from: SocketAddr, dial: Dial<'_>) {
+        let dialer = dial.dialer;
+        if dial.version != VERSION {
+            return self.refuse(from, dialer, reason::VERSION);
+        }
+        if let Some(&slot) = self.by_peer.get(&(from, dialer)) {
+            if let Some(entry) = &mut self.slots[slot as usize].entry {
+                entry.pipe.repeat_accept();
+            }
+            return self.enqueue(slot);
+        }
+        if dial.sealed != self.config.key.is_some() {
+            return self.refuse(from, dialer, reason::KEY);
+        }
+        let of_address = self.half_open_of.get(&from.ip()).copied().unwrap_or(0);
+        let is_past = |bound: (usize, u32)| self.half_open >= bound.0 || of_address >= bound.1;
+        let is_full = !self.is_accepting || self.by_id.len() >= MOST_PIPES;
+        if is_full || is_past(MOST_HALF_OPEN) {
+            return self.refuse(from, dialer, reason::FULL);
+        }
+        if is_past(FREE_HALF_OPEN) && !self.cookies.is_good(now, from, dialer, dial.cookie) {
+            self.counters.turned_away += 1;
+            let cookie = self.cookies.make(now, from, dialer);
+            return self.reply(from, |out| emit_cookie(dialer, &cookie, out));
+        }
+        self.accept(now, from, dial);
+    }
+
+    fn accept(&mut self, now: Instant, from: SocketAddr, dial: Dial<'_>) {
+        let (local, dialer) = (self.draw_id(), dial.dialer);
+        let (seal, noise) = match self.config.secrets() {
+            None => (None, Vec::new()),
+            Some(secrets) => {
+                let own = secrets.own.filter(|_| !dial.identified.is_empty());
+                let offer = if own.is_some() { dial.identified } else { dial.noise };
+                let secrets = Secrets { own, ..secrets };
+                match sealing::answer(secrets, sealing::DATAGRAMS, dialer, local, offer) {
+                    Some((seal, noise)) => (Some(seal), noise),
+                    None => return self.refuse(from, dialer, reason::KEY),
+                }
+            }
+        };
+        let first = self.first_window();
+        let (socket_bytes, first_window) =
+            (self.config.socket_bytes, Some(first.unwrap_or(FIRST_WINDOW) as u32));
+        let mut datagram = Vec::new();
+        let accept = Accept { first_window, dialer, acceptor: local, socket_bytes, noise: &noise };
+        accept.emit(&mut datagram);
+        let ids = (local, dialer);
+        let pipe = Pipe::accept(now, &self.config, ids, from, &dial, seal, datagram);
+        self.add(pipe, from, first, false);
+    }
+}
