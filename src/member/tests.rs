@@ -26,13 +26,13 @@ fn check(seed: u64, has_thieves: bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(175))]
+    #![proptest_config(ProptestConfig::with_cases(250))]
     #[test]
     fn all_that_search_know_exactly_the_living_from_new_seeds(seed: u64) {
         check(seed, false);
     }
 
-    // The other half of 350: both run at once.
+    // The other half of 500: both run at once.
     #[test]
     fn all_that_search_know_exactly_the_living_from_more_new_seeds(seed: u64) {
         check(seed, false);
