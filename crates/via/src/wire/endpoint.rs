@@ -288,7 +288,8 @@ impl Endpoint {
         pipe.map_or([&[], &[]], Pipe::parts)
     }
 
-    /// The same, but for the bytes of a single long datagram: [`Endpoint::parts`] are the rest of it.
+    /// Polls as [`Endpoint::poll_transmit`] does, but leaves out the bytes of a single long datagram: [`Endpoint::parts`]
+    /// returns them.
     pub(crate) fn poll_transmit_apart(
         &mut self,
         now: Instant,

@@ -67,7 +67,7 @@ impl Chunks {
         }
     }
 
-    /// Returns the bytes from `offset` to `to`, at most two chunks, as they lie.
+    /// Returns the bytes from `offset` to `to` as they lie: no more than a chunk's 64 KiB, so that they lie in two at most.
     pub(crate) fn parts(&self, offset: u64, to: u64) -> [&[u8]; 2] {
         let first = self.piece(offset, to);
         [first, self.piece(offset + first.len() as u64, to)]

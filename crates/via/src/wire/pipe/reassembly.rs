@@ -23,7 +23,7 @@ const SPARE_BUFFERS: usize = 64;
 #[derive(Debug)]
 struct Piece {
     offset: u64,
-    /// Empty until [`Reassembly::take_buffer`].
+    /// The whole buffer; empty until [`Reassembly::take_buffer`] gives it.
     buffer: Box<[u8]>,
     start: usize,
     bytes: usize,

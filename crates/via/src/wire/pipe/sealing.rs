@@ -27,7 +27,7 @@ pub(crate) type Message = Vec<u8>;
 /// The secrets of one end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Secrets<'a> {
-    /// The cluster's key.
+    /// Key that all nodes of the cluster share.
     pub(crate) key: &'a Key,
     /// The node's own, if it uses it in this handshake.
     pub(crate) own: Option<&'a SecretKey>,

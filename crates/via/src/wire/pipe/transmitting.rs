@@ -31,7 +31,7 @@ impl Pipe {
         transmit
     }
 
-    /// The same, but for the bytes of a single long datagram: [`Pipe::parts`] are the rest of it.
+    /// Polls as [`Pipe::poll_transmit`] does, but leaves out the bytes of a single long datagram: [`Pipe::parts`] returns them.
     pub(crate) fn poll_transmit_apart(
         &mut self,
         now: Instant,
