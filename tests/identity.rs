@@ -18,6 +18,12 @@ fn builder(test: &str, transports: &str) -> NodeBuilder {
     builder.transports(transports).key(Key::new(1, [7; 32])).connect_within(Duration::from_secs(2))
 }
 
+/// A builder of nodes that reach this client, and give up soon where they are refused.
+fn reaching(client: &Node, builder: &NodeBuilder) -> NodeBuilder {
+    let builder = builder.clone().discover(client.address().unwrap().to_string());
+    builder.connect_within(Duration::from_millis(300))
+}
+
 /// Starts a node that says `greeting` to who connects to `kv`; its former self may still tell its peers that it ends.
 async fn serve(builder: NodeBuilder, at: SocketAddr, greeting: u8) -> Node {
     let node = loop {
@@ -79,7 +85,7 @@ async fn a_thief_is_refused(transports: &str) {
     assert_eq!(stream.read_u8().await.unwrap(), 1);
     assert_eq!(client.explain().peers[0].key, orders.public_key());
 
-    let reaches = builder.clone().discover(client.address().unwrap().to_string());
+    let reaches = reaching(&client, &builder);
     let thief = serve(reaches.clone(), elsewhere, 2).await;
     assert_ne!(thief.public_key(), orders.public_key());
     refused(&thief).await;
@@ -134,8 +140,7 @@ async fn a_name_without_a_file_is_its_nodes_own_while_that_lives_and_free_afterw
         let orders = serve(builder.clone(), at, 1).await;
         let (client, _inbox) = client(&builder, [at, elsewhere]).await;
         assert_eq!(greeted(&client).await, 1);
-        let reaches = builder.clone().discover(client.address().unwrap().to_string());
-        let thief = serve(reaches, elsewhere, 2).await;
+        let thief = serve(reaching(&client, &builder), elsewhere, 2).await;
         refused(&thief).await;
         assert_eq!(greeted(&client).await, 1);
         thief.shutdown().await;
