@@ -6,9 +6,6 @@
 //! What reads the clock dies under valgrind where rustix asks the system for it without libc: all rows
 //! are counted with `RUSTFLAGS="--cfg rustix_use_libc" cargo bench --bench instructions`.
 
-#[path = "../examples/common/chains.rs"]
-#[expect(dead_code, reason = "studies use more of it")]
-mod chains;
 #[path = "work/interfaces.rs"]
 #[cfg(target_os = "linux")]
 mod interfaces;
@@ -20,6 +17,7 @@ mod matching;
 #[path = "work/messages.rs"]
 mod messages;
 
+use midplane_kit::chains;
 use std::hint::black_box;
 use std::process::{Command, ExitCode, Stdio};
 

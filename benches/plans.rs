@@ -1,9 +1,6 @@
 //! How long does it take to get a plan: cached, cold and equal, ramped, chosen among all?
 
-#[path = "../examples/common/chains.rs"]
-#[expect(dead_code, reason = "studies use more of it")]
-mod chains;
-
+use midplane_kit::chains;
 use std::hint::black_box;
 
 use chains::Dice;

@@ -5,6 +5,7 @@
 //! many_to_one 1 127.0.0.1:4700 127.0.0.1:4701 127.0.0.1:4702   # sends the lines of its input
 //! ```
 
+use midplane_kit::command_line;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -15,9 +16,6 @@ use midplane::simhw::host::Host;
 use midplane::simhw::id::{NodeId, PortId};
 use midplane::simhw::port::Port;
 use midplane::simhw::udp::{UdpConfig, UdpNic};
-
-#[path = "common/command_line.rs"]
-mod command_line;
 
 /// Bytes of a line at most.
 const LINE: usize = 1_024;

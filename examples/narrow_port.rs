@@ -6,6 +6,7 @@
 //! narrow_port --to 10.0.0.1:4700                                 # sends until the receiver ends, on other hosts
 //! ```
 
+use midplane_kit::command_line;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,9 +17,6 @@ use clap::{Parser, ValueEnum};
 use midplane::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
-
-#[path = "common/command_line.rs"]
-mod command_line;
 
 type Fault = Box<dyn std::error::Error + Send + Sync>;
 

@@ -8,14 +8,7 @@
 //! buffers, and prints at the end what became of them. Hosts use it with
 //! `incast --fabric switch --switch HOST:PORT --rank R --peers FILE`.
 
-#[path = "common/command_line.rs"]
-mod command_line;
-#[path = "common/ranks.rs"]
-#[expect(dead_code, reason = "it is no rank itself")]
-mod ranks;
-#[path = "common/report.rs"]
-mod report;
-
+use midplane_kit::{command_line, ranks, report};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! All integration tests of the family in one binary: it is linked once.
 
-mod anchors;
 #[cfg(target_os = "linux")]
 mod bad_input;
 mod bounds;
@@ -24,7 +23,6 @@ mod readme;
 mod scenario;
 mod stopping;
 mod swarm;
-mod timing_claims;
 #[cfg(target_os = "linux")]
 mod tokens;
 #[cfg(target_os = "linux")]

@@ -22,34 +22,10 @@ mod picture;
 mod rows;
 mod together;
 
-#[path = "../common/claims.rs"]
-mod claims;
-#[path = "../common/command_line.rs"]
-mod command_line;
 #[cfg(target_os = "linux")]
-#[path = "../common/daemons/mod.rs"]
-#[expect(dead_code, reason = "other examples use the rest")]
-mod daemons;
-#[path = "../common/handler.rs"]
-mod handler;
-#[path = "../common/incast/mod.rs"]
-#[expect(dead_code, reason = "other examples use the rest")]
-mod incast;
-#[path = "../common/messages.rs"]
-mod messages;
-#[path = "../common/processes.rs"]
-#[expect(dead_code, reason = "other examples use the rest")]
-mod processes;
-#[path = "../common/ranks.rs"]
-mod ranks;
-#[path = "../common/report.rs"]
-mod report;
-#[path = "../common/stream.rs"]
-mod stream;
-#[path = "../common/transfer/mod.rs"]
-#[expect(dead_code, reason = "other examples use the rest")]
-mod transfer;
-
+use midplane_benches::daemons;
+use midplane_benches::{handler, incast, messages, stream, transfer};
+use midplane_kit::{claims, command_line, processes, ranks, report};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;

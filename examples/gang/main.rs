@@ -1,18 +1,12 @@
 //! The front end of gang scheduling: runs jobs, lists them, ends them, draws their slices.
 
 mod arguments;
-#[path = "../common/command_line.rs"]
-mod command_line;
-#[path = "../common/gantt.rs"]
-mod gantt;
 mod listing;
-#[path = "../common/nas_rank.rs"]
-mod nas_rank;
-#[path = "../common/report.rs"]
-mod report;
 mod run;
 mod slices;
 
+use midplane_benches::nas_rank;
+use midplane_kit::{command_line, gantt, report};
 use std::path::Path;
 use std::process::ExitCode;
 

@@ -1,15 +1,10 @@
 //! A host's daemon of gang scheduling: runs the ranks of parallel jobs here, and stops and starts them
 //! together with those on all other hosts.
 
-#[path = "../common/command_line.rs"]
-mod command_line;
-#[path = "../common/report.rs"]
-#[expect(dead_code, reason = "it has no document to print")]
-mod report;
-
 mod place;
 mod spread;
 
+use midplane_kit::{command_line, report};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::num::NonZeroU32;

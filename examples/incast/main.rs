@@ -13,21 +13,8 @@ mod arguments;
 mod children;
 mod table;
 
-#[path = "../common/command_line.rs"]
-mod command_line;
-#[path = "../common/incast/mod.rs"]
-mod incast;
-#[path = "../common/plot.rs"]
-mod plot;
-#[path = "../common/processes.rs"]
-#[expect(dead_code, reason = "other examples use the rest")]
-mod processes;
-#[path = "../common/ranks.rs"]
-#[expect(dead_code, reason = "nothing here listens on TCP")]
-mod ranks;
-#[path = "../common/report.rs"]
-mod report;
-
+use midplane_benches::incast;
+use midplane_kit::{command_line, plot, processes, ranks, report};
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::Path;

@@ -1,16 +1,10 @@
 //! Installs extensions on a cluster of running nodes, and looks after them.
 
-#[path = "../common/command_line.rs"]
-mod command_line;
 mod demo;
 #[path = "../common/orders.rs"]
 mod orders;
-#[path = "../common/processes.rs"]
-#[expect(dead_code, reason = "nodes are told to go, not asked what they have to say")]
-mod processes;
-#[path = "../common/report.rs"]
-mod report;
 
+use midplane_kit::{command_line, processes, report};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;

@@ -1,21 +1,11 @@
 //! A node of a cluster whose extensions are installed while it runs, by `nicctl`.
 
 mod builtin;
-#[path = "../common/command_line.rs"]
-mod command_line;
 mod desk;
 #[path = "../common/orders.rs"]
 mod orders;
-#[expect(dead_code, reason = "nodes have nothing to say at their end")]
-#[path = "../common/processes.rs"]
-mod processes;
-#[expect(dead_code, reason = "a node takes part itself")]
-#[path = "../common/ranks.rs"]
-mod ranks;
-#[expect(dead_code, reason = "a node has no JSON to print")]
-#[path = "../common/report.rs"]
-mod report;
 
+use midplane_kit::{command_line, processes, ranks, report};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;

@@ -11,17 +11,7 @@
 
 mod prober;
 
-#[path = "../common/claims.rs"]
-#[expect(dead_code, reason = "its claims are not ratios of rounds")]
-mod claims;
-#[path = "../common/command_line.rs"]
-mod command_line;
-#[path = "../common/ranks.rs"]
-#[expect(dead_code, reason = "every process here is a rank or alone")]
-mod ranks;
-#[path = "../common/report.rs"]
-mod report;
-
+use midplane_kit::{claims, command_line, ranks, report};
 use std::net::{SocketAddr, UdpSocket};
 use std::process::ExitCode;
 use std::time::Duration;

@@ -10,36 +10,12 @@
 //! Warp fewer messages carry more and newer values. Run alone it starts a switch and the ranks as
 //! processes on this host. The figures are those of Heddaya and Park (1994), section 5.3.
 
-mod arguments;
-mod background;
 mod children;
-mod fabrics;
-mod failure;
-mod figures;
-mod lead;
-mod message;
-mod outbox;
-mod pace;
-mod problem;
-mod rank;
-mod run;
-mod setting;
-mod study;
-mod traces;
 
-#[path = "../common/command_line.rs"]
-mod command_line;
-#[path = "../common/plot.rs"]
-mod plot;
-#[path = "../common/processes.rs"]
-#[expect(dead_code, reason = "its processes end by themselves or with this one")]
-mod processes;
-#[path = "../common/ranks.rs"]
-#[expect(dead_code, reason = "nothing here listens on TCP")]
-mod ranks;
-#[path = "../common/report.rs"]
-mod report;
-
+use midplane_benches::solver::{
+    arguments, fabrics, failure, figures, problem, rank, run, setting, study,
+};
+use midplane_kit::{command_line, processes, ranks, report};
 use std::io::Read as _;
 use std::path::Path;
 use std::process::ExitCode;

@@ -9,19 +9,16 @@
 //! heals, and all that was begun must come to an end in bounded virtual time, new messages arrive, and
 //! nothing be left over. A seed that fails prints the one command that runs it again.
 
-#[path = "../common/command_line.rs"]
-mod command_line;
 mod firmware;
 mod load;
 mod oracle;
 mod plan;
 mod planted;
-#[path = "../common/report.rs"]
-mod report;
 mod run;
 mod summary;
 mod watch;
 
+use midplane_kit::{command_line, report};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -7,13 +7,10 @@
 //! Writes `run.pcapng` for Wireshark (with `docs/wireshark/midplane.lua`), `run.perfetto-trace` for
 //! <https://ui.perfetto.dev>, and `run.svg`, the way of the first message through engines and links.
 
-#[path = "../common/command_line.rs"]
-mod command_line;
 mod picture;
-#[path = "../common/report.rs"]
-mod report;
 mod scenario;
 
+use midplane_kit::{command_line, report};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufWriter, Write};

@@ -1,0 +1,354 @@
+//! Published results, and what the simulated machines give for them.
+
+use midplane::gang::channel::geometry::Geometry;
+use midplane::simhw::host::Host as _;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::kernel::{self, KernelTcp, TcpCosts};
+use midplane::simhw::port::{Command, Port};
+use midplane::simhw::profile::{HostProfile, Machine, Notice};
+use midplane::simhw::sim::{SimHost, World};
+use serde::Serialize;
+
+use super::pm;
+use super::raw::{self, PING, RECEIVE, SEND, command};
+
+/// How far a result may be from the published one, as a fraction.
+pub const TOLERANCE: f64 = 0.1;
+const A: NodeId = NodeId(0);
+const B: NodeId = NodeId(1);
+
+/// A published result and ours.
+#[derive(Clone, Debug, Serialize)]
+pub struct Anchor {
+    pub machine: &'static str,
+    pub what: String,
+    pub unit: &'static str,
+    pub published: f64,
+    pub measured: f64,
+    /// Ours over the published one, less 1.
+    pub deviation: f64,
+    /// Whether the published one is a constant of the profile, and ours shows only that it is charged.
+    pub is_input: bool,
+    pub source: &'static str,
+}
+
+impl Anchor {
+    pub fn holds(&self) -> bool {
+        self.deviation.abs() <= TOLERANCE
+    }
+}
+
+/// Everything that is published of these machines; transfers are raw but for PM's, which go through its channels.
+pub fn all() -> Vec<Anchor> {
+    let mut anchors = dvcm();
+    anchors.extend(score_d());
+    anchors.extend(pipelines());
+    anchors.extend(lam_via());
+    anchors
+}
+
+fn anchor(
+    machine: &Machine,
+    what: impl Into<String>,
+    unit: &'static str,
+    published: f64,
+    measured: f64,
+    source: &'static str,
+) -> Anchor {
+    let deviation = measured / published - 1.0;
+    let (machine, what) = (machine.name, what.into());
+    Anchor { machine, what, unit, published, measured, deviation, is_input: false, source }
+}
+
+/// DVCM paper, section 3: coprocessors against applications, and what interrupts take.
+fn dvcm() -> Vec<Anchor> {
+    let machine = Machine::DVCM_ATM;
+    let source = "DVCM, section 3";
+    let row = |what, published, measured| anchor(&machine, what, "us", published, measured, source);
+    let interrupts = |what, published, notice| Anchor {
+        is_input: true,
+        ..row(what, published, interrupt_us(&machine, notice))
+    };
+    vec![
+        row("coprocessor to coprocessor, one way", 18.0, coprocessors_us(&machine)),
+        row("application to application, one way", 60.0, applications_us(&machine, 40)),
+        interrupts("interrupt, kernel handler", 9.0, Notice::Interrupt),
+        interrupts("interrupt, signal handler", 50.0, Notice::Signal),
+    ]
+}
+
+/// SCore-D paper, Tables 2 and 3.
+fn score_d() -> Vec<Anchor> {
+    let machine = Machine::PM_MYRINET;
+    let (latency, bandwidth) =
+        pm::transfer(&machine, Geometry::BULK, 1).expect("all messages arrive");
+    let mut anchors = vec![
+        anchor(&machine, "PM, least latency, one way", "us", 7.5, latency, "SCore-D, Table 2"),
+        anchor(&machine, "PM, most bandwidth", "MB/s", 117.6, bandwidth, "SCore-D, Table 2"),
+    ];
+    // Bytes of the two buffers when they are full (section 5), and what else belongs to a channel: fitted to the
+    // rows with both empty.
+    let (send, receive) = (61_200, 65_408);
+    let (saved, restored) = (27_000, 8_000);
+    let rows = [
+        ("empty, send empty", 0, 0.62, 0.18),
+        ("empty, send full", send, 1.96, 1.56),
+        ("full, send empty", receive, 2.16, 1.59),
+        ("full, send full", send + receive, 3.70, 3.19),
+    ];
+    for (buffers, bytes, save, restore) in rows {
+        let saving = processor_ms(&machine, |host| host.io_read_ns(saved + bytes));
+        let restoring = processor_ms(&machine, |host| host.io_write_ns(restored + bytes));
+        for (verb, published, measured) in [("save", save, saving), ("restore", restore, restoring)]
+        {
+            let what = format!("{verb} a channel, receive {buffers}");
+            anchors.push(anchor(&machine, what, "ms", published, measured, "SCore-D, Table 3"));
+        }
+    }
+    anchors
+}
+
+/// Pipelines paper, Table 1: the four stages under Generic Active Messages, by regression over packets of up to
+/// 4 KiB, as section 5.3.1 has it.
+fn pipelines() -> Vec<Anchor> {
+    let machine = Machine::GAM_MYRINET;
+    let sizes: Vec<usize> = (1..=16).map(|number| number * 256).collect();
+    let times: Vec<[f64; 4]> = sizes.iter().map(|bytes| stages_us(&machine, *bytes)).collect();
+    let published = [(7.2, 7.2), (5.2, 24.9), (7.5, 24.9), (7.4, 7.9)];
+    let mut anchors = Vec::new();
+    for (stage, (overhead, per_kb)) in published.into_iter().enumerate() {
+        let points =
+            sizes.iter().zip(&times).map(|(bytes, times)| (*bytes as f64 / 1024.0, times[stage]));
+        let (intercept, slope) = regression(&points.collect::<Vec<_>>());
+        let row = |what, unit, published, measured| {
+            anchor(
+                &machine,
+                format!("stage {stage}, {what}"),
+                unit,
+                published,
+                measured,
+                "pipelines, Table 1",
+            )
+        };
+        anchors.push(row("overhead", "us", overhead, intercept));
+        anchors.push(row("per KiB", "us", per_kb, slope));
+    }
+    anchors
+}
+
+/// LAM-VIA paper, section 2.1: the same PCs with M-VIA and with the kernel's TCP.
+fn lam_via() -> Vec<Anchor> {
+    let (via, tcp) = (Machine::MVIA_FAST_ETHERNET, Machine::TCP_FAST_ETHERNET);
+    let source = "LAM-VIA, section 2.1";
+    vec![
+        anchor(&via, "M-VIA, one way", "us", 61.0, applications_us(&via, 4), source),
+        anchor(&tcp, "TCP, one way", "us", 100.0, tcp_us(&tcp, 4), source),
+    ]
+}
+
+const ROUNDS: u64 = 100;
+
+/// One way of a frame without payload that the two firmwares bounce.
+fn coprocessors_us(machine: &Machine) -> f64 {
+    let mut world = raw::world(machine);
+    let host = world.host(A);
+    let nanos = world.block_on(A, async move {
+        let mut port = host.open_port().expect("the NIC is up");
+        let ping = Command { opcode: PING, node: B, args: [ROUNDS, 0, 0], ..Command::default() };
+        port.submit(&ping).expect("the ring is empty");
+        port.completion().await.expect("the NIC is up").args[0]
+    });
+    nanos.expect("it comes back") as f64 / (2 * ROUNDS) as f64 / 1e3
+}
+
+/// One way of `bytes` between two applications, each of which sends on what it has received.
+pub fn applications_us(machine: &Machine, bytes: usize) -> f64 {
+    let mut world = raw::world(machine);
+    let host = world.host(B);
+    world.spawn(B, async move {
+        let mut port = host.open_port().expect("the NIC is up");
+        answer(&mut port, bytes, [SEND, RECEIVE]).await;
+    });
+    let host = world.host(A);
+    let nanos = world.block_on(A, async move {
+        let mut port = host.open_port().expect("the NIC is up");
+        ask(&host, &mut port, bytes, [SEND, RECEIVE]).await
+    });
+    nanos.expect("all rounds end") as f64 / (2 * ROUNDS) as f64 / 1e3
+}
+
+/// The same over the kernel's TCP.
+pub fn tcp_us(machine: &Machine, bytes: usize) -> f64 {
+    let kernel = |_, _| KernelTcp::new(TcpCosts::LINUX_2_2);
+    let mut world = World::new(&machine.topology(2), machine.nic, 1, kernel);
+    world.set_hosts(machine.host);
+    let opcodes = [kernel::SEND, kernel::RECEIVE];
+    let host = world.host(B);
+    world.spawn(B, async move {
+        let mut port = host.open_port().expect("the NIC is up");
+        answer(&mut port, bytes, opcodes).await;
+    });
+    let host = world.host(A);
+    let nanos = world.block_on(A, async move {
+        let mut port = host.open_port().expect("the NIC is up");
+        ask(&host, &mut port, bytes, opcodes).await
+    });
+    nanos.expect("all rounds end") as f64 / (2 * ROUNDS) as f64 / 1e3
+}
+
+/// Sends and waits for the answer, again and again; nanoseconds of all rounds.
+async fn ask(host: &SimHost, port: &mut Port, bytes: usize, [send, receive]: [u8; 2]) -> u64 {
+    let (out, into) = (port.register(bytes), port.register(bytes));
+    let (out, into) = (out.expect("a small region"), into.expect("a small region"));
+    host.sleep_until(host.now().plus_nanos(1_000_000)).await;
+    let began = host.now();
+    for _ in 0..ROUNDS {
+        port.post(&tagged(command(receive, A, into.whole()), RECEIVED)).expect("there is room");
+        port.post(&command(send, A, out.whole())).expect("there is room");
+        port.ring();
+        received(port).await;
+    }
+    host.now().nanos_since(began)
+}
+
+async fn answer(port: &mut Port, bytes: usize, [send, receive]: [u8; 2]) {
+    let region = port.register(bytes).expect("a small region");
+    loop {
+        port.submit(&tagged(command(receive, B, region.whole()), RECEIVED)).expect("there is room");
+        received(port).await;
+        port.submit(&command(send, B, region.whole())).expect("there is room");
+    }
+}
+
+const RECEIVED: u64 = 1;
+
+fn tagged(command: Command, cookie: u64) -> Command {
+    Command { cookie, ..command }
+}
+
+async fn received(port: &mut Port) {
+    while port.completion().await.expect("the NIC is up").cookie != RECEIVED {}
+}
+
+/// What a completion takes from an application that is at work, as `notice` says.
+fn interrupt_us(machine: &Machine, notice: Notice) -> f64 {
+    const WORK: u64 = 20_000_000;
+    let host = HostProfile { notice, ..machine.host };
+    let mut world = raw::world(&Machine { host, ..*machine });
+    let sender = world.host(B);
+    world.spawn(B, async move {
+        let mut port = sender.open_port().expect("the NIC is up");
+        let region = port.register(40).expect("a small region");
+        for _ in 0..ROUNDS {
+            sender.sleep_until(sender.now().plus_nanos(100_000)).await;
+            port.submit(&command(SEND, B, region.whole())).expect("there is room");
+            port.completion().await.expect("the NIC is up");
+        }
+    });
+    let host = world.host(A);
+    let nanos = world.block_on(A, async move {
+        let mut port = host.open_port().expect("the NIC is up");
+        let region = port.register(40).expect("a small region");
+        for _ in 0..ROUNDS {
+            port.post(&command(RECEIVE, A, region.whole())).expect("there is room");
+        }
+        port.ring();
+        let began = host.now();
+        host.compute(WORK).await;
+        host.now().nanos_since(began)
+    });
+    (nanos.expect("it ends") - WORK) as f64 / ROUNDS as f64 / 1e3
+}
+
+/// Goodput of frames of `bytes`, one after another, in 10^6 byte/s.
+pub fn stream_mb_per_s(machine: &Machine, bytes: usize) -> f64 {
+    const FRAMES: u64 = 400;
+    let mut world = raw::world(machine);
+    let host = world.host(B);
+    world.spawn(B, async move {
+        let mut port = host.open_port().expect("the NIC is up");
+        let region = port.register(bytes).expect("a region");
+        for _ in 0..FRAMES {
+            if port.outstanding() == port.depth() {
+                port.completion().await.expect("the NIC is up");
+            }
+            port.submit(&command(SEND, B, region.whole())).expect("there is room");
+        }
+        while port.outstanding() > 0 {
+            port.completion().await.expect("the NIC is up");
+        }
+    });
+    let host = world.host(A);
+    let nanos = world.block_on(A, async move {
+        let mut port = host.open_port().expect("the NIC is up");
+        let region = port.register(bytes).expect("a region");
+        for _ in 0..64 {
+            port.submit(&command(RECEIVE, A, region.whole())).expect("there is room");
+        }
+        port.completion().await.expect("the NIC is up");
+        let began = host.now();
+        for _ in 1..FRAMES {
+            port.submit(&command(RECEIVE, A, region.whole())).expect("there is room");
+            port.completion().await.expect("the NIC is up");
+        }
+        host.now().nanos_since(began)
+    });
+    (FRAMES - 1) as f64 * bytes as f64 / nanos.expect("all arrive") as f64 * 1e3
+}
+
+/// Milliseconds of work of one host's processor.
+fn processor_ms(machine: &Machine, nanos: impl Fn(&HostProfile) -> u64) -> f64 {
+    let mut world = raw::world(machine);
+    let (host, work) = (world.host(A), nanos(&machine.host));
+    let nanos = world.block_on(A, async move {
+        let began = host.now();
+        host.compute(work).await;
+        host.now().nanos_since(began)
+    });
+    nanos.expect("it ends") as f64 / 1e6
+}
+
+/// The stages of one packet: copy, DMA into the card, both network DMAs and that out of the card, copy.
+fn stages_us(machine: &Machine, bytes: usize) -> [f64; 4] {
+    let mut world = raw::world(machine);
+    let host = world.host(B);
+    let (out, times) =
+        (std::sync::Arc::default(), std::sync::Arc::<std::sync::Mutex<[u64; 3]>>::default());
+    let sent: std::sync::Arc<std::sync::Mutex<[u64; 3]>> = std::sync::Arc::clone(&out);
+    world.spawn(B, async move {
+        let mut port = host.open_port().expect("the NIC is up");
+        let region = port.register(bytes).expect("a region");
+        host.sleep_until(host.now().plus_nanos(1_000_000)).await;
+        let began = host.now();
+        host.compute(host.profile().copy.nanos(bytes)).await;
+        let copied = host.now();
+        port.submit(&command(SEND, B, region.whole())).expect("there is room");
+        let gathered = port.completion().await.expect("the NIC is up").args[0];
+        *sent.lock().expect("one task writes") = [began.as_nanos(), copied.as_nanos(), gathered];
+    });
+    let (host, arrived) = (world.host(A), std::sync::Arc::clone(&times));
+    world.block_on(A, async move {
+        let mut port = host.open_port().expect("the NIC is up");
+        let region = port.register(bytes).expect("a region");
+        port.submit(&command(RECEIVE, A, region.whole())).expect("there is room");
+        port.completion().await.expect("the NIC is up");
+        let seen = host.now();
+        host.compute(host.profile().copy.nanos(bytes)).await;
+        *arrived.lock().expect("one task writes") = [seen.as_nanos(), host.now().as_nanos(), 0];
+    });
+    let [began, copied, gathered] = *out.lock().expect("all tasks have ended");
+    let [seen, done, _] = *times.lock().expect("all tasks have ended");
+    [copied - began, gathered - copied, seen - gathered, done - seen]
+        .map(|nanos| nanos as f64 / 1e3)
+}
+
+/// Intercept and slope of the least squares' line.
+fn regression(points: &[(f64, f64)]) -> (f64, f64) {
+    let count = points.len() as f64;
+    let (x, y) = points.iter().fold((0.0, 0.0), |(x, y), point| (x + point.0, y + point.1));
+    let (x, y) = (x / count, y / count);
+    let covariance: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
+    let variance: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
+    let slope = covariance / variance;
+    (y - slope * x, slope)
+}

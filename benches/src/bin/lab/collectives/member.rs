@@ -1,0 +1,145 @@
+//! One member of a group: what it does in each round, and when.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use midplane::nicvm::collective::host::HostGroup;
+use midplane::nicvm::collective::{self, Operation as Combine};
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::port::{Command, Port, PortOptions, Status};
+use midplane::simhw::region::Region;
+use midplane::simhw::time::Instant;
+
+use crate::collectives::arguments::{Operation, Where};
+use crate::collectives::world::World;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) operation: Operation,
+    pub(crate) place: Where,
+    /// The members are ranks of a communicator.
+    pub(crate) communicator: bool,
+    pub(crate) nodes: u16,
+    pub(crate) rounds: u32,
+    /// Bytes of a broadcast, of a member's words, or of its part.
+    pub(crate) bytes: usize,
+    /// Each member is late by up to this.
+    pub(crate) skew: Duration,
+    /// The number of the members' ports, where they may differ otherwise.
+    pub(crate) port: Option<PortId>,
+}
+
+/// One member's rank, and when it began and ended a round.
+pub(crate) type Times = (u16, Instant, Instant);
+
+/// All members' times of each round.
+pub(crate) type Log = Arc<Mutex<Vec<Vec<Times>>>>;
+
+/// Rounds before those that count.
+pub(crate) const WARM_UP: u32 = 3;
+
+/// Runs all rounds; `ready` comes when all members have their ports.
+///
+/// # Errors
+/// One line, if an operation fails.
+pub(crate) async fn play<H: Host>(
+    host: H,
+    plan: Plan,
+    log: Log,
+    ready: impl Future<Output = ()>,
+) -> Result<(), String> {
+    let members: Vec<NodeId> = (0..plan.nodes).map(NodeId).collect();
+    let mut side = match plan.place {
+        _ if plan.communicator => Side::World(Box::new(World::enter(&host, &plan).await?)),
+        Where::Host => {
+            let options = PortOptions::default();
+            let options = plan.port.map_or(options, |number| options.number(number));
+            let group = HostGroup::with(&host, options, members, plan.bytes.max(8));
+            Side::Host(Box::new(group.map_err(|error| error.to_string())?))
+        }
+        Where::Nic => {
+            let mut port = host.open_port().map_err(|error| error.to_string())?;
+            let whole = match plan.operation {
+                Operation::AllGather => plan.bytes * usize::from(plan.nodes),
+                _ => plan.bytes,
+            };
+            let region = port.register(whole.max(8)).map_err(|error| error.to_string())?;
+            Side::Nic(port, region)
+        }
+    };
+    ready.await;
+    let mut rng = host.rng("late");
+    for round in 0..WARM_UP + plan.rounds {
+        if plan.operation != Operation::Barrier || !plan.skew.is_zero() {
+            side.run(Operation::Barrier, &plan, &host).await?;
+        }
+        let skew = plan.skew.as_nanos() as u64;
+        if skew > 0 {
+            host.sleep_until(host.now().plus_nanos(rng.below(skew))).await;
+        }
+        let begun = host.now();
+        side.run(plan.operation, &plan, &host).await?;
+        if round >= WARM_UP {
+            let mut log = log.lock().expect("nobody panics with it");
+            log[(round - WARM_UP) as usize].push((host.node().0, begun, host.now()));
+        }
+    }
+    match side {
+        Side::Host(mut group) => group.flush().await.map_err(|error| error.to_string()),
+        Side::World(world) => world.leave().await,
+        Side::Nic(..) => Ok(()),
+    }
+}
+
+enum Side {
+    Nic(Port, Region),
+    Host(Box<HostGroup>),
+    World(Box<World>),
+}
+
+impl Side {
+    async fn run(
+        &mut self,
+        operation: Operation,
+        plan: &Plan,
+        host: &impl Host,
+    ) -> Result<(), String> {
+        let rank = host.node().0;
+        match self {
+            Self::World(world) => world.run(operation, plan).await,
+            Self::Nic(port, region) => {
+                port.submit(&command(operation, plan, region))
+                    .map_err(|error| error.to_string())?;
+                let done = port.completion().await.map_err(|error| error.to_string())?;
+                match done.status {
+                    Status::Done => Ok(()),
+                    status => Err(format!("{operation} ended as {status:?}")),
+                }
+            }
+            Self::Host(group) => {
+                let mut words = vec![rank as u8; plan.bytes.max(8)];
+                let ended = match operation {
+                    Operation::Barrier => group.barrier().await,
+                    Operation::Broadcast => group.broadcast(0, &mut words).await,
+                    Operation::Reduce => group.reduce(0, Combine::Sum, &mut words).await,
+                    Operation::AllReduce => group.all_reduce(Combine::Sum, &mut words).await,
+                    Operation::AllGather => group.all_gather(&words).await.map(drop),
+                };
+                ended.map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+fn command(operation: Operation, plan: &Plan, region: &Region) -> Command {
+    let here = region.whole();
+    match operation {
+        Operation::Barrier => collective::barrier(0),
+        Operation::Broadcast => collective::broadcast(0, here, 0),
+        Operation::Reduce => collective::reduce(0, Combine::Sum, here, 0),
+        Operation::AllReduce => collective::all_reduce(Combine::Sum, here, 0),
+        Operation::AllGather => collective::all_gather(plan.bytes.max(8), here, 0),
+    }
+}

@@ -1,0 +1,74 @@
+//! A group whose members are ranks of a communicator, with messages over Virtual Interfaces.
+
+use midplane::nicvm::collective::Operation as Combine;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::NodeId;
+use midplane::via::message::communicator::Communicator;
+use midplane::via::message::engine::{Config, Engine};
+use midplane::via::message::envelope::Peer;
+use midplane::via::message::group::Rank;
+use midplane::via::message::process::{MessageError, Process};
+use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
+
+use crate::collectives::arguments::{Operation, Where};
+use crate::collectives::member::Plan;
+
+/// Bytes of an area, of which each member has one for each other.
+const AREA: usize = 16 << 10;
+
+/// One member, and what its operations are carried out by.
+pub(crate) struct World {
+    all: Communicator<Engine<RdmaCarrier>>,
+    by: Communicator<Engine<RdmaCarrier>>,
+}
+
+impl World {
+    /// Meets the others.
+    ///
+    /// # Errors
+    /// One line.
+    pub(crate) async fn enter(host: &impl Host, plan: &Plan) -> Result<Self, String> {
+        let nodes: Vec<NodeId> = (0..plan.nodes).map(NodeId).collect();
+        let config = RdmaConfig::default().area(AREA);
+        let own = Peer(host.node().0.into());
+        let carrier = RdmaCarrier::open(host, own, &nodes, config).await;
+        let carrier = carrier.map_err(|error| error.to_string())?;
+        let process = Process::new(Engine::new(carrier, Config::default()), plan.nodes.into());
+        let (process, scope) = process.map_err(|error| error.to_string())?;
+        let all = Communicator::world(process, scope);
+        let by = match plan.place {
+            Where::Host => all.clone(),
+            Where::Nic => all.on_nics(host).await.map_err(|error| error.to_string())?,
+        };
+        Ok(Self { all, by })
+    }
+
+    /// One operation.
+    ///
+    /// # Errors
+    /// One line.
+    pub(crate) async fn run(&self, operation: Operation, plan: &Plan) -> Result<(), String> {
+        let words = vec![u64::from(self.by.rank().0); plan.bytes / 8];
+        let bytes = vec![self.by.rank().0 as u8; plan.bytes];
+        let ended: Result<(), MessageError> = match operation {
+            Operation::Barrier => self.by.barrier().await,
+            Operation::Broadcast => self.by.broadcast(Rank(0), bytes).await.map(drop),
+            Operation::Reduce => {
+                self.by.reduce_words(Rank(0), &words, Combine::Sum).await.map(drop)
+            }
+            Operation::AllReduce => self.by.all_reduce_words(&words, Combine::Sum).await.map(drop),
+            Operation::AllGather => self.by.all_gather(bytes).await.map(drop),
+        };
+        ended.map_err(|error| error.to_string())
+    }
+
+    /// Leaves, when all have come to their end.
+    ///
+    /// # Errors
+    /// One line.
+    pub(crate) async fn leave(self) -> Result<(), String> {
+        self.all.barrier().await.map_err(|error| error.to_string())?;
+        self.all.finalize().await;
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! Every table and figure of the five papers that has data, from the simulated machines.
+//!
+//! ```text
+//! cargo run --release --example figures
+//! ```
+//!
+//! Draws into `target/figures` and prints one table: what the paper says, what came out here, and how far
+//! apart they are.
+
+mod dvcm;
+mod lam_via;
+mod pipelines;
+mod rows;
+mod score_d;
+mod warp;
+
+use crate::report;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use rows::Row;
+
+/// Regenerates the papers' tables and figures in virtual time.
+///
+/// Each figure is drawn as SVG, with the profile of the machine that the paper measured. Where the paper prints a
+/// number, it stands beside ours, with the deviation; what a figure shows only as a curve is drawn and not compared.
+/// What can't be reproduced says why. The same run gives the same numbers on every computer.
+#[derive(Debug, Parser)]
+#[command(
+    name = "figures",
+    after_help = "Exit code: 0 everything that can be reproduced was drawn, whatever the deviations; 1 a run failed; 2 bad input."
+)]
+pub(crate) struct Arguments {
+    /// Where the pictures go
+    #[arg(long, value_name = "DIR", default_value = "target/figures")]
+    directory: PathBuf,
+    /// Only these papers, with commas between
+    #[arg(long, value_enum, value_delimiter = ',')]
+    paper: Vec<Paper>,
+    /// Print a table of Markdown
+    #[arg(long)]
+    markdown: bool,
+    /// Print one JSON document
+    #[arg(long, conflicts_with = "markdown")]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+enum Paper {
+    Dvcm,
+    ScoreD,
+    LamVia,
+    Pipelines,
+    Warp,
+}
+
+type Plates = fn(&std::path::Path) -> Result<Vec<Row>, String>;
+
+/// All of them, in the order of the table.
+const PAPERS: [(Paper, Plates); 5] = [
+    (Paper::Dvcm, dvcm::plates),
+    (Paper::ScoreD, score_d::plates),
+    (Paper::LamVia, lam_via::plates),
+    (Paper::Pipelines, pipelines::plates),
+    (Paper::Warp, warp::plates),
+];
+
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    if let Err(error) = std::fs::create_dir_all(&arguments.directory) {
+        let what = format!("--directory {}: {error}", arguments.directory.display());
+        return report::fail(&what, report::BAD_INPUT);
+    }
+    let asked = |paper: &Paper| arguments.paper.is_empty() || arguments.paper.contains(paper);
+    let papers: Vec<_> = PAPERS.into_iter().filter(|(paper, _)| asked(paper)).collect();
+    let bar = ProgressBar::new(papers.len() as u64);
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} papers").expect("a constant"));
+    let mut rows = Vec::new();
+    for (_, plates) in papers {
+        match plates(&arguments.directory) {
+            Ok(more) => rows.extend(more),
+            Err(what) => return report::fail(&what, report::DID_NOT_HOLD),
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if arguments.json {
+        report::print_json(&rows::Document { rows });
+    } else if arguments.markdown {
+        report::say(&rows::markdown(&rows));
+    } else {
+        report::say(&rows::table(&rows));
+        report::say(&format!("The pictures are in {}\n", arguments.directory.display()));
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,33 @@
+//! The pipelines paper: its tables, and Figures 2 and 8 to 14.
+
+use std::path::Path;
+
+use crate::figures::rows::Row;
+use crate::plan;
+use midplane_benches::anchors::measure;
+
+const PAPER: &str = "pipelines";
+
+pub(crate) fn plates(directory: &Path) -> Result<Vec<Row>, String> {
+    let folder = directory.join("pipelines");
+    plan::figures::draw(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut rows: Vec<Row> = measure::all()
+        .into_iter()
+        .filter(|anchor| anchor.source.starts_with("pipelines"))
+        .map(|anchor| {
+            let what = format!("Table 1: {}", anchor.what);
+            Row::new(PAPER, what, anchor.unit, anchor.published, anchor.measured)
+        })
+        .collect();
+    rows.extend(plan::paper::run().lines().iter().filter_map(|line| {
+        let (name, unit, published, ours) = line.beside_paper()?;
+        Some(Row::new(PAPER, name, unit, published, ours))
+    }));
+    rows.push(Row::missing(
+        PAPER,
+        "Table 3",
+        "parameters of a system: the input of the rows on GMS",
+    ));
+    rows.push(Row::missing(PAPER, "Figures 1 and 3 to 7", "drawings and one trace, no data"));
+    Ok(rows)
+}

@@ -1,0 +1,290 @@
+//! The kernel's own UDP and TCP, to compare with: everybody sends messages to rank 0, which counts
+//! those that arrive.
+//!
+//! ```text
+//! cargo run --release --example kernel_peer
+//! cargo run --release --example kernel_peer -- --rank 1 --peers peers.txt
+//! ```
+//!
+//! `benches/netns/run.sh` runs it beside `incast`, on the same links.
+
+use crate::{processes, ranks, report};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+/// Before anything is counted: TCP has found its rate, queues have filled.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// Silence after which nothing more is expected.
+const SILENCE: Duration = Duration::from_millis(700);
+/// Longest wait for the first message.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+const EXAMPLES: &str = "\
+Examples:
+  # A receiver and a sender as processes on this host
+  kernel_peer --protocol tcp --json
+
+  # On two hosts, with peers.txt holding one host:port a line; rank 0 receives, its port counts
+  kernel_peer --rank 0 --peers peers.txt
+  kernel_peer --rank 1 --peers peers.txt
+
+Exit code: 0 it ran; 1 a peer was lost; 2 bad input, with one line that says which.";
+
+/// Kernel sockets, to compare with: senders send back to back, and rank 0 counts, by sender.
+#[derive(Debug, Parser)]
+#[command(name = "kernel_peer", version, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Rank 0 receives, all others send
+    #[command(flatten)]
+    ranks: ranks::Ranks,
+
+    /// Which of the kernel's protocols
+    #[arg(long, value_enum, default_value = "udp")]
+    protocol: Protocol,
+
+    /// Bytes of each message, from 1 to 65000
+    #[arg(long, default_value_t = 10_240, value_parser = clap::value_parser!(u32).range(1..=65_000))]
+    message_bytes: u32,
+
+    /// Seconds of the measured part
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+
+    /// Prints one JSON document
+    #[arg(long)]
+    json: bool,
+
+    /// Ends with its standard input
+    #[arg(long, hide = true)]
+    child: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Protocol {
+    Udp,
+    Tcp,
+}
+
+/// What a receiver has seen.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Received {
+    /// Messages in all.
+    messages: u64,
+    /// Goodput of each sender while it was measured, in 10^6 bit/s.
+    goodput_mbps: Vec<f64>,
+}
+
+/// What a sender has sent.
+#[derive(Debug, Deserialize, Serialize)]
+struct Sent {
+    messages: u64,
+}
+
+/// Both, where one process has started them.
+#[derive(Debug, Serialize)]
+struct Together {
+    protocol: String,
+    message_bytes: u32,
+    seconds: u32,
+    sent: Sent,
+    received: Received,
+}
+
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    let place = match arguments.ranks.place() {
+        Ok(place) => place,
+        Err(what) => return report::fail(&what, report::BAD_INPUT),
+    };
+    let Some(place) = place else {
+        return match alone(&arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+        };
+    };
+    if arguments.child {
+        processes::end_with_parent();
+    }
+    let address = match place.addresses(PATIENCE) {
+        Ok(addresses) => addresses[0],
+        Err(error) => return report::fail(&format!("--peers: {error}"), report::BAD_INPUT),
+    };
+    let done = match place.rank {
+        0 => receive(&arguments, address, place.size() - 1),
+        _ => send(&arguments, address),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_input(&error) => {
+            let what = "stop the other process, or choose another address";
+            report::fail(&format!("--peers: {address}: {error}; {what}"), report::BAD_INPUT)
+        }
+        Err(error) => report::fail(&format!("{address}: {error}"), report::DID_NOT_HOLD),
+    }
+}
+
+/// A receiver and a sender as processes on this host.
+fn alone(arguments: &Arguments) -> Result<(), String> {
+    let peers = processes::free_addresses(2)?;
+    let protocol = arguments.protocol.to_possible_value().expect("none is hidden");
+    let start = |rank: u16| {
+        let words = format!(
+            "kernel-peer --child --peers - --rank {rank} --protocol {} --message-bytes {} --seconds {}",
+            protocol.get_name(),
+            arguments.message_bytes,
+            arguments.seconds
+        );
+        let words: Vec<String> = words.split(' ').map(Into::into).collect();
+        processes::Peer::start(&words, &peers)
+    };
+    let receiver = start(0)?;
+    // Datagrams that come before it listens would count as lost.
+    std::thread::park_timeout(Duration::from_millis(200));
+    let sender = start(1)?;
+    let report = Together {
+        protocol: protocol.get_name().into(),
+        message_bytes: arguments.message_bytes,
+        seconds: arguments.seconds,
+        sent: read(&sender.output()?)?,
+        received: read(&receiver.output()?)?,
+    };
+    if arguments.json {
+        report::print_json(&report);
+        return Ok(());
+    }
+    report::say(&format!(
+        "{}, messages of {} bytes: {:.1} Mb/s, {} of {} arrived\n",
+        report.protocol,
+        report.message_bytes,
+        report.received.goodput_mbps.iter().sum::<f64>(),
+        report.received.messages,
+        report.sent.messages
+    ));
+    Ok(())
+}
+
+fn read<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_str(text).map_err(|_| "a process of this run printed no report".into())
+}
+
+fn is_input(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(
+        error.kind(),
+        ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable | ErrorKind::ConnectionRefused
+    )
+}
+
+#[expect(clippy::disallowed_methods, reason = "measures the machine's own network")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn send(arguments: &Arguments, to: SocketAddr) -> std::io::Result<()> {
+    let message = vec![0; arguments.message_bytes as usize];
+    let local: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
+    let mut transmit: Box<dyn FnMut() -> std::io::Result<()>> = match arguments.protocol {
+        Protocol::Udp => {
+            let socket = UdpSocket::bind((local, 0))?;
+            socket.connect(to)?;
+            Box::new(move || socket.send(&message).map(drop))
+        }
+        Protocol::Tcp => {
+            let mut stream = connect(to)?;
+            Box::new(move || stream.write_all(&message))
+        }
+    };
+    let measured = Duration::from_secs(arguments.seconds.into());
+    let end = now() + WARM_UP * 2 + measured;
+    let mut messages = 0;
+    while now() < end {
+        match transmit() {
+            Ok(()) => messages += 1,
+            // The receiver has seen enough.
+            Err(_) if messages > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    report::print_json(&Sent { messages });
+    Ok(())
+}
+
+/// A connection to a receiver that may not be there yet.
+fn connect(to: SocketAddr) -> std::io::Result<TcpStream> {
+    let end = now() + PATIENCE;
+    loop {
+        match TcpStream::connect_timeout(&to, PATIENCE) {
+            Err(error) if is_input(&error) && now() < end => {
+                std::thread::park_timeout(Duration::from_millis(20));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Bytes from one sender.
+type Arrival = (SocketAddr, usize);
+
+fn receive(arguments: &Arguments, bind: SocketAddr, senders: usize) -> std::io::Result<()> {
+    let (arrived, arrivals) = mpsc::channel();
+    match arguments.protocol {
+        Protocol::Udp => {
+            let socket = UdpSocket::bind(bind)?;
+            let mut buffer = vec![0; 65_536];
+            std::thread::spawn(move || {
+                while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                    if arrived.send((from, length)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        Protocol::Tcp => {
+            let listener = TcpListener::bind(bind)?;
+            std::thread::spawn(move || {
+                for (stream, from) in (0..senders).map_while(|_| listener.accept().ok()) {
+                    let arrived = arrived.clone();
+                    std::thread::spawn(move || take(stream, from, &arrived));
+                }
+            });
+        }
+    }
+    report::print_json(&count(arguments, &arrivals, senders));
+    Ok(())
+}
+
+fn take(mut stream: TcpStream, from: SocketAddr, arrived: &mpsc::Sender<Arrival>) {
+    let mut buffer = vec![0; 65_536];
+    while let Ok(length @ 1..) = stream.read(&mut buffer) {
+        if arrived.send((from, length)).is_err() {
+            break;
+        }
+    }
+}
+
+fn count(arguments: &Arguments, arrivals: &mpsc::Receiver<Arrival>, senders: usize) -> Received {
+    let mut bytes: BTreeMap<SocketAddr, u64> = BTreeMap::new();
+    let mut total = 0;
+    let mut begin = None;
+    let mut patience = PATIENCE;
+    let measured = Duration::from_secs(arguments.seconds.into());
+    while let Ok((from, length)) = arrivals.recv_timeout(patience) {
+        patience = SILENCE;
+        let now = now();
+        let begin = *begin.get_or_insert(now + WARM_UP);
+        total += length as u64;
+        if now >= begin && now < begin + measured {
+            *bytes.entry(from).or_default() += length as u64;
+        }
+    }
+    let mut goodput_mbps: Vec<f64> =
+        bytes.values().map(|b| *b as f64 * 8.0 / 1e6 / measured.as_secs_f64()).collect();
+    goodput_mbps.resize(senders.max(goodput_mbps.len()), 0.0);
+    Received { messages: total / u64::from(arguments.message_bytes), goodput_mbps }
+}

@@ -1,0 +1,93 @@
+//! Measures what the family does and what it costs: `lab QUESTION`, one question a module.
+
+mod anchors;
+mod cache;
+mod collectives;
+mod detector;
+mod figures;
+mod fleet;
+mod handlers;
+mod kernel_peer;
+mod lam_table;
+mod limiter;
+mod loopback;
+#[cfg(target_os = "linux")]
+mod nicd;
+mod peers;
+mod pingpong;
+mod plan;
+mod preempt;
+mod quorum;
+mod relay;
+mod service;
+mod transfer;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use midplane_benches::{daemons, handler, incast, messages, nas_rank, solver, stream};
+use midplane_kit::{claims, command_line, gantt, plot, processes, ranks, report};
+
+/// Measures what Midplane does and what it costs.
+///
+/// Each question prints a table, or one JSON document with --json. Exit code: 0 all rows hold; 1 one failed; 2 bad
+/// input; 3 the machine was too busy for a claim.
+#[derive(Debug, Parser)]
+#[command(name = "lab", version, arg_required_else_help = true)]
+struct Lab {
+    #[command(subcommand)]
+    question: Question,
+}
+
+#[derive(Debug, Subcommand)]
+enum Question {
+    Anchors(anchors::Arguments),
+    Cache(cache::Arguments),
+    Collectives(collectives::Arguments),
+    Detector(detector::Arguments),
+    Figures(figures::Arguments),
+    Handlers(handlers::Arguments),
+    KernelPeer(kernel_peer::Arguments),
+    Limiter(limiter::Arguments),
+    Loopback(loopback::Arguments),
+    #[cfg(target_os = "linux")]
+    Nicd(nicd::Arguments),
+    Peers(peers::Arguments),
+    Pingpong(pingpong::Arguments),
+    Plan(plan::Arguments),
+    Preempt(preempt::Arguments),
+    Quorum(quorum::Arguments),
+    Service(service::Arguments),
+    Transfer(transfer::Arguments),
+}
+
+fn main() -> ExitCode {
+    // A daemon, a front end or a rank that a question has started.
+    if preempt::parts::play_part() {
+        return ExitCode::SUCCESS;
+    }
+    let lab = match command_line::parse::<Lab>(std::env::args_os()) {
+        Ok(lab) => lab,
+        Err(code) => return code,
+    };
+    match lab.question {
+        Question::Anchors(arguments) => anchors::main(arguments),
+        Question::Cache(arguments) => cache::main(arguments),
+        Question::Collectives(arguments) => collectives::main(arguments),
+        Question::Detector(arguments) => detector::main(arguments),
+        Question::Figures(arguments) => figures::main(arguments),
+        Question::Handlers(arguments) => handlers::main(arguments),
+        Question::KernelPeer(arguments) => kernel_peer::main(arguments),
+        Question::Limiter(arguments) => limiter::main(arguments),
+        Question::Loopback(arguments) => loopback::main(arguments),
+        #[cfg(target_os = "linux")]
+        Question::Nicd(arguments) => nicd::main(arguments),
+        Question::Peers(arguments) => peers::main(arguments),
+        Question::Pingpong(arguments) => pingpong::main(arguments),
+        Question::Plan(arguments) => plan::main(arguments),
+        Question::Preempt(arguments) => preempt::main(arguments),
+        Question::Quorum(arguments) => quorum::main(arguments),
+        Question::Service(arguments) => service::main(arguments),
+        Question::Transfer(arguments) => transfer::main(arguments),
+    }
+}

@@ -1,0 +1,147 @@
+//! Which process this is, and the one that starts all others.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use midplane::simhw::launch::Place;
+use serde::Serialize;
+
+use crate::nicd::arguments::{Arguments, Fabric};
+use crate::nicd::client::{self, Figures, PATIENCE};
+use crate::nicd::daemon;
+use crate::processes::{self, Peer};
+use crate::{ranks, report};
+
+/// How long round trips are measured unless it is said.
+const MILLISECONDS: u64 = 500;
+
+/// One row of the report.
+#[derive(Debug, Serialize)]
+struct Run {
+    fabric: Fabric,
+    bytes: u16,
+    spin_us: u64,
+    #[serde(flatten)]
+    figures: Figures,
+}
+
+#[derive(Debug, Serialize)]
+struct Document {
+    runs: Vec<Run>,
+}
+
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    let checked = arguments.ranks.place().and_then(|place| {
+        arguments.check(place.is_some())?;
+        let peers = match &place {
+            Some(place) => addresses(place, arguments.fabric[0])?,
+            None => Vec::new(),
+        };
+        Ok((place, peers))
+    });
+    let (place, peers) = match checked {
+        Ok(checked) => checked,
+        Err(what) => return report::fail(&what, report::BAD_INPUT),
+    };
+    if arguments.child {
+        processes::end_with_parent();
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done =
+        runtime.map_err(|error| format!("starting a runtime: {error}")).and_then(|runtime| {
+            runtime.block_on(async {
+                match place {
+                    Some(place) => {
+                        let size = u16::try_from(place.size()).unwrap_or(u16::MAX);
+                        daemon::serve(&arguments, place.rank, size, peers).await
+                    }
+                    None if arguments.answers => {
+                        client::answer(&arguments.name, arguments.bytes.into()).await
+                    }
+                    None => show(&arguments).await,
+                }
+            })
+        });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => report::fail(&what, report::DID_NOT_HOLD),
+    }
+}
+
+/// Everybody's addresses; shared memory needs none.
+fn addresses(place: &Place, fabric: Fabric) -> Result<Vec<SocketAddr>, String> {
+    match fabric {
+        Fabric::Shm => Ok(Vec::new()),
+        Fabric::Udp => ranks::addresses(place, PATIENCE),
+    }
+}
+
+/// Runs daemons and clients on every fabric, and reports.
+async fn show(arguments: &Arguments) -> Result<(), String> {
+    let bar = ProgressBar::new(arguments.fabric.len() as u64);
+    let mut runs = Vec::new();
+    for fabric in &arguments.fabric {
+        let figures = tokio::select! {
+            figures = contest(arguments, *fabric) => figures?,
+            _ = tokio::signal::ctrl_c() => return Err("stopped".into()),
+        };
+        let (bytes, spin_us) = (arguments.bytes, arguments.spin_us);
+        runs.push(Run { fabric: *fabric, bytes, spin_us, figures });
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if arguments.json {
+        report::print_json(&Document { runs });
+        return Ok(());
+    }
+    report::say(&table(&runs));
+    Ok(())
+}
+
+/// Two daemons, two clients.
+async fn contest(arguments: &Arguments, fabric: Fabric) -> Result<Figures, String> {
+    let peers = processes::free_addresses(2)?;
+    let name = format!("{}-{}-{fabric}", arguments.name, std::process::id());
+    let daemon = |rank| {
+        let role = [rank, "--size=2", "--peers=-"];
+        Peer::start(&arguments.for_child(fabric, &name, &role), &peers)
+    };
+    let mut daemons = [daemon("--rank=0")?, daemon("--rank=1")?];
+    let answering = arguments.for_child(fabric, &name, &["--answers"]);
+    let mut other = Peer::start(&answering, &[])?;
+    let time = Duration::from_millis(arguments.milliseconds.unwrap_or(MILLISECONDS));
+    let done = client::ask(&name, arguments.bytes.into(), time).await;
+    done.map_err(|what| {
+        // Whoever ended knows better why than who misses it.
+        let complaint = daemons.iter_mut().chain([&mut other]).find_map(Peer::complaint);
+        complaint.unwrap_or(what)
+    })
+}
+
+fn table(runs: &[Run]) -> String {
+    let mut text = format!(
+        "Two processes without a NIC, each the client of a daemon that has one; {} bytes a message\n\n",
+        runs.first().map_or(0, |run| run.bytes)
+    );
+    text += &format!(
+        "{:<8}{:>14}{:>10}{:>22}{:>20}{:>16}\n",
+        "fabric", "round trip us", "p99 us", "sent while stopped", "found afterwards", "killed, ms"
+    );
+    for Run { fabric, figures, .. } in runs {
+        text += &format!(
+            "{:<8}{:>14.1}{:>10.1}{:>15} in {:.1} ms{:>17}{:>16.1}\n",
+            fabric.to_string(),
+            figures.median_us,
+            figures.p99_us,
+            figures.to_stopped,
+            figures.to_stopped_us / 1e3,
+            figures.found,
+            figures.killed_us / 1e3,
+        );
+    }
+    text += "\nSent while stopped: messages that lay in the memory of a process that stood still, and were\n\
+             acknowledged by its daemon's NIC. Killed: until its peer was told that it is gone.\n";
+    text
+}

@@ -1,0 +1,144 @@
+//! All comparisons with other systems, one after another, as one table of Markdown.
+//!
+//! ```text
+//! cargo run --release --example peers > peers.md
+//! ```
+//!
+//! Each is an example of its own, which this one builds where it has to and runs with `--json`. Systems that are
+//! not on this machine are named and skipped.
+
+mod comparisons;
+mod machine;
+
+use crate::report;
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::Parser;
+use comparisons::{COMPARISONS, Comparison, Row};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use serde_json::Value;
+
+/// Runs every comparison with another system and writes a table: machine, versions, date, and what came of it.
+///
+/// A ratio above 1 is ours ahead. Numbers are this machine's, at this hour: run it on an idle one.
+#[derive(Debug, Parser)]
+#[command(
+    name = "peers",
+    after_help = "Exit code: 0 all comparisons ran, whoever is ahead; 1 one could not be run; 2 bad input.\n\n\
+                  Takes two minutes; build the example cluster before; --brief measures for moments only, to see that it works."
+)]
+pub(crate) struct Arguments {
+    /// Only comparisons whose name contains this
+    #[arg(long, value_name = "NAME", default_value = "")]
+    only: String,
+    /// Measures for moments
+    #[arg(long)]
+    brief: bool,
+    /// Prints one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Document {
+    machine: machine::Machine,
+    rows: Vec<Row>,
+    skipped: Vec<String>,
+}
+
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    let asked: Vec<&Comparison> =
+        COMPARISONS.iter().filter(|one| one.name.contains(&arguments.only)).collect();
+    if asked.is_empty() {
+        let names: Vec<&str> = COMPARISONS.iter().map(|one| one.name).collect();
+        let what = format!("--only {}: there are {}", arguments.only, names.join(", "));
+        return report::fail(&what, report::BAD_INPUT);
+    }
+    let bar = ProgressBar::new(asked.len() as u64);
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}").expect("a constant"));
+    let (mut rows, mut skipped, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    for comparison in asked {
+        bar.set_message(comparison.name);
+        match run(comparison, arguments.brief) {
+            Ok(document) => {
+                let found = (comparison.read)(comparison, &document);
+                let is_whole = |row: &Row| row.ours.is_some() && row.theirs.is_some();
+                if let Some(row) = found.iter().find(|row| !is_whole(row)) {
+                    failed.push(format!("{}: {} has no number", comparison.name, row.what));
+                }
+                rows.extend(found);
+                skipped.extend(comparisons::skipped(&document));
+            }
+            Err(why) => failed.push(format!("{}: {why}", comparison.name)),
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    skipped.extend(comparisons::absent());
+    let document = Document { machine: machine::describe(), rows, skipped };
+    if arguments.json {
+        report::print_json(&document);
+    } else {
+        report::say(&markdown(&document));
+    }
+    match &failed[..] {
+        [] => ExitCode::SUCCESS,
+        _ => report::fail(&failed.join("; "), report::DID_NOT_HOLD),
+    }
+}
+
+/// Runs a program that measures; returns its report.
+fn run(comparison: &Comparison, brief: bool) -> Result<Value, String> {
+    let mut program = program(comparison.program)?;
+    let words = if brief { comparison.brief } else { comparison.words };
+    let done = program
+        .args(words.split_whitespace())
+        .arg("--json")
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| error.to_string())?;
+    // A report with a claim that failed is a report.
+    serde_json::from_slice(&done.stdout)
+        .map_err(|_| format!("{} printed no report", comparison.program))
+}
+
+/// Returns the command of a question, or of the example `cluster`, which cargo puts into a folder beside this program.
+fn program(name: &str) -> Result<Command, String> {
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    if name != "cluster" {
+        let mut command = Command::new(own);
+        command.arg(name);
+        return Ok(command);
+    }
+    let program =
+        own.with_file_name("examples").join(name).with_extension(std::env::consts::EXE_EXTENSION);
+    if !program.is_file() {
+        return Err(format!(
+            "{} is missing: cargo build --release --example {name}",
+            program.display()
+        ));
+    }
+    Ok(Command::new(program))
+}
+
+fn markdown(document: &Document) -> String {
+    let mut text = document.machine.markdown();
+    text += "\n| comparison | what | unit | ours | peer | theirs | ratio |\n|---|---|---|---|---|---|---|\n";
+    for Row { comparison, what, unit, ours, peer, theirs, ratio } in &document.rows {
+        let number = |value: Option<f64>| match value {
+            Some(value) if value.abs() < 10.0 => format!("{value:.2}"),
+            Some(value) => format!("{value:.0}"),
+            None => "-".into(),
+        };
+        let (ours, theirs, ratio) = (number(*ours), number(*theirs), number(*ratio));
+        text +=
+            &format!("| {comparison} | {what} | {unit} | {ours} | {peer} | {theirs} | {ratio} |\n");
+    }
+    if !document.skipped.is_empty() {
+        text += "\nSkipped:\n\n";
+        document.skipped.iter().for_each(|what| text += &format!("- {what}\n"));
+    }
+    text
+}

@@ -1,0 +1,373 @@
+//! The command line, and who is measured.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+
+use crate::lam_table::Column;
+use crate::processes;
+use clap::{Parser, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  pingpong                                     every layer over shared memory, beside the kernel
+  pingpong --layer message --wait poll         messages alone, both processes spinning
+  pingpong --fabric udp --peer tcp --sizes 64,4096,65536
+  pingpong --wait poll --layer vi,message --peer ucx,openmpi,libfabric,iceoryx2   beside others
+  pingpong --fabric udp --between 10.0.0.1,10.0.0.2 --launch 'ssh other'   two hosts
+  pingpong --fabric sim                        Table 1 of the LAM/VIA paper, in virtual time
+  pingpong --json --plot pingpong.svg
+
+One way is half a round trip: the median over batches of round trips, and over the rounds. Messages lie
+where their layer sends them from, the kernel's in a buffer, those of raw and vi in registered memory; the
+receiver reads every byte. Layers: raw is the unit's message service, vi bare Virtual Interfaces, direct the
+same with their data past the NIC, write the same with writes to the other end's memory, message MPI's
+point-to-point with tags over vi, lanes the same over shared memory alone, past the NIC. With --wait poll both processes look without pause and want a core each.
+Other libraries are measured by programs that their packages install; one that is missing is skipped.
+In sim the layers are columns of the paper's Table 1, and the last two columns of the report what the
+paper has and how far that is; local is its column of VIA on one host.
+
+Exit code: 0 it ran; 1 a process was lost, or a published figure missed by more than 10 %; 2 bad input.";
+
+/// Where the two processes meet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Fabric {
+    /// Shared memory.
+    Shm,
+    /// UDP over loopback.
+    Udp,
+    /// The LAM/VIA paper's cluster, in virtual time.
+    Sim,
+}
+
+/// What carries the messages.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Layer {
+    /// The unit's message service.
+    Raw,
+    /// Virtual Interfaces.
+    Vi,
+    /// Virtual Interfaces whose data goes past the NIC.
+    Direct,
+    /// Writes to the other end's memory over such interfaces.
+    Write,
+    /// Messages with tags over Virtual Interfaces.
+    Message,
+    /// Messages with tags over lanes of shared memory, past the NIC.
+    Lanes,
+}
+
+/// How long messages come into registered memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Registration {
+    /// In parts, through an area that is registered for all of them.
+    #[value(alias = "copy")]
+    Copied,
+    /// In one piece, into memory that is registered when it is needed, and kept.
+    #[value(alias = "on-the-fly")]
+    Cached,
+    /// In one piece, into memory that is registered from the start.
+    #[value(alias = "ahead")]
+    Registered,
+}
+
+/// How a process waits.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Wait {
+    /// Looks without pause.
+    Poll,
+    /// Awaits.
+    Await,
+    /// Blocks its thread.
+    Block,
+}
+
+/// Who else is measured, in the same run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub(crate) enum Kernel {
+    /// tokio's TCP over loopback.
+    Tcp,
+    /// tokio's Unix sockets.
+    Unix,
+    /// tokio's UDP over loopback.
+    Udp,
+    /// UCX over shared memory, by its `ucx_perftest`.
+    Ucx,
+    /// libfabric over shared memory, by its `fi_pingpong`.
+    Libfabric,
+    /// Open MPI over shared memory, a program for its `mpicc` and `mpirun`.
+    Openmpi,
+    /// iceoryx2, by the program in `benches/iceoryx2`.
+    Iceoryx2,
+}
+
+impl Kernel {
+    /// Whether a program of others measures it.
+    pub(crate) const fn is_library(self) -> bool {
+        matches!(self, Self::Ucx | Self::Libfabric | Self::Openmpi | Self::Iceoryx2)
+    }
+}
+
+macro_rules! display {
+    ($($name:ty),*) => {
+        $(impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.to_possible_value().expect("none is skipped").get_name())
+            }
+        })*
+    };
+}
+display!(Fabric, Layer, Registration, Wait, Kernel);
+
+/// One contestant.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Contest {
+    Ours(Fabric, Layer, Wait, Registration),
+    Kernel(Kernel),
+    /// A column of the LAM/VIA paper's Table 1.
+    Simulated(Column),
+}
+
+impl Contest {
+    /// Whether messages may be lost that nobody sends again.
+    pub(crate) const fn may_lose(&self) -> bool {
+        matches!(self, Self::Kernel(Kernel::Udp) | Self::Ours(Fabric::Udp, Layer::Raw, ..))
+    }
+
+    pub(crate) fn name(&self) -> String {
+        let registration = self.registration().map_or(String::new(), |how| format!(" {how}"));
+        format!("{} {}{registration} {}", self.fabric(), self.layer(), self.wait())
+    }
+
+    pub(crate) fn fabric(&self) -> String {
+        match self {
+            Self::Ours(fabric, ..) => fabric.to_string(),
+            Self::Kernel(kernel) => kernel.to_string(),
+            Self::Simulated(_) => Fabric::Sim.to_string(),
+        }
+    }
+
+    pub(crate) fn layer(&self) -> String {
+        match self {
+            Self::Ours(_, layer, ..) => layer.to_string(),
+            Self::Kernel(kernel) if kernel.is_library() => "library".into(),
+            Self::Kernel(_) => "kernel".into(),
+            Self::Simulated(Column::Tcp) => "tcp".into(),
+            Self::Simulated(Column::Copied) => "copied".into(),
+            Self::Simulated(Column::Local) => "local".into(),
+        }
+    }
+
+    /// What there is to choose for messages alone.
+    pub(crate) fn registration(&self) -> Option<Registration> {
+        match self {
+            Self::Ours(_, Layer::Message, _, how) => Some(*how),
+            _ => None,
+        }
+    }
+
+    pub(crate) const fn wait(&self) -> Wait {
+        match self {
+            Self::Ours(_, _, wait, _) => *wait,
+            Self::Kernel(kernel) if kernel.is_library() => Wait::Poll,
+            Self::Kernel(_) | Self::Simulated(_) => Wait::Await,
+        }
+    }
+}
+
+/// One message there and one back: ours beside the kernel's, in the same run.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "pingpong", version, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Where the two processes meet
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm")]
+    pub(crate) fabric: Vec<Fabric>,
+
+    /// What carries the messages; all of them, if not given
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) layer: Vec<Layer>,
+
+    /// How messages above 8 KiB come into registered memory
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "cached")]
+    pub(crate) registration: Vec<Registration>,
+
+    /// How the processes wait
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "poll,await")]
+    pub(crate) wait: Vec<Wait>,
+
+    /// Who else is measured; tcp,unix unless given, and nobody beside sim alone
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) peer: Vec<Kernel>,
+
+    /// Bytes of a message, each from 1 to 1048576; 8,64,1024,4096,16384,65536 unless given, for sim alone
+    /// those of the paper
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) sizes: Vec<usize>,
+
+    /// Rounds, in each of which everything is measured once, from 1 to 100
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+
+    /// Milliseconds of each measurement, about, from 10 to 10000
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(10..=10_000))]
+    pub(crate) milliseconds: u32,
+
+    /// Addresses of this host and of another one, which --launch starts programs on; --fabric udp
+    #[arg(
+        long,
+        value_name = "OWN,OTHER",
+        value_delimiter = ',',
+        num_args = 1,
+        requires = "launch"
+    )]
+    pub(crate) between: Vec<IpAddr>,
+
+    /// What starts a program on the other host, where this one has the same path: "ssh other", "ip netns exec other"
+    #[arg(long, value_name = "COMMAND", requires = "between")]
+    pub(crate) launch: Option<String>,
+
+    /// Prints one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draws latency and bandwidth over size
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+
+    /// Where the other process waits: the second process of a run is started with it
+    #[arg(long, hide = true)]
+    pub(crate) child: Option<String>,
+}
+
+/// Most bytes of a message.
+pub(crate) const MAX_BYTES: usize = 1 << 20;
+
+impl Arguments {
+    /// Puts in what was not given.
+    pub(crate) fn fill(&mut self) {
+        let only_sim = self.fabric.iter().all(|fabric| *fabric == Fabric::Sim);
+        if self.peer.is_empty() && !only_sim {
+            self.peer = match self.between.is_empty() {
+                true => vec![Kernel::Tcp, Kernel::Unix],
+                false => vec![Kernel::Tcp],
+            };
+        }
+        if self.sizes.is_empty() {
+            self.sizes = match only_sim {
+                true => (0..16).map(|power| 1 << power).collect(),
+                false => vec![8, 64, 1024, 4096, 16_384, 65_536],
+            };
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
+        // Streams have no messages of nothing.
+        if let Some(bytes) = self.sizes.iter().find(|bytes| !(1..=MAX_BYTES).contains(*bytes)) {
+            return Err(format!("--sizes {bytes}: must be from 1 to {MAX_BYTES} bytes"));
+        }
+        let past_the_nic =
+            self.layer.iter().find(|l| matches!(l, Layer::Lanes | Layer::Direct | Layer::Write));
+        if let Some(layer) = past_the_nic
+            && self.fabric.iter().any(|fabric| *fabric != Fabric::Shm)
+        {
+            return Err(format!("--layer {layer}: only --fabric shm has lanes"));
+        }
+        self.check_hosts()
+    }
+
+    fn check_hosts(&self) -> Result<(), String> {
+        if self.between.is_empty() {
+            return Ok(());
+        }
+        let [own, other] = &self.between[..] else {
+            return Err("--between: takes two addresses, this host's and the other's".into());
+        };
+        if own == other || own.is_ipv4() != other.is_ipv4() {
+            return Err(format!(
+                "--between {own},{other}: two hosts have two addresses, of one family"
+            ));
+        }
+        if let Some(fabric) = self.fabric.iter().find(|fabric| **fabric != Fabric::Udp) {
+            return Err(format!(
+                "--fabric {fabric}: two hosts have only udp between them; add --fabric udp"
+            ));
+        }
+        let reaches = |peer: &&Kernel| !matches!(peer, Kernel::Tcp | Kernel::Udp);
+        if let Some(peer) = self.peer.iter().find(reaches) {
+            return Err(format!(
+                "--peer {peer}: is for one host; between two there are tcp and udp"
+            ));
+        }
+        processes::free_at(*own, 1).map_err(|what| format!("--between {own}: {what}"))?;
+        let launcher = self.launcher();
+        let first = launcher.first().ok_or("--launch: names no program")?;
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        // An absolute path stays what it is.
+        if !std::env::split_paths(&folders).any(|folder| folder.join(first).is_file()) {
+            return Err(format!("--launch {first}: there is no such program"));
+        }
+        Ok(())
+    }
+
+    /// This host's address.
+    pub(crate) fn own_address(&self) -> IpAddr {
+        self.between.first().copied().unwrap_or_else(|| Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// What starts the other process, before its own name.
+    pub(crate) fn launcher(&self) -> Vec<String> {
+        let words = self.launch.iter().flat_map(|command| command.split_whitespace());
+        words.map(str::to_owned).collect()
+    }
+
+    pub(crate) fn contests(&self) -> Vec<Contest> {
+        let all =
+            [Layer::Raw, Layer::Vi, Layer::Message, Layer::Direct, Layer::Write, Layer::Lanes];
+        let mut contests = Vec::new();
+        for fabric in &self.fabric {
+            if *fabric == Fabric::Sim {
+                contests.extend(Column::ALL.map(Contest::Simulated));
+                continue;
+            }
+            // Only processes of one host have lanes.
+            let those = if *fabric == Fabric::Shm { &all[..] } else { &all[..3] };
+            let layers = if self.layer.is_empty() { those } else { &self.layer[..] };
+            for wait in &self.wait {
+                for layer in layers {
+                    let all = &self.registration[..];
+                    let hows = if *layer == Layer::Message { all } else { &all[..1] };
+                    let ours = |how: &Registration| Contest::Ours(*fabric, *layer, *wait, *how);
+                    contests.extend(hows.iter().map(ours));
+                }
+            }
+        }
+        contests.extend(self.peer.iter().copied().map(Contest::Kernel));
+        contests
+    }
+
+    /// The command line of a second process that answers one contestant.
+    pub(crate) fn for_child(&self, contest: &Contest, place: &str) -> Vec<String> {
+        let sizes: Vec<String> = self.sizes.iter().map(usize::to_string).collect();
+        let mut words = vec![
+            "pingpong".into(),
+            format!("--child={place}"),
+            format!("--sizes={}", sizes.join(",")),
+            format!("--milliseconds={}", self.milliseconds),
+        ];
+        match contest {
+            Contest::Ours(fabric, layer, wait, how) => words.extend([
+                format!("--fabric={fabric}"),
+                format!("--registration={how}"),
+                format!("--layer={layer}"),
+                format!("--wait={wait}"),
+                "--peer=tcp".into(),
+            ]),
+            Contest::Kernel(kernel) => {
+                words.extend([format!("--peer={kernel}"), "--fabric=udp".into()]);
+                words.push("--wait=block".into());
+            }
+            Contest::Simulated(_) => unreachable!("it is one process"),
+        }
+        words
+    }
+}

@@ -1,0 +1,205 @@
+//! Two processes on a fabric, and the game between them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use midplane::nicvm::messages::{MESSAGES, Messages as Service};
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::link::LinkProfile;
+use midplane::simhw::shm::lanes::Lanes;
+use midplane::simhw::shm::{ShmConfig, ShmNic};
+use midplane::simhw::time::LineRate;
+use midplane::simhw::udp::{Coprocessor, UdpConfig, UdpNic};
+use midplane::via::VIA;
+use midplane::via::direct::Lane;
+use midplane::via::firmware::{Via, ViaConfig};
+use midplane::via::lanes::LaneCarrier;
+use midplane::via::message::engine::{DEFAULT_EAGER, SOCKET_EAGER};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::lam_table::{self, Column};
+use crate::pingpong::arguments::{Arguments, Contest, Fabric, Layer, Registration, Wait};
+use crate::pingpong::baseline::{self, Game};
+use crate::pingpong::layers::{Interface, Messages, Raw, interfaces};
+use crate::pingpong::libraries;
+use crate::pingpong::measure::{self, Figures, Side};
+use crate::pingpong::writes::Writes;
+use crate::processes::{self, Peer};
+
+/// Longest packet of a lane, and longest message that leaves whole there.
+const LANE_MTU: usize = 16 << 10;
+
+fn runtime(wait: Wait) -> Result<Runtime, String> {
+    let built = match wait {
+        // Whoever blocks its thread needs another one for the NIC.
+        Wait::Block => Builder::new_multi_thread().worker_threads(1).enable_all().build(),
+        Wait::Poll | Wait::Await => Builder::new_current_thread().enable_all().build(),
+    };
+    built.map_err(|error| format!("no runtime: {error}"))
+}
+
+/// Measures.
+struct Asks<'a>(&'a Arguments);
+
+impl Game for Asks<'_> {
+    type Result = Vec<Figures>;
+    async fn play(self, side: &mut impl Side) -> Result<Vec<Figures>, String> {
+        measure::ask(side, &self.0.sizes, self.0.milliseconds).await
+    }
+}
+
+/// Answers.
+struct Answers<'a>(&'a Arguments);
+
+impl Game for Answers<'_> {
+    type Result = ();
+    async fn play(self, side: &mut impl Side) -> Result<(), String> {
+        measure::answer(side, &self.0.sizes, self.0.milliseconds).await
+    }
+}
+
+/// The first process: starts the second one, and measures.
+pub(crate) fn ask(arguments: &Arguments, contest: &Contest) -> Result<Vec<Figures>, String> {
+    let launcher = arguments.launcher();
+    let start = |place: &str| Peer::launch(&launcher, &arguments.for_child(contest, place), &[]);
+    match contest {
+        Contest::Simulated(column) => {
+            arguments.sizes.iter().map(|bytes| simulated(*column, *bytes)).collect()
+        }
+        Contest::Kernel(library) if library.is_library() => {
+            libraries::ask(*library, &arguments.sizes, arguments.milliseconds)
+        }
+        Contest::Kernel(kernel) => runtime(Wait::Await)?.block_on(async {
+            let tell = |place: String| start(&format!("kernel={place}"));
+            baseline::wait(*kernel, arguments.own_address(), tell, Asks(arguments)).await
+        }),
+        Contest::Ours(fabric, layer, wait, how) => {
+            let place = match fabric {
+                Fabric::Shm => format!("midplane-pingpong-{}", std::process::id()),
+                Fabric::Udp => addresses(arguments)?,
+                Fabric::Sim => unreachable!("its columns are contests of their own"),
+            };
+            let mut child = start(&place)?;
+            let (game, most) = (Asks(arguments), most(arguments));
+            let part = ours((*fabric, *layer, *wait, *how), &place, 0, most, game);
+            runtime(*wait)?.block_on(child.beside(part))
+        }
+    }
+}
+
+/// Where both NICs are, on one host or on two.
+fn addresses(arguments: &Arguments) -> Result<String, String> {
+    let own = processes::free_at(arguments.own_address(), 2)?;
+    Ok(match arguments.between.get(1) {
+        None => format!("{},{}", own[0], own[1]),
+        // Which ports are free there is not known here.
+        Some(other) => format!("{},{}", own[0], SocketAddr::new(*other, own[0].port())),
+    })
+}
+
+fn simulated(column: Column, bytes: usize) -> Result<Figures, String> {
+    let median_us = lam_table::one_way_us(column, bytes)?;
+    Ok(Figures { median_us, p99_us: median_us, gb_per_s: bytes as f64 / median_us / 1e3 })
+}
+
+/// The second process.
+pub(crate) fn answer(arguments: &Arguments, place: &str) -> Result<(), String> {
+    if let Some(place) = place.strip_prefix("kernel=") {
+        let kernel = arguments.peer[0];
+        return runtime(Wait::Await)?.block_on(baseline::go(kernel, place, Answers(arguments)));
+    }
+    let (fabric, layer, wait) = (arguments.fabric[0], arguments.layer[0], arguments.wait[0]);
+    let (how, game) = (arguments.registration[0], Answers(arguments));
+    runtime(wait)?.block_on(ours((fabric, layer, wait, how), place, 1, most(arguments), game))
+}
+
+fn most(arguments: &Arguments) -> usize {
+    arguments.sizes.iter().copied().max().unwrap_or(0)
+}
+
+fn unit() -> Result<Unit, String> {
+    let mut unit = Unit::default();
+    unit.install(MESSAGES, Service::new()).map_err(|error| error.to_string())?;
+    unit.install(VIA, Via::new(ViaConfig::default())).map_err(|error| error.to_string())?;
+    Ok(unit)
+}
+
+async fn ours<G: Game>(
+    (fabric, layer, wait, how): (Fabric, Layer, Wait, Registration),
+    place: &str,
+    node: u16,
+    most: usize,
+    game: G,
+) -> Result<G::Result, String> {
+    match fabric {
+        Fabric::Shm if layer == Layer::Lanes => {
+            let config = ShmConfig::new(place, NodeId(node), 2).mtu(LANE_MTU);
+            let carrier = LaneCarrier::open(&config).map_err(|error| error.to_string())?;
+            game.play(&mut Messages::new(carrier, most, wait, LANE_MTU)?).await
+        }
+        Fabric::Shm => {
+            let config = ShmConfig::new(place, NodeId(node), 2);
+            let nic = ShmNic::start(config, unit()?).map_err(|error| error.to_string())?;
+            let met = tokio::time::timeout(Duration::from_secs(10), nic.meet()).await;
+            met.map_err(|_| "the other process did not come up in 10 s")?;
+            let (host, peer) = (nic.host(), NodeId(1 - node));
+            let lane = || {
+                let lanes = ShmConfig::new(format!("{place}-lanes"), NodeId(node), 2);
+                let lanes = Lanes::open(&lanes.mtu(LANE_MTU)).map_err(|error| error.to_string())?;
+                Ok::<_, String>(Box::new(lanes) as Box<dyn Lane>)
+            };
+            let result = match layer {
+                Layer::Direct => {
+                    let side = Interface::new(&host, peer, most, wait, Some(lane()?));
+                    game.play(&mut side.await?).await
+                }
+                Layer::Write => {
+                    game.play(&mut Writes::new(&host, peer, most, wait, lane()?).await?).await
+                }
+                _ => play(&host, peer, (fabric, layer, wait, how), most, game).await,
+            };
+            nic.shutdown().await;
+            result
+        }
+        Fabric::Udp => {
+            let addresses: Result<Vec<SocketAddr>, _> = place.split(',').map(str::parse).collect();
+            let addresses = addresses.map_err(|error| format!("--child {place}: {error}"))?;
+            // Faster than any loopback: nothing is paced.
+            let line = LinkProfile::plain(LineRate::mbps(400_000), Duration::ZERO);
+            // As over shared memory, who rings and who looks runs the NIC.
+            let config = UdpConfig::new(NodeId(node), addresses).line(line);
+            let config = config.coprocessor(Coprocessor::Task);
+            let nic = UdpNic::start(config, unit()?).map_err(|error| error.to_string())?;
+            play(&nic.host(), NodeId(1 - node), (fabric, layer, wait, how), most, game).await
+        }
+        Fabric::Sim => unreachable!("its columns are contests of their own"),
+    }
+}
+
+async fn play<G: Game>(
+    host: &impl Host,
+    peer: NodeId,
+    (fabric, layer, wait, how): (Fabric, Layer, Wait, Registration),
+    most: usize,
+    game: G,
+) -> Result<G::Result, String> {
+    match layer {
+        Layer::Raw => {
+            let mut side = Raw::new(host, peer, most, wait)?;
+            // Buffers must be lent before anybody sends: the other process is coming up.
+            host.sleep_until(host.now() + Duration::from_millis(300)).await;
+            game.play(&mut side).await
+        }
+        Layer::Vi => game.play(&mut Interface::new(host, peer, most, wait, None).await?).await,
+        Layer::Message => {
+            let eager = if fabric == Fabric::Udp { SOCKET_EAGER } else { DEFAULT_EAGER };
+            let carrier = interfaces(host, how, eager).await?;
+            game.play(&mut Messages::new(carrier, most, wait, eager)?).await
+        }
+        Layer::Lanes | Layer::Direct | Layer::Write => {
+            unreachable!("over shared memory alone, which is checked")
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! Our layers, each as one side of a connection.
+
+use std::future::Future;
+use std::time::Duration;
+
+use bytes::Bytes;
+use midplane::nicvm::messages;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::port::{Port, PortOptions, Status};
+use midplane::simhw::region::Region;
+use midplane::via::attributes::{Address, Reliability, ViAttributes};
+use midplane::via::descriptor::{Completed, Descriptor};
+use midplane::via::direct::Lane;
+use midplane::via::memory::{Memory, MemoryOptions};
+use midplane::via::message::carrier::Carrier;
+use midplane::via::message::communicator::{Communicator, block_on};
+use midplane::via::message::engine::{Config, Engine};
+use midplane::via::message::envelope::{Peer, Tag};
+use midplane::via::message::group::{Rank, Scope};
+use midplane::via::message::process::{Parker, Process};
+use midplane::via::message::progression::{Progression as _, Wait as Advance};
+use midplane::via::message::request::{Load, Mode};
+use midplane::via::nic::{Nic, ViId, WorkQueue};
+use midplane::via::rdma::{self, RdmaCarrier, RdmaConfig};
+
+use crate::pingpong::arguments::{MAX_BYTES, Registration, Wait};
+use crate::pingpong::measure::{Side, WINDOW, WORD};
+
+/// Receives that are kept posted.
+pub(crate) const RECEIVES: usize = 2 * WINDOW;
+
+/// Bytes from one buffer to the next, each for `most` bytes: an odd number of cache lines, for those a power of
+/// two apart would all want the same few places in the cache.
+pub(crate) const fn stride(most: usize) -> usize {
+    const LINE: usize = 64;
+    most.next_multiple_of(2 * LINE) + LINE
+}
+
+pub(crate) fn failed(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Awaits, or blocks the thread.
+async fn rest<T>(wait: Wait, future: impl Future<Output = T>) -> T {
+    match wait {
+        Wait::Block => block_on(future),
+        Wait::Await | Wait::Poll => future.await,
+    }
+}
+
+/// Looks in vain after which whoever polls lets others have its core, some 15 us: where processes are
+/// more than cores, the one that it waits for may be among them.
+const LOOKS: u32 = 256;
+
+/// Bytes that a receiver reads of a message at a time: it looks at all of them where they lie, and keeps none.
+pub(crate) const GLANCE: usize = 4096;
+
+/// Reads every byte of a message that lies in registered memory.
+pub(crate) fn read_all(
+    scratch: &mut [u8],
+    bytes: usize,
+    read: impl Fn(usize, &mut [u8]) -> Result<(), midplane::simhw::region::RegionError>,
+) -> Result<(), String> {
+    for at in (0..bytes).step_by(GLANCE) {
+        read(at, &mut scratch[..GLANCE.min(bytes - at)]).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// How often somebody has looked in vain.
+#[derive(Debug, Default)]
+struct Looks(u32);
+
+impl Looks {
+    #[inline]
+    fn again(&mut self) {
+        self.0 += 1;
+        // No pause between looks: that takes longer than one.
+        if self.0.is_multiple_of(LOOKS) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// After this an unreliable message is lost.
+pub(crate) const LOST: Duration = Duration::from_secs(2);
+
+pub(crate) fn lost() -> String {
+    format!("a message was lost: none came for {LOST:?}, and this layer does not send again")
+}
+
+/// The unit's message service: buffers that are lent, messages that are sent.
+pub(crate) struct Raw {
+    port: Port,
+    node: NodeId,
+    wait: Wait,
+    receives: Region,
+    room: usize,
+    sends: Region,
+    arrived: Vec<(usize, usize)>,
+    /// The buffer that was read last: it is lent again once the answer is on its way.
+    spent: Option<usize>,
+    scratch: Vec<u8>,
+}
+
+/// Everybody's port of this example.
+const PORT: PortId = PortId(1);
+const SENT: u64 = u64::MAX;
+
+impl Raw {
+    pub(crate) fn new(
+        host: &impl Host,
+        node: NodeId,
+        most: usize,
+        wait: Wait,
+    ) -> Result<Self, String> {
+        let mut port = host.open_port_with(PortOptions::default().number(PORT)).map_err(failed)?;
+        let room = stride(most);
+        let receives = port.register(RECEIVES * room).map_err(failed)?;
+        let sends = port.register(room).map_err(failed)?;
+        sends.write(0, &vec![7; room]).map_err(failed)?;
+        let mut raw = Self {
+            port,
+            node,
+            wait,
+            receives,
+            room,
+            sends,
+            arrived: Vec::new(),
+            spent: None,
+            scratch: vec![0; GLANCE],
+        };
+        for slot in 0..RECEIVES {
+            raw.lend(slot)?;
+        }
+        Ok(raw)
+    }
+
+    fn lend(&mut self, slot: usize) -> Result<(), String> {
+        let range = self.receives.range(slot * self.room, self.room).expect("a slot of it");
+        self.port.submit(&messages::receive(range, slot as u64)).map_err(failed)
+    }
+}
+
+impl Side for Raw {
+    async fn send(&mut self, bytes: usize) -> Result<(), String> {
+        let range = self.sends.range(0, bytes).expect("it is that long");
+        let command = messages::send(self.node, PORT, range, SENT);
+        while self.port.submit(&command).is_err() {
+            let completion = self.port.completion().await.map_err(failed)?;
+            if completion.cookie != SENT {
+                self.arrived.insert(0, (completion.cookie as usize, completion.length as usize));
+            }
+        }
+        match self.spent.take() {
+            Some(slot) => self.lend(slot),
+            None => Ok(()),
+        }
+    }
+
+    async fn receive(&mut self, bytes: usize) -> Result<(), String> {
+        let mut looks = Looks::default();
+        let (slot, length) = loop {
+            if let Some(arrived) = self.arrived.pop() {
+                break arrived;
+            }
+            let completion = match self.wait {
+                Wait::Poll => loop {
+                    if let Some(completion) = self.port.poll() {
+                        break completion;
+                    }
+                    looks.again();
+                },
+                wait => {
+                    let next = tokio::time::timeout(LOST, self.port.completion());
+                    rest(wait, next).await.map_err(|_| lost())?.map_err(failed)?
+                }
+            };
+            if completion.status != Status::Done {
+                return Err(format!("a message ended as {:?}", completion.status));
+            }
+            if completion.cookie != SENT {
+                break (completion.cookie as usize, completion.length as usize);
+            }
+        };
+        if length != bytes {
+            return Err(format!("a message has {length} bytes, not {bytes}"));
+        }
+        let (receives, begin) = (&self.receives, slot * self.room);
+        read_all(&mut self.scratch, length, |at, out| receives.read(begin + at, out))?;
+        match self.spent.replace(slot) {
+            Some(before) => self.lend(before),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An interface, reliable; its data goes past the NIC where there is a lane, and the other end may write
+/// memory of this one if `rdma_write`.
+pub(crate) async fn interface(
+    host: &impl Host,
+    lane: Option<Box<dyn Lane>>,
+    rdma_write: bool,
+) -> Result<(Nic, ViId), String> {
+    let direct = lane.is_some();
+    let nic = match lane {
+        Some(lane) => Nic::open_with(host, PortOptions::default(), lane).await,
+        None => Nic::open(host, PortOptions::default()).await,
+    };
+    let mut nic = nic.map_err(failed)?;
+    let attributes = ViAttributes {
+        reliability: Reliability::ReliableDelivery,
+        max_transfer: MAX_BYTES as u32,
+        direct,
+        rdma_write,
+        ..ViAttributes::default()
+    };
+    let vi = nic.create_vi(attributes).await.map_err(failed)?;
+    Ok((nic, vi))
+}
+
+/// Connects it with that of the other node.
+pub(crate) async fn connect(nic: &mut Nic, vi: ViId, node: NodeId) -> Result<(), String> {
+    let name = |node: NodeId| node.0.to_le_bytes();
+    let to = Address::new(node, &name(node)).expect("two bytes");
+    let own = Address::new(nic.node(), &name(nic.node())).expect("two bytes").discriminator;
+    let patience = Some(std::time::Duration::from_secs(10));
+    let ticket = nic.connect_peer(vi, to, own, patience).map_err(failed)?;
+    nic.finish(&ticket).await.map(drop).map_err(failed)
+}
+
+/// The next receive of an interface, when it is done: a message of so many bytes.
+pub(crate) async fn received(
+    nic: &mut Nic,
+    vi: ViId,
+    wait: Wait,
+    bytes: usize,
+) -> Result<Completed, String> {
+    let mut looks = Looks::default();
+    let done = match wait {
+        Wait::Poll => loop {
+            if let Some(done) = nic.receive_done(vi).map_err(failed)? {
+                break done;
+            }
+            looks.again();
+        },
+        wait => rest(wait, nic.wait(vi, WorkQueue::Receive)).await.map_err(failed)?,
+    };
+    done.outcome.map_err(failed)?;
+    if done.length != bytes {
+        return Err(format!("a message has {} bytes, not {bytes}", done.length));
+    }
+    Ok(done)
+}
+
+/// A Virtual Interface, reliable; its data goes past the NIC where there is a lane.
+pub(crate) struct Interface {
+    nic: Nic,
+    vi: ViId,
+    wait: Wait,
+    sends: Memory,
+    spare: Vec<Descriptor>,
+    /// Sends that have not come back.
+    sending: usize,
+    /// The receive that came back last: it is posted again once the answer is on its way.
+    spent: Option<Descriptor>,
+    scratch: Vec<u8>,
+}
+
+impl Interface {
+    pub(crate) async fn new(
+        host: &impl Host,
+        node: NodeId,
+        most: usize,
+        wait: Wait,
+        lane: Option<Box<dyn Lane>>,
+    ) -> Result<Self, String> {
+        let (mut nic, vi) = interface(host, lane, false).await?;
+        let room = stride(most);
+        let receives = nic.register(RECEIVES * room, MemoryOptions::default()).map_err(failed)?;
+        for slot in 0..RECEIVES {
+            // No longer than the interface's largest transfer, which descriptors may not pass.
+            let segment = receives.segment(slot * room, most.max(WORD)).map_err(failed)?;
+            nic.post_receive(vi, Descriptor::of(segment)).map_err(failed)?;
+        }
+        connect(&mut nic, vi, node).await?;
+        let sends = nic.register(room, MemoryOptions::default()).map_err(failed)?;
+        sends.write(0, &vec![7; room]).map_err(failed)?;
+        let (spare, scratch) = (Vec::new(), vec![0; GLANCE]);
+        Ok(Self { nic, vi, wait, sends, spare, sending: 0, spent: None, scratch })
+    }
+}
+
+impl Side for Interface {
+    async fn send(&mut self, bytes: usize) -> Result<(), String> {
+        let mut descriptor = self.spare.pop().unwrap_or_default();
+        if descriptor.bytes() != bytes {
+            descriptor.segments.clear();
+            descriptor.segments.push(self.sends.segment(0, bytes).map_err(failed)?);
+        }
+        self.nic.post_send(self.vi, descriptor).map_err(failed)?;
+        self.sending += 1;
+        // The message is on its way: what is left to do is done meanwhile.
+        if let Some(spent) = self.spent.take() {
+            self.nic.post_receive(self.vi, spent).map_err(failed)?;
+        }
+        while let Some(done) = self.nic.taken(self.vi, WorkQueue::Send).map_err(failed)? {
+            done.outcome.map_err(failed)?;
+            self.sending -= 1;
+            self.spare.push(done.descriptor);
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> Result<(), String> {
+        while self.sending > 0 {
+            let done = self.nic.wait(self.vi, WorkQueue::Send).await.map_err(failed)?;
+            done.outcome.map_err(failed)?;
+            self.sending -= 1;
+        }
+        Ok(())
+    }
+
+    async fn receive(&mut self, bytes: usize) -> Result<(), String> {
+        let done = received(&mut self.nic, self.vi, self.wait, bytes).await?;
+        let segment = &done.descriptor.segments[0];
+        let (memory, begin) = (segment.memory(), segment.offset());
+        read_all(&mut self.scratch, bytes, |at, out| memory.read(begin + at, out))?;
+        match self.spent.replace(done.descriptor) {
+            Some(before) => self.nic.post_receive(self.vi, before).map_err(failed),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Messages with tags: polled by hand, or as futures.
+pub(crate) enum Messages<C> {
+    Polled(Box<Polled<C>>),
+    Awaited { all: Communicator<Engine<C>>, peer: Rank, wait: Wait, scratch: Bytes },
+}
+
+/// What is polled by hand.
+pub(crate) struct Polled<C> {
+    process: Process<Engine<C>>,
+    scope: Scope,
+    peer: Rank,
+    scratch: Bytes,
+    storage: Vec<u8>,
+    parker: Parker,
+}
+
+const TAG: Tag = Tag(1);
+
+/// What carries messages between Virtual Interfaces.
+pub(crate) async fn interfaces(
+    host: &impl Host,
+    how: Registration,
+    eager: usize,
+) -> Result<RdmaCarrier, String> {
+    let own = Peer(host.node().0.into());
+    let config = RdmaConfig::default().eager(eager).registration(match how {
+        Registration::Copied => rdma::Registration::Copied,
+        Registration::Cached => rdma::Registration::Cached,
+        Registration::Registered => rdma::Registration::Registered,
+    });
+    RdmaCarrier::open(host, own, &[NodeId(0), NodeId(1)], config).await.map_err(failed)
+}
+
+impl<C: Carrier> Messages<C> {
+    pub(crate) fn new(carrier: C, most: usize, wait: Wait, eager: usize) -> Result<Self, String> {
+        let peer = Rank(1 - carrier.own().0);
+        let engine = Engine::new(carrier, Config::default().eager(eager));
+        let (process, scope) = Process::new(engine, 2).map_err(failed)?;
+        let scratch = Bytes::from(vec![7; most.max(8)]);
+        if wait == Wait::Poll {
+            let storage = scratch.to_vec();
+            let parker = Parker::polling();
+            let polled = Polled { process, scope, peer, scratch, storage, parker };
+            return Ok(Self::Polled(Box::new(polled)));
+        }
+        Ok(Self::Awaited { all: Communicator::world(process, scope), peer, wait, scratch })
+    }
+}
+
+impl<C: Carrier> Side for Messages<C> {
+    async fn send(&mut self, bytes: usize) -> Result<(), String> {
+        match self {
+            Self::Polled(polled) => {
+                let Polled { process, scope, peer, scratch, parker, .. } = &mut **polled;
+                let message = &scratch[..bytes];
+                process.send(scope, Mode::Standard, *peer, TAG, message, parker).map_err(failed)
+            }
+            Self::Awaited { all, peer, wait, scratch } => {
+                let sent = all.send(*peer, TAG, scratch.slice(..bytes));
+                rest(*wait, sent).await.map_err(failed)
+            }
+        }
+    }
+
+    async fn receive(&mut self, bytes: usize) -> Result<(), String> {
+        let length = match self {
+            Self::Polled(polled) => {
+                let Polled { process, scope, peer, storage, parker, .. } = &mut **polled;
+                let load = Load::Room { room: MAX_BYTES, storage: std::mem::take(storage) };
+                let received = process.receive(scope, Some(*peer), Some(TAG), load, parker);
+                let outcome = received.map_err(failed)?;
+                outcome.result.map_err(failed)?;
+                *storage = outcome.bytes;
+                storage.len()
+            }
+            Self::Awaited { all, peer, wait, .. } => {
+                let received = all.receive(*peer, TAG);
+                rest(*wait, received).await.map_err(failed)?.bytes.len()
+            }
+        };
+        if length == bytes {
+            Ok(())
+        } else {
+            Err(format!("a message has {length} bytes, not {bytes}"))
+        }
+    }
+
+    async fn finish(&mut self) -> Result<(), String> {
+        match self {
+            Self::Polled(polled) => {
+                while polled.process.lower_mut().finalize().is_pending() {
+                    polled.process.lower_mut().advance(Advance::Not);
+                }
+            }
+            Self::Awaited { all, wait, .. } => rest(*wait, all.finalize()).await,
+        }
+        Ok(())
+    }
+}

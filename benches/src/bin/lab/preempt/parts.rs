@@ -1,0 +1,56 @@
+//! What this program is when it has started itself: a daemon, a front end, a rank.
+
+use std::time::Duration;
+
+use crate::daemons::parts::{self, number, runtime};
+use crate::nas_rank;
+use crate::preempt::laps::Stopwatch;
+use crate::preempt::turns;
+
+/// Plays the part that this process was started for, if it was.
+pub(crate) fn play_part() -> bool {
+    if parts::play_part() {
+        return true;
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let played = match words[..] {
+        ["--be-rank", kernel, class, times] => rank(kernel, class, times),
+        ["--be-idle", how, seconds] => idle(how, seconds),
+        ["--be-ticker", folder, name, seconds] => {
+            number(seconds).and_then(|seconds| turns::tick(folder, name, seconds))
+        }
+        _ => return false,
+    };
+    if let Err(error) = played {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+    true
+}
+
+/// Says in the end what came of it, and when its work was done.
+fn rank(kernel: &str, class: &str, times: &str) -> Result<(), String> {
+    let (program, times) = ((kernel.parse()?, class.parse()?), number(times)?);
+    let watch = Stopwatch::default();
+    let said = runtime()?.block_on(nas_rank::run(program, times, &watch))?;
+    if let Some(said) = said {
+        println!("{}", serde_json::to_string(&said).expect("plain data"));
+        println!("{}", serde_json::to_string(&watch.into_reports()).expect("plain data"));
+    }
+    Ok(())
+}
+
+/// A process that waits, or one that never does.
+fn idle(how: &str, seconds: &str) -> Result<(), String> {
+    let time = Duration::from_secs_f64(number(seconds)?);
+    if how == "blocked" {
+        std::thread::park_timeout(time);
+        return Ok(());
+    }
+    let began = midplane::gang::live::clock::now();
+    while midplane::gang::live::clock::now() < began + time {
+        std::hint::spin_loop();
+    }
+    Ok(())
+}

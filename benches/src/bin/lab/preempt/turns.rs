@@ -1,0 +1,221 @@
+//! Who ran when: ranks that note it themselves, whoever schedules them, and what their notes say.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use midplane::gang::live::clock::now;
+use serde::Serialize;
+
+use midplane_kit::report;
+
+/// How often a rank looks at the clock.
+const TICK: Duration = Duration::from_micros(100);
+/// A rank that notes nothing for so long may have stood still: less than a slice, more than looks are apart.
+const STOOD_NS: u64 = 20_000_000;
+
+/// From when to when something ran, in nanoseconds of this machine's clock.
+type Span = (u64, u64);
+
+/// Notes when this process ran, for so many seconds; writes it to `folder/SCHEDULER.JOB.RANK`.
+///
+/// # Errors
+/// One line.
+pub(crate) fn tick(folder: &str, name: &str, seconds: f64) -> Result<(), String> {
+    let begin = now().as_nanos();
+    let mut spans: Vec<Span> = vec![(begin, begin)];
+    while now().as_nanos() < begin + (seconds * 1e9) as u64 {
+        std::thread::park_timeout(TICK);
+        let at = now().as_nanos();
+        match spans.last_mut() {
+            Some(last) if at - last.1 < STOOD_NS => last.1 = at,
+            _ => spans.push((at, at)),
+        }
+    }
+    let lines: String = spans.iter().map(|(from, to)| format!("{from} {to}\n")).collect();
+    let file = Path::new(folder).join(name);
+    std::fs::write(&file, lines).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// A job's turn: when its first rank began and its last one did, and the same of their ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Turn {
+    job: usize,
+    ranks: usize,
+    began: Span,
+    ended: Span,
+}
+
+/// What the turns of two jobs under one scheduler were.
+#[derive(Debug, Serialize)]
+struct Row {
+    scheduler: String,
+    jobs: usize,
+    ranks: usize,
+    switches: usize,
+    median_slice_ms: f64,
+    /// From the last that any rank of the one job noted to the first of any rank of the next.
+    shortest_gap_ms: f64,
+    median_gap_ms: f64,
+    /// Switches at which the next job ran already.
+    overlaps: usize,
+    /// From the first rank's beginning to the last one's.
+    median_start_skew_ms: f64,
+    /// What 95 % stay below.
+    p95_start_skew_ms: f64,
+    longest_start_skew_ms: f64,
+}
+
+#[derive(Serialize)]
+struct Document {
+    turns: Vec<Row>,
+}
+
+/// The spans of a rank without the pauses in which others only had its processor: those that are less than half as long
+/// as the pauses in which it stood for half of the time that it stood.
+fn joined(spans: &[Span]) -> Vec<Span> {
+    let mut pauses: Vec<u64> = spans.windows(2).map(|pair| pair[1].0 - pair[0].1).collect();
+    pauses.sort_unstable_by(|a, b| b.cmp(a));
+    let half = pauses.iter().sum::<u64>() / 2;
+    let mut stood = 0;
+    let typical = pauses.iter().find(|pause| {
+        stood += **pause;
+        stood >= half
+    });
+    let shortest = typical.copied().unwrap_or(0) / 2;
+    let mut joined: Vec<Span> = Vec::new();
+    for span in spans {
+        match joined.last_mut() {
+            Some(last) if span.0 - last.1 < shortest => last.1 = span.1,
+            _ => joined.push(*span),
+        }
+    }
+    joined
+}
+
+/// The turns of one job, from the spans of its ranks: spans that overlap are one turn.
+fn turns(job: usize, ranks: &[Vec<Span>]) -> Vec<Turn> {
+    let mut spans: Vec<Span> = ranks.iter().flatten().copied().collect();
+    spans.sort_unstable();
+    let mut turns: Vec<Turn> = Vec::new();
+    for (from, to) in spans {
+        match turns.last_mut() {
+            Some(turn) if from < turn.ended.1 => {
+                turn.ranks += 1;
+                turn.began.1 = from;
+                turn.ended = (turn.ended.0.min(to), turn.ended.1.max(to));
+            }
+            _ => turns.push(Turn { job, ranks: 1, began: (from, from), ended: (to, to) }),
+        }
+    }
+    turns
+}
+
+fn quantile(values: &mut [f64], part: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = (values.len() as f64 * part) as usize;
+    values.get(at.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+}
+
+fn ms(from: u64, to: u64) -> f64 {
+    (to as f64 - from as f64) / 1e6
+}
+
+/// Turns of all ranks that the turn of another job follows, and those.
+fn row(scheduler: &str, jobs: &[Vec<Vec<Span>>]) -> Row {
+    let ranks = jobs.first().map_or(0, Vec::len);
+    let mut all: Vec<Turn> =
+        jobs.iter().enumerate().flat_map(|(job, ranks)| turns(job, ranks)).collect();
+    all.sort_by_key(|turn| turn.began);
+    let switches: Vec<&[Turn]> = all
+        .windows(2)
+        .filter(|pair| pair[0].job != pair[1].job && pair.iter().all(|turn| turn.ranks == ranks))
+        .collect();
+    let of = |value: &dyn Fn(&[Turn]) -> f64| switches.iter().map(|pair| value(pair)).collect();
+    let mut gaps: Vec<f64> = of(&|pair| ms(pair[0].ended.1, pair[1].began.0));
+    let mut skews: Vec<f64> = of(&|pair| ms(pair[1].began.0, pair[1].began.1));
+    // The first and the last turn were cut short.
+    let whole = switches.get(1..).unwrap_or_default();
+    let mut slices: Vec<f64> =
+        whole.iter().map(|pair| ms(pair[0].began.0, pair[1].began.0)).collect();
+    Row {
+        scheduler: scheduler.to_owned(),
+        jobs: jobs.len(),
+        ranks,
+        switches: switches.len(),
+        median_slice_ms: quantile(&mut slices, 0.5),
+        shortest_gap_ms: quantile(&mut gaps, 0.0),
+        median_gap_ms: quantile(&mut gaps, 0.5),
+        overlaps: gaps.iter().filter(|gap| **gap < 0.0).count(),
+        median_start_skew_ms: quantile(&mut skews, 0.5),
+        p95_start_skew_ms: quantile(&mut skews, 0.95),
+        longest_start_skew_ms: quantile(&mut skews, 1.0),
+    }
+}
+
+/// By scheduler and job, each rank's spans.
+type Notes = BTreeMap<String, BTreeMap<String, Vec<Vec<Span>>>>;
+
+/// What was noted in a folder.
+fn read(folder: &Path) -> Result<Notes, String> {
+    let wrong = |what: &dyn std::fmt::Display| format!("--turns {}: {what}", folder.display());
+    let mut all = Notes::new();
+    for entry in std::fs::read_dir(folder).map_err(|error| wrong(&error))? {
+        let path = entry.map_err(|error| wrong(&error))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let [scheduler, job, _] = name.split('.').collect::<Vec<_>>()[..] else {
+            return Err(wrong(&format!("{name} is no SCHEDULER.JOB.RANK")));
+        };
+        let text = std::fs::read_to_string(&path).map_err(|error| wrong(&error))?;
+        let span = |line: &str| {
+            let (from, to) = line.split_once(' ')?;
+            Some((from.parse().ok()?, to.parse().ok()?))
+        };
+        let spans: Option<Vec<Span>> = text.lines().map(span).collect();
+        let spans = spans.ok_or_else(|| wrong(&format!("{name} has a line that is no span")))?;
+        let jobs = all.entry(scheduler.to_owned()).or_default();
+        jobs.entry(job.to_owned()).or_default().push(joined(&spans));
+    }
+    if all.is_empty() { Err(wrong(&"nobody has noted anything there")) } else { Ok(all) }
+}
+
+/// Prints what the notes in a folder say, a row for each scheduler.
+///
+/// # Errors
+/// One line.
+pub(crate) fn run(folder: &Path, json: bool) -> Result<(), String> {
+    let rows: Vec<Row> = read(folder)?
+        .iter()
+        .map(|(scheduler, jobs)| row(scheduler, &jobs.values().cloned().collect::<Vec<_>>()))
+        .collect();
+    if json {
+        report::print_json(&Document { turns: rows });
+        return Ok(());
+    }
+    report::say(&format!(
+        "{:<10} {:>5} {:>9} {:>10} {:>17} {:>9} {:>22}\n",
+        "scheduler",
+        "ranks",
+        "switches",
+        "slice, ms",
+        "gap, ms (least)",
+        "overlaps",
+        "skew, ms (95 %, most)"
+    ));
+    for row in rows {
+        report::say(&format!(
+            "{:<10} {:>5} {:>9} {:>10.0} {:>9.2} ({:>5.2}) {:>9} {:>6.2} ({:>5.2}, {:>7.2})\n",
+            row.scheduler,
+            row.ranks,
+            row.switches,
+            row.median_slice_ms,
+            row.median_gap_ms,
+            row.shortest_gap_ms,
+            row.overlaps,
+            row.median_start_skew_ms,
+            row.p95_start_skew_ms,
+            row.longest_start_skew_ms
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! The command line.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+use midplane::simhw::launch::Place;
+use serde::Serialize;
+
+use crate::ranks::Ranks;
+use crate::stream::MAX_BYTES;
+
+const EXAMPLES: &str = "\
+Examples:
+  service                                  shared memory and UDP beside TCP, on this host
+  service --bytes 64,4096 --concurrency 1  one request at a time
+  service --fabric udp --rank 0 --peers hosts.txt   and --rank 1 on the other host: it serves
+
+Every connection or caller has one request under way; each answer is checked. What serves gives the
+bytes of a request back in reverse order, so that both sides touch each of them. A ratio above 1 is ours
+ahead: the median of the rounds' ratios. Across hosts both ranks are given the same flags; the file has
+the client's host:port and the server's, and shared memory is not to be had.
+
+Exit code: 0 it ran; 1 an answer was wrong or a process was lost; 2 bad input.";
+
+/// What carries requests.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Fabric {
+    /// The kernel's TCP, through tokio
+    Tcp,
+    /// Shared memory (Linux), through NICs
+    Shm,
+    /// Shared memory (Linux), past them
+    Lanes,
+    /// UDP
+    Udp,
+}
+
+/// How requests travel.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Way {
+    /// In streams of bytes, each request behind its length
+    Stream,
+    /// Each as a message
+    Call,
+}
+
+macro_rules! display {
+    ($($name:ty),*) => {
+        $(impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.to_possible_value().expect("none is skipped").get_name())
+            }
+        })*
+    };
+}
+display!(Fabric, Way);
+
+/// One service over tokio's TCP and over ours: requests a second, and how long each takes.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "service", version, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// What carries requests, beside TCP, with commas between
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,lanes,udp")]
+    pub(crate) fabric: Vec<Fabric>,
+
+    /// How ours carries them, with commas between
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "stream,call")]
+    pub(crate) way: Vec<Way>,
+
+    /// Bytes of a request and of its answer, with commas between, each up to 1048576
+    #[arg(long, value_delimiter = ',', default_value = "64,4096,65536")]
+    pub(crate) bytes: Vec<usize>,
+
+    /// Connections, or callers, each with one request under way, from 1 to 256
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) concurrency: u16,
+
+    /// Rounds, in each of which everything is measured once, from 1 to 100
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) rounds: u32,
+
+    /// Milliseconds of each measurement, from 10 to 60000
+    #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(10..=60_000))]
+    pub(crate) milliseconds: u64,
+
+    /// Prints one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draws requests a second, and their latency, over size
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) ranks: Ranks,
+
+    /// Where shared memory meets: the server that a process alone starts is given it
+    #[arg(long, hide = true)]
+    pub(crate) name: Option<String>,
+}
+
+impl Arguments {
+    /// # Errors
+    /// One line that names the argument.
+    pub(crate) fn check(&self, place: Option<&Place>) -> Result<(), String> {
+        if let Some(bytes) = self.bytes.iter().find(|bytes| **bytes > MAX_BYTES) {
+            return Err(format!("--bytes {bytes}: must be at most {MAX_BYTES}"));
+        }
+        let alone = self.name.is_some() || place.is_none();
+        let shared = |fabric: &&Fabric| matches!(fabric, Fabric::Shm | Fabric::Lanes);
+        let shared = self.fabric.iter().find(shared);
+        if let Some(fabric) = shared.filter(|_| !alone) {
+            return Err(format!("--fabric {fabric}: two hosts share no memory; say --fabric udp"));
+        }
+        if let Some(place) = place
+            && place.size() != 2
+        {
+            return Err(format!("--peers: a client and a server take part, not {}", place.size()));
+        }
+        if let Some(fabric) = shared.filter(|_| cfg!(not(target_os = "linux"))) {
+            return Err(format!("--fabric {fabric}: needs Linux"));
+        }
+        Ok(())
+    }
+
+    /// What is measured in each round: TCP first.
+    pub(crate) fn contests(&self) -> Vec<(Fabric, Way)> {
+        let ours = self.fabric.iter().filter(|fabric| **fabric != Fabric::Tcp);
+        let ours = ours.flat_map(|fabric| self.way.iter().map(|way| (*fabric, *way)));
+        [(Fabric::Tcp, Way::Stream)].into_iter().chain(ours).collect()
+    }
+
+    /// The command line of the server that a process alone starts.
+    pub(crate) fn for_server(&self, name: &str) -> Vec<String> {
+        let list = |words: Vec<String>| words.join(",");
+        let fabrics = list(self.fabric.iter().map(Fabric::to_string).collect());
+        let ways = list(self.way.iter().map(Way::to_string).collect());
+        let bytes = list(self.bytes.iter().map(usize::to_string).collect());
+        vec![
+            "service".into(),
+            format!("--fabric={fabrics}"),
+            format!("--way={ways}"),
+            format!("--bytes={bytes}"),
+            format!("--concurrency={}", self.concurrency),
+            format!("--rounds={}", self.rounds),
+            format!("--milliseconds={}", self.milliseconds),
+            format!("--name={name}"),
+            "--rank=1".into(),
+            "--peers=-".into(),
+        ]
+    }
+}

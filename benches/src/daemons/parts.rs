@@ -1,0 +1,146 @@
+//! What a program is when it has started itself as a part of a stage: a daemon, or a front end.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use midplane::gang::agenda::{AgendaConfig, Phases, WithItself};
+use midplane::gang::channel::geometry::Geometry;
+use midplane::gang::daemon::Mode;
+use midplane::gang::live::channels::ChannelOptions;
+use midplane::gang::live::daemon::{
+    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, serve,
+};
+use midplane::gang::live::front::{self, FrontError, Output, RunOptions};
+use midplane::gang::live::message::{Cluster, Over, Program};
+use midplane::gang::live::stub;
+use midplane::gang::schedule::RoundRobin;
+use midplane::simhw::udp::resolve_peers;
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+/// The variable with the key that the daemons of a run share.
+pub(super) const KEY: &str = "STAGE_KEY";
+/// A job that is alone is stopped at the end of its slice never, or always; and barriers of a switch.
+pub(super) const NEVER: &str = "never";
+pub(super) const ALWAYS: &str = "always";
+pub(super) const FOUR: &str = "four";
+pub(super) const TWO: &str = "two";
+
+/// Plays the part that this process was started for, if it was: nothing comes after it.
+pub fn play_part() -> bool {
+    stub::play_part();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let played = match words[..] {
+        ["--be-daemon", socket, host, slots, slice_ms, phases, alone, fabric, mode, peers] => {
+            daemon(socket, (host, slots), (slice_ms, phases, alone), (fabric, mode), peers)
+        }
+        ["--be-front", socket, ranks, ref command @ ..] => attend(run(socket, ranks, command)),
+        ["--be-restored", socket, folder] => attend(restore(socket, folder)),
+        _ => return false,
+    };
+    if let Err(error) = played {
+        eprintln!("error: {error}");
+        std::process::exit(1);
+    }
+    true
+}
+
+pub fn runtime() -> Result<tokio::runtime::Runtime, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| error.to_string())
+}
+
+/// However this run ends, this ends with it.
+fn end_with_parent() {
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+}
+
+pub fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("{text} is no number"))
+}
+
+fn daemon(
+    socket: &str,
+    (host, slots): (&str, &str),
+    (slice_ms, phases, alone): (&str, &str, &str),
+    (fabric, mode): (&str, &str),
+    peers: &str,
+) -> Result<(), String> {
+    end_with_parent();
+    let (host, slots): (u16, u16) = (number(host)?, number(slots)?);
+    let peers: Vec<String> = peers.split_terminator(',').map(str::to_owned).collect();
+    let hosts = peers.len().max(1) as u16;
+    let mode = if mode == "copy" { Mode::Copy } else { Mode::Resident };
+    let (joined, geometry) = match fabric {
+        "shm" => (Some(Fabric::Shm), Geometry::BULK),
+        "udp" => {
+            let addresses = resolve_peers(&peers).map_err(|error| error.to_string())?;
+            (Some(Fabric::Udp(addresses)), Geometry::BULK_UDP)
+        }
+        _ => (None, Geometry::BULK),
+    };
+    let run = Path::new(socket).parent().unwrap_or_else(|| Path::new("")).display();
+    let options = DaemonOptions {
+        host,
+        cluster: Cluster { hosts, slots, arity: hosts },
+        peers,
+        key: std::env::var(KEY).ok().and_then(|key| key.parse().ok()),
+        identity: None,
+        socket: PathBuf::from(socket),
+        patience: Duration::from_secs(10),
+        fabric: joined.map(|fabric| FabricOptions {
+            fabric,
+            name: format!("stage {run}"),
+            channels: ChannelOptions { mode, geometry },
+        }),
+        freezer: Freezer::Auto,
+        checkpoint_bytes: CHECKPOINT_BYTES,
+    };
+    let slice = Duration::from_secs_f64(number::<f64>(slice_ms)? / 1e3);
+    let phases = if phases == FOUR { Phases::Four } else { Phases::Two };
+    let with_itself = match alone {
+        NEVER => WithItself::Never,
+        ALWAYS => WithItself::Always,
+        each => WithItself::Alternately(number(each)?),
+    };
+    let agenda = AgendaConfig { slice, phases, with_itself, visit: Duration::ZERO };
+    let ready = || println!("ready");
+    let served = serve(options, Box::new(RoundRobin::new(hosts * slots)), agenda, ready);
+    runtime()?.block_on(served).map_err(|error| error.to_string())
+}
+
+async fn run(socket: &str, ranks: &str, command: &[&str]) -> Result<Over, String> {
+    let program = Program {
+        command: command.iter().map(|word| word.as_bytes().to_vec()).collect(),
+        environment: Vec::new(),
+        folder: b"/".to_vec(),
+        terminal: None,
+        keep_going: false,
+        woken: false,
+    };
+    let (ranks, output) = (number(ranks)?, Output::default());
+    let options = RunOptions { ranks, weight: 1, program, output };
+    front::run(Path::new(socket), options, |_| {}).await.map_err(|error| error.to_string())
+}
+
+async fn restore(socket: &str, folder: &str) -> Result<Over, String> {
+    let output = Output::default();
+    let restored = front::restore(Path::new(socket), Path::new(folder), 1, output, |_| {});
+    restored.await.map_err(|error: FrontError| error.to_string())
+}
+
+/// Stands in for a job; says in the end, on a line of its own, how often it was preempted.
+fn attend(job: impl Future<Output = Result<Over, String>>) -> Result<(), String> {
+    end_with_parent();
+    let runtime = runtime()?;
+    let over = runtime.block_on(job);
+    runtime.shutdown_background();
+    let over = over?;
+    if let Some(why) = over.why {
+        return Err(why);
+    }
+    println!("{}", over.preemptions);
+    std::process::exit(
+        over.ranks.iter().filter_map(|(_, end)| end.map(|it| it.code())).max().unwrap_or(1),
+    )
+}

@@ -1,0 +1,255 @@
+//! The daemons of a run, and jobs under them.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use midplane::gang::agenda::{Phases, WithItself};
+use midplane::gang::live::front::{ask, checkpoint};
+use midplane::gang::live::message::{Listing, Reply, Request, Slice};
+use midplane::gang::names::JobId;
+
+use super::parts::{ALWAYS, FOUR, KEY, NEVER, TWO, runtime};
+use midplane_kit::processes;
+
+/// How long daemons may take to find each other.
+const MEET: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Daemons of this run's, or somebody's whose first one serves a socket here.
+pub struct Stage {
+    socket: PathBuf,
+    daemons: Vec<Child>,
+    /// Holds the sockets of our own.
+    _folder: Option<tempfile::TempDir>,
+}
+
+/// What the daemons of a run are.
+#[derive(Clone, Copy, Debug)]
+pub struct Daemons<'a> {
+    pub hosts: u16,
+    /// Of each host.
+    pub slots: u16,
+    pub slice_ms: f64,
+    /// Barriers of a switch.
+    pub phases: Phases,
+    /// Whether a job that is alone is stopped at the end of its slice as well.
+    pub with_itself: WithItself,
+    pub fabric: &'a str,
+    pub mode: &'a str,
+}
+
+/// A key for one run: whoever can read this process's environment is its owner.
+fn fresh_key() -> Result<String, String> {
+    let mut bytes = [0; 32];
+    let mut file = std::fs::File::open("/dev/urandom").map_err(|error| error.to_string())?;
+    file.read_exact(&mut bytes).map_err(|error| error.to_string())?;
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("1:{digits}"))
+}
+
+impl Stage {
+    /// Starts daemons on this host, and waits until they know each other.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn start(of: Daemons<'_>) -> Result<Self, String> {
+        let folder = tempfile::tempdir();
+        let folder = folder.map_err(|error| format!("starting a daemon: {error}"))?;
+        let mut stage = Self::start_in(folder.path(), of)?;
+        stage._folder = Some(folder);
+        Ok(stage)
+    }
+
+    /// The same, with their sockets in a folder of this user's alone, which whoever calls this removes.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn start_in(folder: &Path, of: Daemons<'_>) -> Result<Self, String> {
+        let failed = |error: std::io::Error| format!("starting a daemon: {error}");
+        let is_joined = of.hosts > 1 || of.fabric == "udp";
+        let peers = match is_joined {
+            true => processes::free_addresses(of.hosts.into())?,
+            false => Vec::new(),
+        };
+        let peers: Vec<String> = peers.iter().map(ToString::to_string).collect();
+        let (peers, key) = (peers.join(","), fresh_key()?);
+        let socket = folder.join("0.socket");
+        let mut stage = Self { socket, daemons: Vec::new(), _folder: None };
+        for host in 0..of.hosts {
+            let mut daemon = Command::new(std::env::current_exe().map_err(failed)?)
+                .arg("--be-daemon")
+                .arg(folder.join(format!("{host}.socket")))
+                .args([host.to_string(), of.slots.to_string(), of.slice_ms.to_string()])
+                .arg(if of.phases == Phases::Four { FOUR } else { TWO })
+                .arg(match of.with_itself {
+                    WithItself::Never => NEVER.to_owned(),
+                    WithItself::Always => ALWAYS.to_owned(),
+                    WithItself::Alternately(each) => each.to_string(),
+                })
+                .args([of.fabric, of.mode, &peers])
+                .env(KEY, &key)
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()
+                .map_err(failed)?;
+            let output = daemon.stdout.take().expect("it is a pipe");
+            stage.daemons.push(daemon);
+            let mut line = String::new();
+            BufReader::new(output).read_line(&mut line).map_err(failed)?;
+            if line != "ready\n" {
+                return Err("a daemon did not begin".into());
+            }
+        }
+        for _ in 0..MEET.as_millis() / LOOK.as_millis() {
+            if stage.listing()?.hosts.iter().all(|here| *here) {
+                return Ok(stage);
+            }
+            std::thread::park_timeout(LOOK);
+        }
+        Err(format!("the daemons did not find each other within {MEET:?}"))
+    }
+
+    /// Takes daemons that somebody else has started.
+    ///
+    /// # Errors
+    /// One line, if nobody serves the socket.
+    pub fn of_others(socket: PathBuf) -> Result<Self, String> {
+        let stage = Self { socket, daemons: Vec::new(), _folder: None };
+        stage.listing().map(|_| stage)
+    }
+
+    fn ask(&self, request: &Request) -> Result<Reply, String> {
+        let asked = runtime()?.block_on(ask(&self.socket, request));
+        asked.map_err(|error| format!("{}: {error}", self.socket.display()))
+    }
+
+    /// What the daemons do.
+    ///
+    /// # Errors
+    /// One line, if they are gone.
+    pub fn listing(&self) -> Result<Listing, String> {
+        match self.ask(&Request::List)? {
+            Reply::Listing(listing) => Ok(listing),
+            _ => Err("the daemon is gone".into()),
+        }
+    }
+
+    /// Runs a job of this program's, begun with these words, to its end; the lines that its front end has written.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn run(&self, ranks: u16, command: &[&str]) -> Result<Vec<String>, String> {
+        self.begin(ranks, command)?.lines()
+    }
+
+    /// Begins a job of this program's.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn begin(&self, ranks: u16, command: &[&str]) -> Result<Front, String> {
+        let failed = |error: std::io::Error| format!("running a job: {error}");
+        let itself = std::env::current_exe().map_err(failed)?;
+        let mut front = Command::new(&itself);
+        front.arg("--be-front").arg(&self.socket).arg(ranks.to_string()).arg(&itself);
+        Front::start(front.args(command))
+    }
+
+    /// Saves a job to a folder, and ends it.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn save_and_end(&self, job: u32, folder: &Path) -> Result<(), String> {
+        let saved = checkpoint(&self.socket, JobId(job), folder, true);
+        runtime()?.block_on(saved).map_err(|error| error.to_string()).map(drop)
+    }
+
+    /// Goes on with a job that was saved in a folder.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn restore(&self, folder: &Path) -> Result<Front, String> {
+        let itself = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut front = Command::new(itself);
+        Front::start(front.arg("--be-restored").arg(&self.socket).arg(folder))
+    }
+
+    /// The last slices at whose beginning something was stopped.
+    ///
+    /// # Errors
+    /// One line, if the daemons are gone.
+    pub fn slices(&self) -> Result<Vec<Slice>, String> {
+        match self.ask(&Request::Slices)? {
+            Reply::Slices(slices) => {
+                Ok(slices.into_iter().filter(|slice| !slice.stopped.is_empty()).collect())
+            }
+            _ => Err("the daemon is gone".into()),
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for daemon in &mut self.daemons {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
+
+/// The front end of a job, a process of its own; the job ends with it.
+pub struct Front {
+    process: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Front {
+    fn start(command: &mut Command) -> Result<Self, String> {
+        let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = started.spawn().map_err(|error| format!("running a job: {error}"))?;
+        let output = BufReader::new(process.stdout.take().expect("it is a pipe"));
+        Ok(Self { process, output })
+    }
+
+    /// Waits until it writes this line.
+    ///
+    /// # Errors
+    /// One line, if the job ends without it.
+    pub fn wait_for(&mut self, wanted: &str) -> Result<(), String> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let read = self.output.read_line(&mut line);
+            match read.map_err(|error| format!("running a job: {error}"))? {
+                0 => return Err(format!("a job ended before it had said \"{wanted}\"")),
+                _ if line.trim_end() == wanted => return Ok(()),
+                _ => {}
+            }
+        }
+    }
+
+    /// The lines that it writes until it ends.
+    ///
+    /// # Errors
+    /// One line, if the job did not end well.
+    pub fn lines(mut self) -> Result<Vec<String>, String> {
+        let failed = |error: std::io::Error| format!("running a job: {error}");
+        let mut text = String::new();
+        self.output.read_to_string(&mut text).map_err(failed)?;
+        let mut complaint = String::new();
+        let errors = self.process.stderr.as_mut().expect("it is a pipe");
+        errors.read_to_string(&mut complaint).map_err(failed)?;
+        match (self.process.wait().map_err(failed)?.success(), complaint.lines().last()) {
+            (true, _) => Ok(text.lines().map(str::to_owned).collect()),
+            (false, why) => Err(format!("a job failed: {}", why.unwrap_or("it does not say why"))),
+        }
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,142 @@
+//! How a run is carried out: all of it in virtual time, or one node of it over real sockets.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use midplane::nicvm::coordination::{COORDINATION, Coordination, CoordinationConfig, LeadTrim};
+use midplane::nicvm::messages::{MESSAGES, Messages};
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::fault::Faults;
+use midplane::simhw::host::Host as _;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::profile::NicProfile;
+use midplane::simhw::seal::Key;
+use midplane::simhw::sim::World;
+use midplane::simhw::time::nanos;
+use midplane::simhw::topology::Topology;
+use midplane::simhw::udp::{UdpConfig, UdpNic};
+use midplane::warp::firmware::{WARP, Warp};
+
+use super::run::Run;
+use super::scenario::{Failure, Part, RECEIVER, receive, send};
+use super::setting::Setting;
+
+/// Commands that may be under way on a port: at 100 Mb/s, 4,096 messages of 64 bytes are some 50 ms.
+const PORT_DEPTH: usize = 4_096;
+
+/// The firmware of every NIC of a run.
+fn firmware(setting: &Setting, node: NodeId, genesis: bool) -> Result<Unit, Failure> {
+    let mut unit = Unit::default();
+    unit.install(MESSAGES, Messages::new()).map_err(Failure::stopped)?;
+    // Where there are both, Warp tells how early tokens may be released.
+    let trim = LeadTrim::default();
+    if let Some(mut config) = setting.warp(node) {
+        config.steer_lead(RECEIVER, trim.clone());
+        let (warp, _) = Warp::new(config);
+        unit.install(WARP, warp).map_err(Failure::stopped)?;
+    }
+    if let Some(lead) = setting.lead() {
+        let senders: Vec<NodeId> = (1..=setting.senders).map(NodeId).collect();
+        let mut config = CoordinationConfig::star(&[RECEIVER], &senders);
+        config.lead(lead).rate(setting.rate()).genesis(genesis).trim_lead(RECEIVER, trim);
+        if setting.background_mbps > 0 {
+            config.reserve(setting.reserve());
+        }
+        let coordination = Coordination::new(config)
+            .map_err(|error| Failure::Input(format!("--senders: {error}")))?;
+        unit.install(COORDINATION, coordination).map_err(Failure::stopped)?;
+    }
+    Ok(unit)
+}
+
+/// A whole run in virtual time.
+pub fn simulate(setting: &Setting) -> Result<Run, Failure> {
+    // What a wrong configuration has to say is said here, once.
+    firmware(setting, RECEIVER, true)?;
+    let topology = Topology::star(setting.nodes(), setting.link(), setting.switch());
+    let profile =
+        if setting.buffer_cells.is_some() { NicProfile::SBA_200E } else { NicProfile::MODERN };
+    let for_nics = setting.clone();
+    let mut world = World::new(&topology, profile, setting.seed, move |node, _| {
+        firmware(&for_nics, node, true).expect("it was checked")
+    });
+    // No two real senders keep in step to the nanosecond.
+    world.set_faults(Faults { jitter: setting.piece_time(), ..Faults::NONE });
+    let part = Part {
+        setting: setting.clone(),
+        round: 0,
+        wait: Duration::from_secs(1),
+        epoch_ns: Some(0),
+    };
+    for node in (1..setting.nodes()).map(NodeId) {
+        let (host, part) = (world.host(node), part.clone());
+        // The receiver's report names who did not finish.
+        world.spawn(node, async move { drop(send(&host, &part).await) });
+    }
+    let host = world.host(RECEIVER);
+    let measured = world.block_on(RECEIVER, async move { receive(&host, &part).await });
+    let measured =
+        measured.ok_or_else(|| Failure::Stopped("nothing is left to happen".into()))??;
+    let mut run = Run::new(setting, &measured);
+    run.add_drops(&world.traffic().drops);
+    run.digest = Some(format!("{:016x}", world.digest()));
+    Ok(run)
+}
+
+/// Where the nodes of a live run are.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The node that this process is.
+    pub rank: u16,
+    /// Every node's address.
+    pub peers: Vec<SocketAddr>,
+    /// The switch, where there is one.
+    pub switch: Option<SocketAddr>,
+    /// What frames are sealed with.
+    pub keys: Vec<Key>,
+}
+
+impl Place {
+    /// Whether all nodes are on one host, and so read one clock.
+    fn is_one_host(&self) -> bool {
+        self.peers.iter().all(|peer| peer.ip() == self.peers[0].ip())
+    }
+}
+
+/// One node's part of a live run; the receiver has the report.
+pub async fn take_part(
+    setting: &Setting,
+    place: &Place,
+    round: u32,
+    wait: Duration,
+) -> Result<Option<Run>, Failure> {
+    let node = NodeId(place.rank);
+    let peers = place.peers[..usize::from(setting.nodes())].to_vec();
+    let mut config =
+        UdpConfig::new(node, peers).line(setting.link()).seed(setting.seed).port_depth(PORT_DEPTH);
+    if let Some(switch) = place.switch {
+        config = config.via(switch);
+    }
+    config = place.keys.iter().cloned().fold(config, UdpConfig::key);
+    let nic = UdpNic::start(config, firmware(setting, node, false)?)
+        .map_err(|error| Failure::Input(format!("--peers: {error}")))?;
+    let host = nic.host();
+    let epoch_ns = place.is_one_host().then(|| nanos(time_of_day()) - host.now().as_nanos());
+    let part = Part { setting: setting.clone(), round, wait, epoch_ns };
+    let run = if node == RECEIVER {
+        receive(&host, &part).await.map(|measured| Some(Run::new(setting, &measured)))
+    } else {
+        send(&host, &part).await.map(|_| None)
+    };
+    let counters = nic.shutdown().await;
+    let mut run = run?;
+    if let Some(run) = &mut run {
+        run.add_drops(&counters.drops);
+    }
+    Ok(run)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one clock that processes of one host share")]
+fn time_of_day() -> Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}

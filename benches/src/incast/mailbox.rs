@@ -1,0 +1,169 @@
+//! The few words that the nodes of a run exchange: who is there, when to measure, what was sent.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use midplane::nicvm::messages;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::port::{Port, Status};
+use midplane::simhw::region::Region;
+use midplane::simhw::time::{Instant, nanos};
+use midplane::simhw::wire;
+use serde::{Deserialize, Serialize};
+
+use super::scenario::Failure;
+
+/// The first port of every node is its mailbox.
+const MAILBOX: PortId = PortId(0);
+/// Bytes that a note may have.
+const NOTE_BYTES: usize = 128;
+/// Notes that may be on their way in, and out.
+const SLOTS: usize = 64;
+/// A note without an answer is sent again after this time.
+pub const REPEAT: Duration = Duration::from_millis(20);
+
+/// A word between the receiver and one sender.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Note {
+    /// Which run it is about, from 0.
+    pub round: u32,
+    /// What it says.
+    pub word: Word,
+}
+
+/// What a note says.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub enum Word {
+    /// A sender is there, for the run of this fingerprint.
+    Hello(u64),
+    /// The receiver knows another run by that number.
+    Mismatch,
+    /// Send; messages go to this port.
+    Start(u16),
+    /// What is sent from now on counts.
+    Measure,
+    /// A sender has sent everything.
+    Done(Sent),
+    /// The receiver has heard that.
+    End,
+}
+
+/// What a sender has sent.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Sent {
+    /// Messages that count.
+    pub messages: u64,
+    /// Control messages of its coordination in the meantime.
+    pub control_messages: u64,
+}
+
+/// A node's way to send and receive notes.
+#[derive(Debug)]
+pub struct Mailbox {
+    port: Port,
+    memory: Region,
+    /// Places for outgoing notes that the NIC does not read.
+    free: Vec<usize>,
+}
+
+impl Mailbox {
+    /// Opens the node's mailbox: its first port.
+    pub fn open(host: &impl Host) -> Result<Self, Failure> {
+        let mut port = host.open_port().map_err(Failure::stopped)?;
+        debug_assert_eq!(port.id(), MAILBOX);
+        let memory = port.register(2 * SLOTS * NOTE_BYTES).map_err(Failure::stopped)?;
+        let mut mailbox = Self { port, memory, free: (SLOTS..2 * SLOTS).collect() };
+        for slot in 0..SLOTS {
+            mailbox.lend(slot)?;
+        }
+        Ok(mailbox)
+    }
+
+    fn lend(&mut self, slot: usize) -> Result<(), Failure> {
+        let range = self.memory.range(slot * NOTE_BYTES, NOTE_BYTES).expect("within the region");
+        let command = messages::receive(range, slot as u64);
+        self.port.submit(&command).map_err(Failure::stopped)
+    }
+
+    /// Sends a note, if there is room for it; notes are repeated anyway.
+    pub fn send(&mut self, to: NodeId, note: Note) -> Result<(), Failure> {
+        let Some(slot) = self.free.pop() else { return Ok(()) };
+        let bytes = wire::encode(&note).expect("a note is short");
+        let at = slot * NOTE_BYTES;
+        self.memory.write(at, &bytes).expect("a note is short");
+        let range = self.memory.range(at, bytes.len()).expect("within the region");
+        let command = messages::send(to, MAILBOX, range, slot as u64);
+        self.port.submit(&command).map_err(Failure::stopped)
+    }
+
+    /// The next note, with its sender.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn receive(&mut self) -> Result<(NodeId, Note), Failure> {
+        loop {
+            let completion = self.port.completion().await.map_err(Failure::stopped)?;
+            let slot = usize::try_from(completion.cookie).expect("it was a slot");
+            if completion.opcode == messages::SEND {
+                self.free.push(slot);
+                continue;
+            }
+            let mut bytes = [0; NOTE_BYTES];
+            let length = usize::try_from(completion.length).map_or(0, |n| n.min(NOTE_BYTES));
+            let read = self.memory.read(slot * NOTE_BYTES, &mut bytes[..length]);
+            self.lend(slot)?;
+            // Whatever else comes in is no business of ours.
+            if completion.status == Status::Done
+                && read.is_ok()
+                && let Ok(note) = wire::decode(&bytes[..length])
+            {
+                return Ok((completion.node, note));
+            }
+        }
+    }
+}
+
+/// What `work` results in, if it does by `at`.
+pub async fn by<T>(host: &impl Host, at: Instant, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    let mut alarm = pin!(host.sleep_until(at));
+    poll_fn(|context| {
+        if let Poll::Ready(value) = work.as_mut().poll(context) {
+            return Poll::Ready(Some(value));
+        }
+        alarm.as_mut().poll(context).map(|()| None)
+    })
+    .await
+}
+
+/// The first of two that ends; `first` where both have.
+pub async fn either<A, B>(
+    first: impl Future<Output = A>,
+    second: impl Future<Output = B>,
+) -> Either<A, B> {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    poll_fn(|context| {
+        if let Poll::Ready(value) = first.as_mut().poll(context) {
+            return Poll::Ready(Either::First(value));
+        }
+        second.as_mut().poll(context).map(Either::Second)
+    })
+    .await
+}
+
+/// One of two results.
+#[derive(Debug)]
+pub enum Either<A, B> {
+    /// The first one's.
+    First(A),
+    /// The second one's.
+    Second(B),
+}
+
+/// `after` from now.
+pub fn later(host: &impl Host, after: Duration) -> Instant {
+    host.now().plus_nanos(nanos(after))
+}

@@ -1,0 +1,87 @@
+//! What a run came to, as it is reported.
+
+use std::collections::BTreeMap;
+
+use midplane::simhw::drops::Drops;
+use serde::{Deserialize, Serialize};
+
+use super::scenario::Measured;
+use super::setting::Setting;
+
+/// One result, with the parameters that made it.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Run {
+    /// The parameters.
+    #[serde(flatten)]
+    pub setting: Setting,
+    /// What the receiver got of the senders' messages, in 10^6 bit/s.
+    pub goodput_mbps: f64,
+    /// The fraction of the messages sent that never arrived.
+    pub loss: f64,
+    /// Jain's index of the senders' goodput: 1 where all have the same.
+    pub jain: f64,
+    /// From post to arrival; a sender has a hundred messages posted. `None` where clocks differ.
+    pub median_us: Option<f64>,
+    /// The same, of the slowest hundredth.
+    pub p99_us: Option<f64>,
+    /// Messages between the senders while it was measured.
+    pub control_messages: u64,
+    /// Frames that were lost, warm-up included, by cause.
+    pub drops: BTreeMap<String, u64>,
+    /// What the simulation's every event went into.
+    pub digest: Option<String>,
+    /// What the receiver got of the node beside, in 10^6 bit/s.
+    pub background_goodput_mbps: f64,
+    /// Nodes that were lost on the way.
+    pub lost_ranks: Vec<u16>,
+}
+
+impl Run {
+    /// The report of what was measured.
+    pub fn new(setting: &Setting, measured: &Measured) -> Self {
+        let mbps = |bytes: u64| bytes as f64 * 8.0 / 1e6 / setting.seconds;
+        let quantile = |at: f64| {
+            let latency = &measured.latency;
+            (!latency.is_empty()).then(|| round(latency.value_at_quantile(at) as f64 / 1e3, 1))
+        };
+        Self {
+            setting: setting.clone(),
+            goodput_mbps: round(mbps(measured.bytes.iter().sum()), 3),
+            loss: round(loss(measured), 6),
+            jain: round(jain(&measured.bytes), 5),
+            median_us: quantile(0.5),
+            p99_us: quantile(0.99),
+            control_messages: measured.control_messages,
+            drops: BTreeMap::new(),
+            digest: None,
+            background_goodput_mbps: round(mbps(measured.background_bytes), 3),
+            lost_ranks: measured.lost.iter().map(|node| node.0).collect(),
+        }
+    }
+
+    /// Adds what a part of the fabric has lost.
+    pub fn add_drops(&mut self, drops: &Drops) {
+        for (cause, count) in drops.iter() {
+            *self.drops.entry(cause.name().into()).or_default() += count;
+        }
+    }
+}
+
+fn loss(measured: &Measured) -> f64 {
+    match measured.sent {
+        0 => 0.0,
+        sent => 1.0 - measured.received as f64 / sent as f64,
+    }
+}
+
+fn jain(bytes: &[u64]) -> f64 {
+    let shares = bytes.iter().map(|bytes| *bytes as f64);
+    let (sum, squares) = (shares.clone().sum::<f64>(), shares.map(|x| x * x).sum::<f64>());
+    // Nobody got anything: nobody got more.
+    if squares == 0.0 { 1.0 } else { sum * sum / (bytes.len() as f64 * squares) }
+}
+
+fn round(value: f64, digits: i32) -> f64 {
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
+}

@@ -1,0 +1,19 @@
+//! Scenes that measurements and examples share; not published. `lab QUESTION` measures.
+#![forbid(unsafe_code)]
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    reason = "not published: callers stand in this workspace"
+)]
+
+pub mod anchors;
+#[cfg(target_os = "linux")]
+pub mod daemons;
+pub mod handler;
+pub mod incast;
+pub mod messages;
+#[cfg(target_os = "linux")]
+pub mod nas_rank;
+pub mod solver;
+pub mod stream;
+pub mod transfer;

@@ -1,0 +1,72 @@
+//! Messages over whatever carries them, brought up and taken down again.
+
+use std::time::Duration;
+
+use midplane::nicvm::unit::Unit;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::NodeId;
+use midplane::via::VIA;
+use midplane::via::firmware::{Via, ViaConfig};
+use midplane::via::message::carrier::Carrier;
+use midplane::via::message::communicator::Communicator;
+use midplane::via::message::engine::{Config, Engine};
+use midplane::via::message::envelope::Peer;
+use midplane::via::message::process::Process;
+use midplane::via::rdma::{RdmaCarrier, RdmaConfig};
+
+/// Messages over any carrier.
+pub type Lower = Engine<Box<dyn Carrier>>;
+pub type World = Communicator<Lower>;
+
+/// How long another process may take to come up.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// The firmware that carries them over Virtual Interfaces.
+pub fn unit() -> Result<Unit, String> {
+    let mut unit = Unit::default();
+    unit.install(VIA, Via::new(ViaConfig::default())).map_err(text)?;
+    Ok(unit)
+}
+
+/// What carries them on a host's NIC, for `own`, one of so many ranks, all of which take part in job
+/// `job`; those of up to `eager` bytes can leave whole.
+///
+/// # Errors
+/// One line: what the NIC lacks.
+pub async fn interfaces(
+    host: &impl Host,
+    (own, ranks): (u16, u16),
+    job: u32,
+    eager: usize,
+) -> Result<Box<dyn Carrier>, String> {
+    let config = RdmaConfig::default().job(job).eager(eager);
+    let nodes: Vec<NodeId> = (0..ranks).map(NodeId).collect();
+    let carrier = RdmaCarrier::open(host, Peer(own.into()), &nodes, config).await;
+    Ok(Box::new(carrier.map_err(text)?))
+}
+
+/// Has `work` done over a carrier of so many ranks; messages of up to `eager` bytes leave whole.
+///
+/// # Errors
+/// One line: what failed, or that a process is missing.
+pub async fn over<T>(
+    carrier: Box<dyn Carrier>,
+    ranks: u16,
+    eager: usize,
+    work: impl AsyncFnOnce(World) -> Result<T, String>,
+) -> Result<T, String> {
+    let engine = Engine::new(carrier, Config::default().eager(eager));
+    let (process, scope) = Process::new(engine, ranks.into()).map_err(text)?;
+    let world = Communicator::world(process, scope);
+    let met = tokio::time::timeout(PATIENCE, world.barrier()).await;
+    met.map_err(|_| format!("a process did not come up in {PATIENCE:?}"))?.map_err(text)?;
+    let result = work(world.clone()).await?;
+    // All have all answers; whoever is gone already has come to its end.
+    let _ = world.barrier().await;
+    world.finalize().await;
+    Ok(result)
+}

@@ -1,0 +1,122 @@
+//! One rank of a NAS kernel, as a real process: over the channel that its daemon has given it.
+
+use std::str::FromStr;
+
+use midplane::gang::carrier::ChannelCarrier;
+use midplane::gang::live::clock::now;
+use midplane::gang::live::rank::join;
+use midplane::gang::live::snapshot::Snapshots;
+use midplane::gang::nas::{Cg, Class, Ep, Ft, Kernel, Pace, Verdict};
+use midplane::via::message::communicator::Communicator;
+use midplane::via::message::engine::{Config, Engine};
+use midplane::via::message::process::Process;
+use midplane::via::message::progression::Progression;
+use serde::{Deserialize, Serialize};
+
+/// What rank 0 says in the end.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Said {
+    pub kernel: String,
+    pub class: String,
+    pub ranks: u32,
+    /// Of the official results.
+    pub verified: bool,
+    /// Of all bits of the results.
+    pub checksum: String,
+    /// From when all ranks were there until the results were, the last time, frozen time included.
+    pub seconds: f64,
+}
+
+/// Which kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Name {
+    Ep,
+    Cg,
+    Ft,
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "ep" => Ok(Self::Ep),
+            "cg" => Ok(Self::Cg),
+            "ft" => Ok(Self::Ft),
+            _ => Err(format!("no kernel is called {text}: ep, cg or ft")),
+        }
+    }
+}
+
+/// Runs this process's rank, so many times over; what is to be said, on rank 0. Between two times `pace` is told of no
+/// operations.
+pub async fn run(
+    (name, class): (Name, Class),
+    times: u32,
+    pace: &impl Pace,
+) -> Result<Option<Said>, String> {
+    let (_, channel) = join().await.map_err(|error| error.to_string())?;
+    let mut snapshots = Snapshots::join().map_err(|error| error.to_string())?;
+    let mut saved = snapshots.take_restored();
+    let (rank, ranks) = (channel.rank(), u32::from(channel.ranks()));
+    // Between two steps a kernel has had all that it waits for: what was on its way is of the message
+    // layer alone, which begins anew.
+    let carrier = match saved {
+        Some(_) => ChannelCarrier::anew(channel),
+        None => ChannelCarrier::new(channel),
+    };
+    let engine = Engine::new(carrier, Config::default());
+    let (process, scope) = Process::new(engine, ranks).map_err(|error| error.to_string())?;
+    let world = Communicator::world(process, scope);
+    let mut said: Option<Said> = None;
+    for _ in 0..times {
+        world.barrier().await.map_err(|error| error.to_string())?;
+        let began = now();
+        let saved = saved.take();
+        let verdict = match name {
+            Name::Ep => kernel::<Ep, _>(class, &world, saved, &mut snapshots, pace).await,
+            Name::Cg => kernel::<Cg, _>(class, &world, saved, &mut snapshots, pace).await,
+            Name::Ft => kernel::<Ft, _>(class, &world, saved, &mut snapshots, pace).await,
+        }?;
+        pace.work(0).await;
+        let seconds = now().nanos_since(began) as f64 / 1e9;
+        let checksum = format!("{:016x}", verdict.checksum);
+        if said.as_ref().is_some_and(|before| before.checksum != checksum) {
+            return Err(format!("{name:?} came to other bits than the time before"));
+        }
+        let verified = verdict.verified && said.is_none_or(|before| before.verified);
+        let kernel = format!("{name:?}").to_lowercase();
+        let class = class.to_string();
+        said = Some(Said { kernel, class, ranks, verified, checksum, seconds });
+    }
+    world.finalize().await;
+    Ok(said.filter(|_| rank.0 == 0))
+}
+
+/// Runs a kernel from its beginning, or from what was saved; is saved between two steps when it is asked
+/// to, all ranks between the same two.
+async fn kernel<K: Kernel, P: Progression>(
+    class: Class,
+    world: &Communicator<P>,
+    saved: Option<Vec<u8>>,
+    snapshots: &mut Snapshots,
+    pace: &impl Pace,
+) -> Result<Verdict, String>
+where
+    Communicator<P>: Send + Sync,
+{
+    let (rank, ranks) = (world.rank().0, world.size());
+    let kernel = match saved {
+        Some(saved) => K::restore(class, rank, ranks, &saved),
+        None => K::begin(class, rank, ranks),
+    };
+    let mut kernel = kernel.map_err(|error| error.to_string())?;
+    while !kernel.step(world, pace).await.map_err(|error| error.to_string())? {
+        let asked = [u32::from(snapshots.is_asked())];
+        let all = world.all_reduce_slice(&asked, |sum, more| *sum += *more).await;
+        if all.map_err(|error| error.to_string())?[0] > 0 {
+            snapshots.save(&kernel.save()).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(kernel.verdict())
+}

@@ -1,0 +1,17 @@
+//! Linear systems by asynchronous iteration, over a network that is too small for them.
+
+pub mod arguments;
+mod background;
+pub mod fabrics;
+pub mod failure;
+pub mod figures;
+mod lead;
+mod message;
+mod outbox;
+mod pace;
+pub mod problem;
+pub mod rank;
+pub mod run;
+pub mod setting;
+pub mod study;
+mod traces;

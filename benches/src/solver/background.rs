@@ -1,0 +1,53 @@
+//! Others' traffic.
+
+use std::time::Duration;
+
+use midplane::nicvm::messages;
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{NodeId, PortId};
+use midplane::simhw::time::Instant;
+
+use super::failure::Failure;
+use super::setting::{Load, RATE};
+
+/// Bytes of a message, and of the headers around it.
+const BYTES: usize = 1_000;
+const HEADERS: u64 = 114;
+/// A port that nobody listens at.
+const NOWHERE: PortId = PortId(7);
+/// Messages that are under way to the NIC at most: more would be sent late.
+const UNDER_WAY: usize = 64;
+
+/// Sends messages that nobody listens to, at random instants: `load` of the rate of the way to each
+/// of `targets`. Never ends by itself.
+pub async fn disturb<H: Host>(host: H, targets: Vec<NodeId>, load: Load) -> Result<(), Failure> {
+    let mut port = host.open_port().map_err(Failure::stopped)?;
+    let memory = port.register(BYTES).map_err(Failure::stopped)?;
+    let mut rng = host.rng("background");
+    let ways = targets.len() as f64;
+    let gap = RATE.nanos_for(BYTES as u64 + HEADERS) as f64 / load.share / ways;
+    let begin = host.now();
+    let mut due = begin;
+    let mut turn = 0;
+    loop {
+        // Gaps of an exponential law: arrivals that know nothing of each other.
+        let wait = -(1.0 - rng.unit()).ln() * gap;
+        due = due.plus_nanos(wait as u64);
+        host.sleep_until(due).await;
+        while port.poll().is_some() {}
+        turn += 1;
+        if is_there(load, begin, due) && port.outstanding() < UNDER_WAY {
+            let to = targets[turn % targets.len()];
+            let command = messages::send(to, NOWHERE, memory.whole(), 0);
+            port.submit(&command).map_err(Failure::stopped)?;
+        }
+    }
+}
+
+/// Whether the others are there just now: not at first, where they come and go.
+fn is_there(load: Load, begin: Instant, now: Instant) -> bool {
+    load.period.is_none_or(|period| {
+        let period = Duration::from_secs_f64(period);
+        now.since(begin).as_nanos() / period.as_nanos() % 2 == 1
+    })
+}

@@ -1,0 +1,118 @@
+//! What ranks send each other: updates, stamped as in the paper, and notes.
+
+use midplane::simhw::id::PortId;
+use midplane::simhw::time::Instant;
+use midplane::simhw::wire;
+use serde::{Deserialize, Serialize};
+
+/// The port that everything goes to.
+pub const PORT: PortId = PortId(0);
+/// The tag of updates; notes have none.
+pub const UPDATES: u32 = 1;
+/// Bytes of an update: which unknown, and its value.
+const UPDATE_BYTES: usize = 10;
+/// Bytes before the updates of a message: when it was sent.
+const STAMP_BYTES: usize = 8;
+/// Most updates of a message: it fits into one frame.
+pub const MOST_UPDATES: usize = 128;
+/// Bytes of the longest message of updates, and of notes.
+pub const MESSAGE_BYTES: usize = length(MOST_UPDATES);
+pub const NOTE_BYTES: usize = 1_300;
+/// Values of a report's one message.
+pub const REPORT_VALUES: usize = 150;
+
+/// What ranks and coordinator tell each other.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub enum Note {
+    /// A rank is there, for the run of this fingerprint.
+    Hello(u64),
+    /// The coordinator knows another run.
+    Mismatch,
+    /// A rank is still there.
+    Alive,
+    AtRest {
+        round: u32,
+    },
+    Values {
+        round: u32,
+        first: u32,
+        of: u32,
+        values: Vec<f64>,
+    },
+    Hold {
+        round: u32,
+    },
+    GoOn {
+        round: u32,
+    },
+    Stop,
+    /// A rank has stopped; this is what it has counted.
+    Done(Tally),
+    /// The coordinator has heard that.
+    Bye,
+    /// A rank was lost, and that is the end.
+    Lost(u16),
+}
+
+/// What a rank counts.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Tally {
+    /// Messages of updates that left, and that arrived.
+    pub sent: u64,
+    pub messages: u64,
+    /// Updates that arrived.
+    pub updates: u64,
+    /// Sweeps.
+    pub iterations: u64,
+}
+
+impl Tally {
+    pub const fn add(&mut self, other: &Self) {
+        self.sent += other.sent;
+        self.messages += other.messages;
+        self.updates += other.updates;
+        self.iterations += other.iterations;
+    }
+}
+
+/// Bytes of a message of `count` updates.
+pub const fn length(count: usize) -> usize {
+    STAMP_BYTES + count * UPDATE_BYTES
+}
+
+/// How many updates a message of `bytes` has room for.
+pub const fn room(bytes: usize) -> usize {
+    bytes.saturating_sub(STAMP_BYTES) / UPDATE_BYTES
+}
+
+/// A message of updates, sent at `now`.
+pub fn updates(now: Instant, some: &[(usize, f64)]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(length(some.len()));
+    bytes.extend_from_slice(&now.as_nanos().to_le_bytes());
+    for (i, value) in some {
+        let i = u16::try_from(*i).expect("systems are refused that have more unknowns");
+        bytes.extend_from_slice(&i.to_le_bytes());
+        bytes.extend_from_slice(&value.to_le_bytes());
+    }
+    bytes
+}
+
+/// When a message was sent, and its updates.
+pub fn parse_updates(
+    bytes: &[u8],
+) -> Option<(Instant, impl ExactSizeIterator<Item = (usize, f64)> + '_)> {
+    let (stamp, updates) = bytes.split_first_chunk::<STAMP_BYTES>()?;
+    let update = |update: &[u8]| {
+        let (i, value) = update.split_at(2);
+        let i = u16::from_le_bytes(i.try_into().expect("two bytes"));
+        let value = f64::from_le_bytes(value.try_into().expect("eight bytes"));
+        (usize::from(i), value)
+    };
+    let sent = Instant::from_nanos(u64::from_le_bytes(*stamp));
+    Some((sent, updates.chunks_exact(UPDATE_BYTES).map(update)))
+}
+
+/// A note as it travels.
+pub fn encode(note: &Note) -> Result<Vec<u8>, String> {
+    wire::encode(note).map_err(|error| error.to_string())
+}

@@ -1,0 +1,337 @@
+//! What a rank has to send, and when it is sent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use midplane::nicvm::messages;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::port::{Command, Completion, Port, Status};
+use midplane::simhw::region::Region;
+use midplane::simhw::time::Instant;
+use midplane::warp::firmware::{self, PAID};
+use midplane::warp::gate::Gate;
+use midplane::warp::law::FlushBuffer;
+
+use super::message::{self, MESSAGE_BYTES, MOST_UPDATES, NOTE_BYTES, PORT, UPDATES};
+use super::setting::{Control, Hosts, Setting};
+
+/// Bytes of headers around a message on the network.
+const HEADERS: u32 = 48 + 28 + 38;
+/// Messages of updates, and of notes, that may be on their way to the NIC.
+const SLOTS: usize = 96;
+const NOTES: usize = 32;
+/// Messages under way to each target at which Lambda holds still: one leaves, one is ready.
+const READY: f64 = 2.0;
+/// ... and above which no more are handed over.
+const MOST_READY: f64 = 2.0 * READY;
+/// Where messages cost the hosts: the share of ready messages that may be refused while Lambda holds
+/// still ...
+const ACCEPTED: f64 = 0.02;
+/// ... and so much of Lambda more: large messages grow small again where the network has room.
+const RELAXED: f64 = 0.1;
+/// Lambda's gain, a second for each unit.
+const GAIN: f64 = 4.0;
+/// The weight of one message in the mean size of messages.
+const SIZE_GAIN: f64 = 1.0 / 8.0;
+/// The share of the mean size that a message has at least.
+const LEAST_SHARE: f64 = 0.5;
+/// A target that was sent nothing for so long is sent what there is credit for: at the least rate all
+/// values together take 36 ms ...
+const PATIENCE: Duration = Duration::from_millis(8);
+/// ... if those are so many: headers take more than fewer.
+const LEAST_PART: usize = 18;
+
+/// The updates of one rank on their way out.
+#[derive(Debug)]
+pub struct Outbox {
+    control: Control,
+    targets: Vec<NodeId>,
+    /// Unknowns of this rank: no message has more of the latest values.
+    own: usize,
+    gates: BTreeMap<NodeId, Gate>,
+    gather: FlushBuffer<(usize, f64)>,
+    full: Vec<Vec<(usize, f64)>>,
+    /// Unknowns whose last value a target has not been sent, where the latest alone counts.
+    dirty: BTreeMap<NodeId, BTreeSet<usize>>,
+    /// The last value of each unknown that a target was sent.
+    told: BTreeMap<NodeId, BTreeMap<usize, f64>>,
+    /// When that was last.
+    told_at: BTreeMap<NodeId, Instant>,
+    trigger: Trigger,
+    memory: Region,
+    free: Vec<usize>,
+    free_notes: Vec<usize>,
+    adjusted: Instant,
+    /// Whether messages cost the hosts: few large ones are then better than fresh ones.
+    is_costly: bool,
+    /// Messages that were ready and that were refused since Lambda was adjusted.
+    refused: usize,
+    /// Updates of a message on the mean, where the gate alone decides.
+    size: f64,
+    /// Messages of updates that the NIC has taken.
+    sent: u64,
+}
+
+/// Which values have moved so far that others should know.
+#[derive(Debug, Default)]
+struct Trigger {
+    share: f64,
+    /// The last value that was passed on, by unknown.
+    told: BTreeMap<usize, f64>,
+    /// The largest step of the last sweep, and of this one so far.
+    largest: f64,
+    so_far: f64,
+}
+
+impl Trigger {
+    /// Whether the new value of an unknown, `step` away from its last, is to be passed on.
+    fn lets(&mut self, i: usize, value: f64, step: f64) -> bool {
+        self.so_far = self.so_far.max(step);
+        let moved = self.told.get(&i).map_or(f64::INFINITY, |told| (value - told).abs());
+        // A rank at rest passes on whatever is left.
+        let lets = self.share == 0.0 || moved > self.share * self.largest;
+        if lets {
+            self.told.insert(i, value);
+        }
+        lets
+    }
+
+    const fn on_sweep(&mut self) {
+        self.largest = self.so_far;
+        self.so_far = 0.0;
+    }
+}
+
+impl Outbox {
+    pub fn new(
+        port: &mut Port,
+        node: NodeId,
+        setting: &Setting,
+        gates: BTreeMap<NodeId, Gate>,
+    ) -> Result<Self, String> {
+        let bytes = SLOTS * MESSAGE_BYTES + NOTES * NOTE_BYTES;
+        let memory = port.register(bytes).map_err(|error| error.to_string())?;
+        let targets = setting.targets(node);
+        let own = setting.unknowns.div_ceil(usize::from(setting.ranks)).min(MOST_UPDATES);
+        Ok(Self {
+            control: setting.control,
+            dirty: targets.iter().map(|target| (*target, BTreeSet::new())).collect(),
+            told: BTreeMap::new(),
+            told_at: BTreeMap::new(),
+            targets,
+            own,
+            gates,
+            gather: FlushBuffer::new(MOST_UPDATES, setting.buffer.into(), GAIN),
+            full: Vec::new(),
+            trigger: Trigger { share: setting.trigger, ..Trigger::default() },
+            memory,
+            free: (0..SLOTS).collect(),
+            free_notes: (SLOTS..SLOTS + NOTES).collect(),
+            adjusted: Instant::ZERO,
+            is_costly: setting.hosts == Hosts::Paper,
+            refused: 0,
+            size: setting.buffer.into(),
+            sent: 0,
+        })
+    }
+
+    /// An unknown has a new value, `step` away from its last.
+    pub fn push(&mut self, i: usize, value: f64, step: f64) {
+        if !self.trigger.lets(i, value, step) {
+            return;
+        }
+        if self.control == Control::WarpCsend {
+            for dirty in self.dirty.values_mut() {
+                dirty.insert(i);
+            }
+        } else if let Some(full) = self.gather.push((i, value)) {
+            self.full.push(full);
+        }
+    }
+
+    /// All unknowns have been computed once more.
+    pub const fn on_sweep(&mut self) {
+        self.trigger.on_sweep();
+    }
+
+    /// Sends what is to be sent now.
+    pub fn send(&mut self, port: &mut Port, now: Instant, x: &[f64]) -> Result<(), String> {
+        if self.control == Control::WarpCsend {
+            for target in self.targets.clone() {
+                self.send_latest(port, now, target, x)?;
+            }
+            if self.is_costly {
+                self.adjust_to_gates(now);
+            }
+            return Ok(());
+        }
+        if self.control == Control::Warp {
+            self.adjust(now);
+            if !self.is_costly && self.waiting() >= MOST_READY {
+                // What would wait is old when it leaves: of the messages that are full the last stays.
+                self.full.drain(..self.full.len().saturating_sub(1));
+                return Ok(());
+            }
+        }
+        for full in std::mem::take(&mut self.full) {
+            for target in self.targets.clone() {
+                self.send_to(port, now, target, &full)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What has been read may be written again.
+    pub fn on_sent(&mut self, done: &Completion) {
+        let slot = done.cookie as usize;
+        if slot < SLOTS {
+            self.sent += u64::from(done.status == Status::Done);
+            self.free.push(slot);
+        } else {
+            self.free_notes.push(slot);
+        }
+    }
+
+    /// Sends a note, if there is room for it; notes are repeated.
+    pub fn say(&mut self, port: &mut Port, to: NodeId, bytes: &[u8]) -> Result<(), String> {
+        let Some(slot) = self.free_notes.pop() else { return Ok(()) };
+        let at = SLOTS * MESSAGE_BYTES + (slot - SLOTS) * NOTE_BYTES;
+        self.memory.write(at, bytes).map_err(|error| error.to_string())?;
+        let range = self.memory.range(at, bytes.len()).expect("a note is short");
+        let command = messages::send(to, PORT, range, slot as u64);
+        port.submit(&command).map_err(|error| error.to_string())
+    }
+
+    /// The share of a full message that is waited for.
+    pub fn lambda(&self) -> f64 {
+        match self.control {
+            Control::WarpCsend if !self.is_costly => self.size / MOST_UPDATES as f64,
+            _ => self.gather.lambda(),
+        }
+    }
+
+    /// Messages of updates that have left, each as often as it has targets.
+    pub fn sent(&self, ranks: u16) -> u64 {
+        let copies = if self.targets == [NodeId::EVERYBODY] { u64::from(ranks) - 1 } else { 1 };
+        self.sent * copies
+    }
+
+    /// Messages that wait at the NIC, for each target.
+    fn waiting(&self) -> f64 {
+        (SLOTS - self.free.len()) as f64 / self.targets.len().max(1) as f64
+    }
+
+    /// Lambda follows the messages that wait at the NIC for Warp's rate: they are the difference
+    /// between what is computed and what may leave.
+    fn adjust(&mut self, now: Instant) {
+        let seconds = now.since(self.adjusted).as_secs_f64().min(0.1);
+        self.adjusted = now;
+        self.gather.adjust(1.0 + (self.waiting() - READY) / READY, seconds);
+    }
+
+    /// Lambda grows while messages that are ready are refused, and falls while none is.
+    fn adjust_to_gates(&mut self, now: Instant) {
+        let seconds = now.since(self.adjusted).as_secs_f64().min(0.1);
+        self.adjusted = now;
+        let refused = self.refused as f64 / self.targets.len().max(1) as f64;
+        self.refused = 0;
+        let accepted = ACCEPTED + RELAXED * self.gather.lambda();
+        self.gather.adjust(1.0 + refused - accepted, seconds);
+    }
+
+    /// How many of `dirty` values may go to a target now, if any: all that fit into a message, as soon
+    /// as the gate has credit for them; after a while as many as there is credit for.
+    fn allowed(&self, now: Instant, target: NodeId, dirty: usize) -> Option<usize> {
+        if self.waiting() >= READY {
+            return None;
+        }
+        let gate = &self.gates[&target];
+        let all = dirty.min(MOST_UPDATES);
+        if gate.is_open(message::length(all) as u32 + HEADERS) {
+            return Some(all);
+        }
+        let told_at = self.told_at.get(&target).copied().unwrap_or(Instant::ZERO);
+        let part =
+            message::room(gate.budget(Duration::ZERO).saturating_sub(HEADERS.into()) as usize);
+        (now.since(told_at) > PATIENCE && part >= LEAST_PART).then_some(part.min(all))
+    }
+
+    /// The latest values, as soon as the gate has credit for all that are new. Its credit grows with
+    /// the network's share and what is new with the computing: messages are as small as the two let
+    /// them be, and a rate that changes shows in the next one.
+    fn send_latest(
+        &mut self,
+        port: &mut Port,
+        now: Instant,
+        target: NodeId,
+        x: &[f64],
+    ) -> Result<(), String> {
+        loop {
+            let dirty = &self.dirty[&target];
+            let count = dirty.len().min(MOST_UPDATES);
+            let wanted = match self.is_costly {
+                true => self.gather.lambda() * MOST_UPDATES as f64,
+                false => LEAST_SHARE * self.size,
+            };
+            let is_small = count < self.own && count as f64 <= wanted;
+            if count == 0 || is_small {
+                return Ok(());
+            }
+            let Some(count) = self.allowed(now, target, count) else {
+                self.refused += 1;
+                return Ok(());
+            };
+            // Those that have moved most since this target was told, where not all of them fit.
+            let told = self.told.entry(target).or_default();
+            let moved = |i: &usize| (x[*i] - told.get(i).copied().unwrap_or(0.0)).abs();
+            let mut some: Vec<(usize, f64)> = dirty.iter().map(|i| (*i, moved(i))).collect();
+            if count < some.len() {
+                some.select_nth_unstable_by(count, |(_, a), (_, b)| b.total_cmp(a));
+                some.truncate(count);
+            }
+            some.iter_mut().for_each(|(i, value)| *value = x[*i]);
+            told.extend(some.iter().copied());
+            if !self.send_to(port, now, target, &some)? {
+                return Ok(());
+            }
+            self.told_at.insert(target, now);
+            self.size += SIZE_GAIN * (count as f64 - self.size);
+            let dirty = self.dirty.entry(target).or_default();
+            for (i, _) in &some {
+                dirty.remove(i);
+            }
+        }
+    }
+
+    /// Sends one message, if there is room at the NIC and the gate is open.
+    fn send_to(
+        &mut self,
+        port: &mut Port,
+        now: Instant,
+        to: NodeId,
+        some: &[(usize, f64)],
+    ) -> Result<bool, String> {
+        let Some(slot) = self.free.last().copied() else { return Ok(false) };
+        let bytes = message::updates(now, some);
+        let is_paid = matches!(self.control, Control::Csend | Control::WarpCsend);
+        if is_paid {
+            match self.gates[&to].try_reserve(bytes.len() as u32 + HEADERS) {
+                Ok(permit) => permit.spend(),
+                Err(_) => return Ok(false),
+            }
+        }
+        self.free.pop();
+        let at = slot * MESSAGE_BYTES;
+        self.memory.write(at, &bytes).map_err(|error| error.to_string())?;
+        let range = self.memory.range(at, bytes.len()).expect("it fits into a slot");
+        let send = match self.control {
+            Control::None | Control::Static => messages::send,
+            Control::Csend | Control::Warp | Control::WarpCsend => firmware::send,
+        };
+        let command = send(to, PORT, range, slot as u64);
+        let flags = command.flags | if is_paid { PAID } else { 0 };
+        let command = Command { flags, args: [u64::from(UPDATES), 0, 0], ..command };
+        port.submit(&command).map_err(|error| error.to_string())?;
+        Ok(true)
+    }
+}

@@ -1,0 +1,63 @@
+//! The system that is to be solved, and its direct solution.
+
+use midplane::warp::iterate::FixedPoint as _;
+use midplane::warp::iterate::matrix::{self, Linear};
+use nalgebra::{DMatrix, DVector};
+
+use super::arguments::Arguments;
+
+/// The paper's system is of so many unknowns.
+const UNKNOWNS: usize = 1_000;
+/// The spectral radius of a random one.
+const RADIUS: f64 = 0.9;
+/// Most unknowns that are solved directly, too: some seconds and 30 MB.
+const DIRECT: usize = 2_000;
+
+/// The system that is asked for, if it is one that must converge.
+///
+/// # Errors
+/// One line that names the argument, and the line of the file or the reason.
+pub fn read(arguments: &Arguments) -> Result<Linear, String> {
+    let (name, a) = if let Some(path) = &arguments.matrix {
+        let name = format!("--matrix {}", path.display());
+        let text = std::fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;
+        let a = matrix::read(&text).map_err(|error| format!("{name}: {error}"))?;
+        (name, a)
+    } else if let Some(n) = arguments.random {
+        (format!("--random {n}"), matrix::random(n.into(), RADIUS, arguments.seed))
+    } else {
+        let n = arguments.trefethen.map_or(UNKNOWNS, usize::from);
+        (format!("--trefethen {n}"), matrix::trefethen(n))
+    };
+    let problem = Linear::new(a, None).map_err(|error| format!("{name}: {error}"))?;
+    let unknowns = problem.unknowns();
+    if unknowns > usize::from(u16::MAX) {
+        return Err(format!("{name}: {unknowns} unknowns; an update names one of 65535 at most"));
+    }
+    // Who started this process has checked it.
+    if !arguments.child {
+        problem.check().map_err(|error| format!("{name}: {error}"))?;
+    }
+    Ok(problem)
+}
+
+/// A number by which systems are told apart.
+pub fn number(problem: &Linear) -> u64 {
+    let entries =
+        problem.a().iter().flat_map(|(value, (i, j))| [i as u64, j as u64, value.to_bits()]);
+    entries.fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The solution by elimination with pivots, of systems small enough for that.
+pub fn solve_directly(problem: &Linear) -> Option<Vec<f64>> {
+    let n = problem.unknowns();
+    if n > DIRECT {
+        return None;
+    }
+    let mut dense = DMatrix::<f64>::zeros(n, n);
+    for (value, (i, j)) in problem.a().iter() {
+        dense[(i, j)] += *value;
+    }
+    let b = DVector::from_column_slice(problem.b());
+    dense.lu().solve(&b).map(|x| x.as_slice().to_vec())
+}

@@ -1,0 +1,452 @@
+//! One rank: computes its unknowns, sends them, and takes part in finding the end.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use midplane::nicvm::messages;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::port::{Completion, Port, PortOptions, Status};
+use midplane::simhw::region::Region;
+use midplane::simhw::time::{Instant, nanos};
+use midplane::simhw::wire;
+use midplane::warp::firmware;
+use midplane::warp::gate::Gate;
+use midplane::warp::iterate::matrix::Linear;
+use midplane::warp::iterate::termination::{Order, Participant, Report};
+use midplane::warp::iterate::{self, Part, partition};
+
+use super::failure::Failure;
+use super::lead::Lead;
+use super::message::{self, NOTE_BYTES, Note, PORT, REPORT_VALUES, Tally, UPDATES};
+use super::outbox::Outbox;
+use super::pace::Pace;
+use super::setting::{OnLoss, Setting};
+use super::traces::Traces;
+
+/// The rank that finds the end.
+pub const COORDINATOR: NodeId = NodeId(0);
+/// Buffers that are lent for each service: some 20 ms of a port's rate.
+const BUFFERS: usize = 256;
+const DEPTH: usize = 1_024;
+/// Time after which what was not answered is said again.
+const REPEAT: Duration = Duration::from_millis(50);
+/// Silence after which a rank is lost.
+const LOST: Duration = Duration::from_secs(3);
+/// How long the end may take: everybody tells what it has counted.
+const ENDING: Duration = Duration::from_secs(2);
+/// Updates between two looks at what has arrived.
+const STRIDE: usize = 4;
+
+/// What all ranks of a run have in common.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub setting: Arc<Setting>,
+    pub problem: Arc<Linear>,
+    /// How long to wait for ranks that are not there yet.
+    pub wait: Duration,
+    /// Drawn as digits are found.
+    pub progress: ProgressBar,
+}
+
+/// What rank 0 has at the end.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The answer, if one was found and checked.
+    pub answer: Option<Vec<f64>>,
+    /// Until it was, or time was up.
+    pub seconds: f64,
+    /// What all ranks have counted, as far as they could tell.
+    pub tally: Tally,
+    pub lost: Vec<u16>,
+    pub traces: Traces,
+}
+
+/// A rank at work.
+pub struct Rank<H> {
+    pub host: H,
+    pub job: Job,
+    pub ranges: Vec<Range<usize>>,
+    pub part: Part<Arc<Linear>>,
+    side: Participant,
+    pub lead: Option<Lead>,
+    port: Port,
+    lent: Region,
+    outbox: Outbox,
+    repeat_at: Instant,
+    /// When each other rank was last heard of.
+    pub heard: BTreeMap<NodeId, Instant>,
+    /// The coordinator has heard what this rank has counted.
+    is_dismissed: bool,
+    /// The coordinator has given the run up.
+    failure: Option<Failure>,
+    begin: Instant,
+    /// The processor has work until then.
+    due: Instant,
+    tally: Tally,
+    traces: Traces,
+}
+
+impl<H: Pace> Rank<H> {
+    pub fn new(host: H, job: Job, gates: BTreeMap<NodeId, Gate>) -> Result<Self, Failure> {
+        let node = host.node();
+        let setting = &job.setting;
+        let options = PortOptions::default().number(PORT).depth(DEPTH);
+        let mut port = host.open_port_with(options).map_err(Failure::stopped)?;
+        let lent = port.register(2 * BUFFERS * NOTE_BYTES).map_err(Failure::stopped)?;
+        let outbox = Outbox::new(&mut port, node, setting, gates).map_err(Failure::Stopped)?;
+        let ranges = partition(setting.unknowns, usize::from(setting.ranks));
+        let own = ranges[node.index()].clone();
+        let part = Part::new(Arc::clone(&job.problem), own, iterate::Order::GaussSeidel);
+        let lead = (node == COORDINATOR).then(|| Lead::new(setting));
+        let side = Participant::new(setting.tolerance * 0.5);
+        let mut rank = Self {
+            host,
+            ranges,
+            part,
+            side,
+            lead,
+            port,
+            lent,
+            outbox,
+            repeat_at: Instant::ZERO,
+            heard: BTreeMap::new(),
+            is_dismissed: false,
+            failure: None,
+            begin: Instant::ZERO,
+            due: Instant::ZERO,
+            tally: Tally::default(),
+            traces: Traces::default(),
+            job,
+        };
+        for slot in 0..2 * BUFFERS {
+            rank.lend(slot)?;
+        }
+        rank.port.ring();
+        Ok(rank)
+    }
+
+    /// Works until the answer is found or time is up; rank 0 has something to report.
+    pub async fn work(mut self) -> Result<Outcome, Failure> {
+        self.gather().await?;
+        self.begin = self.host.now();
+        let limit = Duration::from_secs_f64(self.job.setting.limit_seconds);
+        // Rank 0 says when time is up, and the others hear it a little later.
+        let limit = if self.lead.is_some() { limit } else { limit + ENDING };
+        let limit = self.begin + limit;
+        while self.host.now() < limit && !self.has_ended() {
+            if self.side.may_sweep() {
+                self.sweep().await?;
+            } else {
+                self.rest().await;
+            }
+            self.attend()?;
+        }
+        let seconds = self.seconds();
+        let answer = self.lead.as_ref().and_then(Lead::answer).map(<[f64]>::to_vec);
+        if self.lead.is_some() {
+            self.dismiss_all().await?;
+        } else {
+            self.take_leave().await?;
+        }
+        let Lead { lost, tallies, .. } = self.lead.unwrap_or_else(|| Lead::new(&self.job.setting));
+        let mut tally = self.tally;
+        tallies.values().for_each(|other| tally.add(other));
+        let lost = lost.iter().map(|node| node.0).collect();
+        Ok(Outcome { answer, seconds, tally, lost, traces: self.traces })
+    }
+
+    fn has_ended(&self) -> bool {
+        match &self.lead {
+            Some(lead) => {
+                let ends = self.job.setting.on_loss == OnLoss::End;
+                lead.answer().is_some() || ends && !lead.lost.is_empty()
+            }
+            None => self.side.is_stopped(),
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.host.now().since(self.begin).as_secs_f64()
+    }
+
+    /// Waits until all ranks are there: for rank 0 all others, for those an order of its.
+    async fn gather(&mut self) -> Result<(), Failure> {
+        let limit = self.host.now() + self.job.wait;
+        let hello = Note::Hello(self.job.setting.fingerprint());
+        loop {
+            self.take_in()?;
+            let missing = match &self.lead {
+                Some(lead) => lead.missing(),
+                None if self.heard.contains_key(&COORDINATOR) => Vec::new(),
+                None => vec![COORDINATOR],
+            };
+            if missing.is_empty() {
+                break;
+            }
+            if self.host.now() >= limit {
+                return Err(Failure::Unreachable(missing));
+            }
+            if self.lead.is_none() && self.is_time_to_repeat() {
+                self.say(COORDINATOR, &hello)?;
+            }
+            self.rest().await;
+        }
+        // Nobody is silent yet.
+        let now = self.host.now();
+        let others = self.job.setting.others(self.host.node());
+        self.heard = others.into_iter().map(|node| (node, now)).collect();
+        self.tell_all(&Note::GoOn { round: 0 })
+    }
+
+    /// Computes each of its unknowns once, and sends them as it goes.
+    async fn sweep(&mut self) -> Result<(), Failure> {
+        let mut largest = 0.0_f64;
+        let own: Vec<usize> = self.part.own().collect();
+        for some in own.chunks(STRIDE) {
+            for &i in some {
+                let before = self.part.x()[i];
+                let (residual, value) = self.part.update(i);
+                largest = largest.max(residual);
+                self.outbox.push(i, value, (value - before).abs());
+            }
+            let time = u64::from(self.job.setting.update_us) * 1_000 * some.len() as u64;
+            self.host.compute(&mut self.due, time).await;
+            self.attend()?;
+            if !self.side.may_sweep() {
+                return Ok(());
+            }
+            self.send_updates()?;
+        }
+        self.outbox.on_sweep();
+        self.tally.iterations += 1;
+        if let Some(report) = self.side.on_sweep(largest) {
+            self.report(report)?;
+        }
+        if self.lead.is_some() {
+            let residual = iterate::residual(&self.job.problem, self.part.x());
+            self.traces.on_residual(self.seconds(), residual);
+            self.show(residual);
+        }
+        Ok(())
+    }
+
+    /// Digits found, of those wanted.
+    fn show(&self, residual: f64) {
+        let wanted = -self.job.setting.tolerance.log10();
+        let found = (-residual.max(1e-300).log10()).clamp(0.0, wanted);
+        let length = self.job.progress.length().unwrap_or(0) as f64;
+        self.job.progress.set_position((found / wanted * length) as u64);
+    }
+
+    /// Waits a little for what others have to say.
+    pub async fn rest(&self) {
+        self.host.sleep_until(self.host.now().plus_nanos(nanos(REPEAT) / 10)).await;
+    }
+
+    fn send_updates(&mut self) -> Result<(), Failure> {
+        let (now, x) = (self.host.now(), self.part.x());
+        self.outbox.send(&mut self.port, now, x).map_err(Failure::Stopped)?;
+        self.tally.sent = self.outbox.sent(self.job.setting.ranks);
+        if self.lead.is_some() {
+            self.traces.on_lambda(self.tally.sent, self.outbox.lambda());
+        }
+        Ok(())
+    }
+
+    /// Takes in what has arrived, says again what is still so, and looks who is still there.
+    fn attend(&mut self) -> Result<(), Failure> {
+        self.take_in()?;
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        if self.is_time_to_repeat() {
+            self.repeat()?;
+            self.look_for_the_lost()?;
+        }
+        Ok(())
+    }
+
+    /// Takes in all that has arrived.
+    fn take_in(&mut self) -> Result<(), Failure> {
+        let mut is_lent = false;
+        while let Some(done) = self.port.poll() {
+            if done.opcode == messages::SEND {
+                self.outbox.on_sent(&done);
+                continue;
+            }
+            let slot = done.cookie as usize;
+            let mut bytes = [0; NOTE_BYTES];
+            let length = (done.length as usize).min(NOTE_BYTES);
+            let read = self.lent.read(slot * NOTE_BYTES, &mut bytes[..length]);
+            self.lend(slot)?;
+            is_lent = true;
+            if done.status == Status::Done && read.is_ok() {
+                self.on_message(&done, &bytes[..length])?;
+            }
+        }
+        if is_lent {
+            self.port.ring();
+        }
+        Ok(())
+    }
+
+    fn on_message(&mut self, done: &Completion, bytes: &[u8]) -> Result<(), Failure> {
+        let (from, now) = (done.node, self.host.now());
+        if let Some(heard) = self.heard.get_mut(&from) {
+            *heard = now;
+        }
+        if done.args[0] != u64::from(UPDATES) {
+            return match wire::decode(bytes) {
+                Ok(note) => self.on_note(from, note),
+                Err(_) => Ok(()),
+            };
+        }
+        let Some((sent, updates)) = message::parse_updates(bytes) else { return Ok(()) };
+        self.tally.messages += 1;
+        self.tally.updates += updates.len() as u64;
+        if self.lead.is_some() {
+            self.traces.on_message(from, sent, now);
+        }
+        if self.side.may_sweep() {
+            updates.for_each(|(i, value)| self.part.handle_value(i, value));
+        }
+        Ok(())
+    }
+
+    fn on_note(&mut self, from: NodeId, note: Note) -> Result<(), Failure> {
+        let order = match note {
+            Note::Hold { round } => Order::Hold { round },
+            Note::GoOn { round } => Order::GoOn { round },
+            Note::Stop => Order::Stop,
+            Note::Bye => {
+                self.is_dismissed = true;
+                return Ok(());
+            }
+            Note::Mismatch => return Err(Failure::Mismatch(from)),
+            Note::Lost(rank) => {
+                self.failure = Some(Failure::Lost(vec![rank]));
+                return Ok(());
+            }
+            of_a_rank => return self.on_note_of_rank(from, of_a_rank),
+        };
+        if from == COORDINATOR {
+            self.heard.entry(from).or_insert_with(|| self.host.now());
+            self.obey(order)?;
+        }
+        Ok(())
+    }
+
+    pub fn obey(&mut self, order: Order) -> Result<(), Failure> {
+        let own = [self.ranges[self.host.node().index()].clone()];
+        let adopted = self.lead.as_ref().map(|lead| lead.adopted(&self.ranges));
+        let own: Vec<Range<usize>> = own.into_iter().chain(adopted.unwrap_or_default()).collect();
+        for report in self.side.handle_order(order, &own, self.part.x()) {
+            self.report(report)?;
+        }
+        Ok(())
+    }
+
+    /// To the coordinator, which may be this rank.
+    fn report(&mut self, report: Report) -> Result<(), Failure> {
+        if self.lead.is_some() {
+            return self.on_report(self.host.node(), report);
+        }
+        match report {
+            Report::AtRest { round } => self.say(COORDINATOR, &Note::AtRest { round }),
+            Report::Values { round, values, .. } => {
+                let of = values.len() as u32;
+                let parts = values.chunks(REPORT_VALUES).enumerate();
+                parts.into_iter().try_for_each(|(at, some)| {
+                    let first = (at * REPORT_VALUES) as u32;
+                    self.say(COORDINATOR, &Note::Values { round, first, of, values: some.to_vec() })
+                })
+            }
+        }
+    }
+
+    fn is_time_to_repeat(&mut self) -> bool {
+        let now = self.host.now();
+        let is_time = now >= self.repeat_at;
+        if is_time {
+            self.repeat_at = now + REPEAT;
+        }
+        is_time
+    }
+
+    /// Notes may be lost: what is still so is said again.
+    fn repeat(&mut self) -> Result<(), Failure> {
+        if let Some(order) = self.lead.as_ref().map(Lead::repeat) {
+            return self.tell_all(&order);
+        }
+        match self.side.repeat() {
+            Some(report) => self.report(report),
+            None => self.say(COORDINATOR, &Note::Alive),
+        }
+    }
+
+    /// Who has been silent for too long is gone.
+    fn look_for_the_lost(&mut self) -> Result<(), Failure> {
+        let now = self.host.now();
+        let is_gone = |(_, heard): &(&NodeId, &Instant)| now.since(**heard) > LOST;
+        let gone: Vec<NodeId> = self.heard.iter().filter(is_gone).map(|(node, _)| *node).collect();
+        if self.lead.is_some() {
+            return gone.into_iter().try_for_each(|node| self.on_lost(node));
+        }
+        // The others are the coordinator's to look after.
+        if gone.contains(&COORDINATOR) { Err(Failure::Lost(vec![COORDINATOR.0])) } else { Ok(()) }
+    }
+
+    /// Rank 0, at the end: all are told to stop, until they have said what they counted.
+    async fn dismiss_all(&mut self) -> Result<(), Failure> {
+        let end = self.host.now() + ENDING;
+        let gave_up = self.lead.as_ref().filter(|lead| lead.answer().is_none());
+        let lost = gave_up.and_then(|lead| lead.lost.first()).map(|node| Note::Lost(node.0));
+        let last = lost.unwrap_or(Note::Stop);
+        while self.host.now() < end
+            && self.lead.as_ref().is_some_and(|lead| !lead.has_all_tallies())
+        {
+            self.tell_all(&last)?;
+            self.rest().await;
+            self.take_in()?;
+        }
+        for _ in 0..3 {
+            self.tell_all(&Note::Bye)?;
+            self.rest().await;
+        }
+        self.take_in()
+    }
+
+    /// Another rank, at the end: says what it counted, until rank 0 has heard it.
+    async fn take_leave(&mut self) -> Result<(), Failure> {
+        let end = self.host.now() + ENDING;
+        while self.host.now() < end && !self.is_dismissed {
+            self.say(COORDINATOR, &Note::Done(self.tally))?;
+            self.rest().await;
+            self.take_in()?;
+        }
+        Ok(())
+    }
+
+    pub fn tell_all(&mut self, note: &Note) -> Result<(), Failure> {
+        if self.lead.is_none() {
+            return Ok(());
+        }
+        let others = self.job.setting.others(self.host.node());
+        others.into_iter().try_for_each(|node| self.say(node, note))
+    }
+
+    pub fn say(&mut self, to: NodeId, note: &Note) -> Result<(), Failure> {
+        let bytes = message::encode(note).map_err(Failure::Stopped)?;
+        self.outbox.say(&mut self.port, to, &bytes).map_err(Failure::Stopped)
+    }
+
+    /// Lends a buffer: the first half to plain messages, the others to Warp's.
+    fn lend(&mut self, slot: usize) -> Result<(), Failure> {
+        let range = self.lent.range(slot * NOTE_BYTES, NOTE_BYTES).expect("within the region");
+        let receive = if slot < BUFFERS { messages::receive } else { firmware::receive };
+        self.port.post(&receive(range, slot as u64)).map_err(Failure::stopped)
+    }
+}

@@ -1,0 +1,139 @@
+//! What came of a run, and the table of runs.
+
+use std::fmt::Write as _;
+
+use midplane::warp::iterate::matrix::Linear;
+use serde::Serialize;
+
+use super::rank::Outcome;
+use super::setting::Setting;
+use super::traces::Traces;
+
+/// What came of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Run {
+    #[serde(flatten)]
+    pub setting: Setting,
+    /// Until the answer was found and checked, or time was up.
+    pub seconds: f64,
+    /// Until what rank 0 knows was within the tolerance for the first time.
+    pub reached_seconds: Option<f64>,
+    /// Messages of updates that arrived, over all ranks.
+    pub messages: u64,
+    /// Updates that arrived each second, over all ranks.
+    pub updates_per_s: f64,
+    /// Sweeps of all ranks.
+    pub iterations: u64,
+    /// Of the answer, or of what rank 0 had last: the 2-norm of b - A x over that of b.
+    pub residual: f64,
+    /// The answer's relative 2-norm against the direct solution, where one was computed.
+    pub error: Option<f64>,
+    /// Whether an answer was found and checked.
+    pub converged: bool,
+    /// The share of messages that left a NIC and never arrived.
+    pub loss: f64,
+    /// Ranks that were lost on the way.
+    pub lost_ranks: Vec<u16>,
+    #[serde(skip)]
+    pub traces: Traces,
+}
+
+impl Run {
+    /// The report of `outcome`, beside `direct`, the solution by elimination.
+    pub fn new(
+        setting: &Setting,
+        problem: &Linear,
+        direct: Option<&[f64]>,
+        outcome: Outcome,
+    ) -> Self {
+        let Outcome { answer, seconds, tally, lost, traces } = outcome;
+        let last = traces.residual.last().map_or(1.0, |(_, residual)| *residual);
+        let residual = answer.as_ref().map_or(last, |x| problem.relative_residual(x));
+        let error = answer.as_ref().zip(direct).map(|(x, direct)| distance(x, direct));
+        let arrived = tally.messages.min(tally.sent) as f64;
+        Self {
+            seconds,
+            // Rank 0 looks after each of its sweeps: an answer may be there before.
+            reached_seconds: traces
+                .reached(setting.tolerance)
+                .or_else(|| answer.is_some().then_some(seconds)),
+            messages: tally.messages,
+            updates_per_s: tally.updates as f64 / seconds,
+            iterations: tally.iterations,
+            residual,
+            error,
+            converged: answer.is_some(),
+            loss: if tally.sent == 0 { 0.0 } else { 1.0 - arrived / tally.sent as f64 },
+            lost_ranks: lost,
+            traces,
+            setting: setting.clone(),
+        }
+    }
+}
+
+/// The relative 2-norm of what `x` is off `direct`.
+fn distance(x: &[f64], direct: &[f64]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let whole = norm(&mut direct.iter().copied());
+    norm(&mut x.iter().zip(direct).map(|(x, d)| x - d)) / whole.max(f64::MIN_POSITIVE)
+}
+
+/// A line for each run.
+pub fn table(runs: &[Run]) -> String {
+    let mut text = String::new();
+    if let Some(Run { setting, .. }) = runs.first() {
+        let _ = writeln!(
+            text,
+            "{} unknowns on {} ranks, fabric {}, {}, hosts as {}, {}, seed {}",
+            setting.unknowns,
+            setting.ranks,
+            word(&setting.fabric),
+            word(&setting.medium),
+            word(&setting.hosts),
+            word(&setting.transport),
+            setting.seed
+        );
+    }
+    let _ = writeln!(
+        text,
+        "{:<12}{:>7}{:>12}{:>9}{:>9}{:>10}{:>11}{:>8}{:>10}{:>10}{:>8}",
+        "control",
+        "buffer",
+        "background",
+        "seconds",
+        "reached",
+        "messages",
+        "updates/s",
+        "sweeps",
+        "residual",
+        "error",
+        "loss %"
+    );
+    for run in runs {
+        let end = if run.converged { "" } else { "  not converged" };
+        let optional = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+        let load = &run.setting.load;
+        let changes = if load.period.is_some() { "~" } else { "" };
+        let _ = writeln!(
+            text,
+            "{:<12}{:>7}{:>12}{:>9.2}{:>9}{:>10}{:>11.0}{:>8}{:>10.1e}{:>10}{:>8.2}{end}",
+            word(&run.setting.control),
+            run.setting.buffer,
+            format!("{}{changes}", load.share),
+            run.seconds,
+            optional(run.reached_seconds.map(|seconds| format!("{seconds:.2}"))),
+            run.messages,
+            run.updates_per_s,
+            run.iterations,
+            run.residual,
+            optional(run.error.map(|error| format!("{error:.1e}"))),
+            run.loss * 100.0
+        );
+    }
+    text
+}
+
+/// The word for a value in JSON.
+pub fn word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(Into::into)).unwrap_or_default()
+}

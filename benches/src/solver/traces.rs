@@ -1,0 +1,56 @@
+//! What rank 0 sees in the course of a run: the figures' curves.
+
+use midplane::simhw::id::NodeId;
+use midplane::simhw::time::Instant;
+use midplane::warp::stamp::{Decoder, Stamp};
+
+/// Messages that are noted of one curve.
+const MOST: usize = 4_000;
+/// The rank whose messages Figures 2 and 3 look at.
+const WATCHED: NodeId = NodeId(1);
+
+/// The curves of one run.
+#[derive(Clone, Debug, Default)]
+pub struct Traces {
+    /// Seconds, and the residual of what rank 0 knows, as the tolerance is meant.
+    pub residual: Vec<(f64, f64)>,
+    /// Messages received of rank 1, and the warp that the last one shows.
+    pub warp: Vec<(f64, f64)>,
+    /// Messages sent, and Lambda.
+    pub lambda: Vec<(f64, f64)>,
+    decoder: Decoder<NodeId>,
+    received: u64,
+}
+
+impl Traces {
+    pub fn on_residual(&mut self, seconds: f64, residual: f64) {
+        self.residual.push((seconds, residual));
+    }
+
+    /// A message of updates has come; the message decoding protocol as it stands in the paper.
+    pub fn on_message(&mut self, from: NodeId, sent: Instant, now: Instant) {
+        if from != WATCHED {
+            return;
+        }
+        self.received += 1;
+        let stamp = Stamp { sequence: self.received, sent };
+        if let Some(warp) = self.decoder.on_message(from, stamp, now)
+            && self.warp.len() < MOST
+        {
+            self.warp.push((self.received as f64, warp));
+        }
+    }
+
+    pub fn on_lambda(&mut self, sent: u64, lambda: f64) {
+        let sent = sent as f64;
+        if self.lambda.len() < MOST && self.lambda.last().is_none_or(|(last, _)| *last < sent) {
+            self.lambda.push((sent, lambda));
+        }
+    }
+
+    /// When the residual first was within `tolerance`, and its last value.
+    pub fn reached(&self, tolerance: f64) -> Option<f64> {
+        let is_within = |(_, residual): &&(f64, f64)| *residual <= tolerance;
+        self.residual.iter().find(is_within).map(|(seconds, _)| *seconds)
+    }
+}

@@ -1,0 +1,35 @@
+//! A file's way from disk to network to disk, in fragments: its stages, and what they are seen to cost.
+
+use std::fmt::Display;
+use std::io;
+
+pub mod observe;
+pub mod pace;
+pub mod wire;
+
+/// Why it did not run to the end.
+#[derive(Debug)]
+pub enum Fault {
+    /// An argument is wrong.
+    Input(String),
+    /// The peer was lost, or a file, or the user stopped it.
+    Lost(String),
+}
+
+impl Fault {
+    pub fn lost(what: impl Display) -> impl FnOnce(io::Error) -> Self {
+        move |problem| Self::Lost(format!("{what}: {problem}"))
+    }
+}
+
+/// Contents of a file: anything that does not compress.
+pub fn contents(bytes: usize) -> Vec<u8> {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let words = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    words.take(bytes / 8).flatten().collect()
+}

@@ -1,0 +1,234 @@
+//! Stages whose rates are set, as those of volumes and links of a cloud are.
+//!
+//! What goes through is real, what it may take is fixed: so many microseconds for each operation and so many for each
+//! byte. Where the machine is faster than that, other work on it hardly shows.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use midplane::pipeline::conveyor::Station;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+
+use alarm::Alarm;
+
+/// A stage that gets its next fragment so soon has not been idle: it goes on where it should have been done, and what a
+/// late wake-up cost is made up for, as in a device that does not wait for a processor.
+const AT_ONCE: Duration = Duration::from_micros(50);
+
+/// What one stage may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    /// Microseconds an operation.
+    pub op_us: f64,
+    /// Millions of bits a second; 0 sets no rate.
+    pub mbps: f64,
+}
+
+impl Limit {
+    /// Whether there is none.
+    pub fn is_free(self) -> bool {
+        self.op_us == 0.0 && self.mbps == 0.0
+    }
+
+    fn time(self, bytes: usize) -> Duration {
+        let us_per_byte = if self.mbps > 0.0 { 8.0 / self.mbps } else { 0.0 };
+        Duration::from_secs_f64((self.op_us + bytes as f64 * us_per_byte) * 1e-6)
+    }
+}
+
+/// What a process's stages may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub disk: Limit,
+    pub link: Limit,
+}
+
+/// Holds back what comes early.
+#[derive(Debug)]
+struct Pace {
+    limit: Limit,
+    /// When the last fragment should have been done, and when it was seen to be.
+    due: Instant,
+    done: Instant,
+    alarm: Alarm,
+}
+
+impl Pace {
+    fn new(limit: Limit) -> io::Result<Option<Self>> {
+        if limit.is_free() {
+            return Ok(None);
+        }
+        Ok(Some(Self { limit, due: now(), done: now(), alarm: Alarm::new()? }))
+    }
+
+    fn begin(&mut self, bytes: usize) {
+        let now = now();
+        let idle = now.saturating_duration_since(self.done);
+        let from = if idle < AT_ONCE { self.due } else { now };
+        self.due = from + self.limit.time(bytes);
+    }
+
+    fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let now = now();
+            let left = self.due.saturating_duration_since(now);
+            if left.is_zero() {
+                self.done = now;
+                return Poll::Ready(());
+            }
+            ready!(self.alarm.poll(cx, left));
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "an example paces real I/O")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// A source at a set rate. Every read is one operation, for as many bytes as were asked for.
+#[derive(Debug)]
+pub struct PacedRead<R> {
+    source: R,
+    pace: Option<Pace>,
+    begun: bool,
+}
+
+impl<R> PacedRead<R> {
+    pub fn new(source: R, limit: Limit) -> io::Result<Self> {
+        Ok(Self { source, pace: Pace::new(limit)?, begun: false })
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for PacedRead<R> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if let Some(pace) = &mut this.pace {
+            if !this.begun {
+                pace.begin(buf.remaining());
+                this.begun = true;
+            }
+            ready!(pace.poll_due(cx));
+        }
+        let read = ready!(Pin::new(&mut this.source).poll_read(cx, buf));
+        this.begun = false;
+        Poll::Ready(read)
+    }
+}
+
+/// Writes fragments at a set rate: the last byte of each goes when its time is over, so that nobody has it before.
+#[derive(Debug)]
+pub struct PacedWrite<W> {
+    sink: W,
+    pace: Option<Pace>,
+}
+
+impl<W> PacedWrite<W> {
+    pub fn new(sink: W, limit: Limit) -> io::Result<Self> {
+        Ok(Self { sink, pace: Pace::new(limit)? })
+    }
+}
+
+impl<W: AsyncWrite + Unpin + Send + 'static> Station for PacedWrite<W> {
+    async fn carry(&mut self, fragment: Bytes) -> io::Result<Bytes> {
+        let mut early = fragment.len();
+        if let Some(pace) = &mut self.pace {
+            pace.begin(fragment.len());
+            early = early.saturating_sub(1);
+        }
+        self.sink.write_all(&fragment[..early]).await?;
+        if let Some(pace) = &mut self.pace {
+            std::future::poll_fn(|cx| pace.poll_due(cx)).await;
+        }
+        self.sink.write_all(&fragment[early..]).await?;
+        self.sink.flush().await?;
+        Ok(fragment)
+    }
+}
+
+/// tokio's timers have a millisecond, which is longer than most operations here.
+#[cfg(target_os = "linux")]
+mod alarm {
+    use std::io;
+    use std::os::fd::OwnedFd;
+    use std::task::{Context, Poll, ready};
+    use std::time::Duration;
+
+    use rustix::time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+        timerfd_settime,
+    };
+    use tokio::io::Interest;
+    use tokio::io::unix::AsyncFd;
+
+    #[derive(Debug)]
+    pub(super) struct Alarm {
+        timer: AsyncFd<OwnedFd>,
+        armed: bool,
+    }
+
+    impl Alarm {
+        pub(super) fn new() -> io::Result<Self> {
+            let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+            let fd = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+            // Not all versions of tokio that will do deprecate it.
+            #[allow(deprecated, reason = "an OwnedFd stays open; the replacement is unsafe")]
+            let timer = AsyncFd::with_interest(fd, Interest::READABLE)?;
+            Ok(Self { timer, armed: false })
+        }
+
+        /// Ready after `left`, or as soon as the system fails; the caller looks at the clock again.
+        pub(super) fn poll(&mut self, cx: &mut Context<'_>, left: Duration) -> Poll<()> {
+            if !self.armed {
+                let it_value = Timespec {
+                    tv_sec: left.as_secs().cast_signed(),
+                    tv_nsec: left.subsec_nanos().max(1).into(),
+                };
+                let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+                let spec = Itimerspec { it_interval, it_value };
+                let set = timerfd_settime(self.timer.get_ref(), TimerfdTimerFlags::empty(), &spec);
+                if set.is_err() {
+                    return Poll::Ready(());
+                }
+                self.armed = true;
+            }
+            if let Ok(mut guard) = ready!(self.timer.poll_read_ready(cx)) {
+                guard.clear_ready();
+            }
+            self.armed = false;
+            Poll::Ready(())
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod alarm {
+    use std::io;
+    use std::pin::Pin;
+    use std::task::{Context, Poll, ready};
+    use std::time::Duration;
+
+    use tokio::time::{Sleep, sleep};
+
+    #[derive(Debug)]
+    pub(super) struct Alarm(Option<Pin<Box<Sleep>>>);
+
+    impl Alarm {
+        pub(super) fn new() -> io::Result<Self> {
+            Ok(Self(None))
+        }
+
+        pub(super) fn poll(&mut self, cx: &mut Context<'_>, left: Duration) -> Poll<()> {
+            ready!(self.0.get_or_insert_with(|| Box::pin(sleep(left))).as_mut().poll(cx));
+            self.0 = None;
+            Poll::Ready(())
+        }
+    }
+}

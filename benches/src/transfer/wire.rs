@@ -1,0 +1,221 @@
+//! What goes over the connection: the sizes, the bytes, and what the receiver saw.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use midplane::pipeline::conveyor::Conveyor;
+use midplane::pipeline::timing::Row;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::net::TcpStream;
+
+use super::pace::{Limits, PacedRead, PacedWrite};
+
+/// Most fragments of one message, and its most bytes.
+const MOST_FRAGMENTS: u32 = 1 << 16;
+const MOST_BYTES: u128 = 1 << 40;
+
+/// A span in a peer's own time, in nanoseconds since the header came.
+pub type Span = (u64, u64);
+
+/// What one message took.
+#[derive(Debug)]
+pub struct Outcome {
+    /// From the first read to the receiver's word that all is written.
+    pub us: f64,
+    /// The sender's stages: read and send.
+    pub sender: Vec<Row>,
+    /// For each fragment, the receiver's: receive and write.
+    pub receiver: Vec<[Span; 2]>,
+}
+
+/// Sends the first bytes of a file in fragments of these sizes.
+pub async fn send(hand: &Hand, file: &File, sizes: &[u64], limits: Limits) -> io::Result<Outcome> {
+    let (mut inlet, mut outlet) = (hand.clone(), hand.clone());
+    let count = u32::try_from(sizes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    outlet.write_u32_le(count).await?;
+    let mut header = Vec::with_capacity(sizes.len() * 8);
+    sizes.iter().for_each(|size| header.extend_from_slice(&size.to_le_bytes()));
+    outlet.write_all(&header).await?;
+    if inlet.read_u8().await? != READY {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let source = PacedRead::new(Disk::from_start(file)?, limits.disk)?;
+    let link = PacedWrite::new(outlet, limits.link)?;
+    let conveyor = Conveyor::source(source, sizes.to_vec()).stage(link);
+    let start = conveyor.started();
+    let sender = conveyor.run().await.map_err(io::Error::other)?;
+    if inlet.read_u8().await? != DONE {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let us = start.elapsed().as_nanos() as f64 / 1000.0;
+    let mut receiver = Vec::with_capacity(sizes.len());
+    for _ in sizes {
+        let mut span = [0; 4];
+        for edge in &mut span {
+            *edge = inlet.read_u64_le().await?;
+        }
+        receiver.push([(span[0], span[1]), (span[2], span[3])]);
+    }
+    Ok(Outcome { us, sender, receiver })
+}
+
+const READY: u8 = 1;
+const DONE: u8 = 2;
+
+/// In place of a number of fragments: nothing follows.
+const END: u32 = 0;
+
+/// Says that no message follows; a connection that ends without it is a lost peer.
+pub async fn end(hand: &Hand) -> io::Result<()> {
+    hand.clone().write_u32_le(END).await
+}
+
+/// Receives messages into a file, one over the other, until the peer says that there are no more.
+pub async fn serve(stream: TcpStream, file: &File, sync: bool, limits: Limits) -> io::Result<()> {
+    let mut hand = Hand::new(stream)?;
+    loop {
+        let count = hand.read_u32_le().await?;
+        if count == END {
+            return Ok(());
+        }
+        let beyond = || io::Error::new(io::ErrorKind::InvalidData, "a header beyond the limits");
+        if count > MOST_FRAGMENTS {
+            return Err(beyond());
+        }
+        let mut sizes = Vec::new();
+        for _ in 0..count {
+            sizes.push(hand.read_u64_le().await?);
+        }
+        if sizes.iter().map(|&size| u128::from(size)).sum::<u128>() > MOST_BYTES {
+            return Err(beyond());
+        }
+        let volume = PacedWrite::new(Disk::from_start(file)?, limits.disk)?;
+        hand.write_u8(READY).await?;
+        let conveyor = Conveyor::source(hand.clone(), sizes).stage(volume);
+        let rows = conveyor.run().await.map_err(io::Error::other)?;
+        if sync {
+            file.sync_data()?;
+        }
+        hand.write_u8(DONE).await?;
+        let mut report = Vec::with_capacity(rows.len() * 16);
+        for row in &rows {
+            for edge in [row.start, row.end] {
+                report.extend_from_slice(&((edge.get() * 1000.0) as u64).to_le_bytes());
+            }
+        }
+        hand.write_all(&report).await?;
+    }
+}
+
+/// A file that is read and written on the spot. Handing every piece to a pool of threads costs more than the piece,
+/// as long as the page cache answers.
+#[derive(Debug)]
+pub struct Disk(File);
+
+impl Disk {
+    /// Both share the place in the file; one of them works at a time.
+    fn from_start(file: &File) -> io::Result<Self> {
+        let mut own = file.try_clone()?;
+        own.rewind()?;
+        Ok(Self(own))
+    }
+}
+
+impl AsyncRead for Disk {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let count = self.0.read(buf.initialize_unfilled())?;
+        buf.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Disk {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Poll::Ready(self.0.write(bytes))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A hand on a connection that stays open when the hand is gone; one reads or writes at a time.
+#[derive(Clone, Debug)]
+pub struct Hand(Arc<TcpStream>);
+
+/// Silence after which a peer's host is lost, and how often it is looked for meanwhile.
+const LOST: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_secs(2);
+
+impl Hand {
+    /// A hand on a new connection, which notices within [`LOST`] if the other host is gone.
+    pub fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(LOOK).with_interval(LOOK))?;
+        #[cfg(target_os = "linux")]
+        socket.set_tcp_user_timeout(Some(LOST))?;
+        Ok(Self(Arc::new(stream)))
+    }
+}
+
+impl AsyncRead for Hand {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(cx))?;
+            match self.0.try_read(buf.initialize_unfilled()) {
+                Ok(count) => {
+                    buf.advance(count);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Hand {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(cx))?;
+            match self.0.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

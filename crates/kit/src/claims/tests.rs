@@ -1,0 +1,61 @@
+//! Claims of times: what holds, what is missed, and when the machine is to blame.
+
+use super::{Compared, Verdict, outcome};
+
+const STEADY: [f64; 3] = [10.0, 11.0, 12.0];
+const UNSTEADY: [f64; 3] = [10.0, 11.0, 16.0];
+
+fn judged(ratios: [f64; 3], theirs: [f64; 3], wanted: f64) -> Verdict {
+    let rounds: Vec<(f64, f64)> = ratios.into_iter().zip(theirs).collect();
+    Compared::of(&rounds).unwrap().judge(wanted)
+}
+
+#[test]
+fn the_median_counts_where_theirs_is_steady() {
+    assert_eq!(judged([0.9, 1.2, 1.3], STEADY, 1.0), Verdict::Holds);
+    assert_eq!(judged([0.8, 0.9, 1.3], STEADY, 1.0), Verdict::Missed);
+    assert_eq!(judged([1.1, 1.2, 1.6], STEADY, 1.5), Verdict::Missed);
+}
+
+#[test]
+fn a_row_whose_bound_is_below_one_says_that_it_is_slower() {
+    assert_eq!(judged([0.6, 0.7, 1.3], STEADY, 0.5), Verdict::Slower);
+    assert_eq!(judged([0.9, 1.2, 1.3], STEADY, 0.5), Verdict::Holds);
+    assert_eq!(judged([0.4, 0.4, 0.6], STEADY, 0.5), Verdict::Missed);
+}
+
+#[test]
+fn rounds_must_agree_where_theirs_is_not_steady() {
+    assert_eq!(judged([1.1, 1.2, 1.3], UNSTEADY, 1.0), Verdict::Holds);
+    assert_eq!(judged([0.9, 1.2, 1.3], UNSTEADY, 1.0), Verdict::Unclear);
+    assert_eq!(judged([0.8, 0.9, 1.3], UNSTEADY, 1.0), Verdict::Unclear);
+    assert_eq!(judged([0.7, 0.8, 0.9], UNSTEADY, 1.0), Verdict::Missed);
+    assert_eq!(judged([0.7, 0.8, 0.9], UNSTEADY, 0.5), Verdict::Slower);
+}
+
+#[test]
+fn nothing_is_claimed_of_few_rounds_or_of_a_build_without_optimization() {
+    assert_eq!(Compared::of(&[(0.5, 10.0)]).unwrap().verdict(1.0), Verdict::NotJudged);
+    let three = Compared::of(&[(0.5, 10.0); 3]).unwrap().verdict(1.0);
+    assert_eq!(three == Verdict::NotJudged, cfg!(debug_assertions));
+}
+
+#[test]
+fn rounds_without_a_number_are_none() {
+    assert!(Compared::of(&[]).is_none());
+    assert!(Compared::of(&[(1.0, 1.0), (f64::NAN, 1.0), (1.0, 1.0)]).is_none());
+}
+
+#[test]
+fn only_evidence_makes_a_missed_claim_the_machines() {
+    use Verdict::{Holds, Missed, NoNumber, NotJudged, Slower, Unclear};
+    let (quiet, busy) = (|| None, || Some("30 % was stolen".to_owned()));
+    assert_eq!(outcome(&[Holds, NotJudged], busy), Ok(0));
+    assert_eq!(outcome(&[Holds, Missed], quiet), Ok(1));
+    assert_eq!(outcome(&[Holds, Slower], quiet), Ok(0));
+    assert_eq!(outcome(&[Missed, Unclear], quiet), Ok(1));
+    assert!(outcome(&[Holds, Missed], busy).is_err());
+    assert!(outcome(&[Holds, Unclear], quiet).is_err());
+    // What could not be measured is broken, however busy the machine is.
+    assert_eq!(outcome(&[Holds, NoNumber], busy), Ok(1));
+}

@@ -1,0 +1,18 @@
+//! What the tools, measurements and examples of this workspace share; not published.
+//!
+//! - [`command_line`]: parses arguments; one line for bad ones
+//! - [`ranks`], [`processes`]: where a run's processes are; processes that a program starts on this host
+//! - [`claims`]: judges timing claims, with the exit code
+//! - [`report`]: JSON documents, errors, exit codes
+//! - [`plot`], [`gantt`]: pictures
+//! - [`chains`]: random pipelines, for studies of planners
+#![forbid(unsafe_code)]
+
+pub mod chains;
+pub mod claims;
+pub mod command_line;
+pub mod gantt;
+pub mod plot;
+pub mod processes;
+pub mod ranks;
+pub mod report;

@@ -1,0 +1,114 @@
+//! Who takes part: the flags that every example shares.
+
+use std::io::{Error, ErrorKind};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use midplane_simhw::launch::{Launch, Place};
+use midplane_simhw::udp::StartError;
+
+/// Where the ranks of a run are.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Peers {
+    /// One host:port a line, in the order of ranks; "-" reads them from standard input, up to an
+    /// empty line
+    #[arg(long, value_name = "FILE")]
+    peers: Option<PathBuf>,
+
+    /// Instead of --peers: one host a line, "HOST", "HOST slots=N" or "HOST:N"; ranks fill one
+    /// after another
+    #[arg(long, value_name = "FILE", conflicts_with = "peers")]
+    hostfile: Option<PathBuf>,
+
+    /// The port of each host's first rank, with a hostfile or a launcher; 24700 unless given
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+}
+
+impl Peers {
+    fn launch(&self) -> Launch {
+        Launch::new().peers(self.peers.clone()).hostfile(self.hostfile.clone()).port(self.port)
+    }
+
+    /// Every rank's `host:port`; at least one.
+    ///
+    /// # Errors
+    /// One line that names the argument.
+    pub fn read(&self) -> Result<Vec<String>, String> {
+        match self.launch().read_peers() {
+            Ok(peers) if peers.is_empty() => Err("--peers: say who takes part".into()),
+            Ok(peers) => Ok(peers),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// Which rank of a run this process is. What is not said here is asked of srun, mpirun, PMI or an
+/// indexed Kubernetes job, where one of them has started this process.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Ranks {
+    /// This process is one of several: this one of them, from 0
+    #[arg(long)]
+    rank: Option<u16>,
+
+    /// How many processes there are; as many as there are peers unless given
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    size: Option<u16>,
+
+    #[command(flatten)]
+    /// The list of addresses.
+    pub peers: Peers,
+
+    /// The headless service of an indexed Kubernetes job
+    #[arg(long, value_name = "NAME")]
+    service: Option<String>,
+}
+
+impl Ranks {
+    /// This process's place; `None` where it is alone.
+    ///
+    /// # Errors
+    /// One line that names the argument or the variable.
+    pub fn place(&self) -> Result<Option<Place>, String> {
+        let launch = self.peers.launch().rank(self.rank).size(self.size.map(usize::from));
+        launch.service(self.service.clone()).place().map_err(|error| error.to_string())
+    }
+}
+
+/// All ranks' addresses, once this process's own is seen to be free; unknown names are asked for again for
+/// `wait`.
+///
+/// # Errors
+/// One line that names the argument, and says what to do.
+pub fn addresses(place: &Place, wait: Duration) -> Result<Vec<SocketAddr>, String> {
+    let peers = place.addresses(wait).map_err(|error| format!("--peers: {error}"))?;
+    let own = peers[usize::from(place.rank)];
+    match UdpSocket::bind(own) {
+        Ok(_) => Ok(peers),
+        Err(error) => Err(refused(own, &error)),
+    }
+}
+
+/// This process's own address, for TCP.
+///
+/// # Errors
+/// One line that names the argument, and says what to do.
+pub fn listen(own: SocketAddr) -> Result<TcpListener, String> {
+    let listener = TcpListener::bind(own).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    listener.map_err(|error| refused(own, &error))
+}
+
+fn refused(own: SocketAddr, error: &Error) -> String {
+    let why = match error.kind() {
+        ErrorKind::AddrInUse => StartError::PortInUse(own),
+        ErrorKind::AddrNotAvailable => StartError::NotLocal(own),
+        ErrorKind::PermissionDenied => StartError::Denied(own),
+        kind => StartError::System { address: own, kind },
+    };
+    format!("--peers: {why}")
+}
