@@ -20,9 +20,7 @@ mod nicd;
 #[cfg(target_os = "linux")]
 mod node;
 mod readme;
-mod scenario;
 mod stopping;
-mod swarm;
 #[cfg(target_os = "linux")]
 mod tokens;
 #[cfg(target_os = "linux")]

@@ -3,6 +3,8 @@
 #![allow(
     missing_docs,
     missing_debug_implementations,
+    unnameable_types,
+    unreachable_pub,
     reason = "not published: callers stand in this workspace"
 )]
 

@@ -107,13 +107,17 @@ impl Peer {
                 process
             }
         };
-        let mut process = process
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
+        process.args(arguments);
+        Self::spawn(process, peers).map_err(|error| format!("starting {what}: {error}"))
+    }
+
+    /// Starts a program, and writes the addresses of its peers to its standard input.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub fn spawn(mut process: Command, peers: &[SocketAddr]) -> std::io::Result<Self> {
+        let mut process =
+            process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut life = process.stdin.take().expect("it is a pipe");
         let list: String = peers.iter().map(|peer| format!("{peer}\n")).collect();
         // A child that is gone already says why itself.

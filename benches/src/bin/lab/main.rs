@@ -12,6 +12,8 @@ mod lam_table;
 mod limiter;
 mod loopback;
 #[cfg(target_os = "linux")]
+mod nas;
+#[cfg(target_os = "linux")]
 mod nicd;
 mod peers;
 mod pingpong;
@@ -51,6 +53,8 @@ enum Question {
     Limiter(limiter::Arguments),
     Loopback(loopback::Arguments),
     #[cfg(target_os = "linux")]
+    Nas(nas::Arguments),
+    #[cfg(target_os = "linux")]
     Nicd(nicd::Arguments),
     Peers(peers::Arguments),
     Pingpong(pingpong::Arguments),
@@ -80,6 +84,8 @@ fn main() -> ExitCode {
         Question::KernelPeer(arguments) => kernel_peer::main(arguments),
         Question::Limiter(arguments) => limiter::main(arguments),
         Question::Loopback(arguments) => loopback::main(arguments),
+        #[cfg(target_os = "linux")]
+        Question::Nas(arguments) => nas::main(arguments),
         #[cfg(target_os = "linux")]
         Question::Nicd(arguments) => nicd::main(arguments),
         Question::Peers(arguments) => peers::main(arguments),

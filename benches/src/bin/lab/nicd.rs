@@ -2,7 +2,6 @@
 
 mod arguments;
 mod client;
-mod daemon;
 mod demo;
 
 use std::process::ExitCode;

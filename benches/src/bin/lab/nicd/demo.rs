@@ -1,18 +1,15 @@
 //! Which process this is, and the one that starts all others.
 
-use std::net::SocketAddr;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use midplane::simhw::launch::Place;
 use serde::Serialize;
 
 use crate::nicd::arguments::{Arguments, Fabric};
-use crate::nicd::client::{self, Figures, PATIENCE};
-use crate::nicd::daemon;
+use crate::nicd::client::{self, Figures};
 use crate::processes::{self, Peer};
-use crate::{ranks, report};
+use crate::report;
 
 /// How long round trips are measured unless it is said.
 const MILLISECONDS: u64 = 500;
@@ -33,48 +30,25 @@ struct Document {
 }
 
 pub(crate) fn main(arguments: Arguments) -> ExitCode {
-    let checked = arguments.ranks.place().and_then(|place| {
-        arguments.check(place.is_some())?;
-        let peers = match &place {
-            Some(place) => addresses(place, arguments.fabric[0])?,
-            None => Vec::new(),
-        };
-        Ok((place, peers))
-    });
-    let (place, peers) = match checked {
-        Ok(checked) => checked,
-        Err(what) => return report::fail(&what, report::BAD_INPUT),
-    };
-    if arguments.child {
+    if let Err(what) = arguments.check() {
+        return report::fail(&what, report::BAD_INPUT);
+    }
+    if arguments.answers {
         processes::end_with_parent();
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let done =
         runtime.map_err(|error| format!("starting a runtime: {error}")).and_then(|runtime| {
             runtime.block_on(async {
-                match place {
-                    Some(place) => {
-                        let size = u16::try_from(place.size()).unwrap_or(u16::MAX);
-                        daemon::serve(&arguments, place.rank, size, peers).await
-                    }
-                    None if arguments.answers => {
-                        client::answer(&arguments.name, arguments.bytes.into()).await
-                    }
-                    None => show(&arguments).await,
+                match arguments.answers {
+                    true => client::answer(&arguments.name, arguments.bytes.into()).await,
+                    false => show(&arguments).await,
                 }
             })
         });
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(what) => report::fail(&what, report::DID_NOT_HOLD),
-    }
-}
-
-/// Everybody's addresses; shared memory needs none.
-fn addresses(place: &Place, fabric: Fabric) -> Result<Vec<SocketAddr>, String> {
-    match fabric {
-        Fabric::Shm => Ok(Vec::new()),
-        Fabric::Udp => ranks::addresses(place, PATIENCE),
     }
 }
 
@@ -105,12 +79,13 @@ async fn contest(arguments: &Arguments, fabric: Fabric) -> Result<Figures, Strin
     let peers = processes::free_addresses(2)?;
     let name = format!("{}-{}-{fabric}", arguments.name, std::process::id());
     let daemon = |rank| {
-        let role = [rank, "--size=2", "--peers=-"];
-        Peer::start(&arguments.for_child(fabric, &name, &role), &peers)
+        Peer::spawn(daemon(arguments, fabric, &name, rank)?, &peers)
+            .map_err(|error| error.to_string())
     };
-    let mut daemons = [daemon("--rank=0")?, daemon("--rank=1")?];
-    let answering = arguments.for_child(fabric, &name, &["--answers"]);
-    let mut other = Peer::start(&answering, &[])?;
+    let mut daemons = [daemon(0)?, daemon(1)?];
+    let answering =
+        ["nicd", "--answers", &format!("--name={name}"), &format!("--bytes={}", arguments.bytes)];
+    let mut other = Peer::start(&answering.map(String::from), &[])?;
     let time = Duration::from_millis(arguments.milliseconds.unwrap_or(MILLISECONDS));
     let done = client::ask(&name, arguments.bytes.into(), time).await;
     done.map_err(|what| {
@@ -118,6 +93,30 @@ async fn contest(arguments: &Arguments, fabric: Fabric) -> Result<Figures, Strin
         let complaint = daemons.iter_mut().chain([&mut other]).find_map(Peer::complaint);
         complaint.unwrap_or(what)
     })
+}
+
+/// Returns the command of a daemon: `midplane`, from this program's folder.
+///
+/// # Errors
+/// One line, if it is not there.
+fn daemon(arguments: &Arguments, fabric: Fabric, name: &str, rank: u16) -> Result<Command, String> {
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    let program = own.with_file_name("midplane").with_extension(std::env::consts::EXE_EXTENSION);
+    if !program.is_file() {
+        return Err(format!("{} is missing: cargo build -p midplane-cli", program.display()));
+    }
+    let mut command = Command::new(program);
+    command.args(["nic", "daemon", "--child", "--size=2", "--peers=-"]);
+    command.args([
+        format!("--fabric={fabric}"),
+        format!("--name={name}"),
+        format!("--rank={rank}"),
+    ]);
+    command.args([
+        format!("--spin-us={}", arguments.spin_us),
+        format!("--loan-mib={}", arguments.loan_mib),
+    ]);
+    Ok(command)
 }
 
 fn table(runs: &[Run]) -> String {

@@ -1,0 +1,79 @@
+//! Gang scheduling: its daemons, and the front end that runs jobs, lists them, ends them, draws their slices.
+
+mod arguments;
+mod daemon;
+mod listing;
+mod run;
+mod slices;
+
+use midplane_kit::report;
+use std::path::Path;
+use std::process::ExitCode;
+
+use midplane::gang::live::daemon::default_socket;
+use midplane::gang::live::front::{FrontError, ask};
+use midplane::gang::live::message::{Reply, Request};
+use midplane::gang::names::JobId;
+
+pub(crate) use arguments::Arguments;
+use arguments::What;
+
+/// One line, and the exit code.
+pub(crate) struct Failure(pub(crate) String, pub(crate) u8);
+
+impl From<FrontError> for Failure {
+    fn from(error: FrontError) -> Self {
+        let code = match error {
+            FrontError::Refused(_) => report::BAD_INPUT,
+            _ => report::DID_NOT_HOLD,
+        };
+        Self(error.to_string(), code)
+    }
+}
+
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    if let What::Daemon(options) = arguments.what {
+        return daemon::main(*options, arguments.socket);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return report::fail(&error.to_string(), report::DID_NOT_HOLD),
+    };
+    let result = runtime.block_on(carry_out(&arguments));
+    // Nobody waits for a key that is never pressed.
+    runtime.shutdown_background();
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(Failure(what, code)) => report::fail(&what, code),
+    }
+}
+
+async fn carry_out(arguments: &Arguments) -> Result<u8, Failure> {
+    let socket = arguments.socket.clone().unwrap_or_else(default_socket);
+    match &arguments.what {
+        What::Run(options) => run::run(&socket, options, arguments.json).await,
+        What::Checkpoint { job, folder, end } => {
+            run::checkpoint(&socket, (*job, folder, *end), arguments.json).await
+        }
+        What::Restore(options) => run::restore(&socket, options, arguments.json).await,
+        What::List => listing::once(&socket, arguments.json).await,
+        What::Top { times } => listing::top(&socket, *times, arguments.json).await,
+        What::Kill { job, signal } => {
+            let request = Request::Kill { job: JobId(*job), signal: *signal };
+            ask(&socket, &request).await?;
+            Ok(0)
+        }
+        What::Daemon(_) => unreachable!("it is started before"),
+        What::Trace { file } => trace(&socket, file).await,
+    }
+}
+
+async fn trace(socket: &Path, file: &Path) -> Result<u8, Failure> {
+    let Reply::Slices(slices) = ask(socket, &Request::Slices).await? else {
+        return Err(FrontError::Gone.into());
+    };
+    slices::draw(file, &slices)
+        .map_err(|error| Failure(format!("{}: {error}", file.display()), report::BAD_INPUT))?;
+    Ok(0)
+}

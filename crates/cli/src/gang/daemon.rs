@@ -1,0 +1,337 @@
+//! A host's daemon of gang scheduling: runs the ranks of parallel jobs here, and stops and starts them
+//! together with those on all other hosts.
+
+mod place;
+mod spread;
+
+use midplane_kit::report;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::num::NonZeroU32;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{ArgGroup, Parser, ValueEnum};
+use midplane::gang::agenda::{AgendaConfig, Phases, WithItself};
+use midplane::gang::channel::geometry::Geometry;
+use midplane::gang::daemon::Mode;
+use midplane::gang::live::channels::ChannelOptions;
+use midplane::gang::live::daemon::{
+    CHECKPOINT_BYTES, DaemonOptions, Fabric, FabricOptions, Freezer, StartError, default_socket,
+    serve,
+};
+use midplane::gang::live::message::Cluster;
+use midplane::gang::schedule::{Placing, Policy, QueueTree, RoundRobin};
+use midplane::gang::tree::DEFAULT_ARITY;
+use midplane::simhw::launch;
+use midplane::simhw::seal::{Identity, Key, PublicKey, SecretKey};
+use midplane::simhw::udp::resolve_peers;
+use place::Place;
+use spread::Spread;
+
+const EXAMPLES: &str = "\
+Examples:
+  # This host alone; then `gang run` in another terminal
+  gangd
+
+  # Slices of 10 ms, four ranks at once
+  gangd --slice-ms 10 --slots 4
+
+  # The second of three hosts: the same two files on all of them
+  (echo -n 1:; openssl rand -hex 32) > key; chmod 600 key
+  printf 'one:24800\\ntwo:24800\\nthree:24800\\n' > hosts
+  gangd --host 1 --peers hosts --key key
+
+  # The same with a key for each host: who has another one is no host, and none can be another
+  gangd --make-key secret            # on each host; prints the public key for the list
+  printf 'one:24800 KEY\ntwo:24800 KEY\nthree:24800 KEY\n' > hosts
+  gangd --host 1 --peers hosts --secret-key secret
+
+  # All three at once, over ssh: `gangd`, the two files and this folder are in the same place everywhere
+  gangd --peers hosts --key key --spread
+
+  # One on each of the nodes that Slurm gives, two ranks at once on each
+  srun -N 4 --ntasks-per-node 1 gangd --key key --slots 2
+
+Whoever can connect to the socket is the user who started the daemon, nobody else. Ctrl-C or SIGTERM
+ends it, and all that it runs; so does its death. SIGUSR1 has it print on standard error what it waits for.
+Exit code: 0 it was ended; 1 it could not serve; 2 bad input.";
+
+/// Runs the ranks of parallel jobs on this host, as the daemons' root tells it.
+///
+/// Host 0 is the root: `gang` talks to it. Jobs that need the same slots take turns, all their ranks at
+/// once; jobs that need different slots run at the same time.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "gangd", version, after_help = EXAMPLES)]
+#[command(group(ArgGroup::new("keys").args(["key", "secret_key"]).multiple(true)))]
+pub(crate) struct Arguments {
+    /// Which of the hosts this one is, from 0
+    ///
+    /// Unless given, what has started this daemon says it, as one of several tasks of `srun`, `mpirun`, PMI or an
+    /// indexed Kubernetes job; otherwise it is the first.
+    #[arg(long, value_name = "NUMBER")]
+    host: Option<u16>,
+    /// One daemon's host:port a line, in the order of hosts, each with the host's public key behind it or none with one.
+    /// Without it, and with a key, srun and its like say where the others are; without both, this host is alone
+    #[arg(long, value_name = "FILE", requires = "keys")]
+    peers: Option<PathBuf>,
+    /// Instead of --peers: one host a line, "HOST", "HOST slots=N" or "HOST:N"; a daemon on each
+    #[arg(long, value_name = "FILE", requires = "keys", conflicts_with = "peers")]
+    hostfile: Option<PathBuf>,
+    /// The port of each host's daemon, with a hostfile or a launcher; 24700 unless given
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// The key that all daemons share, NUMBER:SECRET with 64 hexadecimal digits. Without keys of the hosts' own, whoever
+    /// has it can be any of the hosts
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// This host's own secret key, 64 hexadecimal digits; --peers has the public key of each host. "{host}" in the name
+    /// is this host's number, for a folder that several hosts share
+    #[arg(long, value_name = "FILE", requires = "peers")]
+    secret_key: Option<PathBuf>,
+    /// Make a host's secret key, in a new file that this user alone may read, and print its public key
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    make_key: Option<PathBuf>,
+    /// Start the daemons of the other hosts as well, from host 0: by `ssh HOST ...`, with these options, in the
+    /// same folder. They end with this one
+    #[arg(long, requires = "keys")]
+    spread: bool,
+    /// What runs a command on another host, with its first arguments
+    #[arg(long, default_value = "ssh -o BatchMode=yes", value_name = "COMMAND")]
+    rsh: String,
+    /// End when standard input does
+    #[arg(long, hide = true)]
+    end_with_input: bool,
+    /// Ranks that run at once on each host; as many as it has processors unless given
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    slots: Option<u16>,
+    /// How long a slice is
+    #[arg(long, default_value_t = 100, value_name = "MS", value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
+    slice_ms: u64,
+    /// Who runs next
+    #[arg(long, value_enum, default_value_t = PolicyName::QueueTree)]
+    policy: PolicyName,
+    /// Daemons below each daemon
+    #[arg(long, default_value_t = DEFAULT_ARITY, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    arity: u16,
+    /// Stop and start a job that is alone as well, at the end of each slice; with a number, at the ends of so many, and
+    /// then of as many not
+    #[arg(long, value_name = "SLICES", num_args = 0..=1, default_missing_value = "0")]
+    with_itself: Option<u32>,
+    /// How long a job runs that is woken by its input (`gang run --woken`) in the middle of others' slice; 0: it waits
+    /// for its turn. No slice is interrupted before it has lasted as long
+    #[arg(long, default_value_t = 10, value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=1_000))]
+    visit_ms: u64,
+    /// How long daemons below may be silent, for each step of the tree
+    #[arg(long, default_value_t = 2_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(100..=600_000))]
+    patience_ms: u64,
+    /// Give ranks channels to each other, on a NIC of the daemon's: over shared memory between daemons of
+    /// this host, or over UDP, from the addresses of --peers, sealed with --key
+    #[arg(long, value_enum)]
+    fabric: Option<FabricName>,
+    /// How channels are preempted: what is in their FIFOs is copied out and in, or stays and is switched to
+    #[arg(long, value_enum, default_value_t = ModeName::Resident)]
+    mode: ModeName,
+    /// How processes are stopped: by a control group for each job where that can be had (with all that they have
+    /// started), or by signals
+    #[arg(long, value_enum, default_value_t = FreezerName::Auto)]
+    freezer: FreezerName,
+    /// Host 0: most of its memory for what is being saved of jobs, and for a checkpoint that is read, in units of 2^20
+    /// bytes. A job that holds more is refused, and goes on
+    #[arg(long, default_value_t = CHECKPOINT_BYTES >> 20, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    checkpoint_mib: u64,
+    /// The socket for the front end; in a folder of yours alone unless given
+    #[arg(skip)]
+    socket: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PolicyName {
+    /// Time and space sharing
+    QueueTree,
+    /// One job at a time
+    RoundRobin,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FabricName {
+    Shm,
+    Udp,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FreezerName {
+    Auto,
+    Cgroup,
+    Signals,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ModeName {
+    Copy,
+    Resident,
+}
+
+/// What joins the daemons' NICs.
+fn fabric(arguments: &Arguments, peers: &[String]) -> Result<Option<FabricOptions>, String> {
+    let Some(name) = arguments.fabric else { return Ok(None) };
+    let mode = match arguments.mode {
+        ModeName::Copy => Mode::Copy,
+        ModeName::Resident => Mode::Resident,
+    };
+    let (fabric, geometry) = match name {
+        FabricName::Shm => (Fabric::Shm, Geometry::BULK),
+        FabricName::Udp => {
+            let addresses = match peers.is_empty() {
+                true => vec![([127, 0, 0, 1], 0).into()],
+                false => resolve_peers(peers).map_err(|error| format!("--peers: {error}"))?,
+            };
+            (Fabric::Udp(addresses), Geometry::BULK_UDP)
+        }
+    };
+    let socket = arguments.socket.clone().unwrap_or_else(default_socket);
+    // All daemons of a cluster on one host have the same; others of this user's have another.
+    let name = match peers.first() {
+        Some(root) => format!("gangd {root}"),
+        None => format!("gangd {}", hash(socket.as_os_str().as_encoded_bytes())),
+    };
+    Ok(Some(FabricOptions { fabric, name, channels: ChannelOptions { mode, geometry } }))
+}
+
+/// Tells the names of sockets apart that are too long for a name (FNV-1a).
+fn hash(bytes: &[u8]) -> u64 {
+    let mix = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3);
+    bytes.iter().fold(0xCBF2_9CE4_8422_2325, mix)
+}
+
+/// Which host this is among those that the list has keys for.
+fn identity(arguments: &Arguments, place: launch::Place) -> Result<Option<Identity>, String> {
+    match &arguments.secret_key {
+        Some(path) => {
+            let path = path.to_string_lossy().replace("{host}", &place.rank.to_string());
+            place.identity(path.as_ref()).map(Some).map_err(|error| error.to_string())
+        }
+        None if place.keys.is_empty() => Ok(None),
+        None => Err("--peers: it has a key for each host; give this one's by --secret-key".into()),
+    }
+}
+
+/// Makes a host's secret key.
+fn make_key(path: &Path) -> Result<PublicKey, String> {
+    let wrong = |what: &dyn std::fmt::Display| format!("--make-key {}: {what}", path.display());
+    let secret = SecretKey::generate().map_err(|error| wrong(&error))?;
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| writeln!(file, "{}", secret.to_text()));
+    written.map_err(|error| wrong(&error)).map(|()| secret.public())
+}
+
+fn options(arguments: &Arguments) -> Result<DaemonOptions, String> {
+    let key = match &arguments.key {
+        Some(path) => {
+            let wrong = |what: &dyn std::fmt::Display| format!("--key {}: {what}", path.display());
+            let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+            let key: Key = text.trim().parse().map_err(|error| wrong(&error))?;
+            Some(key)
+        }
+        None => None,
+    };
+    let Place { host, peers, keys, slots } = place::find(arguments)?;
+    let identity = identity(arguments, launch::Place { rank: host, peers: peers.clone(), keys })?;
+    let hosts = u16::try_from(peers.len().max(1)).map_err(|_| "--peers: too many")?;
+    let there = std::thread::available_parallelism().map_or(1, |count| count.get() as u16);
+    let slots = arguments.slots.or(slots).unwrap_or(there);
+    if u32::from(slots) * u32::from(hosts) > u16::MAX.into() {
+        return Err(format!("--slots {slots}: more than 65535 on {hosts} hosts"));
+    }
+    if arguments.spread && (host != 0 || hosts == 1) {
+        return Err("--spread: host 0 starts the others, by --peers or --hostfile".into());
+    }
+    let fabric = fabric(arguments, &peers)?;
+    Ok(DaemonOptions {
+        fabric,
+        host,
+        cluster: Cluster { hosts, slots, arity: arguments.arity },
+        peers,
+        key,
+        identity,
+        socket: arguments.socket.clone().unwrap_or_else(default_socket),
+        patience: Duration::from_millis(arguments.patience_ms),
+        freezer: match arguments.freezer {
+            FreezerName::Auto => Freezer::Auto,
+            FreezerName::Cgroup => Freezer::Cgroup,
+            FreezerName::Signals => Freezer::Signals,
+        },
+        checkpoint_bytes: arguments.checkpoint_mib << 20,
+    })
+}
+
+fn agenda(arguments: &Arguments) -> AgendaConfig {
+    AgendaConfig {
+        slice: Duration::from_millis(arguments.slice_ms),
+        phases: Phases::Two,
+        with_itself: match arguments.with_itself.map(NonZeroU32::new) {
+            None => WithItself::Never,
+            Some(None) => WithItself::Always,
+            Some(Some(each)) => WithItself::Alternately(each),
+        },
+        visit: Duration::from_millis(arguments.visit_ms),
+    }
+}
+
+pub(crate) fn main(mut arguments: Arguments, socket: Option<PathBuf>) -> ExitCode {
+    arguments.socket = socket;
+    if let Some(path) = &arguments.make_key {
+        return match make_key(path) {
+            Ok(public) => {
+                report::say(&format!("{public}\n"));
+                ExitCode::SUCCESS
+            }
+            Err(error) => report::fail(&error, report::BAD_INPUT),
+        };
+    }
+    let options = match options(&arguments) {
+        Ok(options) => options,
+        Err(error) => return report::fail(&error, report::BAD_INPUT),
+    };
+    let slots = options.cluster.hosts * options.cluster.slots;
+    let policy: Box<dyn Policy> = match arguments.policy {
+        PolicyName::QueueTree => Box::new(QueueTree::new(slots, Placing::LeastLoaded)),
+        PolicyName::RoundRobin => Box::new(RoundRobin::new(slots)),
+    };
+    let agenda = agenda(&arguments);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return report::fail(&error.to_string(), report::DID_NOT_HOLD),
+    };
+    // It lives as long as this one serves.
+    let _others = match arguments.spread {
+        true => match Spread::start(&arguments.rsh, &options.peers, options.cluster.slots) {
+            Ok(spread) => Some(spread),
+            Err(error) => return report::fail(&error, report::BAD_INPUT),
+        },
+        false => None,
+    };
+    if arguments.end_with_input {
+        spread::end_with_input();
+    }
+    let socket = options.socket.display().to_string();
+    let shares_a_key = options.identity.is_none() && options.peers.len() > 1;
+    let ready = || {
+        report::say(&format!("gangd: {socket}\n"));
+        if shares_a_key {
+            eprintln!(
+                "gangd: all hosts share one key, and each can speak as any other; --secret-key tells them apart"
+            );
+        }
+    };
+    match runtime.block_on(serve(options, policy, agenda, ready)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error @ (StartError::Nic(_) | StartError::System(_))) => {
+            report::fail(&error.to_string(), report::DID_NOT_HOLD)
+        }
+        Err(error) => report::fail(&error.to_string(), report::BAD_INPUT),
+    }
+}

@@ -1,0 +1,185 @@
+//! `gang run`.
+
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use midplane::gang::live::clock::now;
+use midplane::gang::live::front::{self, Output, RunOptions, terminal_size};
+use midplane::gang::live::message::{Over, Program};
+use midplane::gang::live::process::End;
+use midplane::gang::names::JobId;
+use serde::Serialize;
+
+use crate::gang::arguments::{Restore, Run};
+use midplane_kit::report;
+
+use crate::gang::Failure;
+
+/// Rows and columns of a terminal that nobody looks at.
+const NO_TERMINAL: (u16, u16) = (24, 80);
+
+#[derive(Serialize)]
+struct Rank {
+    host: u16,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    lost: bool,
+}
+
+#[derive(Serialize)]
+struct Document {
+    job: u32,
+    ranks: Vec<Rank>,
+    ended_because: Option<String>,
+    seconds: f64,
+    run_seconds: f64,
+    preemptions: u32,
+}
+
+/// What a program is, started from here.
+pub(crate) fn program(options: &Run) -> Result<Program, Failure> {
+    let folder = match &options.folder {
+        Some(folder) => std::path::absolute(folder),
+        None => std::env::current_dir(),
+    };
+    let folder =
+        folder.map_err(|error| Failure(format!("--folder: {error}"), report::BAD_INPUT))?;
+    let environment = std::env::vars_os().map(|(name, value)| {
+        let mut line = name.into_vec();
+        line.push(b'=');
+        line.extend_from_slice(value.as_bytes());
+        line
+    });
+    Ok(Program {
+        command: options.command.iter().map(|word| word.as_bytes().to_vec()).collect(),
+        environment: environment.collect(),
+        folder: folder.into_os_string().into_vec(),
+        terminal: options.terminal.then(|| terminal_size().unwrap_or(NO_TERMINAL)),
+        keep_going: options.keep_going,
+        woken: options.woken,
+    })
+}
+
+pub(crate) async fn run(socket: &Path, options: &Run, json: bool) -> Result<u8, Failure> {
+    let request = RunOptions {
+        ranks: options.ranks,
+        weight: options.priority,
+        program: program(options)?,
+        output: Output { label: options.label, to_error: json },
+    };
+    let over = front::run(socket, request, |_| {}).await?;
+    Ok(say(&over, json))
+}
+
+pub(crate) async fn restore(socket: &Path, options: &Restore, json: bool) -> Result<u8, Failure> {
+    let output = Output { label: options.label, to_error: json };
+    let over =
+        front::restore(socket, &options.checkpoint, options.priority, output, |_| {}).await?;
+    Ok(say(&over, json))
+}
+
+#[derive(Serialize)]
+struct SavedDocument<'a> {
+    job: u32,
+    ranks: u16,
+    checkpoint: &'a Path,
+    state_bytes: u64,
+    messages: u64,
+    seconds: f64,
+    ended: bool,
+}
+
+pub(crate) async fn checkpoint(
+    socket: &Path,
+    (job, folder, end): (u32, &Path, bool),
+    json: bool,
+) -> Result<u8, Failure> {
+    let began = now();
+    let saved = front::checkpoint(socket, JobId(job), folder, end).await?;
+    let seconds = now().nanos_since(began) as f64 / 1e9;
+    if json {
+        report::print_json(&SavedDocument {
+            job,
+            ranks: saved.ranks,
+            checkpoint: folder,
+            state_bytes: saved.state_bytes,
+            messages: saved.messages,
+            seconds,
+            ended: end,
+        });
+    } else {
+        report::say(&format!(
+            "job {job}: {} ranks with {} bytes, {} messages on their way, saved in {} after {seconds:.2} s\n",
+            saved.ranks,
+            saved.state_bytes,
+            saved.messages,
+            folder.display()
+        ));
+    }
+    Ok(0)
+}
+
+/// Says how a job went; its exit code.
+fn say(over: &Over, json: bool) -> u8 {
+    if json {
+        report::print_json(&document(over));
+    } else if let Some(line) = complaint(over) {
+        report::fail(&line, 0);
+    }
+    code(over)
+}
+
+/// The highest code that a rank has ended with; where none but those that were killed have failed, the
+/// highest of theirs; bad input if none has begun.
+fn code(over: &Over) -> u8 {
+    let ends = || over.ranks.iter().filter_map(|(_, end)| *end);
+    // One that fails has the others killed: what it said is what is asked for.
+    let said = ends().filter(|end| matches!(end, End::Exited(code) if *code != 0));
+    let highest = said.map(End::code).max().or_else(|| ends().map(End::code).max()).unwrap_or(0);
+    let began_nothing = over.ranks.iter().all(|(_, end)| end.is_none());
+    match (highest, &over.why) {
+        _ if began_nothing => report::BAD_INPUT,
+        // It was ended, and none of its ranks noticed.
+        (0, Some(_)) => report::DID_NOT_HOLD,
+        (highest, _) => u8::try_from(highest).unwrap_or(report::DID_NOT_HOLD),
+    }
+}
+
+/// What a shell would say of it.
+fn complaint(over: &Over) -> Option<String> {
+    if let Some(why) = &over.why {
+        return Some(format!("job {}: {why}", over.job));
+    }
+    let (rank, (host, end)) =
+        over.ranks.iter().enumerate().find(|(_, (_, end))| !matches!(end, Some(End::Exited(_))))?;
+    match end {
+        Some(End::Killed(signal)) => Some(format!(
+            "job {}: rank {rank} on host {host} was killed by signal {signal}",
+            over.job
+        )),
+        _ => Some(format!("job {}: rank {rank} on host {host} is lost", over.job)),
+    }
+}
+
+fn document(over: &Over) -> Document {
+    let rank = |&(host, end): &(u16, Option<End>)| Rank {
+        host,
+        exit_code: match end {
+            Some(End::Exited(code)) => Some(code),
+            _ => None,
+        },
+        signal: match end {
+            Some(End::Killed(signal)) => Some(signal),
+            _ => None,
+        },
+        lost: matches!(end, Some(End::Lost) | None),
+    };
+    Document {
+        job: over.job.0,
+        ranks: over.ranks.iter().map(rank).collect(),
+        ended_because: over.why.clone(),
+        seconds: over.seconds,
+        run_seconds: over.run_seconds,
+        preemptions: over.preemptions,
+    }
+}

@@ -1,0 +1,164 @@
+//! Where a node takes orders: TCP, at the address that its NIC has for UDP.
+
+use std::io;
+use std::time::Duration;
+
+use midplane::nicvm::install::{self, Listed, MAX_MODULE, Policy, QUARANTINE, ROLL_BACK, Refusal};
+use midplane::simhw::host::Host;
+use midplane::simhw::id::{ExtensionId, NodeId};
+use midplane::simhw::port::{Command, Completion, Port, Status};
+use midplane::simhw::udp::UdpHost;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use crate::nic::orders::{Answer, Installed, MAX_LINE, Order};
+
+/// How long somebody may take to say what it wants, and an order to be carried out.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Serves whoever asks, one order a connection, for ever.
+///
+/// # Errors
+/// If the port fails.
+pub(crate) async fn serve(listener: TcpListener, host: UdpHost) -> io::Result<()> {
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let host = host.clone();
+        tokio::spawn(async move {
+            // Who hangs up, or says nothing that is an order, is nobody's trouble but its own.
+            let _ = timeout(3 * PATIENCE, attend(stream, host)).await;
+        });
+    }
+}
+
+async fn attend(stream: TcpStream, host: UdpHost) -> io::Result<()> {
+    let (reader, mut writer) = stream.into_split();
+    let mut reader = BufReader::new(reader.take(MAX_LINE + MAX_MODULE as u64));
+    let mut line = String::new();
+    timeout(PATIENCE, reader.read_line(&mut line)).await??;
+    let answer = match serde_json::from_str(&line) {
+        Ok(order) => {
+            let mut module = Vec::new();
+            if let Order::Install { bytes, .. } = &order {
+                module = vec![0; (*bytes).min(MAX_MODULE + 1)];
+                timeout(PATIENCE, reader.read_exact(&mut module)).await??;
+            }
+            carry_out(&host, order, module).await
+        }
+        Err(error) => Err(format!("not an order: {error}")),
+    };
+    let node = host.node().0;
+    let answer = answer.unwrap_or_else(|why| Answer {
+        status: "failed".into(),
+        why: Some(why),
+        ..Answer::default()
+    });
+    let mut text = serde_json::to_string(&Answer { node, ..answer }).expect("plain data");
+    text.push('\n');
+    writer.write_all(text.as_bytes()).await
+}
+
+async fn carry_out(host: &UdpHost, order: Order, module: Vec<u8>) -> Result<Answer, String> {
+    let mut port = host.open_port().map_err(|error| error.to_string())?;
+    let bytes = module.len().max(256 * Listed::BYTES);
+    let region = port.register(bytes).map_err(|error| error.to_string())?;
+    region.write(0, &module).map_err(|error| error.to_string())?;
+    let about = |opcode, number| install::about(opcode, ExtensionId(number), 1);
+    let command = match &order {
+        Order::Install { number, policy, .. } => {
+            let policy = match policy.as_str() {
+                "deactivate" => Policy::Deactivate,
+                "roll-back" => Policy::RollBack,
+                "restart" => Policy::Restart,
+                _ => return Err(format!("policy {policy}: deactivate, roll-back or restart")),
+            };
+            let range = region.range(0, module.len()).expect("it was made for it");
+            install::install(ExtensionId(*number), policy, range, 1)
+        }
+        Order::RollBack { number } => about(ROLL_BACK, *number),
+        Order::Quarantine { number } => about(QUARANTINE, *number),
+        Order::List => install::list(region.whole(), 1),
+        Order::Call { number, opcode, to, args } => Command {
+            extension: ExtensionId(*number),
+            opcode: *opcode,
+            node: NodeId(*to),
+            args: *args,
+            ..Command::default()
+        },
+    };
+    let done = run(&mut port, &command).await?;
+    let mut answer = Answer { status: word(done.status).into(), ..Answer::default() };
+    match (&order, done.status) {
+        (Order::Install { .. } | Order::RollBack { .. }, Status::Done) => {
+            (answer.epoch, answer.nodes) = (Some(done.args[0] as u16), Some(done.args[1]));
+        }
+        (Order::Call { .. }, _) => {
+            (answer.length, answer.words) = (Some(done.length), Some([done.args[0], done.args[1]]));
+        }
+        (Order::List, Status::Done) => {
+            let mut lines = vec![0; done.length as usize];
+            region.read(0, &mut lines).map_err(|error| error.to_string())?;
+            let lines = lines.as_chunks::<{ Listed::BYTES }>().0.iter();
+            answer.installed = lines.map(|line| installed(&Listed::parse(line))).collect();
+        }
+        (_, Status::Refused) => {
+            answer.refused_by = Some(done.args[0]);
+            answer.why = Some(reason(done.args[1]).into());
+        }
+        _ => {}
+    }
+    Ok(answer)
+}
+
+async fn run(port: &mut Port, command: &Command) -> Result<Completion, String> {
+    port.submit(command).map_err(|error| error.to_string())?;
+    match timeout(PATIENCE, port.completion()).await {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(_) => Err("it has not ended within 10 s".into()),
+    }
+}
+
+fn installed(listed: &Listed) -> Installed {
+    let [commands, control_messages, frames, timeouts, failures] = listed.counts;
+    Installed {
+        number: listed.number.0,
+        epoch: listed.epoch.0,
+        sha256: listed.hash.to_string(),
+        is_down: listed.is_down,
+        has_former: listed.has_former,
+        commands,
+        control_messages,
+        frames,
+        timeouts,
+        failures,
+    }
+}
+
+const fn word(status: Status) -> &'static str {
+    match status {
+        Status::Done => "done",
+        Status::Invalid => "invalid",
+        Status::Region => "region",
+        Status::Truncated => "truncated",
+        Status::PeerLost => "peer-lost",
+        Status::Refused => "refused",
+        Status::ExtensionDown => "extension-down",
+        Status::Cancelled => "cancelled",
+    }
+}
+
+fn reason(number: u64) -> &'static str {
+    let is = |refusal: Refusal| refusal as u64 == number;
+    if is(Refusal::Module) {
+        "it takes no such module"
+    } else if is(Refusal::Busy) {
+        "another change is under way"
+    } else if is(Refusal::Lost) {
+        "the node is gone"
+    } else if is(Refusal::Absent) {
+        "there is no such version"
+    } else {
+        "it runs a later version"
+    }
+}

@@ -1,0 +1,235 @@
+//! What a path is like: how long a packet may be, and what each stage of it takes.
+//!
+//! ```text
+//! cargo run --release --example path
+//! ```
+//!
+//! Frames whose hop limit ends at a switch come back from there with a stamp, so that each stage of a
+//! path can be told from the next, as pathchar does with routers. Alone it starts a switch in
+//! software and the host behind it in this process, and compares what it finds with the switch's
+//! model.
+
+mod prober;
+
+use midplane_kit::{claims, ranks, report};
+use std::net::{SocketAddr, UdpSocket};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use midplane::pipeline::estimate::hops;
+use midplane::simhw::id::NodeId;
+use midplane::simhw::link::LinkProfile;
+use midplane::simhw::switch::{Buffer, SwitchProfile};
+use midplane::simhw::time::LineRate;
+use midplane::simhw::udp::{SoftSwitch, SwitchConfig, UdpConfig, UdpNic, path_mtus, resolve_peers};
+use serde::Serialize;
+
+use claims::{Verdict, Watch};
+use prober::{Mirror, Prober, Way};
+
+/// Time that the search for the packet's length takes.
+const SEARCH: Duration = Duration::from_millis(200);
+/// Bytes of probes: above what Ethernet pads, below what IP cuts.
+const SIZES: (f64, f64) = (64.0, 1_400.0);
+/// Bytes of a datagram over IPv4 in an Ethernet packet.
+const ETHERNET: usize = 1_472;
+/// What a stage may be off by: the machine's other work shows in every probe.
+const TOLERANCE: f64 = 0.25;
+
+const EXAMPLES: &str = "\
+Examples:
+  # A switch with links of 50 Mb/s, in this process
+  path --link-mbps 50
+
+  # On two hosts and a switch (see switchd), with peers.txt holding one host:port a line
+  path --rank 1 --peers peers.txt --switch 10.0.0.9:7000
+  path --rank 0 --peers peers.txt --switch 10.0.0.9:7000
+
+Exit code: 0 the stages are as the switch's model says (alone), or were measured; 1 they are not, or nothing
+answered; 2 bad input; 3 they are not, and the machine was too busy to say why. With fewer than 3 repeats, or
+built without optimization, nothing is judged.";
+
+/// What a path is like: its longest packet, and its stages. Rank 0 asks, rank 1 answers until Ctrl-C.
+#[derive(Debug, Parser)]
+#[command(name = "path", version, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    ranks: ranks::Ranks,
+
+    /// Where the switch is, as host:port; without it the two are joined directly
+    #[arg(long, value_name = "HOST:PORT")]
+    switch: Option<String>,
+
+    /// Alone: rate of the switch's links, in 10^6 bit/s, from 1 to 1000
+    #[arg(long, value_name = "MBPS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    link_mbps: u32,
+
+    /// Probes of each size and hop, of which the fastest counts, from 1 to 1000
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    repeats: u32,
+
+    /// Prints one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Stage {
+    overhead_us: f64,
+    us_per_byte: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Document {
+    repeats: u32,
+    /// Alone: the rate of the model's links.
+    link_mbps: Option<u32>,
+    /// Longest datagram that the way to the next hop lets through whole, in bytes.
+    path_mtu_bytes: Option<usize>,
+    stages: Vec<Stage>,
+    /// What the model says of each stage.
+    expected_us_per_byte: Option<f64>,
+    /// Alone: whether the stages are the model's.
+    verdict: Option<Verdict>,
+}
+
+/// Why there is no report.
+enum Failure {
+    Input(String),
+    Lost(String),
+}
+
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    let watch = Watch::start();
+    match conduct(&arguments) {
+        Ok(Some(document)) => finish(&arguments, &document, &watch),
+        Ok(None) => ExitCode::SUCCESS,
+        Err(Failure::Input(what)) => report::fail(&what, report::BAD_INPUT),
+        Err(Failure::Lost(what)) => report::fail(&what, report::DID_NOT_HOLD),
+    }
+}
+
+fn conduct(arguments: &Arguments) -> Result<Option<Document>, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Lost(format!("no runtime: {error}")))?;
+    let _inside = runtime.enter();
+    let Some(place) = arguments.ranks.place().map_err(Failure::Input)? else {
+        if let Some(switch) = &arguments.switch {
+            return Err(Failure::Input(format!("--switch {switch}: say with --rank who uses it")));
+        }
+        return alone(arguments).map(Some);
+    };
+    let input = |what: String| Err(Failure::Input(what));
+    if place.size() != 2 {
+        return input(format!("--peers: {} peers; a path has two ends", place.size()));
+    }
+    let peers = ranks::addresses(&place, Duration::from_secs(4)).map_err(Failure::Input)?;
+    let switch = match &arguments.switch {
+        None => None,
+        Some(at) => match resolve_peers(std::slice::from_ref(at)) {
+            Ok(found) => Some(found[0]),
+            Err(_) => return input(format!("--switch {at}: is unknown; it must be host:port")),
+        },
+    };
+    let line = LinkProfile::plain(LineRate::mbps(100_000), Duration::ZERO);
+    if place.rank == 1 {
+        let _mirror = start(1, &peers, switch, line, Mirror)?;
+        // A system without signals has no Ctrl-C to wait for.
+        let _ = runtime.block_on(tokio::signal::ctrl_c());
+        return Ok(None);
+    }
+    ask(arguments, &peers, switch, line).map(Some)
+}
+
+/// The path through a switch in this process.
+fn alone(arguments: &Arguments) -> Result<Document, Failure> {
+    let free: std::io::Result<Vec<SocketAddr>> = (0..3)
+        .map(|_| UdpSocket::bind("127.0.0.1:0"))
+        .collect::<Result<Vec<_>, _>>()
+        .and_then(|sockets| sockets.iter().map(UdpSocket::local_addr).collect());
+    let mut peers = free.map_err(|error| Failure::Lost(format!("no free ports: {error}")))?;
+    let at = peers.remove(2);
+    let rate = LineRate::mbps(u64::from(arguments.link_mbps));
+    let link = LinkProfile::plain(rate, Duration::from_micros(1));
+    let profile = SwitchProfile::new(Buffer::Bytes(64 << 10));
+    let config = SwitchConfig::new(at, peers.clone()).link(link).profile(profile);
+    let _switch = SoftSwitch::start(config.jitter(Duration::ZERO))
+        .map_err(|e| Failure::Lost(e.to_string()))?;
+    let _mirror = start(1, &peers, Some(at), link, Mirror)?;
+    let mut document = ask(arguments, &peers, Some(at), link)?;
+    let expected = rate.nanos_for(1_000_000) as f64 / 1e9;
+    let near = |stage: &Stage| (stage.us_per_byte / expected - 1.0).abs() <= TOLERANCE;
+    let holds = document.stages.len() == 2 && document.stages.iter().all(near);
+    // The fastest probe counts: there is no anchor whose rounds could differ.
+    document.verdict = Some(Verdict::of(holds, arguments.repeats as usize, 1.0));
+    document.link_mbps = Some(arguments.link_mbps);
+    document.expected_us_per_byte = Some(expected);
+    Ok(document)
+}
+
+fn start(
+    node: u16,
+    peers: &[SocketAddr],
+    switch: Option<SocketAddr>,
+    line: LinkProfile,
+    firmware: impl midplane::simhw::hardware::Firmware + Send + 'static,
+) -> Result<UdpNic, Failure> {
+    // Each probe is one datagram, whatever the path makes of it.
+    let config = UdpConfig::new(NodeId(node), peers.to_vec()).datagram_bytes(ETHERNET);
+    let mut config = config.line(line);
+    if let Some(switch) = switch {
+        config = config.via(switch);
+    }
+    UdpNic::start(config, firmware).map_err(|error| Failure::Input(format!("--peers: {error}")))
+}
+
+/// Measures the path from this end of it.
+fn ask(
+    arguments: &Arguments,
+    peers: &[SocketAddr],
+    switch: Option<SocketAddr>,
+    line: LinkProfile,
+) -> Result<Document, Failure> {
+    let path_mtu_bytes = path_mtus(&[switch.unwrap_or(peers[1])], SEARCH)[0];
+    let (prober, answers) = Prober::new();
+    let nic = start(0, peers, switch, line, prober)?;
+    let mut way = Way::new(&nic.host(), answers).map_err(|what| Failure::Lost(what.to_string()))?;
+    let count = if switch.is_some() { 2 } else { 1 };
+    let found = hops(&mut way, count, SIZES, arguments.repeats as usize)
+        .map_err(|error| Failure::Lost(format!("rank 1 did not answer: {error}")))?;
+    let stages = found.stages().iter().map(|stage| Stage {
+        overhead_us: stage.overhead().get(),
+        us_per_byte: stage.per_byte().get(),
+    });
+    Ok(Document {
+        repeats: arguments.repeats,
+        link_mbps: None,
+        path_mtu_bytes,
+        stages: stages.collect(),
+        expected_us_per_byte: None,
+        verdict: None,
+    })
+}
+
+fn finish(arguments: &Arguments, document: &Document, watch: &Watch) -> ExitCode {
+    if arguments.json {
+        report::print_json(document);
+    } else {
+        let mtu =
+            document.path_mtu_bytes.map_or_else(|| "unknown".into(), |mtu| format!("{mtu} bytes"));
+        let mut text = format!("longest datagram to the next hop: {mtu}\n");
+        for (number, stage) in (1..).zip(&document.stages) {
+            text += &format!(
+                "stage {number}: {:.1} us and {:.4} us a byte\n",
+                stage.overhead_us, stage.us_per_byte
+            );
+        }
+        if let Some(expected) = document.expected_us_per_byte {
+            let verdict = document.verdict.map_or("", Verdict::text);
+            text += &format!("the model has {expected:.4} us a byte in each: {verdict}\n");
+        }
+        report::say(&text);
+    }
+    claims::exit(document.verdict.as_slice(), watch)
+}

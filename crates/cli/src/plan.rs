@@ -1,0 +1,73 @@
+//! Plans of fragments for messages through pipelines.
+
+mod document;
+
+use std::io::{IsTerminal, Read};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use midplane_kit::gantt;
+use midplane_kit::report::{BAD_INPUT, fail, print_json};
+
+/// Plan the fragments of messages through pipelines: JSON on standard input, JSON on standard output.
+///
+/// Reads {"pipelines":[..]}, writes {"plans":[..]} in the same order.
+#[derive(Args, Debug)]
+#[command(after_long_help = HELP)]
+pub(crate) struct Arguments {
+    /// Draw a Gantt chart of the first plan, as SVG; with a name that ends in .json, as a trace for Perfetto
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+const HELP: &str = r#"A pipeline and what is asked of it:
+
+  {"stages": [{"overhead_us": 7.2, "us_per_byte": 0.0072}, ..],   in the order of the way; at least one
+   "bytes": 4096,                                                 the message
+   "planner": "auto",              fixed | ramp | ramp-up (2 stages) | ramp-up-down (3 stages) | hierarchical | auto | lp
+   "fragments": 5,                 exactly so many (optional)
+   "vector": [1024, 3072],         only time these fragments (instead of a planner)
+   "groups": [[0, 1], [2]],        cut anew at the borders; each group is one compound stage (optional)
+   "mtu": 1500, "align": 64, "min_fragment": 128, "max_fragments": 100, "equal_but_last": false, "max_in_flight": 8}
+
+A stage may also have "first_overhead_us", its overhead for the first fragment. With groups, fixed, ramp, ramp-up and
+ramp-up-down plan the top level and equal fragments go through the groups (the paper's algorithms B and C).
+
+A plan: "fragments" enter the first stage at the top level; "levels", where it refragments, has for each group its
+"stages" and, for each top-level fragment, the pieces that cross them; "latency_us" is exact; "lower_bound_us" is what
+no plan can beat; "gap" is the distance between the two as a fraction; "bottleneck" is the stage that is busy longest.
+
+Try it:
+  echo '{"pipelines":[{"stages":[{"overhead_us":7.2,"us_per_byte":0.0072},{"overhead_us":5.2,"us_per_byte":0.0249},
+    {"overhead_us":7.5,"us_per_byte":0.0249},{"overhead_us":7.4,"us_per_byte":0.0079}],"bytes":4096}]}' |
+    midplane plan --plot gantt.svg
+
+Exit code: 0 planned; 2 bad input, named on standard error."#;
+
+pub(crate) fn main(arguments: Arguments) -> ExitCode {
+    match plan(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => fail(&problem.replace('\n', " "), BAD_INPUT),
+    }
+}
+
+fn plan(arguments: &Arguments) -> Result<(), String> {
+    let mut stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return Err("standard input: a JSON document is expected; see --help for one".into());
+    }
+    let mut text = String::new();
+    stdin.read_to_string(&mut text).map_err(|problem| format!("standard input: {problem}"))?;
+    let solved = document::solve(&text)?;
+    if let Some(file) = &arguments.plot {
+        let Some(first) = solved.first() else {
+            return Err("--plot: there is no pipeline to draw".into());
+        };
+        let rows = first.plan.rows(&first.pipeline, first.max_in_flight);
+        gantt::write(file, &[("predicted", &rows)], &[])
+            .map_err(|problem| format!("--plot {}: {problem}", file.display()))?;
+    }
+    print_json(&document::answer(&solved));
+    Ok(())
+}

@@ -1,0 +1,30 @@
+//! The first seeds of the swarm hold, as new ones do, and are the same run each time.
+
+use proptest::prelude::*;
+
+use super::run;
+
+fn check_holds(seed: u64) {
+    let outcome = run::run(seed, None);
+    assert_eq!(outcome.complaints, Vec::<String>::new(), "seed {seed}");
+    assert!(outcome.messages > 0 && outcome.control_messages > 0, "seed {seed} sends nothing");
+}
+
+#[test]
+fn the_first_seeds_hold() {
+    (0..24).for_each(check_holds);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4))]
+    #[test]
+    fn new_seeds_hold(seed: u64) {
+        check_holds(seed);
+    }
+}
+
+#[test]
+fn a_seed_is_one_run_watched_or_not() {
+    let digest = run::run(3, None).digest;
+    assert_eq!(run::run(3, Some(Box::new(|_| {}))).digest, digest);
+}

@@ -1,0 +1,93 @@
+//! Scenario files are checked whole: each mistake with its line, its key and what may stand there.
+
+use midplane::simhw::fault::FaultKind;
+
+use super::scenario::{in_one_line, parse};
+
+const EXAMPLE: &str = include_str!("example.toml");
+
+#[test]
+fn the_scenario_that_ships_is_whole() {
+    let scenario = parse(EXAMPLE).unwrap();
+    assert_eq!((scenario.messages.len(), scenario.faults.len()), (3, 2));
+    assert_eq!(scenario.faults[1].fault.kind(), FaultKind::Loss);
+}
+
+/// The lines of all mistakes, and what is said of them.
+fn mistakes(text: &str) -> (Vec<usize>, String) {
+    let mistakes = parse(text).unwrap_err();
+    (mistakes.iter().map(|mistake| mistake.line).collect(), in_one_line(&mistakes))
+}
+
+#[test]
+fn every_mistake_is_told_with_its_line_and_what_is_allowed() {
+    let text = "\
+hosts = 3
+sed = 4
+[link]
+rate_mbps = \"fast\"
+framing = \"token-ring\"
+[switch]
+buffer_bytes = 7
+[[message]]
+from = 9
+to = 1
+[[fault]]
+kind = \"los\"
+[[fault]]
+kind = \"loss\"
+link = \"node 0 > node 1\"
+probability = 1.5
+[[fault]]
+kind = \"crash\"
+node = 1
+ppm = 4
+[[fault]]
+kind = \"reorder\"
+node = 0
+probability = 0.5
+";
+    let (lines, said) = mistakes(text);
+    assert_eq!(lines, [2, 4, 5, 7, 9, 12, 15, 16, 20, 21], "{said}");
+    for part in [
+        "`sed`: unknown field `sed`, expected one of `seed`, `hosts`",
+        "`rate_mbps`: invalid type: string \"fast\"",
+        "`token-ring`, expected one of `ethernet`, `atm`, `plain`",
+        "`buffer_bytes` is 7, not from 64 to 1073741824",
+        "`from` is 9, not from 0 to 2",
+        "`kind` is \"los\", not one of loss, burst-loss",
+        "`link` is \"node 0 > node 1\", not one of \"node 0 > switch 0\"",
+        "`probability` is 1.5, not from 0 to 1",
+        "`ppm`: a crash takes node",
+        "`by_us` is missing: a reorder needs it, from 1 to 60000000",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!said.contains('\n'));
+}
+
+#[test]
+fn what_is_no_toml_is_told_with_its_line() {
+    let (lines, said) = mistakes("seed = 1\nhosts = = 3\n");
+    assert_eq!(lines, [2], "{said}");
+    let (lines, _) = mistakes("[[message]]\nfrom = 1\n");
+    assert_eq!(lines, [1], "`to` is missing");
+}
+
+#[test]
+fn every_kind_of_fault_can_be_written() {
+    for kind in FaultKind::ALL {
+        let values = kind.parameters().iter().map(|name| match *name {
+            "link" => "link = \"switch 0 > node 1\"".to_owned(),
+            "by" | "period" | "every" => format!("{name}_us = 5"),
+            "ahead_ns" => "ahead_us = -5".to_owned(),
+            "probability" | "enter" | "leave" => format!("{name} = 0.5"),
+            "switch" | "node" | "from" => format!("{name} = 0"),
+            name => format!("{name} = 1"),
+        });
+        let values: Vec<_> = values.collect();
+        let text = format!("[[fault]]\nkind = \"{kind}\"\n{}\n", values.join("\n"));
+        let scenario = parse(&text).unwrap_or_else(|mistakes| panic!("{kind}: {mistakes:?}"));
+        assert_eq!(scenario.faults[0].fault.kind(), *kind);
+    }
+}
