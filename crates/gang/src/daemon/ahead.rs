@@ -1,8 +1,8 @@
-//! Saving ahead: what stands still on this node is copied while others still report that they do too.
+//! Saves contexts early: copies the stopped contexts of this node while other nodes still stop theirs.
 //!
-//! A context that is steady holds the same until it is started again: what others send it meanwhile is refused, and
-//! the NIC keeps it for that until all are frozen. Copying and messages share one processor: whatever time a
-//! message takes, copying ends that much later.
+//! A steady context does not change until it is started: the NIC refuses messages that arrive for it, and keeps its
+//! state until all nodes are frozen. One processor both copies and handles messages: handling a message delays the
+//! copying by that time.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -17,7 +17,7 @@ use super::order::Message;
 use super::{DaemonError, Mode};
 use crate::names::Rank;
 
-/// What comes of `first`, unless `end` comes before.
+/// Returns the result of `first`, or `None` if `end` completes before.
 pub(super) async fn until<T>(
     first: impl Future<Output = T>,
     end: impl Future<Output = ()>,
@@ -31,10 +31,10 @@ pub(super) async fn until<T>(
 }
 
 impl<H: Host> Core<H> {
-    /// The next message; until it comes, contexts that are leaving are copied.
+    /// Returns the next message. Until one arrives, spends the time to copy the contexts that are to be saved.
     ///
     /// # Cancel safety
-    /// None: the controllers expect their answers.
+    /// None: the controllers' next commands would receive the earlier completions.
     pub(super) async fn next_message(&mut self) -> Result<(Rank, Message), DaemonError> {
         self.begin_copying().await?;
         let is_copying = |local: &Local| local.copying.is_some_and(|left| !left.is_zero());

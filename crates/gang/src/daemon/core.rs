@@ -1,4 +1,4 @@
-//! A daemon itself: what it hears, hands on, carries out and reports.
+//! A daemon's core: receives orders, forwards them, carries them out and reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use super::{Action, DaemonConfig, DaemonError, Order, Outcome, Relay, Start};
 use crate::names::Rank;
 use crate::tree::Tree;
 
-/// Time that an ending daemon gives the others to take its last message.
+/// Longest time that an ending daemon waits for the others to receive its last message.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The result of a work, and the daemon that did it.
+/// The daemon and the result of its last work.
 pub(super) type Done<H> = (Box<Core<H>>, Result<Outcome, DaemonError>);
 
-/// A daemon between two of its works.
+/// A daemon while no call or task works for it.
 pub(super) struct Core<H> {
     pub(super) hands: Hands<H>,
     pub(super) line: Line,
@@ -68,12 +68,12 @@ impl<H: Host> Core<H> {
             let outcome = self.carry(&order).await?;
             self.line.tell(from, &Message::Done { number: order.number, outcome }).await?;
         }
-        // Those above may have ended before they could say that they have the report.
+        // Parents may end before they acknowledge the report.
         let end = self.hands.host.sleep_until(self.hands.host.now() + LINGER);
         until(self.line.flush(), end).await.map_or(Ok(()), |flushed| Ok(flushed?))
     }
 
-    /// Orders everybody to do something, and waits until all have.
+    /// Gives an order to all daemons, and waits until all have carried it out.
     pub(super) async fn order(mut self: Box<Self>, action: Action) -> Done<H> {
         self.next_order += 1;
         let order = Order { number: self.next_order, action };
@@ -81,7 +81,7 @@ impl<H: Host> Core<H> {
         (self, carried)
     }
 
-    /// Hands an order on, carries it out, and waits until all below have.
+    /// Forwards an order, carries it out, and waits until all daemons below have.
     async fn carry(&mut self, order: &Order) -> Result<Outcome, DaemonError> {
         self.relay.handle_order(order.clone());
         while let Some((child, order)) = self.relay.poll_order() {
@@ -103,7 +103,8 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Carries out the own part, unless a daemon is gone meanwhile: a channel to its node may never be steady.
+    /// Carries out this daemon's own part, unless a daemon fails meanwhile: a channel to a failed node may never be
+    /// steady.
     async fn execute(&mut self, action: &Action) -> Result<Outcome, DaemonError> {
         let host = self.hands.host.clone();
         let (mut why, line) = (None, &mut self.line);
@@ -114,7 +115,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Ends what it has started, and tells those above and below which daemon is gone.
+    /// Ends all processes of this daemon, and notifies its parent and children that the daemon of `node` is gone.
     pub(super) async fn leave(mut self: Box<Self>, node: NodeId) {
         self.hands.kill_all();
         let (host, own) = (self.hands.host.clone(), self.node().0);

@@ -1,4 +1,4 @@
-//! The daemon's work on its own host: contexts, and the processes that use them.
+//! The daemon's work on its own host: its contexts, and the processes that use them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,12 +15,13 @@ use crate::process::Reins;
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) job: JobId,
-    /// Index among the node's user channels.
+    /// Index of its channel among the node's user channels.
     pub(super) slot: usize,
     pub(super) context: ContextId,
     reins: Reins,
     pub(super) saved: Option<ChannelContext>,
-    /// The NIC has it as well; saving it takes so much longer.
+    /// Set while an early save is being copied: the rest of the time that it takes. The NIC still holds the context
+    /// too.
     pub(super) copying: Option<Duration>,
 }
 
@@ -30,7 +31,7 @@ pub(super) struct Hands<H> {
     pub(super) config: DaemonConfig,
     pub(super) users: Vec<Controller>,
     pub(super) locals: Vec<Local>,
-    /// Frozen here, and to be saved while others are not.
+    /// Jobs that are stopped here, to be saved while other nodes still stop.
     pub(super) leaving: Vec<JobId>,
     start: Start<H>,
 }
@@ -49,7 +50,7 @@ impl<H: Host> Hands<H> {
         Ok(Self { host, config, users, locals: Vec::new(), leaving: Vec::new(), start })
     }
 
-    /// Ends all processes here.
+    /// Ends all processes of this host.
     pub(super) fn kill_all(&self) {
         self.locals.iter().for_each(|local| local.reins.kill());
     }

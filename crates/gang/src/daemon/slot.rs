@@ -1,7 +1,7 @@
-//! Holds a daemon's work, so that it outlives the call that began it.
+//! Owns a daemon's work, so that the work outlives the call that began it.
 //!
-//! A call polls the work itself. If the call is dropped, a task of the daemon's polls it to its end; if the daemon is
-//! dropped, that task tells the other daemons.
+//! While a call runs, it polls the work itself. If the call is dropped, the daemon's task polls the work to its end. If
+//! the daemon is dropped, that task notifies the other daemons.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -18,24 +18,24 @@ use crate::channel::Closed;
 pub(super) type Work<H> = Pin<Box<dyn Future<Output = Done<H>> + Send>>;
 
 struct Slot<H> {
-    /// Between two works.
+    /// The daemon, while no work runs.
     core: Option<Box<Core<H>>>,
     work: Option<Work<H>>,
     /// The result of the last work, until a call takes it.
     done: Option<Result<Outcome, DaemonError>>,
-    /// A call polls the work.
+    /// True while a call polls the work.
     is_attended: bool,
-    /// The daemon was dropped.
+    /// True if the daemon was dropped.
     is_dropped: bool,
-    /// Why there is no further work.
+    /// Set once there is no further work, with the reason.
     end: Option<DaemonError>,
-    /// Tells the others of it.
+    /// Notifies the other daemons that this one, or another, is gone.
     leaving: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     keeper: Option<Waker>,
 }
 
 impl<H: Host> Slot<H> {
-    /// Polls the work, if there is some; ready if there is none any more.
+    /// Polls the work; ready if there is none, or it has ended.
     fn poll_work(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(work) = &mut self.work else { return Poll::Ready(()) };
         let (core, result) = ready!(work.as_mut().poll(context));
@@ -58,7 +58,7 @@ impl<H: Host> Slot<H> {
         self.end = Some(error);
     }
 
-    /// Runs as the daemon's own task.
+    /// Polls whatever no call polls. The daemon's own task runs this.
     fn keep(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if !self.is_attended {
             let _ = self.poll_work(context);
@@ -82,7 +82,7 @@ impl<H: Host> Slot<H> {
     }
 }
 
-/// A daemon's hold on its work. Dropped, the daemon is gone.
+/// Owns a daemon's work. If it is dropped, the daemon ends.
 pub(super) struct Owner<H: Host> {
     slot: Arc<Mutex<Slot<H>>>,
     halt: Arc<Halt>,
@@ -97,7 +97,7 @@ fn wake_keeper<H>(slot: &Mutex<Slot<H>>) {
     waker.into_iter().for_each(Waker::wake);
 }
 
-/// A call that polls the work, until it is dropped.
+/// A call that polls the work, until the guard is dropped.
 struct Attended<'a, H>(&'a Mutex<Slot<H>>);
 
 impl<H> Drop for Attended<'_, H> {
@@ -113,7 +113,7 @@ impl<H> Drop for Attended<'_, H> {
 }
 
 impl<H: Host> Owner<H> {
-    /// Keeps a daemon, with a task of its own.
+    /// Owns a daemon's work, and spawns its task on `host`.
     pub(super) fn new(host: &H, core: Box<Core<H>>) -> Self {
         let halt = core.halt();
         let slot = Arc::new(Mutex::new(Slot {
@@ -131,12 +131,12 @@ impl<H: Host> Owner<H> {
         Self { slot, halt }
     }
 
-    /// Begins a work once that of dropped calls has ended, and returns what came of it.
+    /// Begins a work once those of dropped calls have ended, and returns its result.
     pub(super) async fn run(
         &mut self,
         begin: impl FnOnce(Box<Core<H>>) -> Work<H>,
     ) -> Result<Outcome, DaemonError> {
-        // What came of that is not asked for.
+        // The result of a dropped call's work is discarded.
         drop(self.dropped().await);
         {
             let mut slot = lock(&self.slot);
@@ -150,7 +150,7 @@ impl<H: Host> Owner<H> {
     }
 
     /// Waits for the last work, and returns its result unless a call has taken it.
-    #[expect(clippy::needless_pass_by_ref_mut, reason = "one work at a time")]
+    #[expect(clippy::needless_pass_by_ref_mut, reason = "only one call may poll the work")]
     pub(super) async fn dropped(&mut self) -> Option<Result<Outcome, DaemonError>> {
         let _attended = Attended(&self.slot);
         poll_fn(|context| {
