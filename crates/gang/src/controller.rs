@@ -100,7 +100,10 @@ pub struct Unfinished {
 #[derive(Debug)]
 struct Opened {
     descriptor: Descriptor,
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "no other process maps it there"))]
+    #[cfg_attr(
+        not(target_os = "linux"),
+        expect(dead_code, reason = "no other process maps it there")
+    )]
     backing: Backing,
 }
 
@@ -403,7 +406,8 @@ impl Controller {
         if saved.rank != descriptor.rank {
             return Err(ControlError::Saved("it is another rank's"));
         }
-        write_fifos(descriptor, saved).ok_or(ControlError::Saved("a message lies outside its FIFO"))?;
+        write_fifos(descriptor, saved)
+            .ok_or(ControlError::Saved("a message lies outside its FIFO"))?;
         let handle = descriptor.handle;
         let bytes = wire::encode(&saved.nic_state())
             .map_err(|_| ControlError::Saved("it knows too many peers"))?;
