@@ -1,17 +1,17 @@
-//! The tree of daemons: who tells whom.
+//! The tree of daemons, through which orders go down and reports go up.
 
-/// A complete tree over nodes 0 to n - 1; node 0 is its root.
+/// A complete tree over nodes 0 to n - 1; node 0 is the root.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Tree {
     arity: u16,
     nodes: u16,
 }
 
-/// SCore-D's arity, the fastest there (SCore-D paper, section 3.1).
+/// SCore-D's arity, the fastest in its measurements (SCore-D paper, section 3.1).
 pub const DEFAULT_ARITY: u16 = 16;
 
 impl Tree {
-    /// A tree of `nodes`, at least 1, each with up to `arity` children, at least 1.
+    /// Creates a tree of `nodes` nodes (at least 1), each with up to `arity` children (at least 1).
     #[must_use]
     pub const fn new(nodes: u16, arity: u16) -> Self {
         Self {
@@ -20,34 +20,34 @@ impl Tree {
         }
     }
 
-    /// Who tells `node`; nobody tells the root.
+    /// Returns the parent of `node`; `None` for the root.
     #[must_use]
     pub const fn parent(&self, node: u16) -> Option<u16> {
         if node == 0 { None } else { Some((node - 1) / self.arity) }
     }
 
-    /// Whom `node` tells.
+    /// Returns the children of `node`.
     pub fn children(&self, node: u16) -> impl Iterator<Item = u16> + use<> {
         let first = u32::from(node) * u32::from(self.arity) + 1;
         let last = (first + u32::from(self.arity)).min(self.nodes.into());
         (first..last).map(|child| child as u16)
     }
 
-    /// Returns whether `node` is `above`, or below it.
+    /// Returns whether `node` is in the subtree of `above`; `above` itself counts.
     #[must_use]
     pub fn is_within(&self, node: u16, above: u16) -> bool {
         let mut way = std::iter::successors(Some(node), |node| self.parent(*node));
         node < self.nodes && way.any(|node| node == above)
     }
 
-    /// Steps from `node` to the farthest below it.
+    /// Returns the number of levels below `node`.
     #[must_use]
     pub fn depth_below(&self, node: u16) -> u32 {
-        // The first child's part of a complete tree is the deepest.
+        // In a complete tree, the first child's subtree is the deepest.
         self.children(node).next().map_or(0, |child| 1 + self.depth_below(child))
     }
 
-    /// Steps from the root to the farthest node.
+    /// Returns the number of levels below the root.
     #[must_use]
     pub fn depth(&self) -> u32 {
         let mut node = self.nodes - 1;
