@@ -2,13 +2,13 @@
 //!
 //! Daemons talk over a channel of their own, which no user's job can stop.
 
-mod ahead;
 mod core;
-mod hands;
-mod line;
+mod early_save;
+mod messenger;
+mod node_agent;
 mod order;
 mod relay;
-mod slot;
+mod work;
 
 use std::fmt;
 use std::future::Future;
@@ -27,7 +27,7 @@ use crate::controller::ControlError;
 use crate::process::Reins;
 
 use self::core::Core;
-use slot::Owner;
+use work::Owner;
 
 pub use order::{Action, Launch, Order, Outcome};
 pub use relay::Relay;
@@ -192,7 +192,7 @@ impl<H: Host> Daemon<H> {
 
     /// Waits for an order whose call was dropped, and returns its result; `None` if there was no such order.
     pub(crate) async fn dropped_order(&mut self) -> Option<Result<Outcome, DaemonError>> {
-        self.owner.dropped().await
+        self.owner.last_result().await
     }
 
     /// Returns this daemon's host.

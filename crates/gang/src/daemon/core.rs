@@ -6,9 +6,9 @@ use std::time::Duration;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 
-use super::ahead::until;
-use super::hands::Hands;
-use super::line::{Halt, Line};
+use super::early_save::until;
+use super::messenger::{Halt, Messenger};
+use super::node_agent::NodeAgent;
 use super::order::Message;
 use super::{Action, DaemonConfig, DaemonError, Order, Outcome, Relay, Start};
 use crate::names::Rank;
@@ -22,8 +22,8 @@ pub(super) type Done<H> = (Box<Core<H>>, Result<Outcome, DaemonError>);
 
 /// A daemon while no call or task works for it.
 pub(super) struct Core<H> {
-    pub(super) hands: Hands<H>,
-    pub(super) line: Line,
+    pub(super) agent: NodeAgent<H>,
+    pub(super) messenger: Messenger,
     tree: Tree,
     relay: Relay<u32>,
     next_order: u32,
@@ -36,19 +36,19 @@ impl<H: Host> Core<H> {
         config: DaemonConfig,
         start: Start<H>,
     ) -> Result<Box<Self>, DaemonError> {
-        let line = Line::open(&host, config.nodes).await?;
+        let messenger = Messenger::open(&host, config.nodes).await?;
         let tree = Tree::new(config.nodes, config.arity);
         let relay = Relay::new(tree.children(host.node().0));
-        let hands = Hands::open(host, config, start)?;
-        Ok(Box::new(Self { hands, line, tree, relay, next_order: 0, has_quit: false }))
+        let agent = NodeAgent::open(host, config, start)?;
+        Ok(Box::new(Self { agent, messenger, tree, relay, next_order: 0, has_quit: false }))
     }
 
     pub(super) fn node(&self) -> NodeId {
-        self.hands.host.node()
+        self.agent.host.node()
     }
 
     pub(super) fn halt(&self) -> Arc<Halt> {
-        self.line.halt()
+        self.messenger.halt()
     }
 
     pub(super) const fn has_quit(&self) -> bool {
@@ -66,11 +66,11 @@ impl<H: Host> Core<H> {
             let (from, message) = self.next_message().await?;
             let Message::Order(order) = message else { continue };
             let outcome = self.carry(&order).await?;
-            self.line.tell(from, &Message::Done { number: order.number, outcome }).await?;
+            self.messenger.send(from, &Message::Done { number: order.number, outcome }).await?;
         }
         // Parents may end before they acknowledge the report.
-        let end = self.hands.host.sleep_until(self.hands.host.now() + LINGER);
-        until(self.line.flush(), end).await.map_or(Ok(()), |flushed| Ok(flushed?))
+        let end = self.agent.host.sleep_until(self.agent.host.now() + LINGER);
+        until(self.messenger.flush(), end).await.map_or(Ok(()), |flushed| Ok(flushed?))
     }
 
     /// Gives an order to all daemons, and waits until all have carried it out.
@@ -85,7 +85,7 @@ impl<H: Host> Core<H> {
     async fn carry(&mut self, order: &Order) -> Result<Outcome, DaemonError> {
         self.relay.handle_order(order.clone());
         while let Some((child, order)) = self.relay.poll_order() {
-            self.line.tell(Rank(child), &Message::Order(order)).await?;
+            self.messenger.send(Rank(child), &Message::Order(order)).await?;
         }
         if let Some((number, action)) = self.relay.poll_action() {
             self.has_quit = matches!(action, Action::Quit);
@@ -106,10 +106,10 @@ impl<H: Host> Core<H> {
     /// Carries out this daemon's own part, unless a daemon fails meanwhile: a channel to a failed node may never be
     /// steady.
     async fn execute(&mut self, action: &Action) -> Result<Outcome, DaemonError> {
-        let host = self.hands.host.clone();
-        let (mut why, line) = (None, &mut self.line);
-        let given_up = async { why = Some(line.cut_off(&host).await) };
-        match until(self.hands.execute(action), given_up).await {
+        let host = self.agent.host.clone();
+        let (mut why, messenger) = (None, &mut self.messenger);
+        let given_up = async { why = Some(messenger.wait_for_failure(&host).await) };
+        match until(self.agent.execute(action), given_up).await {
             Some(outcome) => outcome,
             None => Err(why.expect("it was given up for a reason")),
         }
@@ -117,10 +117,10 @@ impl<H: Host> Core<H> {
 
     /// Ends all processes of this daemon, and notifies its parent and children that the daemon of `node` is gone.
     pub(super) async fn leave(mut self: Box<Self>, node: NodeId) {
-        self.hands.kill_all();
-        let (host, own) = (self.hands.host.clone(), self.node().0);
+        self.agent.kill_all();
+        let (host, own) = (self.agent.host.clone(), self.node().0);
         let relatives = self.tree.parent(own).into_iter().chain(self.tree.children(own));
         let end = host.sleep_until(host.now() + LINGER);
-        let _ = until(self.line.say_gone(node, relatives), end).await;
+        let _ = until(self.messenger.send_gone(node, relatives), end).await;
     }
 }

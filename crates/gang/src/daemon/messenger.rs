@@ -11,7 +11,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::wire;
 
 use super::DaemonError;
-use super::ahead::until;
+use super::early_save::until;
 use super::order::Message;
 use crate::channel::geometry::{FifoSize, Geometry};
 use crate::channel::{Channel, Closed, SendError};
@@ -29,7 +29,7 @@ const OWN_FIFOS: Geometry = Geometry {
     message: 1024,
 };
 /// If this daemon's part of an order takes longer, it may be waiting for a daemon that is gone.
-const PATIENCE: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Notifies a daemon's work that the daemon was dropped.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl Halt {
 }
 
 /// A daemon's connection with its parent and children.
-pub(super) struct Line {
+pub(super) struct Messenger {
     node: NodeId,
     channel: Channel,
     /// Keeps the channel open.
@@ -74,7 +74,7 @@ pub(super) struct Line {
     halt: Arc<Halt>,
 }
 
-impl Line {
+impl Messenger {
     pub(super) async fn open(host: &impl Host, nodes: u16) -> Result<Self, DaemonError> {
         let mut own = Controller::open(host, OWN_CHANNEL, OWN_FIFOS, false)?;
         let places = (0..nodes).map(|node| Place { node: NodeId(node), channel: OWN_CHANNEL });
@@ -122,7 +122,7 @@ impl Line {
         }
     }
 
-    pub(super) async fn tell(&mut self, to: Rank, message: &Message) -> Result<(), DaemonError> {
+    pub(super) async fn send(&mut self, to: Rank, message: &Message) -> Result<(), DaemonError> {
         let too_long = SendError::TooLong { length: wire::LIMIT, most: OWN_FIFOS.message };
         let bytes = wire::encode(message).map_err(|_| DaemonError::Order(too_long))?;
         loop {
@@ -142,14 +142,14 @@ impl Line {
 
     /// Returns the error for which this daemon's part of an order is to be given up.
     ///
-    /// Messages are not polled within the first [`PATIENCE`], so an order that is carried out in that time is not
+    /// Messages are not polled within the first [`GRACE`], so an order that is carried out in that time is not
     /// disturbed.
-    pub(super) async fn cut_off(&mut self, host: &impl Host) -> DaemonError {
-        let patience = async {
-            host.sleep_until(host.now() + PATIENCE).await;
+    pub(super) async fn wait_for_failure(&mut self, host: &impl Host) -> DaemonError {
+        let grace = async {
+            host.sleep_until(host.now() + GRACE).await;
             Ok(())
         };
-        if let Err(error) = Self::unless_halted(patience, (self.node, &self.halt)).await {
+        if let Err(error) = Self::unless_halted(grace, (self.node, &self.halt)).await {
             return error;
         }
         loop {
@@ -169,7 +169,7 @@ impl Line {
     }
 
     /// Sends the notice that the daemon of `node` is gone.
-    pub(super) async fn say_gone(&mut self, node: NodeId, to: impl Iterator<Item = u16>) {
+    pub(super) async fn send_gone(&mut self, node: NodeId, to: impl Iterator<Item = u16>) {
         let bytes = wire::encode(&Message::Gone(node)).expect("the notice is short");
         for relative in to {
             if self.channel.send(Rank(relative), &bytes).await.is_err() {

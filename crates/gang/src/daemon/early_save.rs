@@ -12,7 +12,7 @@ use std::time::Duration;
 use midplane_simhw::host::Host;
 
 use super::core::Core;
-use super::hands::Local;
+use super::node_agent::LocalRank;
 use super::order::Message;
 use super::{DaemonError, Mode};
 use crate::names::Rank;
@@ -37,31 +37,31 @@ impl<H: Host> Core<H> {
     /// None: the controllers' next commands would receive the earlier completions.
     pub(super) async fn next_message(&mut self) -> Result<(Rank, Message), DaemonError> {
         self.begin_copying().await?;
-        let is_copying = |local: &Local| local.copying.is_some_and(|left| !left.is_zero());
-        let host = self.hands.host.clone();
-        while let Some(at) = self.hands.locals.iter().position(is_copying) {
-            let left = self.hands.locals[at].copying.unwrap_or_default();
+        let is_copying = |local: &LocalRank| local.copying.is_some_and(|left| !left.is_zero());
+        let host = self.agent.host.clone();
+        while let Some(at) = self.agent.ranks.iter().position(is_copying) {
+            let left = self.agent.ranks[at].copying.unwrap_or_default();
             let through = host.now() + left;
-            let message = until(self.line.receive(), host.sleep_until(through)).await;
+            let message = until(self.messenger.receive(), host.sleep_until(through)).await;
             let left = through.nanos_since(host.now());
-            self.hands.locals[at].copying = Some(Duration::from_nanos(left));
+            self.agent.ranks[at].copying = Some(Duration::from_nanos(left));
             if let Some(message) = message {
                 return message;
             }
         }
-        self.line.receive().await
+        self.messenger.receive().await
     }
 
     async fn begin_copying(&mut self) -> Result<(), DaemonError> {
-        let leaving = std::mem::take(&mut self.hands.leaving);
-        if self.hands.config.mode == Mode::Resident {
+        let leaving = std::mem::take(&mut self.agent.leaving);
+        if self.agent.config.mode == Mode::Resident {
             return Ok(());
         }
-        for at in self.hands.of_jobs(&leaving) {
-            let Local { slot, context, .. } = self.hands.locals[at];
-            let saved = self.hands.users[slot].save(context, false).await?;
-            self.hands.locals[at].copying = Some(self.hands.config.costs.of_save(saved.bytes()));
-            self.hands.locals[at].saved = Some(saved);
+        for at in self.agent.of_jobs(&leaving) {
+            let LocalRank { user, context, .. } = self.agent.ranks[at];
+            let saved = self.agent.users[user].save(context, false).await?;
+            self.agent.ranks[at].copying = Some(self.agent.config.costs.of_save(saved.bytes()));
+            self.agent.ranks[at].saved = Some(saved);
         }
         Ok(())
     }
