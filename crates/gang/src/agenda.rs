@@ -29,7 +29,7 @@ pub enum Phases {
     Two,
 }
 
-/// Whether a job is preempted at the end of its slice if it also runs in the next one.
+/// Decides whether a job that also runs in the next slice is preempted at the end of its slice.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum WithItself {
     /// The job keeps running.
@@ -59,16 +59,16 @@ pub struct AgendaConfig {
     pub slice: Duration,
     /// Number of orders in a switch.
     pub phases: Phases,
-    /// Whether a job is preempted at the end of its slice if it also runs in the next one.
+    /// Decides whether a job that also runs in the next slice is preempted.
     pub with_itself: WithItself,
-    /// How long a job runs that is woken before its turn ([`Agenda::wake`]); zero disables early wake-ups.
+    /// Run time of a job that is woken before its turn ([`Agenda::wake`]); zero disables early wake-ups.
     pub visit: Duration,
 }
 
 /// One switch of jobs, with the durations of its phases as the root measures them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Switch {
-    /// When it began.
+    /// When the switch began.
     pub at: Instant,
     /// Time until all processes were stopped and all channels steady, on all nodes.
     pub freeze: Duration,
@@ -108,7 +108,7 @@ pub struct JobRecord<P = u32> {
 /// Events of the scheduler.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// Jobs were switched.
+    /// The scheduler has switched jobs.
     Switched(Switch),
     /// A job has been removed from all nodes.
     Gone(JobId),

@@ -85,7 +85,7 @@ pub enum SendError {
         most: u32,
     },
     /// The job has no such rank.
-    #[error("the job has {ranks} ranks, from 0; {to} is none of them")]
+    #[error("the job has no rank {to}: it has {ranks}, numbered from 0")]
     Rank {
         /// The rank that was named.
         to: Rank,

@@ -53,7 +53,7 @@ struct Part {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The file could not be read or written.
+    /// A file could not be read or written.
     #[error("{path}: {error}")]
     File {
         /// The file.
@@ -206,7 +206,7 @@ impl Checkpoint {
         let expected: Vec<String> =
             std::iter::once(NETWORK.to_owned()).chain(expected).take(names.len() + 1).collect();
         if names != expected {
-            let what = "its parts are not those of so many ranks";
+            let what = "its parts do not match its number of ranks";
             return Err(CheckpointError::Contradiction { path, what });
         }
         let mut parts = Vec::new();
@@ -220,7 +220,7 @@ impl Checkpoint {
         let same = (network.job, network.epoch, network.ranks.len())
             == (manifest.job, manifest.epoch, manifest.ranks);
         if !same {
-            let what = "the network's part is another job's, epoch's or number of ranks'";
+            let what = "the network's part is of another job, epoch or number of ranks";
             return Err(CheckpointError::Contradiction { path, what });
         }
         Ok(Self { network, processes: parts.collect(), program: manifest.program })

@@ -36,9 +36,9 @@ pub struct ChannelContext {
     pub rank: Rank,
     /// The sizes of its FIFOs.
     pub geometry: Geometry,
-    /// Messages ever sent that have left the send FIFO.
+    /// Number of messages ever sent that have left the send FIFO.
     pub freed: u64,
-    /// Messages ever consumed.
+    /// Number of messages ever consumed.
     pub consumed: u64,
     /// Position in the receive FIFO where the search for the next message's space begins.
     pub receive_tail: u64,
@@ -63,7 +63,7 @@ pub struct PeerState {
     pub next: u32,
     /// Sequence number of the next message from the peer.
     pub expected: u32,
-    /// How many times in a row the peer has refused the first message.
+    /// Consecutive refusals of the first message by the peer.
     pub refusals: u32,
 }
 
@@ -211,7 +211,7 @@ impl ChannelContext {
         let wrong = |what| Err(Violation::Rank { rank: self.rank, what });
         let Geometry { send, receive, message } = self.geometry;
         if self.geometry.check().is_err() {
-            return wrong("its FIFOs have impossible sizes");
+            return wrong("its FIFOs have invalid sizes");
         }
         let fits = |position: u64, length: usize, size: u32| {
             let size = u64::from(size);
@@ -228,7 +228,7 @@ impl ChannelContext {
                 return wrong("a message lies outside its send FIFO");
             }
             if !m.taken && !self.peers.iter().any(|peer| peer.rank == m.to) {
-                return wrong("a message is for a peer that is not known");
+                return wrong("a message is for a peer that is not listed");
             }
         }
         if self.receive.iter().any(|m| !fits(m.position, m.bytes.len(), receive.bytes)) {
@@ -254,7 +254,7 @@ impl ChannelContext {
         for peer in &self.peers {
             let waiting = self.unacked(peer.rank).count() as u32;
             if peer.next.wrapping_sub(peer.acked) != waiting {
-                return wrong("a peer's numbers are not those of the messages for it");
+                return wrong("a peer's numbers contradict the messages for it");
             }
         }
         Ok(())
@@ -276,7 +276,10 @@ impl NetworkContext {
             channel.validate()?;
             for peer in &channel.peers {
                 let Some(other) = self.ranks.get(peer.rank.index()) else {
-                    return Err(Violation::Rank { rank: channel.rank, what: "a peer is no rank" });
+                    return Err(Violation::Rank {
+                        rank: channel.rank,
+                        what: "a peer is not a rank of the job",
+                    });
                 };
                 let back = other.peer(channel.rank);
                 let sides = [

@@ -203,7 +203,7 @@ impl Controller {
     #[must_use]
     pub fn file(&self, context: ContextId) -> Option<Arc<std::os::fd::OwnedFd>> {
         let opened = self.contexts[context.0].as_ref();
-        opened.expect("the context is open until it is closed").backing.clone()
+        opened.expect("the context was closed").backing.clone()
     }
 
     async fn ask(
@@ -292,7 +292,7 @@ impl Controller {
     /// If the context was closed.
     fn opened(&self, context: ContextId) -> &Descriptor {
         let opened = self.contexts[context.0].as_ref();
-        &opened.expect("the context is open until it is closed").descriptor
+        &opened.expect("the context was closed").descriptor
     }
 
     /// Returns the descriptor that a process attaches to a context with.
@@ -359,7 +359,9 @@ impl Controller {
         let args = [handle, if forget { SAVE_FORGETS } else { 0 }, 0];
         let completion = self.ask("save a context", SAVE, args, length).await?;
         let mut bytes = vec![0; completion.args[0] as usize];
-        self.scratch.read(0, &mut bytes).map_err(|_| ControlError::Saved("it is too long"))?;
+        self.scratch
+            .read(0, &mut bytes)
+            .map_err(|_| ControlError::Saved("its NIC part is too long"))?;
         let state: NicState =
             wire::decode(&bytes).map_err(|_| ControlError::Saved("the NIC's part is damaged"))?;
         read_context(self.opened(context), &state)
@@ -450,7 +452,8 @@ impl Controller {
     pub fn put_back(&self, context: ContextId, unfinished: &Unfinished) {
         let Descriptor { memory, geometry, .. } = self.opened(context);
         let Unfinished { words, sent, message } = unfinished;
-        let write = |at, bytes: &[u8]| memory.write(at, bytes).expect("it was read from there");
+        let write =
+            |at, bytes: &[u8]| memory.write(at, bytes).expect("this memory was read before");
         for (at, word) in UNFINISHED.into_iter().zip(words) {
             write(at, &word.to_le_bytes());
         }

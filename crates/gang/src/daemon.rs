@@ -32,7 +32,7 @@ use work::Owner;
 pub use order::{Action, Launch, Order, Outcome};
 pub use relay::Relay;
 
-/// How contexts are switched.
+/// Ways to switch contexts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mode {
     /// All contexts of a channel share its FIFOs, whose contents are copied out and in, as in the paper.
@@ -98,7 +98,7 @@ pub struct DaemonConfig {
     pub nodes: u16,
     /// Most children of a daemon in the tree.
     pub arity: u16,
-    /// How contexts are switched.
+    /// The way to switch contexts.
     pub mode: Mode,
     /// Sizes of the FIFOs of users' channels.
     pub geometry: Geometry,
@@ -126,8 +126,8 @@ pub enum DaemonError {
     /// The daemons' channel could not be attached.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// An order is longer than a message of the daemons' channel.
-    #[error("the order does not fit: {0}")]
+    /// An order could not be sent, such as one longer than a message of the daemons' channel.
+    #[error("the order could not be sent: {0}")]
     Order(SendError),
     /// A daemon was dropped or has failed. All daemons of the cluster end, and end the processes that they have
     /// started.

@@ -68,7 +68,7 @@ pub struct Unmatched {
     pub from: Rank,
     /// The receiver.
     pub to: Rank,
-    /// Its tag.
+    /// Its tag; `None` if it has none.
     pub tag: Option<u32>,
     /// Its length, in bytes.
     pub length: usize,

@@ -24,7 +24,7 @@ use crate::names::{ChannelId, Epoch, JobId, Rank};
 /// The extension's only timeout.
 const TIMEOUT: TimeoutId = TimeoutId(0);
 
-/// PM's channels on one NIC.
+/// The extension that runs a NIC's channels, after PM.
 #[derive(Debug, Default)]
 pub struct Gang {
     config: GangConfig,

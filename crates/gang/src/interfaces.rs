@@ -41,7 +41,7 @@ pub struct Hold {
 pub struct HeldPort {
     /// Index of its node's [`Hold`].
     pub hold: usize,
-    /// Its port.
+    /// The rank's port.
     pub port: PortId,
     /// Suspends its process.
     pub reins: Reins,
@@ -107,7 +107,7 @@ pub enum SaveError {
         vi: u16,
     },
     /// The saved state is not a consistent cut.
-    #[error("what the NICs hold is no consistent cut: {0}")]
+    #[error("the NICs' state is not a consistent cut: {0}")]
     Inconsistent(#[from] Violation),
     /// A NIC could not forget its interfaces, though others have. The error holds the saved state.
     #[error("rank {rank}: the NIC did not forget the saved interfaces: {error}")]

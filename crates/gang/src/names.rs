@@ -65,6 +65,6 @@ impl Epoch {
 pub struct Place {
     /// The node.
     pub node: NodeId,
-    /// Its channel there.
+    /// The rank's channel on that node.
     pub channel: ChannelId,
 }

@@ -80,7 +80,7 @@ pub enum KernelError {
     #[error(transparent)]
     Message(#[from] MessageError),
     /// The saved state is of another kernel, class or rank, or damaged.
-    #[error("the saved state is no state of this kernel, class and rank")]
+    #[error("the saved state is damaged, or of another kernel, class or rank")]
     Saved,
 }
 

@@ -39,7 +39,7 @@ pub async fn together<T, F: Future<Output = T>>(futures: impl IntoIterator<Item 
 pub struct Held {
     /// The controller of its node and channel.
     pub controller: Controller,
-    /// Its context.
+    /// The rank's context.
     pub context: ContextId,
     /// Suspends its process.
     pub reins: Reins,
@@ -151,7 +151,7 @@ impl Network {
     /// None: the controllers' next commands would receive these commands' completions.
     pub async fn restore(&mut self, saved: &NetworkContext) -> Result<(), ControlError> {
         if saved.ranks.len() != self.ranks.len() {
-            return Err(ControlError::Saved("it is of a job with another number of ranks"));
+            return Err(ControlError::Saved("it has another number of ranks than the job"));
         }
         let pairs = self.ranks.iter_mut().zip(&saved.ranks);
         let restores = pairs.map(|(held, saved)| held.controller.restore(held.context, saved));

@@ -35,7 +35,7 @@ pub enum WaitState {
 }
 
 impl WaitState {
-    /// Encodes the state for memory that several contexts use in turn: `owner` is the handle of the publishing one.
+    /// Encodes the state. `owner` is the handle of the publishing context: several contexts may share the memory.
     pub(crate) fn emit(self, owner: u64) -> [u8; WAIT_BYTES] {
         let mut bytes = [0; WAIT_BYTES];
         bytes[OWNER..].copy_from_slice(&owner.to_le_bytes());

@@ -11,7 +11,7 @@ pub(super) struct Migrations {
     away: BTreeSet<JobId>,
     /// Jobs whose interfaces are to be forgotten in this switch.
     leaving: Vec<JobId>,
-    /// Where the interfaces restored in this switch are; `None` if the switch restores and forgets none.
+    /// Old and new names of interfaces restored in this switch; `None` if it neither restores nor forgets any.
     moved: Option<Vec<Moved>>,
 }
 

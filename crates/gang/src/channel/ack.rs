@@ -24,7 +24,7 @@ pub struct Patience {
     pub longest: Duration,
     /// Delay before refused messages are sent again; doubles with each refusal.
     pub refused: Duration,
-    /// Longest such delay.
+    /// Longest delay before refused messages are sent again.
     pub refused_most: Duration,
 }
 
@@ -68,7 +68,7 @@ pub struct Answer {
     pub round: u16,
     /// All messages before this one are accepted; `None` if the receiver's context is not running.
     pub expected: Option<u32>,
-    /// All transmissions of the round before this message are answered.
+    /// All transmissions of the round before this sequence number are answered.
     pub seen: u32,
     /// True if the rest of the round is refused.
     pub refused: bool,
@@ -135,9 +135,9 @@ pub struct Outbound {
     resend_at: Instant,
     /// When the outstanding answer counts as missed.
     deadline: Option<Instant>,
-    /// How many answers in a row were missed.
+    /// Answers missed in a row.
     missed: u32,
-    /// How many times in a row the first message was refused.
+    /// Consecutive refusals of the first message.
     refusals: u32,
     /// One transmission whose round trip is measured, and when it was sent.
     sample: Option<(u32, Instant)>,
@@ -311,7 +311,7 @@ impl Outbound {
         self.waiting.iter().copied()
     }
 
-    /// Returns how many times in a row the first of them was refused.
+    /// Returns the consecutive refusals of the first of them.
     #[must_use]
     pub const fn refusals(&self) -> u32 {
         self.refusals
@@ -386,7 +386,7 @@ pub struct Inbound {
 }
 
 impl Inbound {
-    /// Restores a receiver.
+    /// Restores a receiver whose next message is `expected`.
     #[must_use]
     pub fn resumed(expected: u32) -> Self {
         Self { expected, seen: expected, ..Self::default() }

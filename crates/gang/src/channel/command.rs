@@ -64,7 +64,7 @@ pub(crate) struct NicState {
     /// Messages ever put into the send FIFO, and the number of the oldest that still occupies it.
     pub(crate) sent: u64,
     pub(crate) freed: u64,
-    /// Messages ever received.
+    /// Number of messages ever received.
     pub(crate) received: u64,
     /// Position in the receive FIFO of the next byte.
     pub(crate) receive_tail: u64,
@@ -79,7 +79,7 @@ pub(crate) struct PeerNumbers {
     pub(crate) acked: u32,
     /// Sequence number of the next message from the peer.
     pub(crate) expected: u32,
-    /// How many times in a row the peer has refused the first of these messages.
+    /// Consecutive refusals of the first of these messages by the peer.
     pub(crate) refusals: u32,
     /// Send FIFO numbers of the messages that the peer has not accepted, in order.
     pub(crate) waiting: Vec<u64>,

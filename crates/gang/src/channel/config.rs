@@ -10,7 +10,7 @@ use super::ack::Patience;
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Flow {
-    /// As in PM: the receiver accepts or refuses each message, and answers.
+    /// Answers from the receiver, which accepts or refuses each message, as in PM.
     #[default]
     AckNack,
     /// No flow control, over links that block
@@ -100,7 +100,7 @@ impl GangConfig {
 pub struct GangCounters {
     /// Messages sent, retransmissions included.
     pub transmitted: u64,
-    /// Messages accepted.
+    /// Number of messages accepted.
     pub taken: u64,
     /// Messages refused: no room, stopped, or out of order.
     pub refused: u64,

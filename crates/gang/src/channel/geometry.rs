@@ -35,9 +35,9 @@ pub(crate) const CONSUMED: usize = 8;
 /// Capacity of a FIFO.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct FifoSize {
-    /// Most messages.
+    /// Most messages at a time.
     pub messages: u32,
-    /// Most bytes of all messages, each rounded up to 8.
+    /// Most bytes of all messages, each rounded up to a multiple of 8.
     pub bytes: u32,
 }
 
@@ -48,7 +48,7 @@ pub struct Geometry {
     pub send: FifoSize,
     /// Capacity of the receive FIFO.
     pub receive: FifoSize,
-    /// Most bytes of one message.
+    /// Longest message, in bytes.
     pub message: u32,
 }
 
@@ -155,7 +155,7 @@ impl Geometry {
 /// Describes one message in a FIFO.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The other rank.
+    /// The receiver in a send FIFO, the sender in a receive FIFO.
     pub peer: Rank,
     /// The message's length, in bytes.
     pub length: u32,

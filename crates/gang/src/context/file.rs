@@ -52,7 +52,7 @@ pub enum ReadError {
     #[error("byte {HEAD}: {0}")]
     Body(WireError),
     /// The JSON can't be parsed.
-    #[error("no context in JSON: {0}")]
+    #[error("this is not a context in JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// The context is not a consistent cut.
     #[error("the context contradicts itself: {0}")]

@@ -111,7 +111,7 @@ impl<H: Host> Core<H> {
         let given_up = async { why = Some(messenger.wait_for_failure(&host).await) };
         match until(self.agent.execute(action), given_up).await {
             Some(outcome) => outcome,
-            None => Err(why.expect("it was given up for a reason")),
+            None => Err(why.expect("the work is only given up for a reason")),
         }
     }
 

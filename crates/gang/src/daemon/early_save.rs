@@ -41,9 +41,9 @@ impl<H: Host> Core<H> {
         let host = self.agent.host.clone();
         while let Some(at) = self.agent.ranks.iter().position(is_copying) {
             let left = self.agent.ranks[at].copying.unwrap_or_default();
-            let through = host.now() + left;
-            let message = until(self.messenger.receive(), host.sleep_until(through)).await;
-            let left = through.nanos_since(host.now());
+            let copied_at = host.now() + left;
+            let message = until(self.messenger.receive(), host.sleep_until(copied_at)).await;
+            let left = copied_at.nanos_since(host.now());
             self.agent.ranks[at].copying = Some(Duration::from_nanos(left));
             if let Some(message) = message {
                 return message;

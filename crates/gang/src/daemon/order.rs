@@ -74,7 +74,7 @@ pub enum Action<P = u32> {
     Join {
         /// The jobs, with their epochs.
         run: Vec<(JobId, Epoch)>,
-        /// Where the interfaces of these jobs are now.
+        /// Old and new names of these jobs' restored interfaces.
         moved: Vec<Moved>,
     },
     /// End a job, and kill its processes.
@@ -126,7 +126,7 @@ impl Outcome {
 pub struct Order<P = u32> {
     /// Grows with each order.
     pub number: u32,
-    /// What is to be done.
+    /// The action to carry out.
     pub action: Action<P>,
 }
 

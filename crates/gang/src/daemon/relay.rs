@@ -1,5 +1,5 @@
-//! How one daemon forwards an order through the tree: to its children, to itself, and back as a report once all below
-//! have carried it out. No I/O, no clock.
+//! One daemon's part in the tree: forwards an order to its children, carries it out, and reports once all below have.
+//! No I/O, no clock.
 
 use std::collections::{BTreeSet, VecDeque};
 

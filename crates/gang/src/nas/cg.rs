@@ -346,7 +346,7 @@ impl Kernel for Cg {
     }
 
     fn save(&self) -> Vec<u8> {
-        wire::encode_long(&self.state).expect("it is smaller than the limit")
+        wire::encode_long(&self.state).expect("the state is smaller than the limit")
     }
 
     fn restore(class: Class, rank: u32, ranks: u32, saved: &[u8]) -> Result<Self, KernelError> {

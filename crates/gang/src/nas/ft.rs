@@ -186,8 +186,8 @@ impl Ft {
         Communicator<P>: Send + Sync,
     {
         let blocks = blocks.iter().map(|block| to_bytes(block)).collect();
-        let came = world.all_to_all(blocks).await?;
-        came.iter().map(|bytes| from_bytes::<Complex>(bytes)).collect()
+        let received = world.all_to_all(blocks).await?;
+        received.iter().map(|bytes| from_bytes::<Complex>(bytes)).collect()
     }
 
     /// Exchanges planes of equal z for planes of equal y: `[z][y][x]` to `[y][x][z]`.
@@ -209,9 +209,9 @@ impl Ft {
                 .copied()
                 .collect()
         };
-        let came = self.exchange(world, (0..ranks).map(cut).collect()).await?;
+        let received = self.exchange(world, (0..ranks).map(cut).collect()).await?;
         let mut out = vec![[0.0; 2]; nx * own_y * nz];
-        for (from, block) in came.iter().enumerate() {
+        for (from, block) in received.iter().enumerate() {
             for (z, plane) in block.chunks_exact(nx * own_y).enumerate() {
                 for (at, value) in plane.iter().enumerate() {
                     out[at * nz + from * own_z + z] = *value;
@@ -237,9 +237,9 @@ impl Ft {
             let lines = data.chunks_exact(nz);
             lines.flat_map(|line| &line[to * own_z..(to + 1) * own_z]).copied().collect()
         };
-        let came = self.exchange(world, (0..ranks).map(cut).collect()).await?;
+        let received = self.exchange(world, (0..ranks).map(cut).collect()).await?;
         let mut out = vec![[0.0; 2]; nx * ny * own_z];
-        for (from, block) in came.iter().enumerate() {
+        for (from, block) in received.iter().enumerate() {
             for (at, line) in block.chunks_exact(own_z).enumerate() {
                 let (y, x) = (from * own_y + at / nx, at % nx);
                 for (z, value) in line.iter().enumerate() {
@@ -358,7 +358,7 @@ impl Kernel for Ft {
     }
 
     fn save(&self) -> Vec<u8> {
-        wire::encode_long(&self.state).expect("it is smaller than the limit")
+        wire::encode_long(&self.state).expect("the state is smaller than the limit")
     }
 
     fn restore(class: Class, rank: u32, ranks: u32, saved: &[u8]) -> Result<Self, KernelError> {

@@ -27,8 +27,8 @@ struct Part {
     round: Round,
     /// True while the halves have their turns.
     in_halves: bool,
-    /// Which halves have completed a round.
-    through: [bool; 2],
+    /// True for each half that has completed a round.
+    completed: [bool; 2],
 }
 
 /// Time and space sharing by a distributed queue tree.
@@ -52,7 +52,7 @@ impl QueueTree {
                 let clip = |node: u32| node.min(nodes.into()) as u16;
                 let nodes = clip(first)..clip(first + width);
                 let round = Round::default();
-                parts.push(Part { nodes, round, in_halves: false, through: [false; 2] });
+                parts.push(Part { nodes, round, in_halves: false, completed: [false; 2] });
             }
             width /= 2;
         }
@@ -118,14 +118,14 @@ impl QueueTree {
         self.parts[part].in_halves = true;
         for (side, half) in halves.into_iter().enumerate() {
             if self.slice(half, out) {
-                self.parts[part].through[side] = true;
+                self.parts[part].completed[side] = true;
             }
         }
-        if self.parts[part].through != [true; 2] {
+        if self.parts[part].completed != [true; 2] {
             return false;
         }
         let it = &mut self.parts[part];
-        it.through = [false; 2];
+        it.completed = [false; 2];
         it.in_halves = it.round.jobs.is_empty();
         true
     }
