@@ -20,7 +20,7 @@ use crate::schedule::{AdmitError, Policy, Request};
 use early_wakeups::EarlyWakeups;
 use migrations::Migrations;
 
-/// Number of orders, each with a barrier over all daemons, in one switch.
+/// Number of orders in one switch; each ends with a barrier over all daemons.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Phases {
     /// Freeze, save, restore, run: four broadcasts with a barrier each, as in the paper.
@@ -205,7 +205,7 @@ impl<P: Clone> Agenda<P> {
     /// Admits a job. It starts at the end of the current slice, or at once if no job runs.
     ///
     /// # Errors
-    /// [`AdmitError`] if the policy has no room for the job.
+    /// [`AdmitError`] if the job needs no node, or more than there are.
     pub fn submit(
         &mut self,
         request: Request,
@@ -250,8 +250,8 @@ impl<P: Clone> Agenda<P> {
     }
 
     /// Wakes a job early: data has arrived for it from outside. If it is suspended, it runs for [`AgendaConfig::visit`]
-    /// in the middle of other jobs' slice, which continues afterwards. No slice is interrupted before it has lasted
-    /// that long, so early wake-ups take at most half of the time.
+    /// in the middle of other jobs' slice, which continues afterwards. A slice is not interrupted before it has run for
+    /// [`AgendaConfig::visit`] itself, so early wake-ups take at most half of the time.
     ///
     /// In dynamic coscheduling (Sobalvarro and Weihl, JSSPP 1995), a message wakes one process, depending on its
     /// priority. Here it wakes the whole gang, and the bound above replaces priorities.

@@ -271,7 +271,7 @@ impl Channel {
             }
             self.poll();
         }
-        // The command ring is full. The NIC reads the FIFO for each of the commands in it.
+        // The command ring is full. The NIC reads the FIFO again for each command in it.
         if self.port.is_closed() { Err(SendError::Closed) } else { Ok(()) }
     }
 

@@ -379,7 +379,7 @@ impl Controller {
     /// If the context was closed.
     ///
     /// None: the next command would receive this one's completion.
-    /// None: the controller expects the answer.
+    /// None: the next command would receive this one's completion.
     pub async fn forget(&mut self, context: ContextId) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         let args = [handle, SAVE_FORGETS | SAVE_MEASURES, 0];
@@ -395,7 +395,7 @@ impl Controller {
     /// If the context was closed.
     ///
     /// None: the next command would receive this one's completion.
-    /// None: the controller expects the answer.
+    /// None: the next command would receive this one's completion.
     pub async fn restore(
         &mut self,
         context: ContextId,

@@ -134,7 +134,7 @@ impl<'a, T: Tags> Cut<'a, T> {
         Self { context, tags, states }
     }
 
-    /// Returns whether a rank can make progress with the messages in transit alone.
+    /// Returns whether a rank can make progress by itself: it computes, or the cut holds what it waits for.
     fn is_fed(&self, rank: Rank) -> bool {
         let mut to_it = self.context.in_transit().filter(|message| message.to == rank);
         match self.states[rank.index()] {

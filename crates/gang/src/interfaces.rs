@@ -2,7 +2,7 @@
 //!
 //! First the processes are suspended, and with them all that their NICs do for them. From then on, no NIC accepts a
 //! frame of the job, and the counts of both ends of each connection form a consistent cut. Restored connections get new
-//! numbers, so frames of before the cut are dropped.
+//! numbers, so frames sent before the cut are dropped.
 //!
 //! [`Interfaces`] does this for a job whose nodes are all in one process, as in virtual time. Daemons of real processes
 //! do the same by orders, each for its own host ([`HostInterfaces`], [`check_whole`], [`Moved`]).

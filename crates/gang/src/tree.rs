@@ -36,8 +36,8 @@ impl Tree {
     /// Returns whether `node` is in the subtree of `above`; `above` itself counts.
     #[must_use]
     pub fn is_within(&self, node: u16, above: u16) -> bool {
-        let mut way = std::iter::successors(Some(node), |node| self.parent(*node));
-        node < self.nodes && way.any(|node| node == above)
+        let mut ancestors = std::iter::successors(Some(node), |node| self.parent(*node));
+        node < self.nodes && ancestors.any(|node| node == above)
     }
 
     /// Returns the number of levels below `node`.
@@ -67,27 +67,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everybody_is_told_once(nodes in 1_u16..5_000, arity in 1_u16..70) {
+        fn every_node_but_the_root_has_one_parent(nodes in 1_u16..5_000, arity in 1_u16..70) {
             let tree = Tree::new(nodes, arity);
-            let mut told = vec![0; usize::from(nodes)];
+            let mut parents = vec![0; usize::from(nodes)];
             for node in 0..nodes {
                 for child in tree.children(node) {
                     prop_assert_eq!(tree.parent(child), Some(node));
-                    told[usize::from(child)] += 1;
+                    parents[usize::from(child)] += 1;
                 }
             }
-            prop_assert_eq!(told[0], 0);
-            prop_assert!(told[1..].iter().all(|times| *times == 1));
+            prop_assert_eq!(parents[0], 0);
+            prop_assert!(parents[1..].iter().all(|times| *times == 1));
         }
 
         #[test]
-        fn each_is_within_those_that_tell_it(nodes in 1_u16..300, arity in 1_u16..9, node: u16) {
+        fn a_node_is_within_its_ancestors(nodes in 1_u16..300, arity in 1_u16..9, node: u16) {
             let (tree, node) = (Tree::new(nodes, arity), node % nodes);
             let within: Vec<u16> = (0..nodes).filter(|above| tree.is_within(node, *above)).collect();
-            let way = std::iter::successors(Some(node), |node| tree.parent(*node));
-            let mut way: Vec<u16> = way.collect();
-            way.sort_unstable();
-            prop_assert_eq!(within, way);
+            let ancestors = std::iter::successors(Some(node), |node| tree.parent(*node));
+            let mut ancestors: Vec<u16> = ancestors.collect();
+            ancestors.sort_unstable();
+            prop_assert_eq!(within, ancestors);
             prop_assert!(!tree.is_within(nodes, 0));
         }
     }

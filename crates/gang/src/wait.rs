@@ -87,7 +87,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_process_says_is_what_is_read(from: Option<u16>, tag: Option<u32>, to: u16, owner: u64) {
+        fn a_wait_state_is_read_as_it_was_written(from: Option<u16>, tag: Option<u32>, to: u16, owner: u64) {
             let states = [
                 WaitState::Running,
                 WaitState::Idle,

@@ -1,4 +1,4 @@
-//! Early wake-ups: jobs that data arrives for run for a short time in the middle of other jobs' slice.
+//! Early wake-ups: a job for which data has arrived runs for a short time in the middle of other jobs' slice.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -123,7 +123,7 @@ impl EarlyWakeups {
         Some(Change { stop, start, lasts: self.lasts })
     }
 
-    /// Ends the early wake-up: stops the woken jobs, and resumes the slice's.
+    /// Ends the early wake-up: stops the woken jobs, and resumes those that were stopped for them.
     pub(super) fn end(&mut self) -> Option<Change> {
         let EarlyWakeup { jobs, stopped, left } = self.under_way.take()?;
         Some(Change { stop: jobs, start: stopped, lasts: left })

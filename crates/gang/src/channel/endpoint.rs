@@ -165,7 +165,7 @@ impl Endpoint {
 
     /// Reads the process's counts of sent and consumed messages, and its new records.
     pub(crate) fn read_counts(&mut self, shared: &mut Shared<'_, '_>) {
-        // The FIFOs may be another context's: a process may have rung before it was stopped.
+        // The FIFOs may be another context's: a process may have notified the NIC before it was stopped.
         if self.phase == Phase::Empty {
             return;
         }
@@ -206,7 +206,7 @@ impl Endpoint {
         }
     }
 
-    /// Completes the process's wait, if there is news for it.
+    /// Completes the process's wait, if messages have been received or freed.
     fn complete_wait(&mut self, shared: &mut Shared<'_, '_>) {
         let news = self.news();
         let is_news = |waiter: &mut Command| {
@@ -226,7 +226,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes the process's wait for news.
+    /// Handles the process's wait command; an earlier one completes at once.
     pub(crate) fn wait(&mut self, shared: &mut Shared<'_, '_>, command: Command) {
         self.read_counts(shared);
         if let Some(old) = self.waiter.replace(command) {
@@ -235,14 +235,14 @@ impl Endpoint {
         self.complete_wait(shared);
     }
 
-    /// Takes the process's notification, and completes it.
+    /// Handles the process's notify command.
     pub(crate) fn on_notify(&mut self, shared: &mut Shared<'_, '_>, command: &Command) {
         self.read_counts(shared);
         let status = if self.is_broken { Status::Invalid } else { Status::Done };
         shared.complete(command, status, self.news());
     }
 
-    /// Stops sending and accepting messages.
+    /// Handles the controller's stop command: stops sending and accepting messages.
     pub(crate) fn stop(&mut self, shared: &mut Shared<'_, '_>, command: Command) {
         if matches!(self.phase, Phase::Parked | Phase::Empty) {
             shared.complete(&command, Status::Done, self.news());

@@ -28,7 +28,7 @@ impl NetworkContext {
     /// Returns the differences between this context and another; empty if they are equal.
     #[must_use]
     pub fn diff(&self, other: &Self) -> Vec<Difference> {
-        let mut found = Found(Vec::new());
+        let mut found = Differences(Vec::new());
         found.compare("job", &self.job, &other.job);
         found.compare("epoch", &self.epoch, &other.epoch);
         found.compare("number of ranks", &self.ranks.len(), &other.ranks.len());
@@ -39,9 +39,9 @@ impl NetworkContext {
     }
 }
 
-struct Found(Vec<Difference>);
+struct Differences(Vec<Difference>);
 
-impl Found {
+impl Differences {
     fn compare<T: PartialEq + fmt::Debug>(&mut self, place: &str, left: &T, right: &T) {
         if left != right {
             let (left, right) = (format!("{left:?}"), format!("{right:?}"));

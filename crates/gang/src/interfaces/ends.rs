@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_job_from_being_whole_is_named() {
+    fn the_reason_that_a_job_is_not_whole_is_returned() {
         let mut refused = pair();
         refused[1].refused = Some("no".into());
         assert_eq!(check(&refused), Err(NotWhole::Refused { host: 1, why: "no".into() }));

@@ -77,7 +77,7 @@ impl Grid {
     }
 }
 
-/// A block of the matrix, in compressed row form.
+/// A block of the matrix, in compressed sparse row (CSR) form.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Block {
     starts: Vec<usize>,

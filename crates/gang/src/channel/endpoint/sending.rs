@@ -96,8 +96,8 @@ impl Endpoint {
     }
 
     /// Returns when the link has room again, or `None` if it has room now. At most two of the longest messages are
-    /// given to the link ahead: one is sent while the next is read. More would be in vain: frames given to the link are
-    /// sent even after a stop, and are then refused.
+    /// given to the link ahead: one is sent while the next is read. After a stop, frames
+    /// given to the link are still sent, and are then refused.
     fn line_full_until(&self, nic: &Context<'_>) -> Option<Instant> {
         let ahead = 2 * nic.frame_nanos(self.geometry.message as usize);
         let until = self.line_until.max(nic.line_free_at());
@@ -179,7 +179,7 @@ impl Endpoint {
         };
         self.line_until = match shared.nic.send_packet(&packet) {
             Ok(transmit::Sending::Now(leaves)) => leaves,
-            // The packet is queued behind others, so when it leaves is an estimate.
+            // The packet is queued behind others, so the time at which it leaves is an estimate.
             Ok(transmit::Sending::Queued) => {
                 self.is_queued = packet.token.is_some();
                 let bytes = bytes.map_or(0, |bytes| bytes.length as usize);
