@@ -1,11 +1,11 @@
-//! The scheduler's mind: which order the daemons get next, and when. No I/O, no clock.
+//! The gang scheduler's core: decides which order the daemons get next, and when. No I/O, no clock.
 //!
-//! After any `&mut self` call: carry out what [`Agenda::poll_order`] says and hand what came of it to
-//! [`Agenda::handle_outcome`], until it says nothing; then drain [`Agenda::poll_event`], and re-read
-//! [`Agenda::poll_timeout`]. One order is under way at a time. `now` never goes back.
+//! After any `&mut self` call, carry out the order of [`Agenda::poll_order`] and hand its result to
+//! [`Agenda::handle_outcome`], until `poll_order` returns `None`. Then drain [`Agenda::poll_event`], and read
+//! [`Agenda::poll_timeout`] again. One order is outstanding at a time. `now` never decreases.
 
-mod departures;
-mod visits;
+mod early_wakeups;
+mod migrations;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
@@ -17,32 +17,32 @@ use crate::daemon::{Action, Launch, Outcome};
 use crate::interfaces::NotWhole;
 use crate::names::{Epoch, JobId};
 use crate::schedule::{AdmitError, Policy, Request};
-use departures::Departures;
-use visits::Visits;
+use early_wakeups::EarlyWakeups;
+use migrations::Migrations;
 
-/// How many times the daemons wait for each other in one switch.
+/// Number of orders in one switch; each ends with a barrier over all daemons.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Phases {
-    /// Freeze, save, restore, run: a broadcast and a barrier each, as in the paper.
+    /// Freeze, save, restore, run: four broadcasts with a barrier each, as in the paper.
     Four,
-    /// Freeze, then all the rest: two. A node saves what stands still there while others freeze.
+    /// Freeze, then all the rest: two. A node saves its frozen contexts while other nodes still freeze.
     Two,
 }
 
-/// Whether a job whose turn follows its own is stopped and started all the same.
+/// Decides whether a job that also runs in the next slice is preempted at the end of its slice.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum WithItself {
-    /// It goes on.
+    /// The job keeps running.
     Never,
-    /// It is: what the paper measured with.
+    /// The job is stopped and started again, as in the paper's measurements.
     Always,
-    /// It is at the ends of so many slices, and goes on at the ends of as many after them: what being stopped costs
-    /// shows within one run.
+    /// The job is stopped and started at the ends of this many slices, then keeps running for as many, and so on. One
+    /// run thus shows the cost of preemption.
     Alternately(NonZeroU32),
 }
 
 impl WithItself {
-    /// The same at the end of a slice that so many others came before.
+    /// Returns whether the job is stopped after `slices` earlier slices.
     const fn is_stopped(self, slices: u32) -> bool {
         match self {
             Self::Never => false,
@@ -52,72 +52,73 @@ impl WithItself {
     }
 }
 
-/// How jobs are switched.
+/// Configuration of an [`Agenda`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct AgendaConfig {
-    /// How long a slice is.
+    /// Length of a slice.
     pub slice: Duration,
-    /// How the daemons wait for each other.
+    /// Number of orders in a switch.
     pub phases: Phases,
-    /// Whether a job whose turn follows its own is stopped and started all the same.
+    /// Decides whether a job that also runs in the next slice is preempted.
     pub with_itself: WithItself,
-    /// How long a job runs that is woken before its turn ([`Agenda::wake`]); zero: none is.
+    /// Run time of a job that is woken before its turn ([`Agenda::wake`]); zero disables early wake-ups.
     pub visit: Duration,
 }
 
-/// One switch of jobs: what it took, as the root saw it.
+/// One switch of jobs, with the durations of its phases as the root measures them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Switch {
-    /// When it began.
+    /// When the switch began.
     pub at: Instant,
-    /// Until all processes were stopped and all channels steady, everywhere.
+    /// Time until all processes were stopped and all channels steady, on all nodes.
     pub freeze: Duration,
-    /// Until all contexts were saved.
+    /// Time until all contexts were saved.
     pub save: Duration,
-    /// Until all contexts were restored. Where Virtual Interfaces are saved or restored, one order does both,
-    /// and this is the time of both.
+    /// Time until all contexts were restored. If Virtual Interfaces are saved or restored, one order does both, and
+    /// this is the time of both.
     pub restore: Duration,
-    /// Until all processes went on. With [`Phases::Two`], save and restore are part of it otherwise.
+    /// Time until all processes were resumed. With [`Phases::Two`], it includes saving and restoring, unless Virtual
+    /// Interfaces are saved or restored.
     pub run: Duration,
-    /// Jobs that ran before it, and were stopped.
+    /// Jobs that were stopped.
     pub stopped: Vec<JobId>,
-    /// Jobs that it let go on.
+    /// Jobs that were started.
     pub started: Vec<JobId>,
 }
 
 impl Switch {
-    /// When it ended.
+    /// Returns when the switch ended.
     #[must_use]
     pub fn end(&self) -> Instant {
         self.at + self.freeze + self.save + self.restore + self.run
     }
 }
 
-/// A job, as the scheduler knows it.
+/// The scheduler's record of a job.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct JobRecord<P = u32> {
-    /// Where it is, and what it runs.
+    /// The job's nodes, ranks and program.
     pub launch: Launch<P>,
     /// Its epoch; 0 before its first slice.
     pub epoch: Epoch,
-    /// When it was found to have ended.
+    /// When the scheduler learned that it has ended.
     pub ended: Option<Instant>,
 }
 
-/// What has happened.
+/// Events of the scheduler.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// Jobs were switched.
+    /// The scheduler has switched jobs.
     Switched(Switch),
-    /// Nothing is left of a job, on no node.
+    /// A job has been removed from all nodes.
     Gone(JobId),
-    /// A job stood still, and what its channels held then is known.
+    /// A job was frozen, and the daemons have reported what its channels held. The epoch is the one that ended.
     Cut(JobId, Epoch),
-    /// A job was stopped, and its Virtual Interfaces stay on their NICs, where they would have been saved.
+    /// A job was stopped, but its Virtual Interfaces could not be saved, and stay on their NICs.
     Stayed(JobId, NotWhole),
 }
 
-/// What the daemons were ordered last.
+/// The order that the daemons got last.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Step {
     Launch,
@@ -126,39 +127,39 @@ enum Step {
     Save,
     Restore,
     Run,
-    /// To be cut.
-    Hold(JobId),
+    /// Freeze a job to be cut.
+    FreezeForCut(JobId),
     Cut(JobId),
-    /// After it was cut.
-    GoOn,
+    /// Run the job again after its cut.
+    ResumeAfterCut,
 }
 
-/// Which order comes next, and when.
+/// The gang scheduler's core.
 pub struct Agenda<P> {
     policy: Box<dyn Policy>,
     config: AgendaConfig,
     jobs: BTreeMap<JobId, JobRecord<P>>,
     next_job: u32,
-    /// Taken, and started nowhere yet.
+    /// Admitted jobs that have not been launched.
     fresh: VecDeque<JobId>,
-    /// To be cleared away.
+    /// Ended jobs that are to be removed from their nodes.
     ended: VecDeque<JobId>,
-    /// To be cut.
+    /// Jobs to be cut.
     cuts: VecDeque<JobId>,
-    /// Stands still for its cut, in its own slice.
-    held: Option<JobId>,
+    /// The job that is frozen for its cut, in its own slice.
+    frozen: Option<JobId>,
     running: Vec<JobId>,
-    /// Slices that have ended.
+    /// Number of slices that have ended.
     slices: u32,
-    /// When the slice ends.
+    /// When the current slice ends.
     until: Option<Instant>,
-    /// How long the one lasts that a switch begins.
+    /// Length of the slice that begins after the switch under way.
     lasts: Duration,
-    visits: Visits,
-    departures: Departures,
-    /// The switch that is being made.
+    early_wakeups: EarlyWakeups,
+    migrations: Migrations,
+    /// The switch under way.
     switch: Option<Switch>,
-    /// What was ordered last, and when.
+    /// The last order, and when it was given.
     phase: Step,
     phase_began: Instant,
     under_way: bool,
@@ -175,7 +176,7 @@ impl<P> std::fmt::Debug for Agenda<P> {
 }
 
 impl<P: Clone> Agenda<P> {
-    /// An agenda without jobs.
+    /// Creates a scheduler core without jobs.
     #[must_use]
     pub fn new(policy: Box<dyn Policy>, config: AgendaConfig) -> Self {
         Self {
@@ -186,13 +187,13 @@ impl<P: Clone> Agenda<P> {
             fresh: VecDeque::new(),
             ended: VecDeque::new(),
             cuts: VecDeque::new(),
-            held: None,
+            frozen: None,
             running: Vec::new(),
             slices: 0,
             until: None,
             lasts: config.slice,
-            visits: Visits::new(config.visit),
-            departures: Departures::default(),
+            early_wakeups: EarlyWakeups::new(config.visit),
+            migrations: Migrations::default(),
             switch: None,
             phase: Step::Launch,
             phase_began: Instant::ZERO,
@@ -201,10 +202,10 @@ impl<P: Clone> Agenda<P> {
         }
     }
 
-    /// Takes a job: it begins at the end of the slice, at once if nothing runs.
+    /// Admits a job. It starts at the end of the current slice, or at once if no job runs.
     ///
     /// # Errors
-    /// [`AdmitError`] if it asks for what there is not.
+    /// [`AdmitError`] if the job needs no node, or more than there are.
     pub fn submit(
         &mut self,
         request: Request,
@@ -221,16 +222,16 @@ impl<P: Clone> Agenda<P> {
         Ok(job)
     }
 
-    /// A job is over: its processes have ended, or are to be. What is left of it is cleared away.
+    /// Ends a job, whose processes have ended or are to be killed. Its remains are removed from all nodes.
     pub fn end(&mut self, now: Instant, job: JobId) {
         let Some(record) = self.jobs.get_mut(&job).filter(|record| record.ended.is_none()) else {
             return;
         };
         record.ended = Some(now);
         self.policy.remove(job);
-        self.departures.forget(job);
+        self.migrations.forget(job);
         self.running.retain(|other| *other != job);
-        if self.visits.forget(job) {
+        if self.early_wakeups.forget(job) {
             self.until = Some(now);
         }
         if self.fresh.contains(&job) {
@@ -241,31 +242,32 @@ impl<P: Clone> Agenda<P> {
         }
     }
 
-    /// Has a job stand still, so that what its channels hold is known: [`Event::Cut`] follows, unless it
-    /// ends before. It goes on in its slice.
+    /// Requests a cut: freezes a job so that the contents of its channels are known.
+    ///
+    /// [`Event::Cut`] follows, unless the job ends before. A job that runs is resumed within its slice.
     pub fn cut(&mut self, job: JobId) {
         self.cuts.push_back(job);
     }
 
-    /// Something has arrived for a job from outside: if it stands still, it runs before its turn
-    /// ([`AgendaConfig::visit`]), in the middle of others' slice, whose rest follows. No slice is interrupted before it
-    /// has lasted as long as a visit, so that visits take half of the time at most.
+    /// Wakes a job early: data has arrived for it from outside. If it is suspended, it runs for [`AgendaConfig::visit`]
+    /// in the middle of other jobs' slice, which continues afterwards. A slice is not interrupted before it has run for
+    /// [`AgendaConfig::visit`] itself, so early wake-ups take at most half of the time.
     ///
-    /// Dynamic coscheduling (Sobalvarro and Weihl, JSSPP 1995) has messages wake processes one by one, and looks at
-    /// their priorities; here a gang is woken whole, and the bound is that of the visits.
+    /// In dynamic coscheduling (Sobalvarro and Weihl, JSSPP 1995), a message wakes one process, depending on its
+    /// priority. Here it wakes the whole gang, and the bound above replaces priorities.
     pub fn wake(&mut self, job: JobId) {
         let is_there = self.jobs.get(&job).is_some_and(|record| record.ended.is_none());
         if is_there && !self.running.contains(&job) {
-            self.visits.wake(job);
+            self.early_wakeups.wake(job);
         }
     }
 
-    /// Forgets a job that is gone.
+    /// Removes the record of a job that has ended.
     pub fn forget(&mut self, job: JobId) {
         self.jobs.remove(&job);
     }
 
-    /// The order under way has been carried out everywhere.
+    /// Takes the result of the outstanding order, which all daemons have carried out.
     pub fn handle_outcome(&mut self, now: Instant, outcome: &Outcome) {
         let took = Duration::from_nanos(now.nanos_since(self.phase_began));
         if !std::mem::take(&mut self.under_way) {
@@ -279,19 +281,19 @@ impl<P: Clone> Agenda<P> {
             }
             (Step::Freeze, Some(switch)) => {
                 switch.freeze = took;
-                let stay = self.departures.stopped(&switch.stopped, &outcome.interfaces);
+                let stay = self.migrations.stopped(&switch.stopped, &outcome.interfaces);
                 self.events.extend(stay.into_iter().map(|(job, why)| Event::Stayed(job, why)));
             }
             (Step::Save, Some(switch)) => switch.save = took,
             (Step::Restore, Some(switch)) => {
                 switch.restore = took;
-                self.departures.arrived(&outcome.moved);
+                self.migrations.restored(&outcome.moved);
             }
             (Step::Run, Some(switch)) => {
                 switch.run = took;
                 self.events.extend(self.switch.take().map(Event::Switched));
                 self.until = Some(now + self.lasts);
-                self.visits.begun(now);
+                self.early_wakeups.on_slice_start(now);
             }
             _ => {}
         }
@@ -302,7 +304,7 @@ impl<P: Clone> Agenda<P> {
         }
     }
 
-    /// What the daemons are to do now; `None` while an order is under way, and while a slice lasts.
+    /// Returns the next order for the daemons; `None` while an order is outstanding or a slice lasts.
     #[must_use]
     pub fn poll_order(&mut self, now: Instant) -> Option<Action<P>> {
         if self.under_way {
@@ -319,32 +321,32 @@ impl<P: Clone> Agenda<P> {
         Some(action)
     }
 
-    /// When [`Agenda::poll_order`] has something to say again, unless something happens before.
+    /// Returns when to call [`Agenda::poll_order`] again, unless another call comes first.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let until = self.until.filter(|_| !self.under_way)?;
-        Some(self.visits.next_at().map_or(until, |at| until.min(at)))
+        Some(self.early_wakeups.next_at().map_or(until, |at| until.min(at)))
     }
 
-    /// What has happened since.
+    /// Returns the next event.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Every job that is not forgotten.
+    /// Returns the records of all jobs that are not forgotten.
     #[must_use]
     pub const fn jobs(&self) -> &BTreeMap<JobId, JobRecord<P>> {
         &self.jobs
     }
 
-    /// The jobs whose slice it is.
+    /// Returns the jobs of the current slice.
     #[must_use]
     pub fn running(&self) -> &[JobId] {
         &self.running
     }
 
-    /// Whether there is nothing to do before a job is submitted.
+    /// Returns whether there is nothing to do until a job is submitted.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let nothing = self.fresh.is_empty() && self.ended.is_empty() && self.events.is_empty();
@@ -360,7 +362,7 @@ impl<P: Clone> Agenda<P> {
             return Some((Step::End(job), Action::End(job)));
         }
         while let Some(job) = self.cuts.pop_front() {
-            // One that is not launched holds nothing.
+            // A job that is not launched has empty channels.
             let is_there = self.jobs.get(&job).is_some_and(|record| record.ended.is_none());
             if !is_there || self.fresh.contains(&job) {
                 continue;
@@ -368,13 +370,13 @@ impl<P: Clone> Agenda<P> {
             if !self.running.contains(&job) {
                 return Some((Step::Cut(job), Action::Cut(job)));
             }
-            self.held = Some(job);
-            return Some((Step::Hold(job), Action::Freeze(vec![job])));
+            self.frozen = Some(job);
+            return Some((Step::FreezeForCut(job), Action::Freeze(vec![job])));
         }
         let left =
             self.until.map_or(Duration::ZERO, |until| Duration::from_nanos(until.nanos_since(now)));
-        if let Some(visit) = self.visit(now, left) {
-            return Some(visit);
+        if let Some(next) = self.early_wakeup(now, left) {
+            return Some(next);
         }
         if !self.running.is_empty() && !left.is_zero() {
             return None;
@@ -388,33 +390,35 @@ impl<P: Clone> Agenda<P> {
         self.turn(now)
     }
 
-    /// What comes after a job was stopped for its cut: the cut, then the rest of its slice.
+    /// Returns the next order of a cut in the job's own slice: the cut, then the job's resumption.
     fn next_of_cut(&mut self) -> Option<(Step, Action<P>)> {
-        let job = self.held?;
+        let job = self.frozen?;
         let Some(record) = self.jobs.get_mut(&job).filter(|record| record.ended.is_none()) else {
-            self.held = None;
+            self.frozen = None;
             return None;
         };
-        if self.phase == Step::Hold(job) {
+        if self.phase == Step::FreezeForCut(job) {
             return Some((Step::Cut(job), Action::Cut(job)));
         }
-        self.held = None;
+        self.frozen = None;
         record.epoch = record.epoch.next();
-        Some((Step::GoOn, Action::Run(vec![(job, record.epoch)])))
+        Some((Step::ResumeAfterCut, Action::Run(vec![(job, record.epoch)])))
     }
 
-    /// A visit begins, or comes to its end.
-    fn visit(&mut self, now: Instant, left: Duration) -> Option<(Step, Action<P>)> {
+    /// Begins or ends an early wake-up.
+    fn early_wakeup(&mut self, now: Instant, left: Duration) -> Option<(Step, Action<P>)> {
         let (jobs, fresh) = (&self.jobs, &self.fresh);
         let nodes = |job: JobId| {
             let record = jobs.get(&job).filter(|record| record.ended.is_none())?;
             let Launch { first, nodes, .. } = record.launch;
             (!fresh.contains(&job)).then_some(first..first + nodes)
         };
-        let change = match self.visits.is_under_way() {
-            true if left.is_zero() || self.visits.is_abandoned() => self.visits.end()?,
+        let change = match self.early_wakeups.is_under_way() {
+            true if left.is_zero() || self.early_wakeups.all_have_ended() => {
+                self.early_wakeups.end()?
+            }
             true => return None,
-            false => self.visits.begin(now, left, &self.running, nodes)?,
+            false => self.early_wakeups.begin(now, left, &self.running, nodes)?,
         };
         self.running.retain(|job| !change.stop.contains(job));
         self.running.extend(&change.start);
@@ -422,7 +426,7 @@ impl<P: Clone> Agenda<P> {
         Some(self.begin_switch(now, change.stop, change.start))
     }
 
-    /// The end of a slice: who runs in the next one.
+    /// Ends a slice: starts the jobs of the next one.
     fn turn(&mut self, now: Instant) -> Option<(Step, Action<P>)> {
         let next = self.policy.turn();
         if next.is_empty() && self.running.is_empty() {
@@ -435,11 +439,11 @@ impl<P: Clone> Agenda<P> {
         let started: Vec<JobId> = next.iter().filter(|job| !again(job)).copied().collect();
         let stays = |job: &JobId| !with_itself && next.contains(job);
         let stopped: Vec<JobId> = before.iter().filter(|job| !stays(job)).copied().collect();
-        self.visits.came(&next);
+        self.early_wakeups.cancel(&next);
         self.lasts = self.config.slice;
         if stopped.is_empty() && started.is_empty() {
             self.until = Some(now + self.lasts);
-            self.visits.begun(now);
+            self.early_wakeups.on_slice_start(now);
             return None;
         }
         Some(self.begin_switch(now, stopped, started))
@@ -461,12 +465,12 @@ impl<P: Clone> Agenda<P> {
         (Step::Freeze, action)
     }
 
-    /// The phase after the one that was carried out last.
+    /// Returns the next phase of the switch under way.
     fn next_phase(&mut self) -> (Step, Action<P>) {
-        let switch = self.switch.as_ref().expect("a switch is being made");
+        let switch = self.switch.as_ref().expect("a switch is under way");
         let (stop, started) = (switch.stopped.clone(), switch.started.clone());
         if self.phase == Step::Freeze
-            && let Some(away) = self.departures.begin(&started)
+            && let Some(away) = self.migrations.begin(&started)
         {
             return (Step::Restore, Action::Exchange { stop, away, start: started });
         }
@@ -482,7 +486,7 @@ impl<P: Clone> Agenda<P> {
                 run.push((job, record.epoch));
             }
         }
-        let action = match (self.departures.finish(), self.config.phases) {
+        let action = match (self.migrations.finish(), self.config.phases) {
             (Some(moved), _) => Action::Join { run, moved },
             (None, Phases::Four) => Action::Run(run),
             (None, Phases::Two) => Action::Switch { stop, run },

@@ -1,7 +1,7 @@
-//! A lower layer under `midplane-via`'s messages: packets over a channel, as MPI ran on PM.
+//! Carries `midplane-via`'s messages over a channel, as MPI ran on PM.
 //!
-//! A packet is one message of the channel: its envelope, then its payload. A message without bytes
-//! says that its sender takes part no longer; one of a byte, that what it sent before is of the past.
+//! A packet is one message of the channel: its envelope, then its payload. Two other messages exist. An empty message:
+//! its sender has closed its carrier. One byte: all earlier messages of its sender are stale.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::task::{Context, Poll, Waker};
@@ -14,28 +14,28 @@ use midplane_via::message::progression::InitError;
 use crate::channel::{Channel, SendError};
 use crate::names::Rank;
 
-/// No packet is as short.
+/// Marks the end of a sender's stale packets. Every packet is longer.
 const END_OF_PAST: &[u8] = b"!";
 
-/// Carries packets over a channel: process numbers are ranks.
+/// Carries packets over a channel. A peer's number is its rank.
 #[derive(Debug)]
 pub struct ChannelCarrier {
     channel: Channel,
-    /// The packet that was handed out last lies in the FIFO still.
+    /// True if the packet returned last still lies in the receive FIFO.
     lent: bool,
-    /// A packet was refused for lack of room, or somebody waits until all is taken.
+    /// True if a packet was refused for lack of room, or the caller waits until all packets are accepted.
     wants_room: bool,
     connected: Vec<Peer>,
     lost: VecDeque<Peer>,
     is_closed: bool,
-    /// What comes from these is of the past still.
+    /// Ranks whose packets are stale until their [`END_OF_PAST`] arrives.
     stale: BTreeSet<Rank>,
-    /// These were not told yet where our own past ends.
+    /// Ranks that [`END_OF_PAST`] has not been sent to.
     untold: BTreeSet<Rank>,
 }
 
 impl ChannelCarrier {
-    /// Carries packets over `channel`, and nothing else does.
+    /// Creates a carrier, which must be the channel's only user.
     #[must_use]
     pub const fn new(channel: Channel) -> Self {
         Self {
@@ -50,8 +50,8 @@ impl ChannelCarrier {
         }
     }
 
-    /// Carries packets over a channel that was restored, when all ranks begin anew above it: packets that
-    /// are on their way since before are dropped.
+    /// Creates a carrier over a restored channel whose ranks all start anew. Packets sent before the restore are
+    /// dropped.
     #[must_use]
     pub fn anew(channel: Channel) -> Self {
         let others: BTreeSet<Rank> =
@@ -67,7 +67,7 @@ impl ChannelCarrier {
         self.channel.try_send_parts(to, parts)
     }
 
-    /// Drops a message if it is of the past.
+    /// Drops the next message if it is stale; returns whether it was.
     fn drop_stale(&mut self, from: Rank) -> bool {
         let is_stale = self.stale.contains(&from);
         if is_stale {
@@ -87,7 +87,7 @@ impl ChannelCarrier {
         }
     }
 
-    /// The channel is gone, and everybody with it.
+    /// Reports all connected peers as lost: the channel is closed.
     fn lose_all(&mut self) {
         self.lost.extend(self.connected.drain(..));
     }
@@ -149,7 +149,8 @@ impl Carrier for ChannelCarrier {
             let read = bytes.copy_to(&mut head);
             let envelope = Envelope::parse(&head[..read]).ok().filter(|_| length > 0);
             let Some(envelope) = envelope else {
-                // Gone, or nobody of ours: either way nothing more comes of it.
+                // The peer has closed its carrier, or has sent no valid packet. Either way, nothing more is read from
+                // it.
                 self.channel.consume();
                 self.connected.retain(|other| *other != peer);
                 self.lost.push_back(peer);
@@ -199,7 +200,7 @@ impl Carrier for ChannelCarrier {
         }
         for peer in std::mem::take(&mut self.connected) {
             if let Some(to) = rank(peer) {
-                // Without room, the others learn of it from whoever ends the job.
+                // If the FIFO is full, the peer learns of the end from the scheduler when the job ends.
                 let _ = self.send(to, [&[], &[]]);
             }
         }

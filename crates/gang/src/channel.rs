@@ -1,8 +1,8 @@
-//! A process's end of a channel: two FIFOs in memory that it maps, and a doorbell.
+//! A process's end of a channel: two FIFOs in memory that the process maps, and a doorbell.
 //!
-//! What a process puts into the send FIFO stays there until its receiver has taken it; what it
-//! receives stays in the receive FIFO until it is consumed. It may be stopped between any two
-//! instructions: a message is in the FIFO once the word that counts them says so, and not before.
+//! A message stays in the send FIFO until its receiver has accepted it, and in the receive FIFO until its process has
+//! consumed it. A process may be stopped between any two instructions: a message is in the send FIFO once the word that
+//! counts sent messages includes it, and not before.
 
 pub mod ack;
 pub(crate) mod command;
@@ -25,16 +25,15 @@ use thiserror::Error;
 
 use crate::names::Rank;
 use crate::wait::{WAIT_BYTES, WAIT_STATE, WaitState};
-use command::{ATTACH, GANG, LOOK, WAIT, WANTS_ROOM};
+use command::{ATTACH, GANG, NOTIFY, WAIT, WANTS_ROOM};
 use geometry::{ByteRing, CONSUMED, Geometry, RECORD_BYTES, Record, SENT};
 #[cfg(target_os = "linux")]
 pub use ticket::{Ticket, TicketError};
 
-/// Commands that a process may have under way.
+/// Most commands of a process that may be outstanding.
 const DEPTH: usize = 64;
 
-/// Names a context to the process that is to use it, as a descriptor names a file: whoever has it may
-/// attach, one at a time.
+/// A capability to attach to a context, as a file descriptor is to a file. One process may be attached at a time.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
     pub(crate) handle: u64,
@@ -46,18 +45,18 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// The rank whose context it is.
+    /// Returns the rank whose context it is.
     #[must_use]
     pub const fn rank(&self) -> Rank {
         self.rank
     }
 }
 
-/// Why a channel was not attached.
+/// Errors of [`Channel::attach`].
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The NIC has no port for it.
+    /// The NIC has no free port.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The NIC has stopped.
@@ -70,35 +69,35 @@ pub enum AttachError {
     Refused,
 }
 
-/// Why a message was not put into the FIFO.
+/// Errors of sending a message.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SendError {
-    /// There is no room until the first message there is taken; wait with [`Channel::room`].
+    /// The send FIFO is full until its oldest message is accepted; [`Channel::room`] waits for that.
     #[error("the send FIFO is full: wait for room, or send with `send`")]
     Full,
-    /// Cut it up.
+    /// The message is too long; send it in parts.
     #[error("a message has at most {most} bytes, not {length}")]
     TooLong {
-        /// The message's.
+        /// The message's length, in bytes.
         length: usize,
-        /// The channel's.
+        /// The channel's longest message, in bytes.
         most: u32,
     },
-    /// There is no such rank.
-    #[error("the job has {ranks} ranks, from 0; {to} is none of them")]
+    /// The job has no such rank.
+    #[error("the job has no rank {to}: it has {ranks}, numbered from 0")]
     Rank {
-        /// The one that was named.
+        /// The rank that was named.
         to: Rank,
-        /// The job's.
+        /// The number of ranks of the job.
         ranks: u16,
     },
-    /// The NIC, or the context, is gone.
+    /// The NIC has stopped, or the context was closed.
     #[error("the channel is closed")]
     Closed,
 }
 
-/// The channel is gone: its NIC has stopped, or its context was closed.
+/// The channel is closed: its NIC has stopped, or its context was closed.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("the channel is closed")]
 pub struct Closed;
@@ -114,18 +113,18 @@ impl From<PortClosed> for Closed {
 pub struct Channel {
     port: Port,
     descriptor: Descriptor,
-    /// Messages ever put in, and of them the first whose room is not free.
+    /// Messages ever sent, and the number of the oldest of them that still occupies the send FIFO.
     sent: u64,
     freed: u64,
     send_ring: ByteRing,
-    /// Where the messages from `freed` on begin.
+    /// Positions in the send FIFO of the messages from `freed` on.
     positions: VecDeque<u64>,
-    /// Messages that came, as far as is known, and that were consumed.
+    /// Messages ever received, as far as the NIC has reported, and messages ever consumed.
     received: u64,
     consumed: u64,
-    /// Of them, those that the NIC was told of.
-    told: u64,
-    /// Waits under way, and whether the last of them asked for room.
+    /// The value of `consumed` that the NIC was notified of last.
+    notified: u64,
+    /// Outstanding [`WAIT`] commands, and whether the last of them asked for room.
     waits: u32,
     wants_room: bool,
     is_closed: bool,
@@ -135,10 +134,10 @@ impl Channel {
     /// Attaches this process to a context.
     ///
     /// # Errors
-    /// [`AttachError`] says what is in the way.
+    /// [`AttachError`]; see its variants.
     ///
     /// # Cancel safety
-    /// Dropped, this process is attached to nothing.
+    /// If the future is dropped, this process is not attached.
     pub async fn attach(host: &impl Host, descriptor: Descriptor) -> Result<Self, AttachError> {
         let mut port = host.open_port_with(PortOptions::default().depth(DEPTH))?;
         let Descriptor { handle, key, .. } = descriptor;
@@ -160,7 +159,7 @@ impl Channel {
             positions: VecDeque::new(),
             received,
             consumed,
-            told: consumed,
+            notified: consumed,
             waits: 0,
             wants_room: false,
             is_closed: false,
@@ -169,7 +168,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Takes note of messages that another process has put in.
+    /// Takes over the messages that an earlier process of the context has put into the send FIFO.
     fn adopt(&mut self) {
         let geometry = self.descriptor.geometry;
         for number in self.freed..self.sent {
@@ -182,19 +181,19 @@ impl Channel {
         }
     }
 
-    /// This process's rank.
+    /// Returns this process's rank.
     #[must_use]
     pub const fn rank(&self) -> Rank {
         self.descriptor.rank
     }
 
-    /// The job's ranks.
+    /// Returns the number of ranks of the job.
     #[must_use]
     pub const fn ranks(&self) -> u16 {
         self.descriptor.ranks
     }
 
-    /// Most bytes of a message.
+    /// Returns the longest message, in bytes.
     #[must_use]
     pub const fn message_bytes(&self) -> u32 {
         self.descriptor.geometry.message
@@ -213,7 +212,7 @@ impl Channel {
     /// Puts a message into the send FIFO.
     ///
     /// # Errors
-    /// [`SendError`] says why not; [`SendError::Full`] may pass.
+    /// [`SendError`]; [`SendError::Full`] may pass.
     pub fn try_send(&mut self, to: Rank, bytes: &[u8]) -> Result<(), SendError> {
         self.try_send_parts(to, [bytes, &[]])
     }
@@ -221,7 +220,7 @@ impl Channel {
     /// Puts a message in two parts into the send FIFO.
     ///
     /// # Errors
-    /// [`SendError`] says why not; [`SendError::Full`] may pass.
+    /// [`SendError`]; [`SendError::Full`] may pass.
     pub fn try_send_parts(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<(), SendError> {
         let Descriptor { geometry, ranks, .. } = self.descriptor;
         let total = parts[0].len() + parts[1].len();
@@ -233,7 +232,7 @@ impl Channel {
         }
         let length = total as u32;
         let Some(position) = self.place(length) else { return Err(SendError::Full) };
-        // It may be stopped here, and its FIFOs be another's until it goes on.
+        // The process may be stopped here, and another context may use the FIFOs until it is resumed.
         let unfinished = [position, length.into(), self.sent + 1];
         let [number, place, bytes] = geometry::UNFINISHED;
         for (at, word) in [place, bytes, number].into_iter().zip(unfinished) {
@@ -251,7 +250,7 @@ impl Channel {
         self.ring_bell()
     }
 
-    /// Where a message could be put, after a look at what is freed; where it could not be, the NIC is asked to tell.
+    /// Returns a position for a message. If there is none, asks the NIC to report room, then tries again.
     fn place(&mut self, length: u32) -> Option<u64> {
         let place = |channel: &Self| {
             let size = channel.descriptor.geometry.send;
@@ -265,18 +264,18 @@ impl Channel {
     }
 
     fn ring_bell(&mut self) -> Result<(), SendError> {
-        let command = gang(LOOK, [self.descriptor.handle, 0, 0]);
+        let command = gang(NOTIFY, [self.descriptor.handle, 0, 0]);
         for _ in 0..2 {
             if self.port.submit(&command).is_ok() {
                 return Ok(());
             }
             self.poll();
         }
-        // All completions are yet to come: the NIC looks at the FIFO once more for each.
+        // The command ring is full. The NIC reads the FIFO again for each command in it.
         if self.port.is_closed() { Err(SendError::Closed) } else { Ok(()) }
     }
 
-    /// Takes note of what the NIC has to tell.
+    /// Processes the NIC's completions.
     pub fn poll(&mut self) {
         while let Some(completion) = self.port.poll() {
             self.on_completion(&completion);
@@ -301,14 +300,14 @@ impl Channel {
         }
     }
 
-    /// The next message, where it lies, if one has come: [`Channel::consume`] it.
+    /// Returns the next message in place, if one has arrived. [`Channel::consume`] releases it.
     #[must_use]
     pub fn peek(&mut self) -> Option<(Rank, Payload<'_>)> {
         if self.received == self.consumed {
             self.poll();
         }
         if self.received == self.consumed {
-            // Who only looks, now and then, is told as well; of a closed channel there is nothing to tell.
+            // A process that only polls needs completions too. On a closed channel, nothing arrives.
             let _ = self.arm(false);
         }
         if self.received == self.consumed {
@@ -321,23 +320,23 @@ impl Channel {
         Some((record.peer, payload))
     }
 
-    /// Gives the room of the next message back.
+    /// Consumes the next message, and releases its space in the receive FIFO.
     ///
     /// # Panics
-    /// If there is none.
+    /// If no message has arrived.
     pub fn consume(&mut self) {
-        assert!(self.consumed < self.received, "a message is consumed once it is there");
+        assert!(self.consumed < self.received, "no message has arrived that could be consumed");
         self.consumed += 1;
         self.store(CONSUMED, &self.consumed.to_le_bytes());
         let quarter = u64::from(self.descriptor.geometry.receive.messages / 4).max(1);
-        if self.consumed - self.told >= quarter {
-            self.told = self.consumed;
-            // A closed channel says so when it is asked for messages.
+        if self.consumed - self.notified >= quarter {
+            self.notified = self.consumed;
+            // If the channel is closed, the next receive reports that.
             let _ = self.ring_bell();
         }
     }
 
-    /// The next message, copied out, if one has come.
+    /// Returns a copy of the next message, if one has arrived, and consumes it.
     pub fn try_receive(&mut self) -> Option<(Rank, Vec<u8>)> {
         let (from, payload) = self.peek()?;
         let message = (from, payload.to_vec());
@@ -345,7 +344,7 @@ impl Channel {
         Some(message)
     }
 
-    /// The next message.
+    /// Waits for the next message, and returns a copy.
     ///
     /// # Errors
     /// [`Closed`].
@@ -367,7 +366,7 @@ impl Channel {
     /// [`SendError`], never [`SendError::Full`].
     ///
     /// # Cancel safety
-    /// A future that is dropped before its end has sent nothing.
+    /// If the future is dropped before it completes, nothing was sent.
     pub async fn send(&mut self, to: Rank, bytes: &[u8]) -> Result<(), SendError> {
         loop {
             match self.try_send(to, bytes) {
@@ -377,7 +376,7 @@ impl Channel {
         }
     }
 
-    /// Waits until something in the send FIFO is taken, or a message comes.
+    /// Waits until a message in the send FIFO is accepted, or a message arrives.
     ///
     /// # Errors
     /// [`Closed`].
@@ -388,24 +387,26 @@ impl Channel {
         self.news(true).await
     }
 
-    /// Waits as [`Channel::room`] does, or as [`Channel::receive`] but for the message, and says meanwhile what for: to a
-    /// [cut](crate::detect) of the job, this process does nothing before that. So it may wait for nothing else at the
-    /// same time, such as a clock, and takes messages first that are there. A process that waits otherwise counts as one
-    /// that computes.
+    /// Waits as [`Channel::room`] does if `state` is [`WaitState::Send`], else for an arriving message, and publishes
+    /// `state` meanwhile.
+    ///
+    /// To a [cut](crate::detect) of the job, the process does nothing before what it waits for happens. So receive all
+    /// messages that have arrived first, and do not wait for anything else, such as a timer, at the same time. A
+    /// process that waits in another way counts as computing.
     ///
     /// # Errors
     /// [`Closed`].
     ///
     /// # Cancel safety
-    /// Dropping the future loses nothing; this process computes then.
+    /// Dropping the future loses nothing; the process counts as computing again.
     pub async fn wait_as(&mut self, state: WaitState) -> Result<(), Closed> {
         let Descriptor { memory, handle, .. } = &self.descriptor;
-        let said = Said { memory: memory.clone(), owner: *handle };
-        said.say(state);
+        let published = PublishedWait { memory: memory.clone(), owner: *handle };
+        published.publish(state);
         self.news(matches!(state, WaitState::Send { .. })).await
     }
 
-    /// Waits until something has come, or with `room` also until something in the send FIFO is taken.
+    /// Waits until a message arrives, or with `room` also until a message in the send FIFO is accepted.
     async fn news(&mut self, room: bool) -> Result<(), Closed> {
         if self.arm(room)? {
             let completion = self.port.completion().await?;
@@ -414,7 +415,7 @@ impl Channel {
         if self.is_closed { Err(Closed) } else { Ok(()) }
     }
 
-    /// Asks the NIC to tell of news; `false` if there is some already.
+    /// Asks the NIC for a completion at the next event; `false` if an event has happened already.
     fn arm(&mut self, room: bool) -> Result<bool, Closed> {
         let before = (self.freed, self.received);
         self.poll();
@@ -427,17 +428,17 @@ impl Channel {
         if self.waits == 0 || room && !self.wants_room {
             let mut command = gang(WAIT, [self.descriptor.handle, self.freed, self.received]);
             command.flags = if room { WANTS_ROOM } else { 0 };
-            // Completions are under way where the ring is full: they are news enough.
+            // If the command ring is full, completions are on their way, which report the event.
             if self.port.submit(&command).is_ok() {
                 self.waits += 1;
                 self.wants_room = room;
-                self.told = self.consumed;
+                self.notified = self.consumed;
             }
         }
         Ok(true)
     }
 
-    /// Wakes the task of `context` at the next news; ready if there is some.
+    /// Wakes the task of `context` at the next event; ready if one has happened.
     ///
     /// # Errors
     /// [`Closed`].
@@ -454,45 +455,45 @@ impl Channel {
         })
     }
 
-    /// Messages that have come, as far as is known, and are not consumed.
+    /// Returns the number of messages that have arrived and are not consumed, as far as the NIC has reported.
     #[must_use]
     pub const fn waiting(&self) -> u64 {
         self.received - self.consumed
     }
 
-    /// Whether all that was sent is taken by its receivers.
+    /// Returns whether the receivers have accepted all messages sent.
     pub fn is_flushed(&mut self) -> bool {
         self.poll();
         self.sent == self.freed
     }
 }
 
-/// Publishes a process's wait state in the channel's memory, and withdraws it when dropped.
-struct Said {
+/// Publishes a process's wait state in the channel's memory; when dropped, publishes that the process runs.
+struct PublishedWait {
     memory: memory::Memory,
-    /// The handle of its context.
+    /// The handle of the process's context.
     owner: u64,
 }
 
-impl Said {
-    fn say(&self, state: WaitState) {
+impl PublishedWait {
+    fn publish(&self, state: WaitState) {
         let written = self.memory.write(WAIT_STATE, &state.emit(self.owner));
         written.expect("the geometry fits the memory");
     }
 }
 
-impl Drop for Said {
+impl Drop for PublishedWait {
     fn drop(&mut self) {
         let mut bytes = [0; WAIT_BYTES];
         let read = self.memory.read(WAIT_STATE, &mut bytes);
-        // A process that is ended while its context is saved elsewhere has no say in this memory.
+        // If the process ends while its context is saved, another context may own this memory: leave it alone.
         if read.is_ok() && WaitState::is_of(self.owner, &bytes) {
-            self.say(WaitState::Running);
+            self.publish(WaitState::Running);
         }
     }
 }
 
-/// A command for the extension.
+/// Builds a command for the extension.
 pub(crate) fn gang(opcode: u8, args: [u64; 3]) -> Command {
     Command { extension: GANG, opcode, args, ..Command::default() }
 }

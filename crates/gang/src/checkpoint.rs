@@ -1,8 +1,8 @@
-//! Checkpoints on disk: a job's cut and its processes' states, restarted on the same hosts or others.
+//! Checkpoints on disk: a job's cut and its processes' states, to be restarted on these or other hosts.
 //!
-//! A checkpoint is a folder. Its parts are written first; its manifest, which names each part with its
-//! length and checksum, is written under another name, and renamed last. A folder without a manifest is
-//! no checkpoint: one that was half written when its host died does not exist.
+//! A checkpoint is a folder. Its parts are written first. The manifest names each part with its length and checksum; it
+//! is written under another name and renamed last. A folder without a manifest is not a checkpoint, so one that was
+//! being written when its host died does not exist.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,19 +14,19 @@ use thiserror::Error;
 use crate::context::{NetworkContext, ReadError};
 use crate::names::{Epoch, JobId};
 
-/// The format that this build writes, and the only one that it reads.
+/// The format that this build writes and reads.
 pub const FORMAT: u16 = 1;
 const MANIFEST: &str = "manifest.json";
 const NETWORK: &str = "network.bin";
 
-/// A job as it was at one cut.
+/// A job's state at one cut.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Checkpoint {
-    /// What the network held.
+    /// The contents of the job's channels.
     pub network: NetworkContext,
-    /// The states of the processes, by rank: what they are is theirs to know.
+    /// The states of the processes, by rank, in a format of their own.
     pub processes: Vec<Vec<u8>>,
-    /// What the job runs, and how it was started: in its own words.
+    /// The job's program, and how it was started, in the job's own format.
     pub program: String,
 }
 
@@ -49,19 +49,19 @@ struct Part {
     crc32: u32,
 }
 
-/// Why there is no checkpoint to be had.
+/// Errors of writing or reading a [`Checkpoint`].
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The file could not be read or written.
+    /// A file could not be read or written.
     #[error("{path}: {error}")]
     File {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
-    /// There is no manifest: it was never finished, or is none.
+    /// The folder has no manifest: it is not a checkpoint, or was never completed.
     #[error(
         "{path}: no checkpoint here, or one that was never finished; name the folder of another"
     )]
@@ -69,52 +69,52 @@ pub enum CheckpointError {
         /// The folder.
         path: PathBuf,
     },
-    /// The manifest is damaged.
+    /// The manifest can't be parsed.
     #[error("{path}: {error}")]
     Manifest {
-        /// Which one.
+        /// The manifest.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The parser's error, with its position.
         error: serde_json::Error,
     },
-    /// It was written by another version.
+    /// The checkpoint was written in another format.
     #[error(
         "{path}: format {found}; this build reads format {FORMAT}: restore it with the build that made it"
     )]
     Format {
-        /// Which one.
+        /// The manifest.
         path: PathBuf,
-        /// The manifest's.
+        /// The manifest's format.
         found: u16,
     },
-    /// A part is not what the manifest says.
+    /// A part has another length or checksum than the manifest states.
     #[error("{path}: {found} bytes with checksum {found_crc:08x}, not {bytes} with {crc:08x}")]
     Part {
-        /// Which one.
+        /// The part's file.
         path: PathBuf,
-        /// Its bytes, and what they should be.
+        /// The file's length, in bytes.
         found: u64,
-        /// Its checksum.
+        /// The file's checksum.
         found_crc: u32,
-        /// Bytes that the manifest says.
+        /// The length that the manifest states, in bytes.
         bytes: u64,
-        /// The checksum that the manifest says.
+        /// The checksum that the manifest states.
         crc: u32,
     },
-    /// The network's part is no context.
+    /// The network's part can't be read.
     #[error("{path}: {error}")]
     Network {
-        /// Which one.
+        /// The network's file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The reader's error, with its position.
         error: ReadError,
     },
-    /// The manifest contradicts its parts.
+    /// The manifest is inconsistent with its parts.
     #[error("{path}: {what}")]
     Contradiction {
         /// The manifest.
         path: PathBuf,
-        /// What does not fit.
+        /// The inconsistency.
         what: &'static str,
     },
 }
@@ -123,7 +123,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError + '_ {
     move |error| CheckpointError::File { path: path.to_owned(), error }
 }
 
-/// Writes a file for its owner alone, and waits until it is on the disk.
+/// Writes a file that only its owner can access, and waits until it is on disk.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     let mut options = File::options();
     options.write(true).create(true).truncate(true);
@@ -138,13 +138,13 @@ fn process_name(rank: usize) -> String {
 }
 
 impl Checkpoint {
-    /// Whether a folder holds a checkpoint, whole or damaged.
+    /// Returns whether a folder holds a checkpoint, intact or damaged.
     #[must_use]
     pub fn is_at(folder: &Path) -> bool {
         folder.join(MANIFEST).exists()
     }
 
-    /// Writes the checkpoint to a folder, which is made, and must not hold one already.
+    /// Writes the checkpoint to a folder, which is created and must not hold a checkpoint.
     ///
     /// # Errors
     /// [`CheckpointError::File`]; the folder holds no checkpoint then.
@@ -175,18 +175,18 @@ impl Checkpoint {
             program: self.program.clone(),
             parts,
         })
-        .expect("a manifest has a form in JSON");
+        .expect("a manifest can be written as JSON");
         let unfinished = folder.join("manifest.part");
         write(&unfinished, &text)?;
         fs::rename(&unfinished, &manifest).map_err(at(&manifest))?;
-        // The folder's own entry.
+        // Makes the renamed entry durable.
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(at(folder))
     }
 
-    /// Reads a checkpoint, and checks all of it.
+    /// Reads a checkpoint, and checks all of its parts.
     ///
     /// # Errors
-    /// [`CheckpointError`] says what is wrong, and in which file.
+    /// [`CheckpointError`], which names the file.
     pub fn read_from(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(MANIFEST);
         let text = match fs::read(&path) {
@@ -206,7 +206,7 @@ impl Checkpoint {
         let expected: Vec<String> =
             std::iter::once(NETWORK.to_owned()).chain(expected).take(names.len() + 1).collect();
         if names != expected {
-            let what = "its parts are not those of so many ranks";
+            let what = "its parts do not match its number of ranks";
             return Err(CheckpointError::Contradiction { path, what });
         }
         let mut parts = Vec::new();
@@ -220,7 +220,7 @@ impl Checkpoint {
         let same = (network.job, network.epoch, network.ranks.len())
             == (manifest.job, manifest.epoch, manifest.ranks);
         if !same {
-            let what = "the network's part is another job's, epoch's or number of ranks'";
+            let what = "the network's part is of another job, epoch or number of ranks";
             return Err(CheckpointError::Contradiction { path, what });
         }
         Ok(Self { network, processes: parts.collect(), program: manifest.program })

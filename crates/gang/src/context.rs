@@ -1,6 +1,6 @@
-//! Everything that the network knows of one job at one consistent cut.
+//! The saved state of one job's channels, at a consistent cut.
 //!
-//! Ranks only: no host, no port, no address stands in it, so that it may be restored anywhere.
+//! It names ranks only, no hosts, ports or addresses, so it can be restored on other hosts.
 
 mod difference;
 mod file;
@@ -18,67 +18,67 @@ pub use difference::Difference;
 pub use file::{FORMAT, ReadError};
 pub(crate) use file::{seal, unseal};
 
-/// The channel contexts of all ranks of a job, saved after all were steady.
+/// The channel contexts of all ranks of a job, saved while all were steady.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct NetworkContext {
-    /// Which job it was.
+    /// The job.
     pub job: JobId,
     /// The epoch that ended with this cut.
     pub epoch: Epoch,
-    /// One of each rank, in order.
+    /// One context per rank, in order.
     pub ranks: Vec<ChannelContext>,
 }
 
-/// One rank's channel.
+/// The saved state of one rank's channel.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ChannelContext {
     /// The rank.
     pub rank: Rank,
     /// The sizes of its FIFOs.
     pub geometry: Geometry,
-    /// Messages that it ever sent and that are no longer in the send FIFO.
+    /// Number of messages ever sent that have left the send FIFO.
     pub freed: u64,
-    /// Messages that it ever consumed.
+    /// Number of messages ever consumed.
     pub consumed: u64,
-    /// Where in the receive FIFO the next message is looked for room.
+    /// Position in the receive FIFO where the search for the next message's space begins.
     pub receive_tail: u64,
-    /// What it and its peers know of each other, by rank; who is not there was never spoken to.
+    /// Protocol state with each peer, by rank; peers never spoken to are missing.
     pub peers: Vec<PeerState>,
-    /// The send FIFO, oldest first.
+    /// Messages in the send FIFO, oldest first.
     pub send: Vec<SentMessage>,
-    /// The receive FIFO, oldest first.
+    /// Messages in the receive FIFO, oldest first.
     pub receive: Vec<ReceivedMessage>,
-    /// What its process said that it waits for.
+    /// The wait state that the process has published.
     pub wait: WaitState,
 }
 
-/// What a rank and one peer know of each other: numbers of messages modulo 2^32.
+/// A rank's protocol state with one peer. Sequence numbers wrap modulo 2^32.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PeerState {
     /// The peer.
     pub rank: Rank,
-    /// The first message to it that it has not taken.
+    /// Sequence number of the first message to the peer that it has not accepted.
     pub acked: u32,
-    /// The number of the next message to it.
+    /// Sequence number of the next message to the peer.
     pub next: u32,
-    /// The next message from it to take.
+    /// Sequence number of the next message from the peer.
     pub expected: u32,
-    /// Times in a row that it refused the first.
+    /// Consecutive refusals of the first message by the peer.
     pub refusals: u32,
 }
 
 /// A message in a send FIFO.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SentMessage {
-    /// Whom it is for.
+    /// The receiver.
     pub to: Rank,
-    /// Where it lies in the FIFO.
+    /// Its position in the FIFO.
     pub position: u64,
-    /// Its bytes, as many.
+    /// Its length, in bytes.
     pub length: u32,
-    /// Its receiver has it; its room waits for older messages'.
+    /// True if its receiver has accepted it; its space is freed after that of older messages.
     pub taken: bool,
-    /// Its bytes; none if it is taken.
+    /// Its bytes; empty if it is accepted.
     #[serde(with = "text")]
     pub bytes: Bytes,
 }
@@ -86,77 +86,77 @@ pub struct SentMessage {
 /// A message in a receive FIFO.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ReceivedMessage {
-    /// Who sent it.
+    /// The sender.
     pub from: Rank,
-    /// Where it lies in the FIFO.
+    /// Its position in the FIFO.
     pub position: u64,
     /// Its bytes.
     #[serde(with = "text")]
     pub bytes: Bytes,
 }
 
-/// Where a message of the cut is.
+/// The place of a message of the cut.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Where {
-    /// In the send FIFO of the rank that sent it.
+    /// In its sender's send FIFO.
     SendFifo,
-    /// In the receive FIFO of the rank that it is for.
+    /// In its receiver's receive FIFO.
     ReceiveFifo,
 }
 
 /// A message that was sent and not consumed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct InTransit<'a> {
-    /// Who sent it.
+    /// The sender.
     pub from: Rank,
-    /// Whom it is for.
+    /// The receiver.
     pub to: Rank,
-    /// Where it is.
+    /// The FIFO that holds it.
     pub place: Where,
     /// Its bytes.
     pub bytes: &'a Bytes,
 }
 
-/// Why a context is no consistent cut.
+/// Inconsistencies of a context.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum Violation {
     /// A rank is missing, doubled, or out of order.
     #[error("place {index} holds rank {found}: the ranks are not 0 to {last}")]
     Ranks {
-        /// Where in the list.
+        /// Index in the list.
         index: usize,
-        /// What is there.
+        /// The rank at that index.
         found: Rank,
-        /// The last that there should be.
+        /// The expected last rank.
         last: usize,
     },
-    /// The two ends of a channel count differently.
+    /// Sender and receiver disagree about the messages accepted.
     #[error(
-        "rank {from} says that rank {to} has taken all before {acked}, rank {to} before {expected}"
+        "rank {from} counts all messages before {acked} as accepted by rank {to}, rank {to} all before {expected}"
     )]
     Counts {
         /// The sender.
         from: Rank,
         /// The receiver.
         to: Rank,
-        /// What the sender says.
+        /// The sender's count.
         acked: u32,
-        /// What the receiver says.
+        /// The receiver's count.
         expected: u32,
     },
-    /// A rank's own numbers contradict its FIFOs.
+    /// A rank's numbers contradict its FIFOs.
     #[error("rank {rank}: {what}")]
     Rank {
         /// The rank.
         rank: Rank,
-        /// What is wrong.
+        /// The contradiction.
         what: &'static str,
     },
 }
 
 impl ChannelContext {
-    /// A rank that has not begun.
+    /// Creates the context of a rank that has not started.
     #[must_use]
     pub const fn fresh(rank: Rank, geometry: Geometry) -> Self {
         Self {
@@ -172,38 +172,38 @@ impl ChannelContext {
         }
     }
 
-    /// Messages that the rank ever sent.
+    /// Returns the number of messages ever sent.
     #[must_use]
     pub const fn sent(&self) -> u64 {
         self.freed + self.send.len() as u64
     }
 
-    /// Messages that the rank ever received.
+    /// Returns the number of messages ever received.
     #[must_use]
     pub const fn received(&self) -> u64 {
         self.consumed + self.receive.len() as u64
     }
 
-    /// Bytes of the messages in its FIFOs.
+    /// Returns the bytes of all messages in its FIFOs.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let sent: usize = self.send.iter().map(|m| m.bytes.len()).sum();
         sent + self.receive.iter().map(|m| m.bytes.len()).sum::<usize>()
     }
 
-    /// The messages to a peer that it has not taken, with their numbers among all that were sent.
+    /// Returns the messages to a peer that the peer has not accepted, with their numbers among all messages sent.
     pub fn unacked(&self, peer: Rank) -> impl Iterator<Item = (u64, &SentMessage)> {
         (self.freed..).zip(&self.send).filter(move |(_, m)| m.to == peer && !m.taken)
     }
 
-    /// What it knows of a peer; nothing, if they never spoke.
+    /// Returns the protocol state with a peer; all zero if they have never spoken.
     #[must_use]
     pub fn peer(&self, rank: Rank) -> PeerState {
         let none = PeerState { rank, acked: 0, next: 0, expected: 0, refusals: 0 };
         self.peers.iter().find(|peer| peer.rank == rank).copied().unwrap_or(none)
     }
 
-    /// Checks the rank's numbers against its FIFOs.
+    /// Checks that the rank's numbers agree with its FIFOs.
     ///
     /// # Errors
     /// The first [`Violation`].
@@ -211,7 +211,7 @@ impl ChannelContext {
         let wrong = |what| Err(Violation::Rank { rank: self.rank, what });
         let Geometry { send, receive, message } = self.geometry;
         if self.geometry.check().is_err() {
-            return wrong("its FIFOs have impossible sizes");
+            return wrong("its FIFOs have invalid sizes");
         }
         let fits = |position: u64, length: usize, size: u32| {
             let size = u64::from(size);
@@ -228,7 +228,7 @@ impl ChannelContext {
                 return wrong("a message lies outside its send FIFO");
             }
             if !m.taken && !self.peers.iter().any(|peer| peer.rank == m.to) {
-                return wrong("a message is for a peer that is not known");
+                return wrong("a message is for a peer that is not listed");
             }
         }
         if self.receive.iter().any(|m| !fits(m.position, m.bytes.len(), receive.bytes)) {
@@ -240,7 +240,7 @@ impl ChannelContext {
             let spread = all.last().zip(all.first()).map_or(0, |(l, f)| l.wrapping_sub(*f));
             all.is_sorted() && spread <= u64::from(size)
         };
-        // What has no bytes takes no room, wherever it lies.
+        // Empty messages occupy no space, whatever their position.
         let sent = self.send.iter().filter(|m| m.length > 0).map(|m| m.position);
         let received = self.receive.iter().filter(|m| !m.bytes.is_empty()).map(|m| m.position);
         if !span(&mut { sent }, None, send.bytes)
@@ -254,7 +254,7 @@ impl ChannelContext {
         for peer in &self.peers {
             let waiting = self.unacked(peer.rank).count() as u32;
             if peer.next.wrapping_sub(peer.acked) != waiting {
-                return wrong("a peer's numbers are not those of the messages for it");
+                return wrong("a peer's numbers contradict the messages for it");
             }
         }
         Ok(())
@@ -262,8 +262,8 @@ impl ChannelContext {
 }
 
 impl NetworkContext {
-    /// Checks that this is a consistent cut: both ends of each channel have counted the same, so no
-    /// message is lost or will be taken twice, and every rank's numbers are those of its FIFOs.
+    /// Checks that this is a consistent cut: sender and receiver of each pair have counted the same, so no message is
+    /// lost or will be accepted twice; and each rank's numbers agree with its FIFOs.
     ///
     /// # Errors
     /// The first [`Violation`].
@@ -276,7 +276,10 @@ impl NetworkContext {
             channel.validate()?;
             for peer in &channel.peers {
                 let Some(other) = self.ranks.get(peer.rank.index()) else {
-                    return Err(Violation::Rank { rank: channel.rank, what: "a peer is no rank" });
+                    return Err(Violation::Rank {
+                        rank: channel.rank,
+                        what: "a peer is not a rank of the job",
+                    });
                 };
                 let back = other.peer(channel.rank);
                 let sides = [
@@ -293,7 +296,7 @@ impl NetworkContext {
         Ok(())
     }
 
-    /// All messages that were sent and not consumed.
+    /// Returns all messages that were sent and not consumed.
     pub fn in_transit(&self) -> impl Iterator<Item = InTransit<'_>> {
         self.ranks.iter().flat_map(|channel| {
             let to = channel.rank;
@@ -313,7 +316,7 @@ impl NetworkContext {
         })
     }
 
-    /// Bytes of all messages in transit.
+    /// Returns the bytes of all messages in transit.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.in_transit().map(|message| message.bytes.len()).sum()

@@ -1,5 +1,4 @@
-//! A daemon's hold on one channel of its NIC: opens contexts, hands them to processes, and stops,
-//! saves, restores and starts them.
+//! Controls one channel of a daemon's NIC: opens, stops, saves, restores, starts and closes its contexts.
 
 mod fifos;
 
@@ -24,44 +23,44 @@ use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
 
 use fifos::{read_context, word, write_fifos};
 
-/// Bytes for the NIC's part of a context, at first.
+/// Initial size of the scratch region, in bytes.
 const SCRATCH: usize = 1024;
 
-/// A context of one channel, to its controller.
+/// Identifies a context of one [`Controller`].
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ContextId(usize);
 
-/// Why a controller could not do what it was asked to.
+/// Errors of a [`Controller`].
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// The NIC has no port.
+    /// The NIC has no free port.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The NIC has no room for the FIFOs.
+    /// The NIC has no memory left for the FIFOs.
     #[error(transparent)]
     Register(#[from] RegisterError),
-    /// The FIFOs' sizes make no sense.
+    /// The FIFO sizes are invalid.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
     /// The NIC has stopped.
     #[error(transparent)]
     Closed(#[from] PortClosed),
-    /// A message must fit into one frame.
+    /// A message of the longest length does not fit into one frame.
     #[error("messages of {message} bytes do not fit into a frame of this NIC")]
     TooLong {
-        /// Most bytes of one.
+        /// Longest message, in bytes.
         message: u32,
     },
-    /// The NIC refuses: what is wrong stands beside it.
+    /// The NIC refused a command.
     #[error("the NIC refuses to {what}: {status:?}")]
     Refused {
-        /// What it was asked.
+        /// The command, as a verb phrase.
         what: &'static str,
-        /// How it answered.
+        /// The status of the command's completion.
         status: Status,
     },
-    /// What was saved is not what this context can take.
+    /// A context is damaged, does not fit the controller's, or is too large to be encoded.
     #[error("the saved context does not fit: {0}")]
     Saved(&'static str),
 }
@@ -72,61 +71,66 @@ impl From<PostError> for ControlError {
     }
 }
 
-/// What a context is opened with.
+/// Options of [`Controller::open_context`].
 #[derive(Clone, Debug)]
 pub struct ContextOptions {
     /// The job.
     pub job: JobId,
-    /// Which of its ranks it is for.
+    /// The rank that the context is for.
     pub rank: Rank,
-    /// Where all of them are.
+    /// Node and channel of each rank, by rank.
     pub places: Vec<Place>,
 }
 
-/// The file that FIFOs lie in, where other processes map them.
+/// The file that holds the FIFOs, if other processes map them.
 #[cfg(target_os = "linux")]
 type Backing = Option<Arc<std::os::fd::OwnedFd>>;
 #[cfg(not(target_os = "linux"))]
 type Backing = ();
 
-/// What a process was putting into its FIFO when it was stopped.
+/// A message that a process was writing into its send FIFO when it was stopped.
 #[derive(Clone, Debug)]
 pub struct Unfinished {
     words: [u64; 3],
     sent: u64,
-    /// Its record and its bytes, as far as they are written; none if it was not at it.
+    /// Its record and its bytes, as far as they are written; `None` if the process was not writing one.
     message: Option<([u8; RECORD_BYTES], Vec<u8>)>,
 }
 
 #[derive(Debug)]
 struct Opened {
     descriptor: Descriptor,
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "nobody else maps it there"))]
+    #[cfg_attr(
+        not(target_os = "linux"),
+        expect(dead_code, reason = "no other process maps it there")
+    )]
     backing: Backing,
 }
 
-/// A daemon's hold on one channel of its NIC.
+/// Controls one channel of a daemon's NIC.
 #[derive(Debug)]
 pub struct Controller {
     port: Port,
     channel: ChannelId,
     geometry: Geometry,
-    /// What the NIC's part of a context is read from and written to.
+    /// The region that carries the NIC's part of a context, in both directions.
     scratch: Region,
-    /// FIFOs that all contexts share, one at a time.
+    /// The FIFOs of all contexts, which use them one at a time.
     shared: Option<(Arc<Region>, Backing)>,
-    /// Other processes map the FIFOs.
+    /// True if other processes map the FIFOs.
     is_mapped: bool,
     contexts: Vec<Option<Opened>>,
     next_key: u64,
 }
 
 impl Controller {
-    /// Takes hold of a channel. With `shared`, all contexts have the same FIFOs, so that one must be
-    /// saved and forgotten before another is restored: the paper's way. Without, each has its own.
+    /// Opens the controller of a channel.
+    ///
+    /// If `shared`, all contexts have the same FIFOs: one must be saved and forgotten before another is restored, as in
+    /// the paper. Otherwise, each context has its own FIFOs.
     ///
     /// # Errors
-    /// [`ControlError`] says what is not to be had.
+    /// [`ControlError`] if the geometry is invalid, or the NIC has no free port or no memory left.
     pub fn open(
         host: &impl Host,
         channel: ChannelId,
@@ -136,8 +140,9 @@ impl Controller {
         Self::open_for(host, (channel, geometry), shared, false)
     }
 
-    /// The same with FIFOs that other processes map, for a NIC in this process: they attach with a
-    /// [`Ticket`](crate::channel::Ticket) and the context's [file](Self::file).
+    /// Opens the controller of a channel whose FIFOs other processes map. The NIC must be in this process.
+    ///
+    /// The other processes attach with a [`Ticket`](crate::channel::Ticket) and the context's [file](Self::file).
     ///
     /// # Errors
     /// As for [`Controller::open`].
@@ -178,7 +183,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Memory for a pair of FIFOs.
+    /// Registers memory for a pair of FIFOs.
     fn fifos(&mut self) -> Result<(Arc<Region>, Backing), RegisterError> {
         let bytes = self.geometry.bytes();
         #[cfg(target_os = "linux")]
@@ -190,7 +195,7 @@ impl Controller {
         Ok((Arc::new(self.port.register(bytes)?), Backing::default()))
     }
 
-    /// The file that a context's FIFOs lie in, if other processes map them.
+    /// Returns the file that holds a context's FIFOs, if other processes map them.
     ///
     /// # Panics
     /// If the context was closed.
@@ -198,7 +203,7 @@ impl Controller {
     #[must_use]
     pub fn file(&self, context: ContextId) -> Option<Arc<std::os::fd::OwnedFd>> {
         let opened = self.contexts[context.0].as_ref();
-        opened.expect("the context is open until it is closed").backing.clone()
+        opened.expect("the context was closed").backing.clone()
     }
 
     async fn ask(
@@ -218,7 +223,7 @@ impl Controller {
         }
     }
 
-    /// Makes the scratch as large as that.
+    /// Grows the scratch region to at least `bytes`.
     fn reserve(&mut self, bytes: usize) -> Result<(), RegisterError> {
         if bytes > self.scratch.len() {
             self.scratch = self.port.register(bytes.next_power_of_two())?;
@@ -228,17 +233,17 @@ impl Controller {
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), RegisterError> {
         self.reserve(bytes.len())?;
-        self.scratch.write(0, bytes).expect("it was made large enough");
+        self.scratch.write(0, bytes).expect("the scratch region has been grown to this size");
         Ok(())
     }
 
-    /// Opens a context for one rank of a job; it is parked.
+    /// Opens a context for one rank of a job; the context is parked.
     ///
     /// # Errors
     /// [`ControlError`]; no context is open then.
     ///
     /// # Cancel safety
-    /// None: the controller expects the answer.
+    /// None: the next command would receive this one's completion.
     pub async fn open_context(
         &mut self,
         options: ContextOptions,
@@ -287,10 +292,10 @@ impl Controller {
     /// If the context was closed.
     fn opened(&self, context: ContextId) -> &Descriptor {
         let opened = self.contexts[context.0].as_ref();
-        &opened.expect("the context is open until it is closed").descriptor
+        &opened.expect("the context was closed").descriptor
     }
 
-    /// What a process attaches to a context with.
+    /// Returns the descriptor that a process attaches to a context with.
     ///
     /// # Panics
     /// If the context was closed.
@@ -299,14 +304,15 @@ impl Controller {
         self.opened(context).clone()
     }
 
-    /// Stops a context; ends once it is steady: within a round trip, whatever its peers do, unless
-    /// frames are lost.
+    /// Stops a context, and waits until it is steady: all its transmissions are answered.
+    ///
+    /// Unless frames are lost, that takes one round trip, whatever the peers do.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the controller expects the answer.
+    /// None: the next command would receive this one's completion.
     ///
     /// # Panics
     /// If the context was closed.
@@ -315,7 +321,7 @@ impl Controller {
         self.ask("stop a context", STOP, [handle, 0, 0], 0).await.map(|_| ())
     }
 
-    /// Starts a parked context in an epoch, a later one than its last.
+    /// Starts a parked context in `epoch`, which must be newer than the context's last one.
     ///
     /// # Errors
     /// [`ControlError`]; `Refused` while another context runs on the channel.
@@ -324,13 +330,13 @@ impl Controller {
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// None: the controller expects the answer.
+    /// None: the next command would receive this one's completion.
     pub async fn start(&mut self, context: ContextId, epoch: Epoch) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         self.ask("start a context", START, [handle, epoch.0.into(), 0], 0).await.map(|_| ())
     }
 
-    /// What a parked context holds. With `forget`, the NIC forgets it, and its FIFOs may be another's.
+    /// Returns what a parked context holds. If `forget`, the NIC forgets the context, and another may use its FIFOs.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -339,28 +345,32 @@ impl Controller {
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// None: the controller expects the answer.
+    /// None: the next command would receive this one's completion.
     pub async fn save(
         &mut self,
         context: ContextId,
         forget: bool,
     ) -> Result<ChannelContext, ControlError> {
         let handle = self.opened(context).handle;
-        // How long it is, then what it is.
+        // The first command returns the length, the second the bytes.
         let measures = [handle, SAVE_MEASURES, 0];
         let length = self.ask("save a context", SAVE, measures, 0).await?.args[0] as usize;
         self.reserve(length)?;
         let args = [handle, if forget { SAVE_FORGETS } else { 0 }, 0];
         let completion = self.ask("save a context", SAVE, args, length).await?;
         let mut bytes = vec![0; completion.args[0] as usize];
-        self.scratch.read(0, &mut bytes).map_err(|_| ControlError::Saved("it is too long"))?;
+        self.scratch
+            .read(0, &mut bytes)
+            .map_err(|_| ControlError::Saved("its NIC part is too long"))?;
         let state: NicState =
             wire::decode(&bytes).map_err(|_| ControlError::Saved("the NIC's part is damaged"))?;
         read_context(self.opened(context), &state)
             .ok_or(ControlError::Saved("the FIFOs contradict the NIC"))
     }
 
-    /// The NIC forgets a parked context that was [saved](Self::save) since it is parked; its FIFOs may be another's then.
+    /// Makes the NIC forget a parked context; another may use its FIFOs then.
+    ///
+    /// The context must have been [saved](Self::save) since it was parked.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -368,25 +378,24 @@ impl Controller {
     /// # Panics
     /// If the context was closed.
     ///
-    /// # Cancel safety
-    /// None: the controller expects the answer.
+    /// None: the next command would receive this one's completion.
+    /// None: the next command would receive this one's completion.
     pub async fn forget(&mut self, context: ContextId) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         let args = [handle, SAVE_FORGETS | SAVE_MEASURES, 0];
         self.ask("forget a context", SAVE, args, 0).await.map(|_| ())
     }
 
-    /// Puts a saved context in place; it is parked then.
+    /// Restores a saved context, which is parked afterwards.
     ///
     /// # Errors
-    /// [`ControlError::Saved`] if it does not fit, [`ControlError::Refused`] if the NIC finds that it
-    /// contradicts itself.
+    /// [`ControlError::Saved`] if it does not fit; [`ControlError::Refused`] if the NIC finds it inconsistent.
     ///
     /// # Panics
     /// If the context was closed.
     ///
-    /// # Cancel safety
-    /// None: the controller expects the answer.
+    /// None: the next command would receive this one's completion.
+    /// None: the next command would receive this one's completion.
     pub async fn restore(
         &mut self,
         context: ContextId,
@@ -399,7 +408,8 @@ impl Controller {
         if saved.rank != descriptor.rank {
             return Err(ControlError::Saved("it is another rank's"));
         }
-        write_fifos(descriptor, saved).ok_or(ControlError::Saved("a message lies outside"))?;
+        write_fifos(descriptor, saved)
+            .ok_or(ControlError::Saved("a message lies outside its FIFO"))?;
         let handle = descriptor.handle;
         let bytes = wire::encode(&saved.nic_state())
             .map_err(|_| ControlError::Saved("it knows too many peers"))?;
@@ -407,9 +417,10 @@ impl Controller {
         self.ask("restore a context", RESTORE, [handle, 0, 0], bytes.len()).await.map(|_| ())
     }
 
-    /// What the process of a parked context was putting into its FIFO when it was stopped. Whoever
-    /// [saves](Self::save) the context of a real process, which may stand anywhere, takes this as well,
-    /// before another context gets the FIFOs.
+    /// Returns the message that the process of a parked context was writing when it was stopped.
+    ///
+    /// A real process may be stopped between any two instructions. For such a process, call this after
+    /// [`Controller::save`], before another context gets the FIFOs. `None` if the FIFOs' memory can't be read.
     ///
     /// # Panics
     /// If the context was closed.
@@ -434,14 +445,15 @@ impl Controller {
         Some(Unfinished { words: [number, position, length], sent, message })
     }
 
-    /// Puts it back, after [`Controller::restore`].
+    /// Writes an unfinished message back, after [`Controller::restore`].
     ///
     /// # Panics
     /// If the context was closed.
     pub fn put_back(&self, context: ContextId, unfinished: &Unfinished) {
         let Descriptor { memory, geometry, .. } = self.opened(context);
         let Unfinished { words, sent, message } = unfinished;
-        let write = |at, bytes: &[u8]| memory.write(at, bytes).expect("it was read from there");
+        let write =
+            |at, bytes: &[u8]| memory.write(at, bytes).expect("this memory was read before");
         for (at, word) in UNFINISHED.into_iter().zip(words) {
             write(at, &word.to_le_bytes());
         }
@@ -460,7 +472,7 @@ impl Controller {
     /// If the context was closed.
     ///
     /// # Cancel safety
-    /// None: the controller expects the answer.
+    /// None: the next command would receive this one's completion.
     pub async fn close_context(&mut self, context: ContextId) -> Result<(), ControlError> {
         let handle = self.opened(context).handle;
         self.contexts[context.0] = None;

@@ -1,13 +1,14 @@
-//! A daemon a host: carries out what the root of the tree orders, and reports when its part of the
-//! tree has. It talks on a channel of its own, which no user's job can stop.
+//! A host's daemon: carries out the orders of the tree's root, and reports once its subtree has.
+//!
+//! Daemons talk over a channel of their own, which no user's job can stop.
 
-mod ahead;
 mod core;
-mod hands;
-mod line;
+mod early_save;
+mod messenger;
+mod node_agent;
 mod order;
 mod relay;
-mod slot;
+mod work;
 
 use std::fmt;
 use std::future::Future;
@@ -26,43 +27,43 @@ use crate::controller::ControlError;
 use crate::process::Reins;
 
 use self::core::Core;
-use slot::Owner;
+use work::Owner;
 
 pub use order::{Action, Launch, Order, Outcome};
 pub use relay::Relay;
 
-/// How contexts are switched.
+/// Ways to switch contexts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mode {
-    /// All contexts share a channel's FIFOs; what is in them is copied out and in, as in the paper.
+    /// All contexts of a channel share its FIFOs, whose contents are copied out and in, as in the paper.
     Copy,
-    /// Every context keeps its own; the NIC is told which of them is active.
+    /// Each context keeps its own FIFOs; a switch only changes the NIC's active context.
     Resident,
 }
 
-/// What a daemon's work takes on its host, in virtual time.
+/// Durations of a daemon's operations on its host, in virtual time.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Costs {
-    /// Stopping a process, and seeing that it has: a signal there, a change of state back.
+    /// Time to stop a process: to signal it, and to see that it has stopped.
     pub stop: Duration,
-    /// Letting a process go on.
+    /// Time to resume a process.
     pub resume: Duration,
-    /// Saving a context without its messages, and restoring one.
+    /// Time to save a context without its messages.
     pub save: Duration,
-    /// Restoring a context without its messages.
+    /// Time to restore a context without its messages.
     pub restore: Duration,
-    /// Picoseconds to read a byte of a FIFO, and to write one.
+    /// Time to read a byte of a FIFO, in picoseconds.
     pub read_ps: u32,
-    /// Picoseconds to write a byte of a FIFO.
+    /// Time to write a byte of a FIFO, in picoseconds.
     pub write_ps: u32,
 }
 
 impl Costs {
-    /// The paper's cluster (Tables 2 and 3, section 5).
+    /// Costs of the paper's cluster (Tables 2 and 3, section 5).
     ///
-    /// Read: saving and restoring empty buffers, 0.62 and 0.18 ms; about 40 us for switching a
-    /// process, half of it for each of the two. Fitted to the other rows of Table 3: the bytes, as
-    /// [`Machine::PM_MYRINET`](midplane_simhw::profile::Machine::PM_MYRINET) has them.
+    /// From the paper: 0.62 and 0.18 ms to save and restore empty buffers; about 40 us to switch a process, split
+    /// evenly between stop and resume. Fitted to the other rows of Table 3: the costs per byte, as in
+    /// [`Machine::PM_MYRINET`](midplane_simhw::profile::Machine::PM_MYRINET).
     #[must_use]
     pub const fn paper(host: &HostProfile) -> Self {
         Self {
@@ -75,14 +76,14 @@ impl Costs {
         }
     }
 
-    /// What saving a context takes that holds so many bytes.
+    /// Returns the time to save a context that holds `bytes` bytes of messages.
     #[must_use]
     pub const fn of_save(&self, bytes: usize) -> Duration {
         let nanos = bytes as u64 * self.read_ps as u64 / 1000;
         Duration::from_nanos(self.save.as_nanos() as u64 + nanos)
     }
 
-    /// What restoring a context takes that holds so many bytes.
+    /// Returns the time to restore a context that holds `bytes` bytes of messages.
     #[must_use]
     pub const fn of_restore(&self, bytes: usize) -> Duration {
         let nanos = bytes as u64 * self.write_ps as u64 / 1000;
@@ -90,45 +91,46 @@ impl Costs {
     }
 }
 
-/// What all daemons of a cluster have in common.
+/// Settings that all daemons of a cluster share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct DaemonConfig {
-    /// The cluster's nodes, from 0.
+    /// Number of nodes, numbered from 0.
     pub nodes: u16,
-    /// Children of a daemon.
+    /// Most children of a daemon in the tree.
     pub arity: u16,
-    /// How contexts are switched.
+    /// The way to switch contexts.
     pub mode: Mode,
-    /// The FIFOs of users' channels.
+    /// Sizes of the FIFOs of users' channels.
     pub geometry: Geometry,
-    /// Users' channels of a node: ranks of one job that it may have.
+    /// Users' channels per node: the most ranks of one job on a node.
     pub channels: u16,
-    /// What it all takes, in virtual time.
+    /// Durations of operations, in virtual time.
     pub costs: Costs,
 }
 
-/// Starts a rank's process: what it runs until it ends.
+/// Starts a rank's process: returns the future that it runs.
 pub type Start<H> = Arc<
     dyn Fn(H, Launch, Descriptor, Reins) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync,
 >;
 
-/// Why a daemon stopped.
+/// Errors of a [`Daemon`].
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum DaemonError {
     /// A context could not be opened, switched or closed.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The daemons' channel is gone.
+    /// The daemons' channel is closed.
     #[error(transparent)]
     Closed(#[from] Closed),
-    /// The daemons' channel was not there.
+    /// The daemons' channel could not be attached.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// An order does not fit a message of the daemons.
-    #[error("the order does not fit: {0}")]
+    /// An order could not be sent, such as one longer than a message of the daemons' channel.
+    #[error("the order could not be sent: {0}")]
     Order(SendError),
-    /// A daemon was dropped, or has failed: those of the whole cluster end, and what they have started.
+    /// A daemon was dropped or has failed. All daemons of the cluster end, and end the processes that they have
+    /// started.
     #[error("the daemon of node {node} is gone, and all daemons end with it; start them again")]
     Gone {
         /// The node of the daemon.
@@ -136,8 +138,10 @@ pub enum DaemonError {
     },
 }
 
-/// One host's daemon. When it is dropped before it has quit, it ends what it has started, and all daemons of the
-/// cluster end with [`DaemonError::Gone`].
+/// One host's daemon.
+///
+/// If it is dropped before it has quit, it ends its processes, and all daemons of the cluster end with
+/// [`DaemonError::Gone`].
 pub struct Daemon<H: Host> {
     host: H,
     owner: Owner<H>,
@@ -150,48 +154,48 @@ impl<H: Host> fmt::Debug for Daemon<H> {
 }
 
 impl<H: Host> Daemon<H> {
-    /// Opens a daemon's channel, and takes hold of those for users' jobs. It has a task of its own on `host`, which goes
-    /// on with what dropped calls have begun.
+    /// Opens the daemons' channel and the controllers of the users' channels. Spawns a task on `host` that completes
+    /// the work of dropped calls.
     ///
     /// # Errors
     /// [`DaemonError`].
     ///
     /// # Cancel safety
-    /// Dropped, its channels are closed; the other daemons wait until it is opened again.
+    /// If the future is dropped, its channels are closed; the other daemons wait until this daemon is opened again.
     pub async fn open(host: H, config: DaemonConfig, start: Start<H>) -> Result<Self, DaemonError> {
         let core = Core::open(host.clone(), config, start).await?;
         let owner = Owner::new(&host, core);
         Ok(Self { host, owner })
     }
 
-    /// Carries out what it is told, until it is told to quit.
+    /// Carries out orders until the order to quit.
     ///
     /// # Errors
     /// [`DaemonError`]; [`DaemonError::Gone`] once any daemon of the cluster has ended otherwise.
     ///
     /// # Cancel safety
-    /// Dropped, the daemon is gone: the calls of all others end with [`DaemonError::Gone`].
+    /// If the future is dropped, so is the daemon: the calls of all other daemons end with [`DaemonError::Gone`].
     pub async fn serve(mut self) -> Result<(), DaemonError> {
         self.owner.run(|core| Box::pin(core.serve())).await.map(|_| ())
     }
 
-    /// Orders everybody to do something, and waits until all have: for the root.
+    /// Gives an order to all daemons, and waits until all have carried it out. For the root only.
     ///
     /// # Errors
     /// [`DaemonError`]; [`DaemonError::Gone`] once any daemon of the cluster has ended, and at each further call.
     ///
     /// # Cancel safety
-    /// Dropped after its first poll, the order is carried out all the same. The next one waits for that.
+    /// If the future is dropped after its first poll, the order is still carried out. The next call waits for it.
     pub async fn order(&mut self, action: Action) -> Result<Outcome, DaemonError> {
         self.owner.run(|core| Box::pin(core.order(action))).await
     }
 
     /// Waits for an order whose call was dropped, and returns its result; `None` if there was no such order.
     pub(crate) async fn dropped_order(&mut self) -> Option<Result<Outcome, DaemonError>> {
-        self.owner.dropped().await
+        self.owner.last_result().await
     }
 
-    /// This daemon's host.
+    /// Returns this daemon's host.
     #[must_use]
     pub const fn host(&self) -> &H {
         &self.host

@@ -1,9 +1,9 @@
-//! What a consistent cut says of a job: that it has terminated, or that it is deadlocked, and why.
+//! Finds out from a consistent cut whether a job has terminated or is deadlocked, and why.
 //!
-//! Both are stable: what is true of the cut stays true. Processes say what they wait for
-//! ([`Channel::wait_as`](crate::channel::Channel::wait_as)); one that says nothing counts as one that computes, and those
-//! that wait for it may go on, so its job is found neither terminated nor deadlocked. The cut has all messages; there is no third place for anything to hide (SCore-D
-//! paper, section 4).
+//! Both properties are stable: if they are true of the cut, they stay true. Processes publish what they wait for
+//! ([`Channel::wait_as`](crate::channel::Channel::wait_as)). A process that publishes nothing counts as computing, and
+//! may wake the processes that wait for it, so its job is found neither terminated nor deadlocked. The cut holds all
+//! messages in transit (SCore-D paper, section 4).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,11 +14,11 @@ use crate::wait::WaitState;
 
 /// Reads the tag of a job's messages.
 pub trait Tags {
-    /// A message's tag; `None` if it has none: such a message meets only receives of any tag.
+    /// Returns a message's tag. A message without a tag (`None`) matches only receives of any tag.
     fn tag(&self, message: &[u8]) -> Option<u32>;
 }
 
-/// Messages have no tags.
+/// Messages without tags.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Untagged;
 
@@ -28,7 +28,7 @@ impl Tags for Untagged {
     }
 }
 
-/// A message's first four bytes, little-endian, are its tag.
+/// Messages whose first four bytes, little-endian, are their tag.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeadingTag;
 
@@ -38,39 +38,39 @@ impl Tags for LeadingTag {
     }
 }
 
-/// What is true of a cut, and of everything after it.
+/// The state of a job at a cut, and ever after unless it is [`Verdict::Live`].
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// Something can go on.
+    /// At least one process can make progress, and no process is deadlocked.
     Live,
-    /// Nobody does anything, and no message will make anybody.
+    /// All processes are idle, and no message will wake one.
     Terminated,
-    /// These ranks wait for each other, or for those that have nothing more to send.
+    /// Some processes wait for each other, or for processes that will never send again.
     Deadlocked(Deadlock),
 }
 
-/// Ranks that will never go on.
+/// Ranks that will never make progress.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Deadlock {
-    /// Who waits for what.
+    /// Wait state of each of these ranks.
     pub waiting: BTreeMap<Rank, WaitState>,
-    /// Ranks of which each waits for the next, and the last for the first; none, if they wait for
+    /// Ranks that wait for each other in a cycle: each for the next, the last for the first. Empty if they wait for
     /// ranks that have terminated.
     pub cycle: Vec<Rank>,
-    /// Messages for these ranks that meet none of their receives: from, to, tag, bytes.
+    /// Messages in transit to these ranks, which match none of their receives.
     pub unmatched: Vec<Unmatched>,
 }
 
-/// A message that is there and meets no receive.
+/// A message in transit that matches no receive.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Unmatched {
-    /// Who sent it.
+    /// The sender.
     pub from: Rank,
-    /// Whom it is for.
+    /// The receiver.
     pub to: Rank,
-    /// Its tag.
+    /// Its tag; `None` if it has none.
     pub tag: Option<u32>,
-    /// Its bytes, how many.
+    /// Its length, in bytes.
     pub length: usize,
 }
 
@@ -102,7 +102,7 @@ impl fmt::Display for Deadlock {
 }
 
 impl NetworkContext {
-    /// What is true of this cut and of everything after it.
+    /// Returns whether the job has terminated or is deadlocked.
     #[must_use]
     pub fn verdict(&self, tags: &impl Tags) -> Verdict {
         let cut = Cut::new(self, tags);
@@ -134,7 +134,7 @@ impl<'a, T: Tags> Cut<'a, T> {
         Self { context, tags, states }
     }
 
-    /// Whether a message that is there already lets a rank go on.
+    /// Returns whether a rank can make progress by itself: it computes, or the cut holds what it waits for.
     fn is_fed(&self, rank: Rank) -> bool {
         let mut to_it = self.context.in_transit().filter(|message| message.to == rank);
         match self.states[rank.index()] {
@@ -149,20 +149,20 @@ impl<'a, T: Tags> Cut<'a, T> {
                 let room = channel.send.len() < channel.geometry.send.messages as usize;
                 let bytes: usize = channel.send.iter().map(|m| m.length as usize).sum();
                 let most = channel.geometry.send.bytes as usize;
-                // Room for the longest message, whatever its length is.
+                // Room for the longest message, since the length of the one to be sent is unknown.
                 let has_room = room && bytes + channel.geometry.message as usize <= most;
                 has_room || self.holders(rank).iter().any(|holder| self.takes(*holder))
             }
         }
     }
 
-    /// Ranks that have messages of this one to take.
+    /// Returns the ranks that have not yet accepted messages of this rank.
     fn holders(&self, rank: Rank) -> BTreeSet<Rank> {
         let send = &self.context.ranks[rank.index()].send;
         send.iter().filter(|m| !m.taken).map(|m| m.to).collect()
     }
 
-    /// Whether a rank takes messages as it is: its NIC has room for them, or it makes some.
+    /// Returns whether a rank accepts messages: its NIC has room, or its process consumes messages.
     fn takes(&self, rank: Rank) -> bool {
         let channel = &self.context.ranks[rank.index()];
         let room = channel.receive.len() < channel.geometry.receive.messages as usize;
@@ -172,20 +172,20 @@ impl<'a, T: Tags> Cut<'a, T> {
         has_room || !matches!(self.states[rank.index()], WaitState::Send { .. })
     }
 
-    /// Whom a rank waits for: any of them may free it.
+    /// Returns the ranks that this rank waits for: any of them may free it.
     fn frees(&self, rank: Rank) -> Vec<Rank> {
         let others = || (0..self.states.len() as u16).map(Rank).filter(move |other| *other != rank);
         match self.states[rank.index()] {
             WaitState::Running => Vec::new(),
             WaitState::Idle | WaitState::Receive { from: None, .. } => others().collect(),
             WaitState::Receive { from: Some(from), .. } => vec![from],
-            // Whoever has messages of this rank to take makes room by taking them.
+            // A rank that accepts messages of this rank makes room in its send FIFO.
             WaitState::Send { .. } => self.holders(rank).into_iter().collect(),
         }
     }
 
-    /// Ranks that will never go on: what remains when those that can, and those whom they may free,
-    /// are taken away again and again.
+    /// Returns the ranks that will never make progress. Starts with the ranks that can't make progress by
+    /// themselves, and removes those that a rank outside the set may free, again and again.
     fn stuck(&self) -> BTreeSet<Rank> {
         let all = (0..self.states.len() as u16).map(Rank);
         let mut stuck: BTreeSet<Rank> = all.filter(|rank| !self.is_fed(*rank)).collect();
@@ -218,7 +218,7 @@ impl<'a, T: Tags> Cut<'a, T> {
         }
     }
 
-    /// Follows who waits for whom until a rank comes twice.
+    /// Follows the ranks' waits until a rank comes up twice.
     fn cycle(&self, waiting: &BTreeSet<Rank>) -> Vec<Rank> {
         for first in waiting {
             let mut path = vec![*first];

@@ -1,4 +1,4 @@
-//! The extension: the contexts of one NIC, and which of them is active on each channel.
+//! The NIC extension: the contexts of one NIC, and the active context of each channel.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,38 +13,38 @@ use midplane_simhw::region::{Access, Payload, Rights};
 use midplane_simhw::wire;
 
 use crate::channel::command::{
-    ATTACH, CLOSE, LOOK, NicState, OPEN, OpenRequest, RESTORE, RESUME_PORT, SAVE, SAVE_FORGETS,
+    ATTACH, CLOSE, NOTIFY, NicState, OPEN, OpenRequest, RESTORE, RESUME_PORT, SAVE, SAVE_FORGETS,
     SAVE_MEASURES, START, STOP, STOP_PORT, WAIT,
 };
 use crate::channel::config::{GangConfig, GangCounters};
-use crate::channel::endpoint::{Desk, Endpoint, Phase};
+use crate::channel::endpoint::{Endpoint, Phase, Shared};
 use crate::channel::frame::PmFrame;
 use crate::names::{ChannelId, Epoch, JobId, Rank};
 
-/// The one timeout.
+/// The extension's only timeout.
 const TIMEOUT: TimeoutId = TimeoutId(0);
 
-/// PM's channels on one NIC.
+/// The extension that runs a NIC's channels, after PM.
 #[derive(Debug, Default)]
 pub struct Gang {
     config: GangConfig,
     counters: GangCounters,
     contexts: Vec<Option<Endpoint>>,
-    /// By channel, job and rank.
+    /// Index of each context, by channel, job and rank.
     by_name: BTreeMap<(ChannelId, JobId, Rank), usize>,
-    /// The context that runs on each channel.
+    /// Index of the context that runs on each channel.
     active: BTreeMap<ChannelId, usize>,
     timeout_at: Option<midplane_simhw::time::Instant>,
 }
 
 impl Gang {
-    /// A NIC without contexts.
+    /// Creates the extension, without contexts.
     #[must_use]
     pub fn new(config: GangConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
-    /// What its channels have seen.
+    /// Returns the counters of its channels.
     #[must_use]
     pub const fn counters(&self) -> &GangCounters {
         &self.counters
@@ -53,20 +53,20 @@ impl Gang {
     fn with<T>(
         &mut self,
         nic: &mut Context<'_>,
-        work: impl FnOnce(&mut Vec<Option<Endpoint>>, &mut Desk<'_, '_>) -> T,
+        work: impl FnOnce(&mut Vec<Option<Endpoint>>, &mut Shared<'_, '_>) -> T,
     ) -> T {
         let mut local = VecDeque::new();
         let Self { config, counters, contexts, by_name, .. } = self;
-        let mut desk = Desk { nic, config, counters, local: &mut local };
-        let result = work(contexts, &mut desk);
-        // What ranks of one node send each other arrives here and now.
-        while let Some(next) = desk.local.pop_front() {
+        let mut shared = Shared { nic, config, counters, local: &mut local };
+        let result = work(contexts, &mut shared);
+        // Frames between ranks of this node are delivered at once.
+        while let Some(next) = shared.local.pop_front() {
             let name = (next.frame.channel, next.frame.job, next.frame.to);
             let Some(&at) = by_name.get(&name) else { continue };
             if let Some(endpoint) = &mut contexts[at] {
-                endpoint.begin(&mut desk);
-                endpoint.on_frame(&mut desk, &next.frame, Payload::from(&next.bytes[..]));
-                endpoint.pump(&mut desk);
+                endpoint.begin(&mut shared);
+                endpoint.on_frame(&mut shared, &next.frame, Payload::from(&next.bytes[..]));
+                endpoint.pump(&mut shared);
             }
         }
         self.set_timeout(nic);
@@ -113,10 +113,10 @@ impl Gang {
         let Some(mut endpoint) = self.contexts.get_mut(at).and_then(Option::take) else { return };
         self.by_name.remove(&(endpoint.channel, endpoint.job, endpoint.rank));
         self.active.retain(|_, active| *active != at);
-        self.with(nic, |_, desk| endpoint.end(desk));
+        self.with(nic, |_, shared| endpoint.end(shared));
     }
 
-    /// Goes on; `Refused` while another context runs on the channel, or it is not parked.
+    /// Starts a context; `Refused` if it is not parked, or another context runs on the channel.
     fn start(&mut self, at: usize, epoch: Epoch) -> Result<(), Status> {
         let endpoint = self.contexts[at].as_mut().ok_or(Status::Invalid)?;
         let channel = endpoint.channel;
@@ -152,8 +152,8 @@ impl Gang {
         if endpoint.restore(nic, &state) { Ok(()) } else { Err(Status::Invalid) }
     }
 
-    /// Stops or resumes a port. Its completion is seen after every extension has been told.
-    fn police(&self, nic: &mut Context<'_>, command: &Command) -> Result<u64, Status> {
+    /// Stops or resumes a port. All extensions have been notified before the port sees the completion.
+    fn control_port(&self, nic: &mut Context<'_>, command: &Command) -> Result<u64, Status> {
         let port = u16::try_from(command.args[0]).map(PortId).map_err(|_| Status::Invalid)?;
         if self.config.warden != Some(command.region.port) || port == command.region.port {
             return Err(Status::Refused);
@@ -165,7 +165,7 @@ impl Gang {
         Ok(0)
     }
 
-    /// The context that a command is about, if its port may ask that.
+    /// Returns the context that a command names, if the command's port may send it.
     fn context_of(&self, command: &Command) -> Option<usize> {
         let at = usize::try_from(command.args[0]).ok()?;
         let endpoint = self.contexts.get(at)?.as_ref()?;
@@ -174,7 +174,7 @@ impl Gang {
             ATTACH => {
                 endpoint.key == command.args[1] && endpoint.user.is_none_or(|user| user == port)
             }
-            LOOK | WAIT => endpoint.user == Some(port),
+            NOTIFY | WAIT => endpoint.user == Some(port),
             STOP | SAVE | RESTORE | START | CLOSE => endpoint.controller == port,
             _ => false,
         };
@@ -183,17 +183,21 @@ impl Gang {
 
     fn carry_out(&mut self, nic: &mut Context<'_>, at: usize, command: Command) {
         let done = match command.opcode {
-            LOOK => return self.touch(nic, at, |endpoint, desk| endpoint.on_look(desk, &command)),
-            WAIT => return self.touch(nic, at, |endpoint, desk| endpoint.wait(desk, command)),
+            NOTIFY => {
+                return self
+                    .touch(nic, at, |endpoint, shared| endpoint.on_notify(shared, &command));
+            }
+            WAIT => return self.touch(nic, at, |endpoint, shared| endpoint.wait(shared, command)),
             STOP => {
                 self.active.retain(|_, active| *active != at);
-                return self.touch(nic, at, |endpoint, desk| endpoint.stop(desk, command));
+                return self.touch(nic, at, |endpoint, shared| endpoint.stop(shared, command));
             }
             ATTACH => {
                 if let Some(endpoint) = &mut self.contexts[at] {
                     endpoint.user = Some(command.region.port);
                 }
-                return self.touch(nic, at, |endpoint, desk| endpoint.on_look(desk, &command));
+                return self
+                    .touch(nic, at, |endpoint, shared| endpoint.on_notify(shared, &command));
             }
             SAVE => self.save(nic, at, &command),
             RESTORE => self.restore(nic, at, &command).map(|()| 0),
@@ -210,18 +214,18 @@ impl Gang {
         }
     }
 
-    /// Does something to a context, and transmits what may be after it.
+    /// Applies `work` to a context, then sends what may be sent.
     fn touch(
         &mut self,
         nic: &mut Context<'_>,
         at: usize,
-        work: impl FnOnce(&mut Endpoint, &mut Desk<'_, '_>),
+        work: impl FnOnce(&mut Endpoint, &mut Shared<'_, '_>),
     ) {
-        self.with(nic, |contexts, desk| {
+        self.with(nic, |contexts, shared| {
             if let Some(endpoint) = &mut contexts[at] {
-                endpoint.begin(desk);
-                work(endpoint, desk);
-                endpoint.pump(desk);
+                endpoint.begin(shared);
+                work(endpoint, shared);
+                endpoint.pump(shared);
             }
         });
     }
@@ -253,7 +257,7 @@ impl Extension for Gang {
             let done = self.open(nic, &command);
             complete(nic, &command, done);
         } else if matches!(command.opcode, STOP_PORT | RESUME_PORT) {
-            let done = self.police(nic, &command);
+            let done = self.control_port(nic, &command);
             complete(nic, &command, done);
         } else if let Some(at) = self.context_of(&command) {
             self.carry_out(nic, at, command);
@@ -270,7 +274,7 @@ impl Extension for Gang {
             return;
         };
         let Some(&at) = self.by_name.get(&(read.channel, read.job, read.to)) else {
-            // A job that has not begun here, or has ended: its sender tries again, or ends as well.
+            // The job has not started here, or has ended: its sender tries again, or ends as well.
             self.counters.stale += 1;
             return;
         };
@@ -278,7 +282,7 @@ impl Extension for Gang {
             self.counters.foreign += 1;
             return;
         }
-        self.touch(nic, at, |endpoint, desk| endpoint.on_frame(desk, &read, frame.payload));
+        self.touch(nic, at, |endpoint, shared| endpoint.on_frame(shared, &read, frame.payload));
     }
 
     fn on_sent(&mut self, nic: &mut Context<'_>, sent: Sent) {
@@ -290,10 +294,10 @@ impl Extension for Gang {
 
     fn on_timeout(&mut self, nic: &mut Context<'_>, _: TimeoutId) {
         self.timeout_at = None;
-        self.with(nic, |contexts, desk| {
+        self.with(nic, |contexts, shared| {
             for endpoint in contexts.iter_mut().flatten() {
-                endpoint.on_timeout(desk);
-                endpoint.pump(desk);
+                endpoint.on_timeout(shared);
+                endpoint.pump(shared);
             }
         });
     }

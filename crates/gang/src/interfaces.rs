@@ -1,11 +1,11 @@
-//! All Virtual Interfaces of one job, preempted together.
+//! Preempts all Virtual Interfaces of one job together.
 //!
-//! The processes stand still first, and with them what their NICs do for them; then nothing in the
-//! network is taken by anybody, and what both ends of each connection count is one cut. What is put back
-//! gets new numbers, so that frames of before the cut are nobody's.
+//! First the processes are suspended, and with them all that their NICs do for them. From then on, no NIC accepts a
+//! frame of the job, and the counts of both ends of each connection form a consistent cut. Restored connections get new
+//! numbers, so frames sent before the cut are dropped.
 //!
-//! [`Interfaces`] does it for a job whose nodes are all at hand, as in virtual time. Daemons of real processes
-//! do the same by orders, each with what its own host has ([`HostInterfaces`], [`check_whole`], [`Moved`]).
+//! [`Interfaces`] does this for a job whose nodes are all in one process, as in virtual time. Daemons of real processes
+//! do the same by orders, each for its own host ([`HostInterfaces`], [`check_whole`], [`Moved`]).
 
 mod context;
 mod ends;
@@ -27,27 +27,27 @@ use crate::warden::Warden;
 pub use context::InterfacesContext;
 pub use ends::{HeldEnd, HostInterfaces, Moved, NotWhole, check_whole};
 
-/// A daemon's hold on the ports of one node.
+/// A daemon's access to the ports of one node.
 #[derive(Debug)]
 pub struct Hold {
-    /// Stops and resumes them.
+    /// Suspends and resumes the ports.
     pub warden: Warden,
-    /// Saves and restores their interfaces.
+    /// Saves and restores the ports' interfaces.
     pub keeper: Keeper,
 }
 
-/// One rank's process and its port, in the hands of whoever preempts it.
+/// One rank's process and its port, held to be preempted.
 #[derive(Clone, Debug)]
 pub struct HeldPort {
-    /// Which of the holds is its node's.
+    /// Index of its node's [`Hold`].
     pub hold: usize,
-    /// Its port.
+    /// The rank's port.
     pub port: PortId,
-    /// Its process.
+    /// Suspends its process.
     pub reins: Reins,
 }
 
-/// All interfaces of one job.
+/// The interfaces and processes of one job.
 #[derive(Debug)]
 pub struct Interfaces {
     job: JobId,
@@ -55,8 +55,8 @@ pub struct Interfaces {
     ranks: Vec<HeldPort>,
 }
 
-/// Does something for every rank, node by node together, one after the other on a node; what comes of it,
-/// by rank.
+/// Evaluates an expression for every rank: concurrently across nodes, in sequence on each node. Returns the results by
+/// rank.
 macro_rules! each {
     ($job:expr, |$hold:ident, $rank:ident, $port:ident| $work:expr) => {{
         let ranks = &$job.ranks;
@@ -74,74 +74,74 @@ macro_rules! each {
     }};
 }
 
-/// Why a job's interfaces were not saved. The NICs keep them, unless it says otherwise.
+/// Errors of [`Interfaces::save`]. Except after [`SaveError::Forget`], the NICs still hold all interfaces.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SaveError {
-    /// A NIC does not save them.
+    /// A NIC can't save its interfaces.
     #[error("rank {rank}: {error}")]
     Keep {
-        /// Whose.
+        /// The rank whose interfaces they are.
         rank: Rank,
-        /// Why not.
+        /// The NIC's error.
         error: KeepError,
     },
-    /// A connection leads out of the job.
-    #[error("rank {rank}, interface {vi}: it is connected with interface {} of node {}, which is none of the job's", .to.vi, .to.node)]
+    /// A connection leads to an interface outside the job.
+    #[error("rank {rank}, interface {vi}: it is connected with interface {} of node {}, which is not one of the job's", .to.vi, .to.node)]
     Stranger {
-        /// Whose.
+        /// The rank whose connection it is.
         rank: Rank,
-        /// What the process calls the interface.
+        /// The process's number for the interface.
         vi: u16,
-        /// Where the connection leads.
+        /// The other end of the connection.
         to: NicEnd,
     },
-    /// A connection has ended at its other end, and the news of it is under way.
+    /// The other end has closed the connection, and the notification is in transit.
     #[error(
-        "rank {rank}, interface {vi}: its other end has ended the connection just now: let the job go on first"
+        "rank {rank}, interface {vi}: its other end is closing the connection: run the job, then save again"
     )]
     Ending {
-        /// Whose.
+        /// The rank whose connection it is.
         rank: Rank,
-        /// What the process calls the interface.
+        /// The process's number for the interface.
         vi: u16,
     },
-    /// It is no consistent cut.
-    #[error("what the NICs hold is no consistent cut: {0}")]
+    /// The saved state is not a consistent cut.
+    #[error("the NICs' state is not a consistent cut: {0}")]
     Inconsistent(#[from] Violation),
-    /// A NIC does not forget them, though others have: what was saved is here.
-    #[error("rank {rank}: what was saved is not forgotten: {error}")]
+    /// A NIC could not forget its interfaces, though others have. The error holds the saved state.
+    #[error("rank {rank}: the NIC did not forget the saved interfaces: {error}")]
     Forget {
-        /// Whose.
+        /// The rank whose interfaces they are.
         rank: Rank,
-        /// Why not.
+        /// The NIC's error.
         error: KeepError,
-        /// What was saved.
+        /// The saved state.
         saved: Box<InterfacesContext>,
     },
 }
 
-/// Why a job's interfaces were not restored; no NIC has any of them.
+/// Errors of [`Interfaces::restore`]. No NIC holds any of the interfaces then.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum RestoreError {
-    /// It is another job's.
-    #[error("it has {saved} ranks, and the job has {ranks}")]
+    /// The context has another number of ranks than the job.
+    #[error("the saved interfaces are of {saved} ranks, the job has {ranks}")]
     Ranks {
-        /// Those of the context.
+        /// Number of ranks of the context.
         saved: usize,
-        /// The job's.
+        /// Number of ranks of the job.
         ranks: usize,
     },
-    /// It is no consistent cut.
+    /// The context is not a consistent cut.
     #[error(transparent)]
     Inconsistent(#[from] Violation),
-    /// A NIC does not take its part.
+    /// A NIC can't restore its part.
     #[error("rank {rank}: {error}")]
     Keep {
-        /// Whose.
+        /// The rank whose interfaces they are.
         rank: Rank,
-        /// Why not.
+        /// The NIC's error.
         error: KeepError,
     },
 }
@@ -152,35 +152,35 @@ fn named<T, E>(results: Vec<Result<T, E>>) -> Result<Vec<T>, (Rank, E)> {
 }
 
 impl Interfaces {
-    /// The interfaces of a job with these ranks, on nodes that these are the holds of.
+    /// Creates the interfaces of a job from the ports of its ranks and the [`Hold`]s of their nodes.
     ///
     /// # Panics
-    /// If a rank's hold is not among them.
+    /// If a rank's `hold` is not an index into `holds`.
     #[must_use]
     pub fn new(job: JobId, holds: Vec<Hold>, ranks: Vec<HeldPort>) -> Self {
-        assert!(ranks.iter().all(|held| held.hold < holds.len()), "a rank's hold is not there");
+        assert!(ranks.iter().all(|held| held.hold < holds.len()), "a rank's hold is out of range");
         Self { job, holds, ranks }
     }
 
-    /// The daemons' holds.
+    /// Returns the holds.
     #[must_use]
     pub fn into_holds(self) -> Vec<Hold> {
         self.holds
     }
 
-    /// The processes, by rank.
+    /// Returns the processes, by rank.
     #[must_use]
     pub fn ranks(&self) -> &[HeldPort] {
         &self.ranks
     }
 
-    /// Freeze: stops all processes, and what their NICs do for them.
+    /// Freezes the job: suspends all processes, and all that their NICs do for them.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the wardens expect their answers.
+    /// None: the wardens' next commands would receive these commands' completions.
     pub async fn freeze(&mut self, host: &impl Host) -> Result<(), ControlError> {
         for held in &self.ranks {
             held.reins.stop(host.now());
@@ -188,14 +188,14 @@ impl Interfaces {
         each!(self, |hold, _rank, port| hold.warden.stop(port).await).into_iter().collect()
     }
 
-    /// Save: what all interfaces hold, with the ends of connections by rank, checked. With `forget`, the
-    /// NICs forget them: only [`Interfaces::restore`] makes their descriptors complete then.
+    /// Saves and checks all interfaces; connections name their other ends by rank. If `forget`, the NICs forget the
+    /// interfaces: their descriptors complete only after [`Interfaces::restore`].
     ///
     /// # Errors
-    /// [`SaveError`] says of whom what can't be saved now.
+    /// [`SaveError`], which names the rank that can't be saved now.
     ///
     /// # Cancel safety
-    /// None: the keepers expect their answers.
+    /// None: the keepers' next commands would receive these commands' completions.
     pub async fn save(&mut self, forget: bool) -> Result<InterfacesContext, SaveError> {
         let saves = each!(self, |hold, _rank, port| hold.keeper.save(port).await);
         let saved = named(saves).map_err(|(rank, error)| SaveError::Keep { rank, error })?;
@@ -213,15 +213,14 @@ impl Interfaces {
         Ok(context)
     }
 
-    /// Restore: puts all interfaces back, for processes that stand still and have none. `memory` says of
-    /// each rank where its memory is now ([`Nic::memory_map`](midplane_via::nic::Nic::memory_map)); `None`
-    /// if it is where it was.
+    /// Restores all interfaces, for suspended processes that have none. `memory` is each rank's memory now
+    /// ([`Nic::memory_map`](midplane_via::nic::Nic::memory_map)); `None` if it is where it was when saved.
     ///
     /// # Errors
-    /// [`RestoreError`] says of whom what does not fit.
+    /// [`RestoreError`], which names the rank that can't be restored.
     ///
     /// # Cancel safety
-    /// None: the keepers expect their answers.
+    /// None: the keepers' next commands would receive these commands' completions.
     pub async fn restore(
         &mut self,
         saved: &InterfacesContext,
@@ -237,7 +236,7 @@ impl Interfaces {
             hold.keeper.restore(port, &saved.ranks[rank], memory).await
         });
         if !restored.iter().all(Result::is_ok) {
-            // One that does not answer any more has nothing either.
+            // A NIC that does not answer any more holds nothing either.
             let _ = each!(self, |hold, rank, port| match &restored[rank] {
                 Ok(_) => hold.keeper.take_back(port).await,
                 Err(error) => Err(*error),
@@ -250,13 +249,13 @@ impl Interfaces {
         named(joined).map(|_| ()).map_err(keep)
     }
 
-    /// Run: lets all NICs go on for the processes, and then these.
+    /// Runs the job: resumes all NICs' work for the processes, then the processes.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the wardens expect their answers.
+    /// None: the wardens' next commands would receive these commands' completions.
     pub async fn run(&mut self, host: &impl Host) -> Result<(), ControlError> {
         let resumes = each!(self, |hold, _rank, port| hold.warden.resume(port).await);
         resumes.into_iter().collect::<Result<(), _>>()?;
@@ -267,7 +266,7 @@ impl Interfaces {
     }
 }
 
-/// What NICs have said, with the ends of connections by rank.
+/// Converts the NICs' state: names the ends of connections by rank.
 fn by_rank(saved: &[SavedPort]) -> Result<Vec<PortContext>, SaveError> {
     let ranks = || (0_u16..).zip(saved);
     let ends = |(rank, saved): (u16, &SavedPort)| -> Vec<(NicEnd, FarEnd)> {
@@ -288,7 +287,7 @@ fn by_rank(saved: &[SavedPort]) -> Result<Vec<PortContext>, SaveError> {
         .collect()
 }
 
-/// The other end of each connection, of each rank, as NICs know it now.
+/// Returns the other end of each connection, by rank, as the NICs name it now.
 fn ends_by_rank(saved: &InterfacesContext, ends: &[Vec<NicEnd>]) -> Vec<Vec<Joined>> {
     let joined = |name: u16, far: FarEnd| {
         let rank = usize::from(far.rank);
@@ -345,7 +344,7 @@ mod tests {
         let whole = by_rank(&[saved(0, Some(end(1, 1))), saved(1, Some(end(0, 1)))]).unwrap();
         let peer = whole[0].vis[0].link.as_ref().map(|link| link.peer);
         assert_eq!(peer, Some(FarEnd { rank: 1, vi: 5 }));
-        // The other one has ended it, and its interface's next connection has another number.
+        // The other end has closed it, and its interface's next connection gets another number.
         let ending = by_rank(&[saved(0, Some(end(1, 1))), saved(1, None)]);
         assert_eq!(ending, Err(SaveError::Ending { rank: Rank(0), vi: 5 }));
         let stranger = by_rank(&[saved(0, Some(end(2, 1))), saved(1, None)]);

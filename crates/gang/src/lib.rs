@@ -1,23 +1,23 @@
-//! Parallel jobs that take turns without losing a message: channels that can be preempted.
+//! Channels and gang scheduling for parallel jobs: a job is preempted without losing a message.
 //!
-//! - [`channel`]: start here: a process's end of a channel, as PM had them
-//! - [`controller`]: a daemon's hold on a channel: opens, stops, saves, restores, starts
-//! - [`context`]: everything that the network knows of one job, saved
-//! - [`network`]: all channels of a job, preempted together
-//! - [`carrier`]: channels under the messages of `midplane-via`
-//! - [`nas`]: three of the NAS Parallel Benchmarks over those
-//! - [`detect`], [`monitor`], [`roots`]: what a cut says: terminated, deadlocked, referred to; and
-//!   monitors that stop nobody
-//! - [`checkpoint`]: cuts and processes' states on disk
-//! - [`firmware`]: the NIC's half, an extension of `midplane-nicvm`
-//! - [`agenda`]: gang scheduling's mind; [`scheduler`], [`daemon`], [`tree`]: a tree of daemons that
-//!   carries it out, in virtual time
-//! - [`schedule`]: who runs next, as policies
-//! - `live` (feature `live`, Linux): the same for real processes, by real daemons
-//! - [`warden`]: stops what a process has on its NIC beside channels
-//! - [`interfaces`]: all Virtual Interfaces of a job, preempted together, saved, and put back anywhere
-//! - [`process`]: tasks that can be stopped, for jobs in virtual time
-//! - [`wait`]: what a process waits for; [`names`]: jobs, ranks, channels, epochs
+//! - [`channel`]: start here: a process's end of a channel, as in PM
+//! - [`controller`]: the daemon's end: opens, stops, saves, restores and starts a channel's contexts
+//! - [`context`]: the saved state of a job's channels
+//! - [`network`]: preempts all channels of a job together
+//! - [`carrier`]: carries the messages of `midplane-via` over channels
+//! - [`nas`]: three NAS Parallel Benchmarks, over those messages
+//! - [`detect`], [`monitor`], [`roots`]: termination, deadlocks and garbage collection roots, found in a cut; and
+//!   termination detection that does not suspend the job
+//! - [`checkpoint`]: a job's cut and its processes' states on disk
+//! - [`firmware`]: the NIC's side, an extension of `midplane-nicvm`
+//! - [`agenda`]: the gang scheduler's core (no I/O); [`scheduler`], [`daemon`], [`tree`]: run it on a tree of daemons,
+//!   in virtual time
+//! - [`schedule`]: policies: which jobs run in the next slice
+//! - `live` (feature `live`, Linux): the same for real processes and real daemons
+//! - [`warden`]: suspends a process's port on its NIC: everything but channels
+//! - [`interfaces`]: preempts, saves and restores all Virtual Interfaces of a job
+//! - [`process`]: tasks that can be suspended, for jobs in virtual time
+//! - [`wait`]: wait states that processes publish; [`names`]: jobs, ranks, channels, epochs
 #![forbid(unsafe_code)]
 
 pub mod agenda;

@@ -1,29 +1,29 @@
-//! Termination detection that never stops the job: Safra's token and Mattern's four counters.
+//! Detects termination without suspending the job: Safra's token and Mattern's four counters.
 //!
-//! Each rank counts the messages that it has sent and received, and says when it is idle; both
-//! algorithms look at that, one rank at a time or all at once but at different times. They announce
-//! only what is so, though later than a snapshot would.
+//! Each rank counts the messages it sends and receives, and records when it is idle. Safra's token reads one rank at a
+//! time; Mattern's counters read all ranks, at different times. Both report termination only when it is true, but later
+//! than a snapshot would.
 
-/// What a monitor knows of one rank: the rank itself keeps it.
+/// A rank's counters, which the rank itself updates and a monitor reads.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Activity {
     /// Messages sent.
     pub sent: u64,
     /// Messages received.
     pub received: u64,
-    /// Whether it waits for a message, whatever it is, and has nothing else to do.
+    /// True if the rank waits for any message and has nothing else to do.
     pub is_idle: bool,
-    /// Whether it has received something since the token left it: Safra's black.
+    /// True if the rank has received a message since the token left it: Safra's black.
     pub is_black: bool,
 }
 
 impl Activity {
-    /// It has sent a message.
+    /// Counts a message that the rank has sent.
     pub const fn on_send(&mut self) {
         self.sent += 1;
     }
 
-    /// It has received a message, and is at work.
+    /// Counts a message that the rank has received; the rank is active again.
     pub const fn on_receive(&mut self) {
         self.received += 1;
         self.is_idle = false;
@@ -31,50 +31,51 @@ impl Activity {
     }
 }
 
-/// Safra's token (Dijkstra, EWD 998, 1987): it goes round the ranks from the last to the first, and
-/// leaves one only while that is idle.
+/// Safra's token (Dijkstra, EWD 998, 1987). It visits the ranks from the last to the first, and leaves a rank only
+/// while that rank is idle.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Token {
-    /// Sent less received, of all ranks that it has left in this round.
+    /// Messages sent less messages received, over all ranks that the token has left in this round.
     count: i64,
     is_black: bool,
-    /// The rank where it is.
+    /// The rank that holds the token.
     at: usize,
-    /// Rounds that were begun.
+    /// Rounds begun.
     rounds: u64,
 }
 
-/// What became of a token.
+/// Result of [`Token::leave`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum TokenMove {
-    /// The rank where it is is at work: it waits.
+    /// The rank that holds the token is active: the token stays.
     Waits,
-    /// It has gone on to this rank.
+    /// The token has moved to this rank.
     To(usize),
-    /// All ranks are idle, and no message is under way.
+    /// All ranks are idle, and no message is in transit.
     Terminated,
 }
 
 impl Token {
-    /// A token that is about to begin its first round, at rank 0.
+    /// Creates a token at rank 0, before its first round.
     #[must_use]
     pub const fn new() -> Self {
         Self { count: 0, is_black: true, at: 0, rounds: 0 }
     }
 
-    /// The rank that it wants to leave.
+    /// Returns the rank that holds the token.
     #[must_use]
     pub const fn at(&self) -> usize {
         self.at
     }
 
-    /// Rounds that were begun: each is as many control messages as there are ranks.
+    /// Returns the number of rounds begun. A round takes as many control messages as there are ranks.
     #[must_use]
     pub const fn rounds(&self) -> u64 {
         self.rounds
     }
 
-    /// Leaves the rank where it is, whose activity is `rank`'s, if that is idle; there are `ranks`.
+    /// Moves the token on if the rank that holds it is idle. `rank` is that rank's activity, `ranks` the number of
+    /// ranks.
     pub const fn leave(&mut self, rank: &mut Activity, ranks: usize) -> TokenMove {
         if !rank.is_idle {
             return TokenMove::Waits;
@@ -97,8 +98,10 @@ impl Token {
     }
 }
 
-/// Mattern's four counters (Distributed Computing 2, 1987): two sweeps over all ranks, the second after
-/// the first; terminated if both have found all idle and counted as many sent as received, and the same.
+/// Mattern's four counters (Distributed Computing 2, 1987): two sweeps over all ranks, one after the other.
+///
+/// The job has terminated if both sweeps find all ranks idle, and the same counts with as many messages sent as
+/// received.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct FourCounters {
     last: Option<(u64, u64)>,
@@ -108,14 +111,14 @@ pub struct FourCounters {
 }
 
 impl FourCounters {
-    /// Before the first sweep.
+    /// Creates the counters, before the first sweep.
     #[must_use]
     pub const fn new() -> Self {
         Self { last: None, now: (0, 0), all_idle: true, visited: 0 }
     }
 
-    /// Visits a rank, in any order but each once a sweep; there are `ranks`. `true` if this ends a
-    /// sweep after which termination is certain.
+    /// Visits a rank, in any order, once a sweep; `ranks` is the number of ranks. Returns `true` if this visit ends a
+    /// sweep that proves termination.
     pub fn visit(&mut self, rank: &Activity, ranks: usize) -> bool {
         self.now = (self.now.0 + rank.sent, self.now.1 + rank.received);
         self.all_idle &= rank.is_idle;

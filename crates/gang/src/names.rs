@@ -1,4 +1,4 @@
-//! Names of things: jobs, ranks, channels, the lives of a job between two preemptions.
+//! Identifiers of jobs, ranks, channels, and epochs (the periods in which a job runs).
 
 use std::fmt;
 
@@ -22,24 +22,24 @@ macro_rules! name {
 }
 
 name!(
-    /// A parallel job; never used again for another one.
+    /// A parallel job. Its number is never reused.
     JobId(u32)
 );
 name!(
-    /// A process of a job, from 0.
+    /// A process of a job, numbered from 0.
     Rank(u16)
 );
 name!(
-    /// One of a NIC's channels. Channels do not talk to each other.
+    /// One of a NIC's channels. It runs one job's context at a time.
     ChannelId(u16)
 );
 name!(
-    /// Counts the times that a job was started or resumed, from 1: frames of another epoch are nobody's.
+    /// Counts the starts of a job, from 1. Frames of another epoch are dropped.
     Epoch(u32)
 );
 
 impl Rank {
-    /// As an index into a table.
+    /// Returns the rank as an index.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -47,25 +47,24 @@ impl Rank {
 }
 
 impl Epoch {
-    /// The epoch after this one.
+    /// Returns the next epoch.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
     }
 
-    /// Whether this one came after `other`: it is ahead by less than half the range.
+    /// Returns whether this epoch is newer than `other`: ahead of it by less than half the range.
     #[must_use]
     pub const fn is_newer_than(self, other: Self) -> bool {
         self.0.wrapping_sub(other.0) as i32 > 0
     }
 }
 
-/// Where a rank's channel is: what a job's ranks are looked up in, and what a saved context never
-/// holds.
+/// The node and channel of a rank. A saved context never contains one.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Place {
     /// The node.
     pub node: NodeId,
-    /// Its channel there.
+    /// The rank's channel on that node.
     pub channel: ChannelId,
 }

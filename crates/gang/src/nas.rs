@@ -1,8 +1,8 @@
-//! Three of the NAS Parallel Benchmarks over messages, written from their definition (reference: the
-//! NAS Parallel Benchmarks 3.4; Bailey, Harris, Saphir, van der Wijngaart, Woo and Yarrow, NAS-95-020).
+//! Three NAS Parallel Benchmarks over messages, written from their definition (reference: the NAS Parallel Benchmarks
+//! 3.4; Bailey, Harris, Saphir, van der Wijngaart, Woo and Yarrow, NAS-95-020).
 //!
-//! Sums over ranks are made in one fixed order, so that a run gives the same bits however often it was
-//! preempted. Between two steps a kernel's state is plain data ([`Kernel::save`]).
+//! Sums over ranks are computed in one fixed order, so a run's results are bit-identical however often it was
+//! preempted. Between two steps, a kernel's state is plain data ([`Kernel::save`]).
 
 mod cg;
 mod ep;
@@ -25,19 +25,19 @@ pub use ep::Ep;
 pub use ft::Ft;
 pub use pace::{Pace, RealTime, VirtualTime};
 
-/// How large a problem is.
+/// Problem sizes.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum Class {
-    /// For trying out.
+    /// Sample: for short tests.
     S,
-    /// For a workstation of the nineties.
+    /// Workstation, of the 1990s.
     W,
-    /// The smallest that is measured with.
+    /// The smallest class for measurements.
     A,
 }
 
 impl Class {
-    /// All of them.
+    /// All classes.
     pub const ALL: [Self; 3] = [Self::S, Self::W, Self::A];
 }
 
@@ -49,7 +49,7 @@ impl FromStr for Class {
             "S" | "s" => Ok(Self::S),
             "W" | "w" => Ok(Self::W),
             "A" | "a" => Ok(Self::A),
-            _ => Err(format!("no class is called {text}: S, W or A")),
+            _ => Err(format!("unknown class {text}: take S, W or A")),
         }
     }
 }
@@ -60,43 +60,43 @@ impl fmt::Display for Class {
     }
 }
 
-/// Why a kernel did not come to its end.
+/// Errors of a kernel.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// The problem can't be cut for so many ranks.
+    /// The problem can't be divided among this many ranks.
     #[error("{kernel} of class {class} runs on {allowed} ranks, not {ranks}")]
     Ranks {
-        /// Which kernel.
+        /// The kernel's name.
         kernel: &'static str,
-        /// Which problem.
+        /// The problem's class.
         class: Class,
-        /// How many ranks there are.
+        /// The number of ranks.
         ranks: u32,
-        /// What it runs on.
+        /// The numbers of ranks that the kernel supports.
         allowed: &'static str,
     },
-    /// A message did not arrive.
+    /// A message could not be sent or received.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// What was saved is another kernel's, or damaged.
-    #[error("the saved state is no state of this kernel, class and rank")]
+    /// The saved state is of another kernel, class or rank, or damaged.
+    #[error("the saved state is damaged, or of another kernel, class or rank")]
     Saved,
 }
 
-/// How a run ended.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Whether the results are the official ones.
+    /// True if the values agree with the official ones.
     pub verified: bool,
-    /// The bits of all results: equal runs have equal ones.
+    /// Hash of the bits of all values: equal in runs with equal values.
     pub checksum: u64,
-    /// The results, in the order of the official ones.
+    /// The values, in the order of the official ones.
     pub values: Vec<f64>,
 }
 
 impl Verdict {
-    /// Compares results with the official ones, each within a relative error.
+    /// Compares values with the official ones, each within a relative error of `tolerance`.
     fn of(values: Vec<f64>, official: &[f64], tolerance: f64) -> Self {
         let close =
             |(value, official): (&f64, &f64)| ((value - official) / official).abs() <= tolerance;
@@ -109,18 +109,18 @@ impl Verdict {
     }
 }
 
-/// A parallel program that goes on in steps, and whose state between two steps is plain data.
+/// A parallel program that runs in steps, and whose state between two steps is plain data.
 pub trait Kernel: Sized + Send {
-    /// Its name.
+    /// The kernel's name.
     const NAME: &'static str;
 
-    /// Begins a problem.
+    /// Starts a problem.
     ///
     /// # Errors
     /// [`KernelError::Ranks`].
     fn begin(class: Class, rank: u32, ranks: u32) -> Result<Self, KernelError>;
 
-    /// Makes one step together with all other ranks; `true` after the last.
+    /// Runs one step, together with all other ranks; returns `true` after the last.
     ///
     /// # Errors
     /// [`KernelError::Message`].
@@ -132,16 +132,16 @@ pub trait Kernel: Sized + Send {
     where
         Communicator<P>: Send + Sync;
 
-    /// What came of it, after the last step.
+    /// Returns the result, after the last step.
     fn verdict(&self) -> Verdict;
 
-    /// All that the rest depends on.
+    /// Saves the state between two steps.
     fn save(&self) -> Vec<u8>;
 
-    /// Goes on from what was saved.
+    /// Restores a saved state.
     ///
     /// # Errors
-    /// [`KernelError`] if it was saved from something else.
+    /// [`KernelError`] if the state was saved for other arguments.
     fn restore(class: Class, rank: u32, ranks: u32, saved: &[u8]) -> Result<Self, KernelError>;
 }
 
@@ -165,7 +165,7 @@ where
     Ok(kernel.verdict())
 }
 
-/// Adds vectors of all ranks, by their ranks' order.
+/// Sums vectors over all ranks, in the order of the ranks.
 async fn sum<P: Progression>(
     world: &Communicator<P>,
     values: &[f64],

@@ -1,4 +1,4 @@
-//! All channels of one job, preempted together: what a scheduler's tree does, in one task.
+//! Preempts all channels of one job together: a scheduler's tree in one task.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -11,10 +11,10 @@ use crate::process::Reins;
 use crate::wait::WaitState;
 use midplane_simhw::host::Host;
 
-/// Runs futures together until all have ended; what they return, in order.
+/// Runs futures concurrently until all have completed, and returns their results in order.
 ///
 /// # Cancel safety
-/// Dropped, all of them are dropped.
+/// If the future is dropped, all of them are dropped.
 pub async fn together<T, F: Future<Output = T>>(futures: impl IntoIterator<Item = F>) -> Vec<T> {
     let mut running: Vec<Pin<Box<F>>> = futures.into_iter().map(Box::pin).collect();
     let mut results: Vec<Option<T>> = running.iter().map(|_| None).collect();
@@ -34,18 +34,18 @@ pub async fn together<T, F: Future<Output = T>>(futures: impl IntoIterator<Item 
     .await
 }
 
-/// One rank's channel, in the hands of whoever preempts it.
+/// One rank's channel and process, held to be preempted.
 #[derive(Debug)]
 pub struct Held {
-    /// Its controller: of its node and channel.
+    /// The controller of its node and channel.
     pub controller: Controller,
-    /// Its context.
+    /// The rank's context.
     pub context: ContextId,
-    /// Its process.
+    /// Suspends its process.
     pub reins: Reins,
 }
 
-/// All channels of one job.
+/// The channels and processes of one job.
 #[derive(Debug)]
 pub struct Network {
     job: JobId,
@@ -54,13 +54,13 @@ pub struct Network {
 }
 
 impl Network {
-    /// Opens a context for every rank with a controller of its own; all are parked.
+    /// Opens a context for every rank, each with its own controller; all are parked.
     ///
     /// # Errors
-    /// [`ControlError`]; nothing is open then.
+    /// [`ControlError`]; no context is open then.
     ///
     /// # Cancel safety
-    /// Dropped, nothing is open.
+    /// If the future is dropped, no context is open.
     pub async fn open(
         job: JobId,
         places: &[Place],
@@ -75,25 +75,25 @@ impl Network {
         Ok(Self { job, epoch: Epoch(0), ranks })
     }
 
-    /// The channels, by rank.
+    /// Returns the channels, by rank.
     #[must_use]
     pub fn ranks(&self) -> &[Held] {
         &self.ranks
     }
 
-    /// The epoch that runs, or ran last.
+    /// Returns the epoch that runs, or ran last.
     #[must_use]
     pub const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Freeze: stops all processes, then waits until all channels are steady.
+    /// Freezes the job: stops all processes, then waits until all channels are steady.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the controllers expect their answers.
+    /// None: the controllers' next commands would receive these commands' completions.
     pub async fn freeze(&mut self, host: &impl Host) -> Result<(), ControlError> {
         for held in &self.ranks {
             held.reins.stop(host.now());
@@ -102,27 +102,27 @@ impl Network {
         together(stops).await.into_iter().collect()
     }
 
-    /// Save: what all channels hold. With `forget`, the NICs forget them.
+    /// Saves the contexts of all channels. If `forget`, the NICs forget them.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the controllers expect their answers.
+    /// None: the controllers' next commands would receive these commands' completions.
     pub async fn save(&mut self, forget: bool) -> Result<NetworkContext, ControlError> {
         let saves = self.ranks.iter_mut().map(|held| held.controller.save(held.context, forget));
         let ranks: Result<Vec<_>, _> = together(saves).await.into_iter().collect();
         Ok(self.cut(ranks?))
     }
 
-    /// Freeze and save in one: stops one rank after the other, and saves each as soon as its channel is steady, while
-    /// those after it still run and are refused what they send it. The NICs keep what is saved.
+    /// Freezes and saves in one: stops one rank after the other, and saves each as soon as its channel is steady. Ranks
+    /// that still run have their messages to stopped ranks refused. The NICs keep the contexts.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the controllers expect their answers.
+    /// None: the controllers' next commands would receive these commands' completions.
     pub async fn leave(&mut self, host: &impl Host) -> Result<NetworkContext, ControlError> {
         let mut ranks = Vec::with_capacity(self.ranks.len());
         for held in &mut self.ranks {
@@ -142,16 +142,16 @@ impl Network {
         NetworkContext { job: self.job, epoch: self.epoch, ranks }
     }
 
-    /// Restore: puts all channels back in place.
+    /// Restores the contexts of all channels.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the controllers expect their answers.
+    /// None: the controllers' next commands would receive these commands' completions.
     pub async fn restore(&mut self, saved: &NetworkContext) -> Result<(), ControlError> {
         if saved.ranks.len() != self.ranks.len() {
-            return Err(ControlError::Saved("it has another number of ranks"));
+            return Err(ControlError::Saved("it has another number of ranks than the job"));
         }
         let pairs = self.ranks.iter_mut().zip(&saved.ranks);
         let restores = pairs.map(|(held, saved)| held.controller.restore(held.context, saved));
@@ -162,13 +162,13 @@ impl Network {
         Ok(())
     }
 
-    /// Run: starts all channels in the next epoch, then lets all processes go on.
+    /// Runs the job: starts all channels in the next epoch, then resumes all processes.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the controllers expect their answers.
+    /// None: the controllers' next commands would receive these commands' completions.
     pub async fn run(&mut self, host: &impl Host) -> Result<(), ControlError> {
         self.epoch = self.epoch.next();
         let epoch = self.epoch;

@@ -1,4 +1,4 @@
-//! Tasks that can be stopped and resumed, as processes are by signals.
+//! Tasks that can be suspended and resumed, as signals do with processes.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use midplane_simhw::time::Instant;
 #[derive(Debug, Default)]
 struct State {
     stopped_at: Option<Instant>,
-    /// It was to go on while it stood still.
+    /// The task's waker, if it was polled while it was suspended.
     parked: Option<Waker>,
     stood: Duration,
     ended: bool,
@@ -19,28 +19,28 @@ struct State {
     watcher: Option<Waker>,
 }
 
-/// Stops and resumes one task. Clones hold the same one.
+/// Suspends, resumes and ends one task. Clones control the same task.
 #[derive(Clone, Debug, Default)]
 pub struct Reins(Arc<Mutex<State>>);
 
 impl Reins {
-    /// Reins of a task that runs.
+    /// Creates the handle of a task that runs.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A task that panics while it is polled is as good as ended.
+        // A task that panics while it is polled counts as ended.
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Stops the task: it does nothing from when this returns until it is resumed.
+    /// Suspends the task: it is not polled from when this returns until it is resumed.
     pub fn stop(&self, now: Instant) {
         self.state().stopped_at.get_or_insert(now);
     }
 
-    /// Lets the task go on.
+    /// Resumes the task.
     pub fn resume(&self, now: Instant) {
         let mut state = self.state();
         if let Some(since) = state.stopped_at.take() {
@@ -51,7 +51,7 @@ impl Reins {
         }
     }
 
-    /// Ends the task where it is.
+    /// Ends the task without polling it again.
     pub fn kill(&self) {
         let mut state = self.state();
         state.killed = true;
@@ -61,7 +61,7 @@ impl Reins {
         }
     }
 
-    /// How long it has stood still in all, up to now: what a job's own clock does not count.
+    /// Returns how long the task has been suspended in total, up to `now`. A job's own clock does not count this time.
     #[must_use]
     pub fn stood(&self, now: Instant) -> Duration {
         let state = self.state();
@@ -71,19 +71,19 @@ impl Reins {
                 .map_or(Duration::ZERO, |since| Duration::from_nanos(now.nanos_since(since)))
     }
 
-    /// Whether it has come to its end, or was killed.
+    /// Returns whether the task has completed or was killed.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.state().ended
     }
 
-    /// The task, held by these reins.
+    /// Wraps a task so that this handle controls it.
     pub fn hold<F: Future<Output = ()> + Send>(&self, task: F) -> Held<F> {
         Held { reins: self.clone(), task: Some(Box::pin(task)) }
     }
 }
 
-/// A task that can be stopped.
+/// A task that a [`Reins`] can suspend.
 #[derive(Debug)]
 pub struct Held<F> {
     reins: Reins,
@@ -107,7 +107,7 @@ impl<F: Future<Output = ()>> Future for Held<F> {
         }
         state.watcher = Some(context.waker().clone());
         let Some(task) = &mut self.task else { return Poll::Ready(()) };
-        // What the task does to its own reins would wait for this turn's end for ever.
+        // The task may use its own handle, which locks the state.
         drop(state);
         let polled = task.as_mut().poll(context);
         if polled.is_ready() {

@@ -1,30 +1,30 @@
-//! Roots for garbage collection over all ranks of a job: references that only messages hold.
+//! Roots for distributed garbage collection over a job's ranks: references that only messages hold.
 //!
-//! On a frozen cut, what is referred to from local roots or from any saved message, sent or received,
-//! is alive, and all else is not (SCore-D paper, section 4).
+//! In a frozen cut, an object is alive if it is reachable from a local root or from a saved message, sent or received
+//! (SCore-D paper, section 4).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::context::NetworkContext;
 use crate::names::Rank;
 
-/// An object of a job: whose it is, and which.
+/// Names an object of a job.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct GlobalRef {
     /// The rank that owns it.
     pub owner: Rank,
-    /// The owner's name for it.
+    /// The owner's number for it.
     pub object: u32,
 }
 
-/// Finds the references in a job's messages.
+/// Finds references in a job's messages.
 pub trait ScanRefs {
     /// Calls `found` for each reference in a message.
     fn scan(&self, message: &[u8], found: &mut dyn FnMut(GlobalRef));
 }
 
 impl NetworkContext {
-    /// Every object that a message of the cut refers to.
+    /// Returns every object that a message of the cut refers to.
     #[must_use]
     pub fn roots(&self, scan: &impl ScanRefs) -> BTreeSet<GlobalRef> {
         let mut roots = BTreeSet::new();
@@ -37,7 +37,7 @@ impl NetworkContext {
     }
 }
 
-/// Objects that are reachable from `roots`; `heap` says what each object refers to.
+/// Returns the objects that are reachable from `roots`; `heap` holds the references of each object.
 #[must_use]
 pub fn mark(
     roots: impl IntoIterator<Item = GlobalRef>,

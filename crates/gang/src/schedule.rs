@@ -1,4 +1,4 @@
-//! Who runs next: policies, and the partitions that they give jobs.
+//! Scheduling policies: which jobs run in the next slice, and on which nodes.
 
 mod queue_tree;
 mod round_robin;
@@ -12,44 +12,44 @@ use crate::names::JobId;
 pub use queue_tree::{Placing, QueueTree};
 pub use round_robin::RoundRobin;
 
-/// What a job asks for.
+/// A job's demands on the policy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Request {
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: u16,
-    /// Slices in a row that it gets at its turn, at least 1: its priority.
+    /// Number of consecutive slices at the job's turn, at least 1: its priority.
     pub weight: u8,
 }
 
-/// Why a job was not taken.
+/// Errors of [`Policy::admit`].
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum AdmitError {
-    /// It asks for more than there is.
+    /// The job needs more nodes than there are.
     #[error("the job asks for {wanted} nodes; there are {there}: ask for fewer")]
     TooLarge {
-        /// What it asks for.
+        /// Nodes that the job needs.
         wanted: u16,
-        /// What there is.
+        /// Nodes that there are.
         there: u16,
     },
-    /// It asks for nothing.
+    /// The job needs no node.
     #[error("a job has at least one node: ask for one or more")]
     Empty,
 }
 
-/// Decides which jobs run in the next slice. A job keeps its nodes from when it is taken until it goes.
+/// Decides which jobs run in the next slice. A job keeps its nodes from its admission to its removal.
 pub trait Policy: Send {
-    /// Takes a job, and says on which nodes it runs.
+    /// Admits a job, and returns its nodes.
     ///
     /// # Errors
     /// [`AdmitError`].
     fn admit(&mut self, job: JobId, request: Request) -> Result<Range<u16>, AdmitError>;
 
-    /// A job is gone.
+    /// Removes a job.
     fn remove(&mut self, job: JobId);
 
-    /// The jobs of the next slice: no node is in two of them.
+    /// Returns the jobs of the next slice. No node belongs to two of them.
     fn turn(&mut self) -> Vec<JobId>;
 }
 
@@ -63,11 +63,11 @@ impl Request {
     }
 }
 
-/// A round of jobs, each as many slices as its weight.
+/// A round of jobs, each with as many slices as its weight.
 #[derive(Clone, Debug, Default)]
 struct Round {
     jobs: Vec<(JobId, u8)>,
-    /// Whose turn it is, and how many slices of it have passed.
+    /// Index of the job whose turn it is, and how many slices of that turn have passed.
     at: usize,
     passed: u8,
 }
@@ -90,7 +90,7 @@ impl Round {
         true
     }
 
-    /// The job of the next slice; `None` after the last, and the round begins anew.
+    /// Returns the job of the next slice; `None` after the last job, and the round starts again.
     fn next(&mut self) -> Option<JobId> {
         let Some(&(job, weight)) = self.jobs.get(self.at) else {
             self.at = 0;
@@ -105,7 +105,7 @@ impl Round {
         Some(job)
     }
 
-    /// Whether all jobs have had their turn.
+    /// Returns whether all jobs have had their turns in this round.
     const fn is_over(&self) -> bool {
         self.at >= self.jobs.len()
     }

@@ -1,4 +1,4 @@
-//! Gang scheduling: the root of the daemons switches jobs at the end of each slice.
+//! Gang scheduling in virtual time: the root daemon switches jobs at the end of each slice.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,18 +16,18 @@ use crate::schedule::{AdmitError, Policy, Request};
 
 pub use crate::agenda::{JobRecord, Phases, Switch};
 
-/// A job to be run.
+/// A job to be submitted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Submission {
-    /// Nodes, and its priority.
+    /// Number of nodes, and priority.
     pub request: Request,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: u16,
-    /// What it runs.
+    /// The program, as passed to [`Start`](crate::daemon::Start).
     pub program: u32,
 }
 
-/// Takes jobs for a scheduler, and news of what arrives for them. Clones are the same one.
+/// Submits jobs to a scheduler, and wakes them. Clones share one scheduler.
 #[derive(Clone, Debug, Default)]
 pub struct Front(Arc<Mutex<Inbox>>);
 
@@ -35,17 +35,17 @@ pub struct Front(Arc<Mutex<Inbox>>);
 struct Inbox {
     submissions: Vec<Submission>,
     arrivals: Vec<JobId>,
-    /// The scheduler waits.
+    /// The scheduler's task, while it waits.
     waker: Option<Waker>,
 }
 
 impl Front {
-    /// Submits a job: it begins at the end of the slice.
+    /// Submits a job, which starts at the end of the current slice.
     pub fn submit(&self, submission: Submission) {
         self.inbox().submissions.push(submission);
     }
 
-    /// Something has arrived for a job from outside ([`Agenda::wake`]).
+    /// Wakes a job early: data has arrived for it from outside ([`Agenda::wake`]).
     pub fn wake(&self, job: JobId) {
         let mut inbox = self.inbox();
         inbox.arrivals.push(job);
@@ -58,7 +58,7 @@ impl Front {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ready once something has arrived, or `until` is.
+    /// Returns once a job was woken, or `until` completes.
     async fn arrival(&self, until: impl Future<Output = ()>) {
         let mut until = pin!(until);
         poll_fn(|context| {
@@ -74,14 +74,14 @@ impl Front {
     }
 }
 
-/// Switches jobs.
+/// Runs an [`Agenda`] on the root daemon.
 pub struct Scheduler<H: Host> {
     root: Daemon<H>,
     agenda: Agenda<u32>,
     front: Front,
     switches: Vec<Switch>,
     refused: Vec<(Submission, AdmitError)>,
-    /// The daemons were told to quit.
+    /// True once the order to quit was given.
     has_quit: bool,
 }
 
@@ -92,8 +92,10 @@ impl<H: Host> fmt::Debug for Scheduler<H> {
 }
 
 impl<H: Host> Scheduler<H> {
-    /// Schedules from the root of the daemons. A job that is alone is switched with itself in any case: daemons
-    /// tell of ranks that have ended when they are ordered something.
+    /// Creates a scheduler on the root daemon.
+    ///
+    /// Sets [`WithItself::Always`]: daemons report ended ranks only in answers to orders, so a job that runs alone must
+    /// get some too.
     #[must_use]
     pub fn new(root: Daemon<H>, policy: Box<dyn Policy>, config: AgendaConfig) -> Self {
         let agenda =
@@ -102,13 +104,13 @@ impl<H: Host> Scheduler<H> {
         Self { root, agenda, front, switches, refused, has_quit: false }
     }
 
-    /// Where jobs are submitted.
+    /// Returns a handle that submits jobs.
     #[must_use]
     pub fn front(&self) -> Front {
         self.front.clone()
     }
 
-    /// Schedules until no job is left and none is submitted; the daemons quit then.
+    /// Runs until no job is left and none is submitted, then has the daemons quit.
     ///
     /// # Errors
     /// [`DaemonError`].
@@ -153,19 +155,19 @@ impl<H: Host> Scheduler<H> {
         }
     }
 
-    /// Every switch so far.
+    /// Returns all switches so far.
     #[must_use]
     pub fn switches(&self) -> &[Switch] {
         &self.switches
     }
 
-    /// Every job so far.
+    /// Returns all jobs so far.
     #[must_use]
     pub const fn jobs(&self) -> &BTreeMap<JobId, JobRecord> {
         self.agenda.jobs()
     }
 
-    /// Jobs that were not taken, and why.
+    /// Returns the submissions that were not admitted, and why.
     #[must_use]
     pub fn refused(&self) -> &[(Submission, AdmitError)] {
         &self.refused

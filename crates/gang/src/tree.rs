@@ -1,17 +1,17 @@
-//! The tree of daemons: who tells whom.
+//! The tree of daemons, through which orders go down and reports go up.
 
-/// A complete tree over nodes 0 to n - 1; node 0 is its root.
+/// A complete tree over nodes 0 to n - 1; node 0 is the root.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Tree {
     arity: u16,
     nodes: u16,
 }
 
-/// SCore-D's arity, the fastest there (SCore-D paper, section 3.1).
+/// SCore-D's arity, the fastest in its measurements (SCore-D paper, section 3.1).
 pub const DEFAULT_ARITY: u16 = 16;
 
 impl Tree {
-    /// A tree of `nodes`, at least 1, each with up to `arity` children, at least 1.
+    /// Creates a tree of `nodes` nodes (at least 1), each with up to `arity` children (at least 1).
     #[must_use]
     pub const fn new(nodes: u16, arity: u16) -> Self {
         Self {
@@ -20,34 +20,34 @@ impl Tree {
         }
     }
 
-    /// Who tells `node`; nobody tells the root.
+    /// Returns the parent of `node`; `None` for the root.
     #[must_use]
     pub const fn parent(&self, node: u16) -> Option<u16> {
         if node == 0 { None } else { Some((node - 1) / self.arity) }
     }
 
-    /// Whom `node` tells.
+    /// Returns the children of `node`.
     pub fn children(&self, node: u16) -> impl Iterator<Item = u16> + use<> {
         let first = u32::from(node) * u32::from(self.arity) + 1;
         let last = (first + u32::from(self.arity)).min(self.nodes.into());
         (first..last).map(|child| child as u16)
     }
 
-    /// Returns whether `node` is `above`, or below it.
+    /// Returns whether `node` is in the subtree of `above`; `above` itself counts.
     #[must_use]
     pub fn is_within(&self, node: u16, above: u16) -> bool {
-        let mut way = std::iter::successors(Some(node), |node| self.parent(*node));
-        node < self.nodes && way.any(|node| node == above)
+        let mut ancestors = std::iter::successors(Some(node), |node| self.parent(*node));
+        node < self.nodes && ancestors.any(|node| node == above)
     }
 
-    /// Steps from `node` to the farthest below it.
+    /// Returns the number of levels below `node`.
     #[must_use]
     pub fn depth_below(&self, node: u16) -> u32 {
-        // The first child's part of a complete tree is the deepest.
+        // In a complete tree, the first child's subtree is the deepest.
         self.children(node).next().map_or(0, |child| 1 + self.depth_below(child))
     }
 
-    /// Steps from the root to the farthest node.
+    /// Returns the number of levels below the root.
     #[must_use]
     pub fn depth(&self) -> u32 {
         let mut node = self.nodes - 1;
@@ -67,27 +67,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn everybody_is_told_once(nodes in 1_u16..5_000, arity in 1_u16..70) {
+        fn every_node_but_the_root_has_one_parent(nodes in 1_u16..5_000, arity in 1_u16..70) {
             let tree = Tree::new(nodes, arity);
-            let mut told = vec![0; usize::from(nodes)];
+            let mut parents = vec![0; usize::from(nodes)];
             for node in 0..nodes {
                 for child in tree.children(node) {
                     prop_assert_eq!(tree.parent(child), Some(node));
-                    told[usize::from(child)] += 1;
+                    parents[usize::from(child)] += 1;
                 }
             }
-            prop_assert_eq!(told[0], 0);
-            prop_assert!(told[1..].iter().all(|times| *times == 1));
+            prop_assert_eq!(parents[0], 0);
+            prop_assert!(parents[1..].iter().all(|times| *times == 1));
         }
 
         #[test]
-        fn each_is_within_those_that_tell_it(nodes in 1_u16..300, arity in 1_u16..9, node: u16) {
+        fn a_node_is_within_its_ancestors(nodes in 1_u16..300, arity in 1_u16..9, node: u16) {
             let (tree, node) = (Tree::new(nodes, arity), node % nodes);
             let within: Vec<u16> = (0..nodes).filter(|above| tree.is_within(node, *above)).collect();
-            let way = std::iter::successors(Some(node), |node| tree.parent(*node));
-            let mut way: Vec<u16> = way.collect();
-            way.sort_unstable();
-            prop_assert_eq!(within, way);
+            let ancestors = std::iter::successors(Some(node), |node| tree.parent(*node));
+            let mut ancestors: Vec<u16> = ancestors.collect();
+            ancestors.sort_unstable();
+            prop_assert_eq!(within, ancestors);
             prop_assert!(!tree.is_within(nodes, 0));
         }
     }

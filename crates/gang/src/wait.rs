@@ -1,41 +1,41 @@
-//! What a process waits for: said by the process itself, read while it stands still.
+//! Wait states: a process publishes what it waits for; the scheduler reads it while the process is suspended.
 
 use serde::{Deserialize, Serialize};
 
 use crate::names::Rank;
 
-/// Where it lies in a channel's memory.
+/// Offset of the wait state in a channel's memory.
 pub(crate) const WAIT_STATE: usize = 16;
-/// Its bytes.
+/// Bytes of the wait state.
 pub(crate) const WAIT_BYTES: usize = 16;
-/// Position of the context's handle among the words.
+/// Offset of the owner's handle within the wait state.
 const OWNER: usize = 8;
 
-/// What a process is doing. Processes that poll look like ones that run, so they say it.
+/// The state of a process, as it publishes it. Without that, a process that polls looks like one that computes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum WaitState {
-    /// It computes: it may send.
+    /// The process computes, and may send.
     #[default]
     Running,
-    /// It has nothing to do until a message comes, whatever it is.
+    /// The process does nothing until any message arrives.
     Idle,
-    /// It does nothing before such a message has come, but take other messages out of its FIFO as they
-    /// come: so whoever sends to it finds room.
+    /// The process does nothing until a matching message arrives, except that it consumes other messages, so that their
+    /// senders find room.
     Receive {
-        /// From whom; from anyone, if `None`.
+        /// The sender; `None` for any.
         from: Option<Rank>,
-        /// With what tag; with any, if `None`.
+        /// The tag; `None` for any.
         tag: Option<u32>,
     },
-    /// It does nothing before there is room for a message to this rank.
+    /// The process does nothing until there is room for a message to this rank.
     Send {
-        /// To whom.
+        /// The receiver.
         to: Rank,
     },
 }
 
 impl WaitState {
-    /// Encodes the state for memory that several contexts use in turn: `owner` is the handle of the publishing one.
+    /// Encodes the state. `owner` is the handle of the publishing context: several contexts may share the memory.
     pub(crate) fn emit(self, owner: u64) -> [u8; WAIT_BYTES] {
         let mut bytes = [0; WAIT_BYTES];
         bytes[OWNER..].copy_from_slice(&owner.to_le_bytes());
@@ -59,12 +59,12 @@ impl WaitState {
         bytes
     }
 
-    /// Returns whether a context published the words.
+    /// Returns whether the context `owner` published the state.
     pub(crate) fn is_of(owner: u64, bytes: &[u8; WAIT_BYTES]) -> bool {
         bytes[OWNER..] == owner.to_le_bytes()
     }
 
-    /// Any bytes are some state: what makes no sense is taken for one that runs.
+    /// Decodes a state; invalid bytes count as [`WaitState::Running`].
     pub(crate) fn parse(bytes: [u8; WAIT_BYTES]) -> Self {
         let [kind, given, a, b, c, d, e, f, ..] = bytes;
         let rank = Rank(u16::from_le_bytes([a, b]));
@@ -87,7 +87,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_process_says_is_what_is_read(from: Option<u16>, tag: Option<u32>, to: u16, owner: u64) {
+        fn a_wait_state_is_read_as_it_was_written(from: Option<u16>, tag: Option<u32>, to: u16, owner: u64) {
             let states = [
                 WaitState::Running,
                 WaitState::Idle,

@@ -1,8 +1,8 @@
-//! Stops and resumes all that a process has on its NIC beside channels: interfaces, messages, turns.
+//! Suspends and resumes all that a NIC does for a process, except for channels: Virtual Interfaces and messages.
 //!
-//! What others wait for is given back, and silence in that time is taken for nothing. Channels have
-//! [`Controller::stop`](crate::controller::Controller::stop) for that, which saves them as well; interfaces are saved
-//! by [`Interfaces`](crate::interfaces::Interfaces).
+//! While a port is suspended, its packets are withdrawn, what peers have granted it is returned, and peers do not take
+//! its silence for a failure. Channels are suspended by [`Controller::stop`](crate::controller::Controller::stop), and
+//! Virtual Interfaces are saved by [`Interfaces`](crate::interfaces::Interfaces).
 
 use midplane_simhw::host::Host;
 use midplane_simhw::id::PortId;
@@ -12,7 +12,7 @@ use crate::channel::command::{RESUME_PORT, STOP_PORT};
 use crate::channel::gang;
 use crate::controller::ControlError;
 
-/// A daemon's port, by whose commands others are stopped and resumed.
+/// A daemon's port whose commands suspend and resume other ports.
 #[derive(Debug)]
 pub struct Warden {
     port: Port,
@@ -22,7 +22,7 @@ impl Warden {
     /// Opens the port that the NIC's [`GangConfig::warden`](crate::GangConfig::warden) names.
     ///
     /// # Errors
-    /// [`ControlError::Open`] if somebody has it.
+    /// [`ControlError::Open`] if the NIC has no free port, or another process has this one.
     pub fn open(host: &impl Host, number: PortId) -> Result<Self, ControlError> {
         let port = host.open_port_with(PortOptions::default().depth(4).number(number))?;
         Ok(Self { port })
@@ -41,25 +41,24 @@ impl Warden {
         }
     }
 
-    /// The process behind a port stands still; stop it first. When this ends, its NIC neither sends,
-    /// takes, nor completes anything for it.
+    /// Suspends a port. Stop its process first. After this call, the NIC sends, accepts and completes nothing for it.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the next order would take the answer for its own.
+    /// None: the next command would receive this one's completion.
     pub async fn stop(&mut self, port: PortId) -> Result<(), ControlError> {
         self.ask("stop a port", STOP_PORT, port).await
     }
 
-    /// It goes on; let it go on afterwards. A process that is to end is resumed first.
+    /// Resumes a port. Resume its process afterwards. Resume a port before its process is ended.
     ///
     /// # Errors
     /// [`ControlError`].
     ///
     /// # Cancel safety
-    /// None: the next order would take the answer for its own.
+    /// None: the next command would receive this one's completion.
     pub async fn resume(&mut self, port: PortId) -> Result<(), ControlError> {
         self.ask("resume a port", RESUME_PORT, port).await
     }

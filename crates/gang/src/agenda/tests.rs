@@ -1,4 +1,4 @@
-//! Random jobs, ends, cuts and arrivals against nodes that notice what must never be ordered.
+//! Random submissions, ends, cuts and early wake-ups, against nodes that check all orders.
 
 use super::*;
 use crate::interfaces::{HostInterfaces, Moved};
@@ -14,9 +14,9 @@ enum Op {
     End(usize),
     Cut(usize),
     Wake(usize),
-    /// Time passes, in milliseconds, and orders are carried out.
+    /// Advances the time, in milliseconds, and carries out orders.
     Pass(u64),
-    /// The order under way is carried out, and ranks of a job have ended.
+    /// Carries out the outstanding order, and reports that all ranks of a job have ended.
     Ended(usize),
 }
 
@@ -31,18 +31,18 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Nodes that carry orders out, and notice what must never be ordered.
+/// Nodes that carry out orders, and panic at an order that must never be given.
 #[derive(Default)]
 struct Nodes {
     launched: BTreeMap<JobId, std::ops::Range<u16>>,
     running: BTreeSet<JobId>,
     epochs: BTreeMap<JobId, Epoch>,
-    /// Jobs whose interfaces are on no NIC, and those whose interfaces have no other ends yet.
+    /// Jobs whose interfaces are on no NIC, and jobs whose restored interfaces are not connected yet.
     away: BTreeSet<JobId>,
     unjoined: BTreeSet<JobId>,
 }
 
-/// Of three jobs, one has interfaces that can be saved, and one such that can't.
+/// Of three jobs, one has interfaces that can be saved, one has interfaces that can't, and one has none.
 fn interfaces_of(job: JobId) -> Option<HostInterfaces> {
     let refused = (job.0 % 3 == 1).then(|| "no".to_owned());
     (!job.0.is_multiple_of(3)).then(|| HostInterfaces { job, host: 0, ends: Vec::new(), refused })
@@ -70,12 +70,12 @@ impl Nodes {
             }
             Action::Join { run, moved: told } => {
                 let come: Vec<Moved> = self.unjoined.iter().map(|job| moved(*job)).collect();
-                assert_eq!(*told, come, "where they are is not what hosts have said");
+                assert_eq!(*told, come, "the order names other places than the hosts reported");
                 self.unjoined.clear();
                 run.iter().for_each(|(job, epoch)| self.start(*job, *epoch));
             }
             Action::Cut(job) => {
-                assert!(self.launched.contains_key(job), "cut, and never launched");
+                assert!(self.launched.contains_key(job), "cut, but never launched");
                 assert!(!self.running.contains(job), "cut while it runs");
             }
             Action::Switch { run, .. } | Action::Run(run) => {
@@ -85,7 +85,7 @@ impl Nodes {
                 self.running.remove(job);
                 self.away.remove(job);
                 self.unjoined.remove(job);
-                assert!(self.launched.remove(job).is_some(), "ended, and never launched");
+                assert!(self.launched.remove(job).is_some(), "ended, but never launched");
             }
             Action::Save(_) | Action::Restore(_) | Action::Look | Action::Quit => {}
         }
@@ -108,7 +108,7 @@ impl Nodes {
     }
 }
 
-/// Where the one interface of a job is.
+/// Returns where the only interface of a job is.
 fn moved(job: JobId) -> Moved {
     let vi = job.0 as u16;
     let from = NicEnd { node: NodeId(0), life: Incarnation(1), vi, connection: 1 };
@@ -117,7 +117,7 @@ fn moved(job: JobId) -> Moved {
 
 proptest! {
     #[test]
-    fn no_node_runs_two_jobs_and_all_of_them_go(
+    fn no_node_runs_two_jobs_and_all_are_removed(
         four: bool, with_itself in 0_u32..4, visit in 0_u64..12, ops in proptest::collection::vec(any_op(), 1..80),
     ) {
         let phases = if four { Phases::Four } else { Phases::Two };
@@ -140,12 +140,12 @@ proptest! {
             while let Some(event) = agenda.poll_event() {
                 match event {
                     Event::Gone(job) => assert!(gone.insert(job), "gone twice"),
-                    Event::Stayed(job, _) => assert_eq!(job.0 % 3, 1, "it can be saved"),
+                    Event::Stayed(job, _) => assert_eq!(job.0 % 3, 1, "its interfaces can be saved"),
                     Event::Switched(_) | Event::Cut(..) => {}
                 }
             }
             let due = agenda.running().iter().copied().collect();
-            assert_eq!(nodes.running, due, "what runs is not whose slice it is");
+            assert_eq!(nodes.running, due, "the running jobs are not the slice's");
             gone.len()
         };
         for op in ops {
@@ -187,7 +187,7 @@ proptest! {
     }
 }
 
-/// Orders are carried out at once.
+/// Carries out all orders at once.
 fn settle(agenda: &mut Agenda<()>, now: Instant) {
     while agenda.poll_order(now).is_some() {
         agenda.handle_outcome(now, &Outcome::default());
@@ -195,7 +195,7 @@ fn settle(agenda: &mut Agenda<()>, now: Instant) {
     while agenda.poll_event().is_some() {}
 }
 
-/// A round of jobs of all nodes, slices of 100 ms and visits of 10; the first turn is the first job's.
+/// Submits `jobs` jobs of all nodes, with slices of 100 ms and early wake-ups of 10 ms; the first job runs.
 fn round(jobs: u8) -> (Agenda<()>, Vec<JobId>, Instant) {
     let config = AgendaConfig {
         slice: Duration::from_millis(100),
@@ -229,12 +229,12 @@ fn a_job_that_is_alone_is_stopped_in_stretches() {
         agenda.handle_outcome(now, &Outcome::default());
         settle(&mut agenda, now);
     }
-    // The first slice has begun the job.
+    // The first of the first three preemptions is the start of the job.
     assert_eq!(stopped, "ss---sss---ss");
 }
 
 #[test]
-fn a_job_that_is_woken_comes_within_a_visit_s_time_and_the_slice_goes_on() {
+fn a_woken_job_runs_within_one_visit_time_and_the_slice_continues() {
     let (mut agenda, jobs, began) = round(3);
     let at = |ms: u64| began + Duration::from_millis(ms);
     agenda.wake(jobs[2]);
@@ -243,7 +243,7 @@ fn a_job_that_is_woken_comes_within_a_visit_s_time_and_the_slice_goes_on() {
     settle(&mut agenda, at(10));
     assert_eq!((agenda.running(), agenda.poll_timeout()), (&jobs[2..], Some(at(20))));
     settle(&mut agenda, at(20));
-    // 90 ms of the slice are left, and the turns are what they were.
+    // 90 ms of the slice are left, and the order of turns is unchanged.
     assert_eq!((agenda.running(), agenda.poll_timeout()), (&jobs[..1], Some(at(110))));
     for (time, turn) in [(110, 1), (210, 2), (310, 0)] {
         settle(&mut agenda, at(time));
@@ -252,7 +252,7 @@ fn a_job_that_is_woken_comes_within_a_visit_s_time_and_the_slice_goes_on() {
 }
 
 #[test]
-fn visits_end_with_the_visitor_and_need_nobody_who_is_gone() {
+fn early_wakeups_end_with_their_job_and_skip_ended_jobs() {
     let (mut agenda, jobs, began) = round(2);
     let at = |ms: u64| began + Duration::from_millis(ms);
     agenda.wake(jobs[1]);
@@ -267,9 +267,9 @@ fn visits_end_with_the_visitor_and_need_nobody_who_is_gone() {
     assert!(agenda.is_idle() && agenda.running().is_empty());
 }
 
-/// Its turn began then, and ran at once with the slice that it had interrupted.
+/// A woken job that ends before it has started returns its time to the slice at once.
 #[test]
-fn a_visitor_that_ends_as_it_comes_gives_the_slice_back() {
+fn a_woken_job_that_ends_before_it_starts_returns_the_slice() {
     let (mut agenda, jobs, began) = round(3);
     let now = began + Duration::from_millis(50);
     agenda.wake(jobs[1]);
@@ -282,7 +282,7 @@ fn a_visitor_that_ends_as_it_comes_gives_the_slice_back() {
 }
 
 #[test]
-fn whoever_is_woken_again_and_again_takes_half_of_the_time_at_most() {
+fn a_job_woken_again_and_again_takes_at_most_half_of_the_time() {
     let (mut agenda, jobs, began) = round(3);
     let (mut now, mut ran) = (began, [Duration::ZERO; 3]);
     while now < began + Duration::from_secs(30) {
@@ -295,7 +295,7 @@ fn whoever_is_woken_again_and_again_takes_half_of_the_time_at_most() {
         }
     }
     let [first, second, woken] = ran.map(|time| time.as_secs_f64() / 30.0);
-    // Its own third of what is left, and visits for half of the others' slices.
+    // The woken job gets its third of the remaining time, and early wake-ups for half of the others' slices.
     assert!((0.19..0.3).contains(&first) && (0.19..0.3).contains(&second), "{ran:?}");
     assert!(woken < 0.6, "{ran:?}");
 }

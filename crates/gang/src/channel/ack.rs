@@ -1,35 +1,35 @@
-//! Modified Ack/Nack: one sender's messages to one receiver (SCore-D paper, section 3.2).
+//! Modified Ack/Nack between one sender and one receiver (SCore-D paper, section 3.2).
 //!
-//! The receiver takes a message if it is the next and there is room, and otherwise refuses it and all
-//! that follow, until the sender begins again: each time in a new *round*, whose number every frame
-//! shows. What comes of an earlier round is never taken any more. An [`Answer`] is cumulative and
-//! idempotent: all below `expected` are taken; all below `seen` of its round are answered.
+//! The receiver accepts a message if it is the next in order and there is room. Otherwise, it refuses this message and
+//! all that follow, until the sender starts a new *round*. Every frame carries its round's number; messages of earlier
+//! rounds are never accepted any more. An [`Answer`] is cumulative and idempotent: all messages below `expected` are
+//! accepted; all transmissions below `seen` of its round are answered.
 //!
-//! A sender is *steady* when every transmission is answered: none is in the network that anyone would
-//! take. A stopped sender transmits nothing, so it is steady within a round trip, whatever room
-//! there is. Frames that are lost are found out by time: the sender begins another round, and if it is
-//! stopped, tells the receiver so with a frame that carries nothing, a *fence*.
+//! A sender is *steady* when every transmission is answered: no message in the network will be accepted. A stopped
+//! sender transmits nothing, so it is steady within a round trip, even if the receiver has no room. Lost frames are
+//! detected by timeout: the sender starts another round. If it is stopped, it announces that round with a frame without
+//! payload, a *fence*.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use midplane_simhw::time::Instant;
 
-/// What the protocol waits for, and how long.
+/// Timeouts of the protocol.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Patience {
-    /// Shortest time until an answer is missed; ten times that while no round trip is known.
+    /// Shortest timeout of an answer; ten times that while no round trip has been measured.
     pub shortest: Duration,
-    /// Longest time until an answer is missed, after it was missed again and again.
+    /// Longest timeout of an answer; the timeout doubles each time that an answer is missed.
     pub longest: Duration,
-    /// Until what was refused is sent again, at first; doubles with each refusal.
+    /// Delay before refused messages are sent again; doubles with each refusal.
     pub refused: Duration,
-    /// The same at most.
+    /// Longest delay before refused messages are sent again.
     pub refused_most: Duration,
 }
 
 impl Default for Patience {
-    /// 200 us, 50 ms; 20 us, 1 ms.
+    /// 200 us and 50 ms for answers; 20 us and 1 ms for refused messages.
     fn default() -> Self {
         Self {
             shortest: Duration::from_micros(200),
@@ -40,19 +40,19 @@ impl Default for Patience {
     }
 }
 
-/// How many times as long as at least an answer is waited for while no round trip is known: many may send
-/// to one receiver at once, and what is taken for lost too early is sent again for nothing.
+/// Factor of the shortest timeout while no round trip has been measured. Many senders may send to one receiver at once,
+/// and a timeout that is too short causes needless retransmissions.
 const UNKNOWN: u32 = 10;
 
-/// How long answers take.
+/// Measured round-trip time, in nanoseconds.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct RoundTrip {
     mean: u64,
-    /// Mean deviation.
+    /// Mean deviation, in nanoseconds.
     spread: u64,
 }
 
-/// Whether `a` comes before `b`, modulo 2^32.
+/// Returns whether `a` comes before `b`, modulo 2^32.
 pub(crate) const fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
@@ -61,30 +61,30 @@ const fn round_before(a: u16, b: u16) -> bool {
     (a.wrapping_sub(b) as i16) < 0
 }
 
-/// What a receiver tells a sender.
+/// An answer of a receiver to a sender.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Answer {
     /// The sender's round that it answers.
     pub round: u16,
-    /// All messages before this one are taken; `None` where the receiver's context is not there.
+    /// All messages before this one are accepted; `None` if the receiver's context is not running.
     pub expected: Option<u32>,
-    /// All transmissions of the round before this message are answered.
+    /// All transmissions of the round before this sequence number are answered.
     pub seen: u32,
-    /// The rest of the round is refused.
+    /// True if the rest of the round is refused.
     pub refused: bool,
 }
 
-/// What a message to a sender takes along for it: all that came of a round is taken.
+/// An answer carried by a message to the sender: all received messages of a round are accepted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Taken {
     /// The sender's round.
     pub round: u16,
-    /// All messages before this one are taken.
+    /// All messages before this one are accepted.
     pub expected: u32,
 }
 
 impl Taken {
-    /// The answer that it is.
+    /// Returns the equivalent [`Answer`].
     #[must_use]
     pub const fn answer(self) -> Answer {
         let Self { round, expected } = self;
@@ -92,83 +92,85 @@ impl Taken {
     }
 }
 
-/// What is to be sent to a peer next.
+/// A frame to be sent to a peer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Transmission {
-    /// A message: its number in the sequence, and in the send buffer.
+    /// A message.
     Message {
-        /// Which round it is sent in.
+        /// The round in which it is sent.
         round: u16,
         /// Its number among the messages from this sender to this receiver.
         sequence: u32,
-        /// Its number in the sender's buffer.
+        /// Its number in the sender's FIFO.
         slot: u64,
     },
-    /// Nothing but the news that a round has begun.
+    /// A frame without payload that announces a new round.
     Fence {
-        /// Which one.
+        /// The new round.
         round: u16,
-        /// The first message that is yet to be taken.
+        /// Sequence number of the first message that is not accepted.
         sequence: u32,
     },
 }
 
-/// The sender's side.
+/// The sender's side of the protocol.
 #[derive(Clone, Debug, Default)]
 pub struct Outbound {
-    /// Numbers in the send buffer of all messages that are not taken yet, in order.
+    /// FIFO numbers of all messages that are not accepted yet, in order.
     waiting: VecDeque<u64>,
-    /// The sequence number of the first of them.
+    /// Sequence number of the first of them.
     acked: u32,
-    /// The next to be transmitted in this round.
+    /// Sequence number of the next message to be sent in this round.
     cursor: u32,
-    /// All transmissions of this round before it are answered.
+    /// All transmissions of this round before this number are answered.
     answered: u32,
-    /// Never transmitted: this one and all after it.
+    /// This message and all after it were never sent.
     high: u32,
     round: u16,
-    /// No answer shows that the receiver knows of this round, and some of an earlier one are open.
+    /// True if messages of an earlier round are unanswered, and no answer shows that the receiver knows of this round.
     fencing: bool,
-    /// The fence of this round has been sent.
+    /// True if the fence of this round has been sent.
     fence_sent: bool,
-    /// Nothing is sent again before.
+    /// Nothing is sent again before this time.
     resend_at: Instant,
-    /// An answer is missed then.
+    /// When the outstanding answer counts as missed.
     deadline: Option<Instant>,
-    /// Times in a row that one was missed.
+    /// Answers missed in a row.
     missed: u32,
-    /// Times in a row that the first message was refused.
+    /// Consecutive refusals of the first message.
     refusals: u32,
-    /// One transmission whose answer is timed.
+    /// One transmission whose round trip is measured, and when it was sent.
     sample: Option<(u32, Instant)>,
     round_trip: Option<RoundTrip>,
 }
 
 impl Outbound {
-    /// The sender's side as it was saved: `acked` is the number of the first of `waiting`.
+    /// Restores a sender: `acked` is the sequence number of the first message of `waiting`.
     #[must_use]
     pub fn resumed(acked: u32, waiting: VecDeque<u64>) -> Self {
         Self { waiting, acked, cursor: acked, answered: acked, high: acked, ..Self::default() }
     }
 
-    /// Begins anew, as [resumed](Self::resumed), in place.
+    /// Resets the sender, as [`Outbound::resumed`] does, in place.
     pub(crate) fn restart(&mut self) {
         let (waiting, acked) = (std::mem::take(&mut self.waiting), self.acked);
         *self = Self::resumed(acked, waiting);
     }
 
-    /// Takes up what was known of round trips to the same receiver before.
+    /// Sets the round trip that was measured to the same receiver before.
     pub(crate) const fn recall(&mut self, round_trip: Option<RoundTrip>) {
         self.round_trip = round_trip;
     }
 
-    /// A message is put into the buffer.
+    /// Appends a message, which lies in the FIFO at number `slot`.
     pub fn push(&mut self, slot: u64) {
         self.waiting.push_back(slot);
     }
 
-    /// What may be sent now, at most `window` messages ahead of the answers. If `stopped`, only what
-    /// makes it steady.
+    /// Returns the next frame to be sent, if one may be sent now.
+    ///
+    /// At most `window` messages are unanswered. If `stopped`, only the fence that the sender needs to become steady is
+    /// returned.
     pub fn poll_transmit(
         &mut self,
         now: Instant,
@@ -198,7 +200,7 @@ impl Outbound {
         Some(Transmission::Message { round: self.round, sequence, slot })
     }
 
-    /// The message that may be sent now, by its number in the send buffer.
+    /// Returns the FIFO number of the message that may be sent now.
     #[must_use]
     pub fn due(&self, now: Instant, window: u32) -> Option<u64> {
         let ahead = self.cursor.wrapping_sub(self.acked);
@@ -207,8 +209,8 @@ impl Outbound {
         (now >= self.resend_at && is_open).then_some(slot)
     }
 
-    /// The receiver has answered. Puts the numbers of messages that are taken, and whose room in the
-    /// buffer is free, into `freed`. Returns `false` for what no receiver would say.
+    /// Handles an answer. Appends the FIFO numbers of newly accepted messages to `freed`. Returns `false` if no
+    /// receiver would send this answer.
     pub fn on_answer(
         &mut self,
         now: Instant,
@@ -264,13 +266,13 @@ impl Outbound {
         true
     }
 
-    /// There is room again where messages were refused.
+    /// Allows refused messages to be sent at once: the receiver has room.
     pub fn on_room(&mut self) {
         self.resend_at = Instant::ZERO;
     }
 
-    /// The time has come that [`Outbound::next_timeout`] said: an answer is missed, or refused
-    /// messages may be sent again.
+    /// Handles the time that [`Outbound::next_timeout`] returned: an answer counts as missed, or refused messages may
+    /// be sent again.
     pub fn on_timeout(&mut self, now: Instant) {
         if self.deadline.is_some_and(|at| at <= now) {
             self.begin_round();
@@ -280,7 +282,7 @@ impl Outbound {
         }
     }
 
-    /// When to call [`Outbound::on_timeout`], if nothing happens before.
+    /// Returns when to call [`Outbound::on_timeout`], unless another event comes first.
     #[must_use]
     pub fn next_timeout(&self, stopped: bool) -> Option<Instant> {
         let unsent = (self.cursor.wrapping_sub(self.acked) as usize) < self.waiting.len();
@@ -292,35 +294,35 @@ impl Outbound {
         }
     }
 
-    /// Whether no transmission is in the network that anyone would take.
+    /// Returns whether no message in the network would be accepted any more.
     #[must_use]
     pub fn is_steady(&self) -> bool {
         !self.fencing && self.cursor == self.answered
     }
 
-    /// The sequence number of the first message that is not taken yet.
+    /// Returns the sequence number of the first message that is not accepted yet.
     #[must_use]
     pub const fn acked(&self) -> u32 {
         self.acked
     }
 
-    /// Messages that are not taken yet: their numbers in the send buffer, in order.
+    /// Returns the FIFO numbers of the messages that are not accepted yet, in order.
     pub fn waiting(&self) -> impl Iterator<Item = u64> + '_ {
         self.waiting.iter().copied()
     }
 
-    /// Times in a row that the first of them was refused.
+    /// Returns the consecutive refusals of the first of them.
     #[must_use]
     pub const fn refusals(&self) -> u32 {
         self.refusals
     }
 
-    /// What is known of round trips.
+    /// Returns the measured round-trip time.
     pub(crate) const fn round_trip(&self) -> Option<RoundTrip> {
         self.round_trip
     }
 
-    /// Nothing of this round counts any more.
+    /// Starts a new round: answers of earlier rounds no longer count.
     fn begin_round(&mut self) {
         self.round = self.round.wrapping_add(1);
         self.cursor = self.acked;
@@ -355,42 +357,42 @@ impl Outbound {
     }
 }
 
-/// What a receiver does with a message.
+/// A receiver's decision about a message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Reception {
-    /// Takes it: it is the next, and there is room.
+    /// Accept: the message is the next in order, and there is room.
     Take,
-    /// Has it already, or will have it again: answers.
+    /// Answer without accepting: it is a duplicate, or refused and will be sent again.
     Answer,
-    /// Drops it: it is of a round that is over.
+    /// Drop: its round is over.
     Drop,
 }
 
-/// The receiver's side.
+/// The receiver's side of the protocol.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Inbound {
-    /// The next message to take.
+    /// Sequence number of the next message to accept.
     expected: u32,
-    /// The sender's round, once something of it has come.
+    /// The sender's round, once a frame of it has arrived.
     round: Option<u16>,
-    /// All of the round before this message are answered, or are about to be.
+    /// All transmissions of the round before this message are answered, or are about to be.
     seen: u32,
-    /// The rest of the round is refused.
+    /// True if the rest of the round is refused.
     refused: bool,
     /// Transmissions since the last answer.
     unanswered: u32,
-    /// A refused sender waits to hear that there is room.
+    /// True if the sender was refused for lack of room, and must be notified of room.
     wants_room: bool,
 }
 
 impl Inbound {
-    /// The receiver's side as it was saved.
+    /// Restores a receiver whose next message is `expected`.
     #[must_use]
     pub fn resumed(expected: u32) -> Self {
         Self { expected, seen: expected, ..Self::default() }
     }
 
-    /// Message `sequence` has come; `room` says whether it could be taken.
+    /// Handles message `sequence`; `room` tells whether there is space for it.
     pub fn on_message(&mut self, round: u16, sequence: u32, room: bool) -> Reception {
         if !self.enter(round, sequence) {
             return Reception::Drop;
@@ -412,21 +414,23 @@ impl Inbound {
         Reception::Answer
     }
 
-    /// A fence has come: whether it is to be answered.
+    /// Handles a fence; returns whether it is to be answered.
     pub fn on_fence(&mut self, round: u16, sequence: u32) -> bool {
         let known = self.enter(round, sequence);
         self.unanswered += u32::from(known);
         known
     }
 
-    /// The answer that is due, which counts as given.
+    /// Returns the answer to send, and counts it as sent; `None` if no frame has arrived.
     pub fn answer(&mut self) -> Option<Answer> {
         self.unanswered = 0;
         let Self { expected, seen, refused, .. } = *self;
         Some(Answer { round: self.round?, expected: Some(expected), seen, refused })
     }
 
-    /// The answer that is due, if it is no more than that all is taken; it counts as given.
+    /// Returns the answer that a message to the sender can carry, and counts it as sent.
+    ///
+    /// `None` if no answer is due, or messages of the round were refused.
     pub fn take_along(&mut self) -> Option<Taken> {
         let Self { expected, seen, refused, unanswered, .. } = *self;
         let round = self.round.filter(|_| unanswered > 0 && !refused && seen == expected)?;
@@ -434,7 +438,7 @@ impl Inbound {
         Some(Taken { round, expected })
     }
 
-    /// A sender was turned away in a round, before this side had begun: it may begin again.
+    /// Enters the round of a sender that was refused before this side had started: the sender may start again.
     pub fn on_greeting(&mut self, round: u16) {
         self.enter(round, self.expected);
     }
@@ -445,24 +449,24 @@ impl Inbound {
         self.unanswered
     }
 
-    /// Whether the sender is refused, and is not told in the next answer to anything else.
+    /// Returns whether the rest of the sender's round is refused.
     #[must_use]
     pub const fn is_refusing(&self) -> bool {
         self.refused
     }
 
-    /// Whether the sender was refused for lack of room, and has not been told that there is some.
+    /// Returns whether the sender must be notified of room, and clears the flag.
     pub fn take_room_wanted(&mut self) -> bool {
         std::mem::take(&mut self.wants_room)
     }
 
-    /// The next message to take.
+    /// Returns the sequence number of the next message to accept.
     #[must_use]
     pub const fn expected(&self) -> u32 {
         self.expected
     }
 
-    /// Goes on with `round`; `false` if it is over.
+    /// Enters `round` if it is new; `false` if it is over.
     fn enter(&mut self, round: u16, sequence: u32) -> bool {
         match self.round {
             Some(current) if current == round => true,

@@ -1,4 +1,4 @@
-//! How a NIC's channels behave, and what they have seen.
+//! Configuration and counters of a NIC's channels.
 
 use std::time::Duration;
 
@@ -6,21 +6,23 @@ use midplane_simhw::id::PortId;
 
 use super::ack::Patience;
 
-/// What a sender knows of its receiver's room.
+/// Flow control between sender and receiver.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Flow {
-    /// What PM does: the receiver takes or refuses each message, and says so.
+    /// Answers from the receiver, which accepts or refuses each message, as in PM.
     #[default]
     AckNack,
-    /// Nothing, over links that wait ([`Context::leave_frame`](midplane_nicvm::context::Context::leave_frame)):
-    /// a message without room stays on the link, with all behind it, of every channel. For study: jobs that
-    /// share a NIC end in a deadlock, and a stopped channel is never steady. Nothing but `sim` has such
-    /// links; elsewhere such messages are lost.
+    /// No flow control, over links that block
+    /// ([`Context::leave_frame`](midplane_nicvm::context::Context::leave_frame)).
+    ///
+    /// A message without room stays on the link, and blocks all messages behind it, of every channel. For study: jobs
+    /// that share a NIC deadlock, and a stopped channel is never steady. Only `sim` has such links; on other links,
+    /// such messages are lost.
     BackPressure,
 }
 
-/// How a NIC's channels behave.
+/// Configuration of a NIC's channels.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct GangConfig {
     pub(crate) patience: Patience,
@@ -47,21 +49,21 @@ impl Default for GangConfig {
 }
 
 impl GangConfig {
-    /// How long answers and refused messages are waited for. Default: [`Patience::default`].
+    /// Sets the timeouts of answers and refused messages. Default: [`Patience::default`].
     #[must_use]
     pub const fn patience(mut self, patience: Patience) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Messages to one peer that may be unanswered, at least 1. Default: 32.
+    /// Sets how many messages to one peer may be unanswered, at least 1. Default: 32.
     #[must_use]
     pub const fn window(mut self, messages: u32) -> Self {
         self.window = if messages == 0 { 1 } else { messages };
         self
     }
 
-    /// Messages that one answer may stand for, and how long it may wait for them. Default: 4, 10 us.
+    /// Sets how many messages one answer may cover, and how long it may be delayed for them. Default: 4, 10 us.
     #[must_use]
     pub const fn merge(mut self, messages: u32, within: Duration) -> Self {
         self.merge = messages;
@@ -69,22 +71,22 @@ impl GangConfig {
         self
     }
 
-    /// The port whose commands stop and resume all others: the daemon's, opened by that number before
-    /// anybody else can ask for it. Default: nobody's.
+    /// Sets the port whose commands stop and resume all other ports. The daemon opens it by this number before other
+    /// processes can ask for it. Default: none.
     #[must_use]
     pub const fn warden(mut self, port: PortId) -> Self {
         self.warden = Some(port);
         self
     }
 
-    /// What senders know of their receivers' room. Default: [`Flow::AckNack`].
+    /// Sets the flow control. Default: [`Flow::AckNack`].
     #[must_use]
     pub const fn flow(mut self, flow: Flow) -> Self {
         self.flow = flow;
         self
     }
 
-    /// Channels of a NIC; each has one active context. Default: 4, as PM.
+    /// Sets how many channels the NIC has; each has one active context. Default: 4, as in PM.
     #[must_use]
     pub const fn channels(mut self, count: u16) -> Self {
         self.channels = count;
@@ -92,27 +94,27 @@ impl GangConfig {
     }
 }
 
-/// What a NIC's channels have seen.
+/// Counters of a NIC's channels.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct GangCounters {
-    /// Messages transmitted, each time counted.
+    /// Messages sent, retransmissions included.
     pub transmitted: u64,
-    /// Messages taken.
+    /// Number of messages accepted.
     pub taken: u64,
-    /// Messages refused: no room, stopped, or not the next.
+    /// Messages refused: no room, stopped, or out of order.
     pub refused: u64,
-    /// Answers sent: each may stand for several messages.
+    /// Answers sent; one may cover several messages.
     pub answers: u64,
     /// Fences sent.
     pub fences: u64,
-    /// Frames of another epoch, of a round that is over, or for no context.
+    /// Frames dropped because they are of another epoch, of an earlier round, or for no context.
     pub stale: u64,
-    /// Frames that no peer of ours sends there: from a node that may not talk on the channel, or
-    /// contradicting what was said before.
+    /// Frames dropped because no peer would send them: from a node that does not host the rank, or inconsistent with
+    /// earlier answers.
     pub foreign: u64,
-    /// Answers that were missed.
+    /// Answers that did not arrive in time.
     pub missed: u64,
-    /// Times that a message was left on the link.
+    /// Messages left on the link, with back-pressure alone.
     pub left: u64,
 }

@@ -1,9 +1,9 @@
-//! The NIC's side of a context: one rank's FIFOs, and what it and its peers owe each other.
+//! The NIC's side of a context: one rank's FIFOs, and its protocol state with each peer.
 
-mod desk;
-mod keeping;
 mod receiving;
+mod saving;
 mod sending;
+mod shared;
 
 use std::collections::BTreeMap;
 
@@ -19,25 +19,25 @@ use super::frame::{Body, PmFrame};
 use super::geometry::{Geometry, RECORD_BYTES, Record};
 use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
 
-pub(crate) use desk::{Desk, Local};
 use receiving::Receiving;
 use sending::Sending;
+pub(crate) use shared::{LocalFrame, Shared};
 
-/// Instructions that a message, or an answer, takes beside the unit's own.
+/// Instructions per message or answer, in addition to the unit's own.
 const MESSAGE_INSTRUCTIONS: u64 = 30;
 
-/// What a context does.
+/// State of a context.
 ///
 /// Parked --start--> Running --stop--> Stopping --steady--> Parked --forget--> Empty --restore--> Parked
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Phase {
-    /// The NIC knows nothing of it: it is saved elsewhere, or not begun.
+    /// The NIC holds nothing of the context: it is saved elsewhere, or was never restored.
     Empty,
-    /// Steady: transmits and takes nothing.
+    /// Steady: neither sends nor accepts messages.
     Parked,
-    /// Transmits and takes.
+    /// Sends and accepts messages.
     Running,
-    /// Transmits nothing new and takes nothing, and waits for answers.
+    /// Sends and accepts no new messages, and waits for outstanding answers.
     Stopping,
 }
 
@@ -45,12 +45,12 @@ pub(crate) enum Phase {
 struct Peer {
     out: Outbound,
     into: Inbound,
-    /// An answer that waits for more to stand for goes then.
+    /// When a delayed answer is sent, unless more messages make it due before.
     answer_at: Option<Instant>,
 }
 
 impl Peer {
-    /// Whether anything of it is to be kept.
+    /// Returns whether the peer's state differs from that of a peer never spoken to.
     fn is_known(&self) -> bool {
         let numbers = (self.out.acked(), self.out.refusals(), self.into.expected());
         numbers != (0, 0, 0) || self.out.waiting().next().is_some()
@@ -73,33 +73,33 @@ pub(crate) struct Endpoint {
     sending: Sending,
     receiving: Receiving,
     peers: BTreeMap<Rank, Peer>,
-    /// Whom something was sent to last.
+    /// The peer that was sent a message last.
     last_served: Rank,
-    /// What was given to the line has left it then.
+    /// When all frames given to the link will have left.
     line_until: Instant,
-    /// With back-pressure alone: the last message, until it has left its memory, and whether it waits.
+    /// With back-pressure alone: the last message, until it has left the send FIFO's memory, and whether it is queued.
     on_wire: Option<(Rank, Taken)>,
     is_queued: bool,
-    /// Where the extension keeps it.
+    /// The context's handle.
     handle: u64,
-    /// The line has room for more then.
+    /// When the link has room for another message.
     pump_at: Option<Instant>,
-    /// How long answers took before the context was last saved.
+    /// Round-trip times, measured before the context was saved last.
     round_trips: BTreeMap<Rank, RoundTrip>,
-    /// Who was turned away for this context had not begun yet, in which epoch and round.
+    /// Peers that were refused because this context had not started yet, with their epoch and round.
     early: BTreeMap<Rank, (Epoch, u16)>,
-    /// It was started, and has not begun: that is for the turn after its controller's.
+    /// True from the start until [`Endpoint::begin`], in a later turn than the controller's command.
     is_new: bool,
-    /// The process waits for news.
+    /// The process's outstanding [`WAIT`](super::command::WAIT).
     waiter: Option<Command>,
-    /// The controller waits for steadiness.
+    /// The controller's outstanding [`STOP`](super::command::STOP).
     stopper: Option<Command>,
-    /// The process's records make no sense: nothing more of it is sent.
+    /// True if the process has written invalid records or counts; nothing more is sent.
     is_broken: bool,
 }
 
 impl Endpoint {
-    /// A context as it is opened; `None` if the request contradicts itself.
+    /// Creates a context; `None` if the request is inconsistent.
     pub(crate) fn new(controller: PortId, handle: u64, request: OpenRequest) -> Option<Self> {
         let OpenRequest { job, rank, channel, places, geometry, memory, key } = request;
         let memory = RegionRef::from_words(memory);
@@ -145,7 +145,7 @@ impl Endpoint {
         self.geometry.message
     }
 
-    /// What a completion tells the process: freed, received.
+    /// Returns the arguments of a completion: messages freed, received, sent, consumed.
     const fn news(&self) -> [u64; 4] {
         [self.sending.freed, self.receiving.tail, self.sending.tail, self.receiving.head]
     }
@@ -163,93 +163,93 @@ impl Endpoint {
         (copied == RECORD_BYTES).then(|| Record::parse(bytes))
     }
 
-    /// Takes note of what the process has put in and taken out.
-    pub(crate) fn look(&mut self, desk: &mut Desk<'_, '_>) {
-        // Its FIFOs may be another's: a process that was stopped may have rung before.
+    /// Reads the process's counts of sent and consumed messages, and its new records.
+    pub(crate) fn read_counts(&mut self, shared: &mut Shared<'_, '_>) {
+        // The FIFOs may be another context's: a process may have notified the NIC before it was stopped.
         if self.phase == Phase::Empty {
             return;
         }
-        self.look_consumed(desk.nic);
-        self.look_sent(desk.nic);
-        self.offer_room(desk);
+        self.read_consumed(shared.nic);
+        self.read_sent(shared.nic);
+        self.offer_room(shared);
     }
 
-    /// A frame has come from the node that its rank is on.
+    /// Handles a frame from the node of its rank.
     pub(crate) fn on_frame(
         &mut self,
-        desk: &mut Desk<'_, '_>,
+        shared: &mut Shared<'_, '_>,
         frame: &PmFrame,
         payload: Payload<'_>,
     ) {
         if frame.epoch != self.epoch || self.phase == Phase::Empty {
-            desk.counters.stale += 1;
+            shared.counters.stale += 1;
             let early = frame.epoch.is_newer_than(self.epoch) || self.phase == Phase::Empty;
             if early {
-                self.turn_away(desk, frame);
+                self.refuse_early(shared, frame);
             }
             return;
         }
         match frame.body {
             Body::Message { round, sequence, taken } => {
                 if let Some(taken) = taken {
-                    self.on_answer(desk, frame.from, taken.answer());
+                    self.on_answer(shared, frame.from, taken.answer());
                 }
-                self.on_message(desk, frame.from, (round, sequence), payload);
+                self.on_message(shared, frame.from, (round, sequence), payload);
             }
             Body::Fence { round, sequence } => {
                 let peer = self.peers.entry(frame.from).or_default();
                 if peer.into.on_fence(round, sequence) {
-                    self.answer(desk, frame.from);
+                    self.answer(shared, frame.from);
                 }
             }
-            Body::Answer(answer) => self.on_answer(desk, frame.from, answer),
+            Body::Answer(answer) => self.on_answer(shared, frame.from, answer),
         }
     }
 
-    /// Completes what the process and the controller wait for, if it has come.
-    fn tell(&mut self, desk: &mut Desk<'_, '_>) {
+    /// Completes the process's wait, if messages have been received or freed.
+    fn complete_wait(&mut self, shared: &mut Shared<'_, '_>) {
         let news = self.news();
         let is_news = |waiter: &mut Command| {
             news[1] != waiter.args[2] || waiter.flags & WANTS_ROOM != 0 && news[0] != waiter.args[1]
         };
         if let Some(waiter) = self.waiter.take_if(is_news) {
-            desk.complete(&waiter, Status::Done, news);
+            shared.complete(&waiter, Status::Done, news);
         }
     }
 
-    fn settle(&mut self, desk: &mut Desk<'_, '_>) {
+    fn settle(&mut self, shared: &mut Shared<'_, '_>) {
         if self.phase == Phase::Stopping && self.peers.values().all(|peer| peer.out.is_steady()) {
             self.phase = Phase::Parked;
             if let Some(command) = self.stopper.take() {
-                desk.complete(&command, Status::Done, self.news());
+                shared.complete(&command, Status::Done, self.news());
             }
         }
     }
 
-    /// The process waits for news.
-    pub(crate) fn wait(&mut self, desk: &mut Desk<'_, '_>, command: Command) {
-        self.look(desk);
+    /// Handles the process's wait command; an earlier one completes at once.
+    pub(crate) fn wait(&mut self, shared: &mut Shared<'_, '_>, command: Command) {
+        self.read_counts(shared);
         if let Some(old) = self.waiter.replace(command) {
-            desk.complete(&old, Status::Done, self.news());
+            shared.complete(&old, Status::Done, self.news());
         }
-        self.tell(desk);
+        self.complete_wait(shared);
     }
 
-    /// The process has done something.
-    pub(crate) fn on_look(&mut self, desk: &mut Desk<'_, '_>, command: &Command) {
-        self.look(desk);
+    /// Handles the process's notify command.
+    pub(crate) fn on_notify(&mut self, shared: &mut Shared<'_, '_>, command: &Command) {
+        self.read_counts(shared);
         let status = if self.is_broken { Status::Invalid } else { Status::Done };
-        desk.complete(command, status, self.news());
+        shared.complete(command, status, self.news());
     }
 
-    /// Transmits and takes nothing from now on.
-    pub(crate) fn stop(&mut self, desk: &mut Desk<'_, '_>, command: Command) {
+    /// Handles the controller's stop command: stops sending and accepting messages.
+    pub(crate) fn stop(&mut self, shared: &mut Shared<'_, '_>, command: Command) {
         if matches!(self.phase, Phase::Parked | Phase::Empty) {
-            desk.complete(&command, Status::Done, self.news());
+            shared.complete(&command, Status::Done, self.news());
             return;
         }
-        // What the process has put in and not yet told of is part of the context.
-        self.look(desk);
+        // Messages that the process has sent without a notification yet belong to the context.
+        self.read_counts(shared);
         self.phase = Phase::Stopping;
         self.stopper = Some(command);
         let owed: Vec<Rank> = self
@@ -259,12 +259,14 @@ impl Endpoint {
             .map(|(rank, _)| *rank)
             .collect();
         for rank in owed {
-            self.answer(desk, rank);
+            self.answer(shared, rank);
         }
     }
 
-    /// Goes on in an epoch: `false` if it is not parked, or the epoch is not a later one. What waits in its FIFO leaves
-    /// in a later turn, at once: whoever starts it, and others after it, does not wait for that.
+    /// Starts the context in an epoch; `false` if it is not parked, or the epoch is not newer.
+    ///
+    /// Messages that wait in its FIFO are sent in a later turn, at once, so the controller's command completes without
+    /// them.
     pub(crate) fn start(&mut self, epoch: Epoch) -> bool {
         if self.phase != Phase::Parked || !epoch.is_newer_than(self.epoch) {
             return false;
@@ -282,44 +284,44 @@ impl Endpoint {
         true
     }
 
-    /// Before anything else happens to it after its start: takes note of what the process has put in, and calls those
-    /// who came too early.
-    pub(crate) fn begin(&mut self, desk: &mut Desk<'_, '_>) {
+    /// Runs before anything else after a start: reads the process's counts, and answers the peers that were refused
+    /// because they started earlier.
+    pub(crate) fn begin(&mut self, shared: &mut Shared<'_, '_>) {
         if !std::mem::take(&mut self.is_new) {
             return;
         }
-        self.look(desk);
+        self.read_counts(shared);
         for (rank, (epoch, round)) in std::mem::take(&mut self.early) {
             if epoch == self.epoch {
                 self.peers.entry(rank).or_default().into.on_greeting(round);
-                self.answer(desk, rank);
+                self.answer(shared, rank);
             }
         }
     }
 
-    /// Instants have come.
-    pub(crate) fn on_timeout(&mut self, desk: &mut Desk<'_, '_>) {
+    /// Handles all deadlines that have passed.
+    pub(crate) fn on_timeout(&mut self, shared: &mut Shared<'_, '_>) {
         if matches!(self.phase, Phase::Parked | Phase::Empty) {
             return;
         }
-        let now = desk.nic.now();
+        let now = shared.nic.now();
         let stopped = self.phase == Phase::Stopping;
-        self.begin(desk);
+        self.begin(shared);
         let mut due = Vec::new();
         for (rank, peer) in &mut self.peers {
             let steady = peer.out.is_steady();
             peer.out.on_timeout(now);
-            desk.counters.missed += u64::from(steady != peer.out.is_steady() && !stopped);
+            shared.counters.missed += u64::from(steady != peer.out.is_steady() && !stopped);
             if peer.answer_at.is_some_and(|at| at <= now) {
                 due.push(*rank);
             }
         }
         for rank in due {
-            self.answer(desk, rank);
+            self.answer(shared, rank);
         }
     }
 
-    /// When the next instant comes.
+    /// Returns the next deadline.
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
         if matches!(self.phase, Phase::Parked | Phase::Empty) {
             return None;
@@ -333,19 +335,19 @@ impl Endpoint {
         instants.chain([self.pump_at]).flatten().min()
     }
 
-    /// Whether frames of a rank may come from a node.
+    /// Returns whether frames of `rank` may come from `node`.
     pub(crate) fn admits(&self, rank: Rank, node: NodeId) -> bool {
         self.places.get(rank.index()).is_some_and(|place| place.node == node)
     }
 
-    /// Commands that will never be completed otherwise.
-    pub(crate) fn end(&mut self, desk: &mut Desk<'_, '_>) {
+    /// Cancels the outstanding commands of the process and the controller.
+    pub(crate) fn end(&mut self, shared: &mut Shared<'_, '_>) {
         for command in [self.waiter.take(), self.stopper.take()].into_iter().flatten() {
-            desk.complete(&command, Status::Cancelled, [0; 4]);
+            shared.complete(&command, Status::Cancelled, [0; 4]);
         }
     }
 
-    /// A port is gone.
+    /// Forgets a closed port.
     pub(crate) fn on_port_closed(&mut self, port: PortId) {
         self.waiter.take_if(|command| command.region.port == port);
         self.user.take_if(|user| *user == port);

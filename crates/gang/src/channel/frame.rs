@@ -1,11 +1,11 @@
-//! Frames between channels: what the fields that a data frame's header leaves free say.
+//! Frames between channels: the meaning of the data frame header's free fields.
 //!
 //! | field | message | answer | fence |
 //! |---|---|---|---|
-//! | port | channel of the receiver of this frame | the same | the same |
+//! | port | the receiving rank's channel | the same | the same |
 //! | flags | 0, or 16 with an answer | 1, with 4 if the rest of the round is refused, 8 if the context is not there | 2 |
-//! | sequence | the message's | all before are answered | first that is not taken |
-//! | acknowledgement | all before are taken, with 16 | all before are taken | 0 |
+//! | sequence | the message's | all transmissions before are answered | first message not accepted |
+//! | acknowledgement | all before are accepted, with 16 | all before are accepted | 0 |
 //! | word 0 | job, epoch | the same | the same |
 //! | word 1 | round, sending rank, receiving rank, with 16 the round that it answers | the same, the round that it answers | the same, without |
 
@@ -19,10 +19,10 @@ const FENCE: u8 = 2;
 const REFUSED: u8 = 4;
 const ABSENT: u8 = 8;
 const CARRIES: u8 = 16;
-/// Bits that say something of an answer.
+/// The flags of an answer.
 const KNOWN: u8 = 15;
 
-/// What a frame is.
+/// The kinds of frames.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Body {
     Message { round: u16, sequence: u32, taken: Option<Taken> },
@@ -30,7 +30,7 @@ pub(crate) enum Body {
     Answer(Answer),
 }
 
-/// A frame's header, as far as it is ours.
+/// The parsed header of a channel's frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct PmFrame {
     pub(crate) channel: ChannelId,
@@ -41,7 +41,7 @@ pub(crate) struct PmFrame {
     pub(crate) body: Body,
 }
 
-/// What a packet is given of a frame.
+/// The header fields of a frame's packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Fields {
     pub(crate) flags: u8,
@@ -75,7 +75,7 @@ impl PmFrame {
         }
     }
 
-    /// Reads a header; `None` if nobody of ours has written it.
+    /// Parses a header; `None` if no channel has sent it.
     #[expect(clippy::cast_possible_truncation, reason = "takes words apart")]
     pub(crate) fn parse(header: &Header) -> Option<Self> {
         let [names, ranks] = header.words;

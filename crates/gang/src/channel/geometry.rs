@@ -1,15 +1,15 @@
-//! How the memory of a channel's two FIFOs is laid out.
+//! Memory layout of a channel's two FIFOs.
 //!
-//! Words first, then a ring of records for each direction, then a ring of bytes for each. Counts and
-//! positions only grow; what they name lies at their remainder. A message's bytes are in one piece,
-//! from a position that is a multiple of 8.
+//! Words come first, then a ring of records for each direction, then a ring of bytes for each. Counts and positions
+//! only grow; the index into a ring is their remainder. A message's bytes are contiguous, from a position that is a
+//! multiple of 8.
 //!
-//! | offset | bytes | what | written by |
+//! | offset | bytes | content | written by |
 //! |---|---|---|---|
 //! | 0 | 8 | messages ever put into the send FIFO | process |
 //! | 8 | 8 | messages ever taken out of the receive FIFO | process |
-//! | 16 | 16 | what the process waits for | process |
-//! | 32 | 24 | the message that it is putting in: its number and one, position, bytes | process |
+//! | 16 | 16 | the process's wait state | process |
+//! | 32 | 24 | the message that the process is writing: its number plus one, position, bytes | process |
 //! | 64 | 16 each | send records | process |
 //! | then | 16 each | receive records | NIC |
 //! | then | | bytes to be sent | process |
@@ -20,86 +20,88 @@ use thiserror::Error;
 
 use crate::names::Rank;
 
-/// Bytes of a record.
+/// Bytes of a [`Record`].
 pub const RECORD_BYTES: usize = 16;
-/// Where the records begin.
+/// Offset of the records.
 const RECORDS: usize = 64;
-/// Where the count of sent messages lies.
+/// Offset of the count of sent messages.
 pub(crate) const SENT: usize = 0;
-/// Where it lies which message the process is putting in, where, and how long it is. It counts for as
-/// long as the message is not counted as sent.
+/// Offsets of the words that describe the message the process is writing: number plus one, position, length. They are
+/// valid until the count of sent messages includes that message.
 pub(crate) const UNFINISHED: [usize; 3] = [32, 40, 48];
-/// Where the count of consumed messages lies.
+/// Offset of the count of consumed messages.
 pub(crate) const CONSUMED: usize = 8;
 
-/// A FIFO's room.
+/// Capacity of a FIFO.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct FifoSize {
-    /// Most messages.
+    /// Most messages at a time.
     pub messages: u32,
-    /// Most bytes of all messages, each rounded up to 8.
+    /// Most bytes of all messages, each rounded up to a multiple of 8.
     pub bytes: u32,
 }
 
 /// The sizes of a channel's FIFOs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Geometry {
-    /// What is to be sent.
+    /// Capacity of the send FIFO.
     pub send: FifoSize,
-    /// What was received.
+    /// Capacity of the receive FIFO.
     pub receive: FifoSize,
-    /// Most bytes of one message.
+    /// Longest message, in bytes.
     pub message: u32,
 }
 
-/// Why a geometry is none.
+/// Errors of [`Geometry::check`].
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum GeometryError {
-    /// Nothing would fit.
+    /// A FIFO holds no message, or more than 65,536.
     #[error("a FIFO holds 1 to 65,536 messages, not {0}")]
     Messages(u32),
-    /// A message would never fit.
-    #[error("a FIFO of {bytes} bytes never holds a message of {message}: make it larger")]
+    /// A FIFO's bytes are no multiple of 8, too few for a message, or more than 256 MiB.
+    #[error(
+        "a FIFO of {bytes} bytes is invalid: take a multiple of 8, at least {message} (a message) and at most 256 MiB"
+    )]
     Bytes {
-        /// The FIFO's.
+        /// The FIFO's bytes.
         bytes: u32,
-        /// The message's.
+        /// The longest message, in bytes.
         message: u32,
     },
 }
 
 impl Geometry {
-    /// PM's (SCore-D paper, section 5): 255 messages of 240 bytes to be sent, 511 of 128 received,
-    /// where every message has the size that fills them.
+    /// PM's FIFOs (SCore-D paper, section 5): 255 messages of 240 bytes to be sent, 511 of 128 bytes received. Messages
+    /// of exactly these sizes fill them.
     pub const PM: Self = Self {
         send: FifoSize { messages: 255, bytes: 61_200 },
         receive: FifoSize { messages: 511, bytes: 65_408 },
         message: 8_192,
     };
 
-    /// For bulk data: 256 KiB a direction, messages of up to 8 KiB.
+    /// FIFOs for bulk data: 256 KiB a direction, messages of up to 8 KiB.
     pub const BULK: Self = Self {
         send: FifoSize { messages: 256, bytes: 256 << 10 },
         receive: FifoSize { messages: 512, bytes: 256 << 10 },
         message: 8_192,
     };
 
-    /// The same over UDP: messages of 1,360 bytes, which fit an Ethernet's datagram with IPv6's headers, ours and
-    /// a seal's (40 + 8, 48, 40).
+    /// [`Geometry::BULK`] over UDP: messages of 1,360 bytes. Together with the headers of IPv6 and UDP (40 + 8 bytes),
+    /// the frame (48) and a seal (40), they fit an Ethernet datagram.
     pub const BULK_UDP: Self = Self { message: 1_360, ..Self::BULK };
 
-    /// A channel for small messages: 4 KiB a direction.
+    /// FIFOs for small messages: 4 KiB a direction.
     pub const SMALL: Self = Self {
         send: FifoSize { messages: 64, bytes: 4_096 },
         receive: FifoSize { messages: 64, bytes: 4_096 },
         message: 512,
     };
 
-    /// Checks the sizes.
+    /// Checks that the sizes are valid.
     ///
     /// # Errors
-    /// [`GeometryError`] says what is wrong.
+    /// [`GeometryError`] for the first invalid FIFO.
     pub const fn check(&self) -> Result<(), GeometryError> {
         let mut at = 0;
         let fifos = [self.send, self.receive];
@@ -116,7 +118,7 @@ impl Geometry {
         Ok(())
     }
 
-    /// Bytes of the memory.
+    /// Returns the size of the FIFOs' memory, in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.receive_bytes_at() + self.receive.bytes as usize
@@ -139,25 +141,25 @@ impl Geometry {
         self.send_bytes_at() + self.send.bytes as usize
     }
 
-    /// Where the byte at a position of the send FIFO lies.
+    /// Returns the offset of a position of the send FIFO.
     pub(crate) const fn send_byte(&self, position: u64) -> usize {
         self.send_bytes_at() + (position % self.send.bytes as u64) as usize
     }
 
-    /// Where the byte at a position of the receive FIFO lies.
+    /// Returns the offset of a position of the receive FIFO.
     pub(crate) const fn receive_byte(&self, position: u64) -> usize {
         self.receive_bytes_at() + (position % self.receive.bytes as u64) as usize
     }
 }
 
-/// One message in a FIFO.
+/// Describes one message in a FIFO.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The other rank.
+    /// The receiver in a send FIFO, the sender in a receive FIFO.
     pub peer: Rank,
-    /// Its bytes.
+    /// The message's length, in bytes.
     pub length: u32,
-    /// Where they begin.
+    /// Position of its first byte.
     pub position: u64,
 }
 
@@ -180,7 +182,7 @@ impl Record {
     }
 }
 
-/// Which part of a ring of bytes is taken: from `head` to `tail`, positions that only grow.
+/// The used part of a ring of bytes: from `head` to `tail`, positions that only grow.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct ByteRing {
     pub(crate) head: u64,
@@ -188,7 +190,7 @@ pub(crate) struct ByteRing {
 }
 
 impl ByteRing {
-    /// Where `length` bytes could be put in one piece.
+    /// Returns a position where `length` bytes are free in one piece.
     pub(crate) const fn place(&self, size: u32, length: u32) -> Option<u64> {
         let (size, length) = (size as u64, (length as u64 + 7) & !7);
         if length > size {
@@ -196,12 +198,12 @@ impl ByteRing {
         }
         let to_end = size - self.tail % size;
         let position = if length > to_end { self.tail + to_end } else { self.tail };
-        // Nothing is taken: what lies before the end is given up.
+        // The ring is empty: the bytes before its end are skipped.
         let head = if self.head == self.tail { position } else { self.head };
         if position + length <= head + size { Some(position) } else { None }
     }
 
-    /// Takes the bytes that [`ByteRing::place`] found.
+    /// Marks the bytes that [`ByteRing::place`] found as used.
     pub(crate) const fn take(&mut self, position: u64, length: u32) {
         if self.head == self.tail {
             self.head = position;
@@ -209,7 +211,7 @@ impl ByteRing {
         self.tail = position + ((length as u64 + 7) & !7);
     }
 
-    /// Gives back all before `position`, the first that is still taken.
+    /// Frees all bytes before `position`, the first that is still used; all bytes if `None`.
     pub(crate) const fn release(&mut self, position: Option<u64>) {
         self.head = match position {
             Some(position) => position,

@@ -1,4 +1,4 @@
-//! The memory of a channel's FIFOs, as its process has it.
+//! The memory of a channel's FIFOs, as its process maps it.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use midplane_simhw::region::SharedMemory;
 use midplane_simhw::region::{Payload, Region, RegionError};
 
-/// The memory of a channel's FIFOs: registered by whoever controls the channel.
+/// The memory of a channel's FIFOs, which the channel's controller has registered.
 #[derive(Clone, Debug)]
 pub(crate) enum Memory {
-    /// Of a controller in this process.
+    /// The controller is in this process.
     Own(Arc<Region>),
-    /// Of one in another process, mapped here.
+    /// The controller is in another process; its memory is mapped here.
     #[cfg(target_os = "linux")]
     Mapped(Arc<SharedMemory>),
 }

@@ -1,4 +1,4 @@
-//! A descriptor on its way to another process: words, and the file that the FIFOs lie in.
+//! A descriptor in a form for other processes: text, and the file that holds the FIFOs.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use super::geometry::Geometry;
 use super::memory::Memory;
 use crate::names::Rank;
 
-/// A descriptor's words. As text they are hexadecimal digits, for an environment variable.
+/// The text form of a descriptor: hexadecimal digits, for an environment variable.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Ticket {
     handle: u64,
@@ -25,20 +25,20 @@ pub struct Ticket {
     ranks: u16,
 }
 
-/// Why a ticket is none.
+/// Errors of reading a ticket.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum TicketError {
-    /// It is no text of a ticket.
-    #[error("this is no ticket of a channel: hand on the text that the daemon gave, unchanged")]
+    /// The text is no ticket.
+    #[error("this is not a channel's ticket: pass on the daemon's text unchanged")]
     Text,
-    /// The file is no memory of such a channel.
-    #[error("the file is no memory of this channel: {0}")]
+    /// The file does not hold the FIFOs of such a channel.
+    #[error("the file does not hold this channel's FIFOs: {0}")]
     File(std::io::ErrorKind),
 }
 
 impl Descriptor {
-    /// What another process needs of it, beside the file.
+    /// Returns the ticket that another process needs, along with the file, to attach.
     #[must_use]
     pub const fn ticket(&self) -> Ticket {
         let Self { handle, key, geometry, rank, ranks, .. } = *self;
@@ -47,10 +47,10 @@ impl Descriptor {
 }
 
 impl Ticket {
-    /// The descriptor, with the FIFOs mapped.
+    /// Maps the FIFOs, and returns the descriptor.
     ///
     /// # Errors
-    /// [`TicketError::File`].
+    /// [`TicketError::File`] if the file can't be mapped; [`TicketError::Text`] if the geometry is invalid.
     pub fn open(self, file: &OwnedFd) -> Result<Descriptor, TicketError> {
         let Self { handle, key, geometry, rank, ranks } = self;
         geometry.check().map_err(|_| TicketError::Text)?;

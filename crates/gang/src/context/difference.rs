@@ -1,17 +1,17 @@
-//! What two contexts differ in, for tests and people.
+//! Compares two contexts, for tests and people.
 
 use std::fmt;
 
 use super::{ChannelContext, NetworkContext};
 
-/// One thing that two contexts differ in.
+/// One difference between two contexts.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Difference {
-    /// What it is about.
+    /// The field that differs.
     pub place: String,
-    /// As the first has it.
+    /// Its value in the first context.
     pub left: String,
-    /// As the second has it.
+    /// Its value in the second context.
     pub right: String,
 }
 
@@ -25,10 +25,10 @@ impl fmt::Display for Difference {
 const SHOWN: usize = 16;
 
 impl NetworkContext {
-    /// What this and another context differ in; nothing, if they are equal.
+    /// Returns the differences between this context and another; empty if they are equal.
     #[must_use]
     pub fn diff(&self, other: &Self) -> Vec<Difference> {
-        let mut found = Found(Vec::new());
+        let mut found = Differences(Vec::new());
         found.compare("job", &self.job, &other.job);
         found.compare("epoch", &self.epoch, &other.epoch);
         found.compare("number of ranks", &self.ranks.len(), &other.ranks.len());
@@ -39,9 +39,9 @@ impl NetworkContext {
     }
 }
 
-struct Found(Vec<Difference>);
+struct Differences(Vec<Difference>);
 
-impl Found {
+impl Differences {
     fn compare<T: PartialEq + fmt::Debug>(&mut self, place: &str, left: &T, right: &T) {
         if left != right {
             let (left, right) = (format!("{left:?}"), format!("{right:?}"));
@@ -75,7 +75,7 @@ impl Found {
     }
 }
 
-/// A message's beginning, its length, and a number that all its bytes have gone into.
+/// Returns a message's first bytes, its length, and the CRC-32 of all its bytes.
 fn shown(bytes: &[u8]) -> (Vec<u8>, usize, u32) {
     (bytes.iter().take(SHOWN).copied().collect(), bytes.len(), crc32fast::hash(bytes))
 }

@@ -1,6 +1,6 @@
-//! Contexts as bytes and as text.
+//! Encodes contexts as bytes and as JSON.
 //!
-//! | offset | bytes | what |
+//! | offset | bytes | content |
 //! |---|---|---|
 //! | 0 | 4 | `MPNC` |
 //! | 4 | 2 | format, little-endian |
@@ -19,50 +19,50 @@ pub const FORMAT: u16 = 1;
 const MAGIC: [u8; 4] = *b"MPNC";
 const HEAD: usize = 20;
 
-/// Why bytes or text are no context.
+/// Errors of reading a context from bytes or JSON.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// It begins with something else.
-    #[error("byte 0: no context of this kind begins so")]
+    /// The bytes are not a context of this kind.
+    #[error("byte 0: this is not a context of this kind")]
     Foreign,
-    /// It was written by another version.
+    /// The context was written in another format.
     #[error("byte 4: format {found}; this build reads format {FORMAT}")]
     Format {
-        /// The file's.
+        /// The context's format.
         found: u16,
     },
-    /// It ends too early or too late.
+    /// The bytes are too few or too many.
     #[error("byte {there}: it ends here, and should end after {expected} bytes")]
     Length {
-        /// Bytes that there are.
+        /// Number of bytes.
         there: u64,
-        /// Bytes that there should be.
+        /// Expected number of bytes.
         expected: u64,
     },
-    /// It was changed since it was written.
+    /// The body has changed since it was written.
     #[error("byte 8: the checksum is {expected:08x}, that of the bytes from 20 on is {found:08x}")]
     Checksum {
-        /// What the file says.
+        /// The checksum in the head.
         expected: u32,
-        /// What its bytes give.
+        /// The checksum of the body.
         found: u32,
     },
-    /// The body is no context.
+    /// The body can't be decoded.
     #[error("byte {HEAD}: {0}")]
     Body(WireError),
-    /// The text is no context.
-    #[error("no context in JSON: {0}")]
+    /// The JSON can't be parsed.
+    #[error("this is not a context in JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// It is no consistent cut.
+    /// The context is not a consistent cut.
     #[error("the context contradicts itself: {0}")]
     Inconsistent(#[from] Violation),
-    /// It is no consistent cut of a job's interfaces.
+    /// The context is not a consistent cut of a job's Virtual Interfaces.
     #[error("the context contradicts itself: {0}")]
     Interfaces(#[from] midplane_via::context::Violation),
 }
 
-/// A context's bytes with their head before them.
+/// Prepends a head to a context's body.
 pub(crate) fn seal(magic: [u8; 4], body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD + body.len());
     bytes.extend_from_slice(&magic);
@@ -74,7 +74,7 @@ pub(crate) fn seal(magic: [u8; 4], body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The bytes behind a head that is right.
+/// Checks a context's head, and returns the body.
 pub(crate) fn unseal(magic: [u8; 4], bytes: &[u8]) -> Result<&[u8], ReadError> {
     let there = bytes.len() as u64;
     if !bytes.starts_with(&magic[..bytes.len().min(4)]) {
@@ -100,7 +100,7 @@ pub(crate) fn unseal(magic: [u8; 4], bytes: &[u8]) -> Result<&[u8], ReadError> {
 }
 
 impl NetworkContext {
-    /// As bytes, to be kept.
+    /// Encodes the context as bytes.
     ///
     /// # Errors
     /// [`WireError::TooLong`] beyond a gigabyte.
@@ -108,10 +108,10 @@ impl NetworkContext {
         Ok(seal(MAGIC, &wire::encode_long(self)?))
     }
 
-    /// Reads what [`NetworkContext::to_bytes`] wrote, and checks it.
+    /// Reads the bytes of [`NetworkContext::to_bytes`], and checks the context.
     ///
     /// # Errors
-    /// [`ReadError`] says what is wrong, and where.
+    /// [`ReadError`], with the position of the problem.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ReadError> {
         let body = unseal(MAGIC, bytes)?;
         let context: Self = wire::decode_long(body).map_err(ReadError::Body)?;
@@ -119,19 +119,19 @@ impl NetworkContext {
         Ok(context)
     }
 
-    /// As JSON, to be read.
+    /// Encodes the context as JSON, to be read by people.
     ///
     /// # Panics
-    /// Never: everything in a context has a form in JSON.
+    /// Never: every context can be written as JSON.
     #[must_use]
     pub fn to_json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("everything in a context has a form in JSON")
+        serde_json::to_string_pretty(self).expect("every context can be written as JSON")
     }
 
-    /// Reads what [`NetworkContext::to_json`] wrote, and checks it.
+    /// Reads the text of [`NetworkContext::to_json`], and checks the context.
     ///
     /// # Errors
-    /// [`ReadError`] says what is wrong, and where.
+    /// [`ReadError`], with the position of the problem.
     pub fn from_json(text: &str) -> Result<Self, ReadError> {
         let context: Self = serde_json::from_str(text)?;
         context.validate()?;

@@ -1,4 +1,4 @@
-//! Bytes of messages: as they are for machines, hexadecimal for people.
+//! Serializes message bytes: as bytes in binary formats, as hexadecimal digits in text formats.
 
 use bytes::Bytes;
 use serde::de::Error;
@@ -11,7 +11,7 @@ pub(super) fn serialize<S: Serializer>(bytes: &Bytes, serializer: S) -> Result<S
     use std::fmt::Write;
     let mut text = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
-        // A string takes everything.
+        // Writing to a `String` never fails.
         let _ = write!(text, "{byte:02x}");
     }
     serializer.serialize_str(&text)

@@ -1,4 +1,4 @@
-//! A context as it lies in its FIFOs' memory: read out of it, and written back.
+//! Reads a context out of its FIFOs' memory, and writes it back.
 
 use bytes::Bytes;
 
@@ -21,7 +21,7 @@ fn record(memory: &Memory, offset: usize) -> Option<Record> {
     Some(Record::parse(bytes))
 }
 
-/// Puts the NIC's part and the FIFOs together. All bytes are copied into one piece.
+/// Builds a context from the NIC's part and the FIFOs. All messages' bytes are copied into one buffer.
 pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<ChannelContext> {
     let Descriptor { memory, geometry, .. } = descriptor;
     let consumed = word(memory, CONSUMED)?;
@@ -82,7 +82,7 @@ pub(super) fn read_context(descriptor: &Descriptor, state: &NicState) -> Option<
     })
 }
 
-/// Writes both FIFOs as they were; `None` if something lies outside of them.
+/// Writes both FIFOs of a saved context; `None` if a message lies outside its FIFO.
 pub(super) fn write_fifos(descriptor: &Descriptor, saved: &ChannelContext) -> Option<()> {
     let Descriptor { memory, geometry, .. } = descriptor;
     let fits = |position: u64, length: usize, size: u32| {
@@ -108,7 +108,7 @@ pub(super) fn write_fifos(descriptor: &Descriptor, saved: &ChannelContext) -> Op
 }
 
 impl ChannelContext {
-    /// The NIC's part.
+    /// Returns the NIC's part of the context.
     pub(super) fn nic_state(&self) -> NicState {
         let peers = self.peers.iter().map(|peer| PeerNumbers {
             rank: peer.rank,

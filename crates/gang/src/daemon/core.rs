@@ -1,4 +1,4 @@
-//! A daemon itself: what it hears, hands on, carries out and reports.
+//! A daemon's core: receives orders, forwards them, carries them out and reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,24 +6,24 @@ use std::time::Duration;
 use midplane_simhw::host::Host;
 use midplane_simhw::id::NodeId;
 
-use super::ahead::until;
-use super::hands::Hands;
-use super::line::{Halt, Line};
+use super::early_save::until;
+use super::messenger::{Halt, Messenger};
+use super::node_agent::NodeAgent;
 use super::order::Message;
 use super::{Action, DaemonConfig, DaemonError, Order, Outcome, Relay, Start};
 use crate::names::Rank;
 use crate::tree::Tree;
 
-/// Time that an ending daemon gives the others to take its last message.
+/// Longest time that an ending daemon waits for the others to receive its last message.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The result of a work, and the daemon that did it.
+/// The daemon and the result of its last work.
 pub(super) type Done<H> = (Box<Core<H>>, Result<Outcome, DaemonError>);
 
-/// A daemon between two of its works.
+/// A daemon while no call or task works for it.
 pub(super) struct Core<H> {
-    pub(super) hands: Hands<H>,
-    pub(super) line: Line,
+    pub(super) agent: NodeAgent<H>,
+    pub(super) messenger: Messenger,
     tree: Tree,
     relay: Relay<u32>,
     next_order: u32,
@@ -36,19 +36,19 @@ impl<H: Host> Core<H> {
         config: DaemonConfig,
         start: Start<H>,
     ) -> Result<Box<Self>, DaemonError> {
-        let line = Line::open(&host, config.nodes).await?;
+        let messenger = Messenger::open(&host, config.nodes).await?;
         let tree = Tree::new(config.nodes, config.arity);
         let relay = Relay::new(tree.children(host.node().0));
-        let hands = Hands::open(host, config, start)?;
-        Ok(Box::new(Self { hands, line, tree, relay, next_order: 0, has_quit: false }))
+        let agent = NodeAgent::open(host, config, start)?;
+        Ok(Box::new(Self { agent, messenger, tree, relay, next_order: 0, has_quit: false }))
     }
 
     pub(super) fn node(&self) -> NodeId {
-        self.hands.host.node()
+        self.agent.host.node()
     }
 
     pub(super) fn halt(&self) -> Arc<Halt> {
-        self.line.halt()
+        self.messenger.halt()
     }
 
     pub(super) const fn has_quit(&self) -> bool {
@@ -66,14 +66,14 @@ impl<H: Host> Core<H> {
             let (from, message) = self.next_message().await?;
             let Message::Order(order) = message else { continue };
             let outcome = self.carry(&order).await?;
-            self.line.tell(from, &Message::Done { number: order.number, outcome }).await?;
+            self.messenger.send(from, &Message::Done { number: order.number, outcome }).await?;
         }
-        // Those above may have ended before they could say that they have the report.
-        let end = self.hands.host.sleep_until(self.hands.host.now() + LINGER);
-        until(self.line.flush(), end).await.map_or(Ok(()), |flushed| Ok(flushed?))
+        // Parents may end before they acknowledge the report.
+        let end = self.agent.host.sleep_until(self.agent.host.now() + LINGER);
+        until(self.messenger.flush(), end).await.map_or(Ok(()), |flushed| Ok(flushed?))
     }
 
-    /// Orders everybody to do something, and waits until all have.
+    /// Gives an order to all daemons, and waits until all have carried it out.
     pub(super) async fn order(mut self: Box<Self>, action: Action) -> Done<H> {
         self.next_order += 1;
         let order = Order { number: self.next_order, action };
@@ -81,11 +81,11 @@ impl<H: Host> Core<H> {
         (self, carried)
     }
 
-    /// Hands an order on, carries it out, and waits until all below have.
+    /// Forwards an order, carries it out, and waits until all daemons below have.
     async fn carry(&mut self, order: &Order) -> Result<Outcome, DaemonError> {
         self.relay.handle_order(order.clone());
         while let Some((child, order)) = self.relay.poll_order() {
-            self.line.tell(Rank(child), &Message::Order(order)).await?;
+            self.messenger.send(Rank(child), &Message::Order(order)).await?;
         }
         if let Some((number, action)) = self.relay.poll_action() {
             self.has_quit = matches!(action, Action::Quit);
@@ -103,23 +103,24 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Carries out the own part, unless a daemon is gone meanwhile: a channel to its node may never be steady.
+    /// Carries out this daemon's own part, unless a daemon fails meanwhile: a channel to a failed node may never be
+    /// steady.
     async fn execute(&mut self, action: &Action) -> Result<Outcome, DaemonError> {
-        let host = self.hands.host.clone();
-        let (mut why, line) = (None, &mut self.line);
-        let given_up = async { why = Some(line.cut_off(&host).await) };
-        match until(self.hands.execute(action), given_up).await {
+        let host = self.agent.host.clone();
+        let (mut why, messenger) = (None, &mut self.messenger);
+        let given_up = async { why = Some(messenger.wait_for_failure(&host).await) };
+        match until(self.agent.execute(action), given_up).await {
             Some(outcome) => outcome,
-            None => Err(why.expect("it was given up for a reason")),
+            None => Err(why.expect("the work is only given up for a reason")),
         }
     }
 
-    /// Ends what it has started, and tells those above and below which daemon is gone.
+    /// Ends all processes of this daemon, and notifies its parent and children that the daemon of `node` is gone.
     pub(super) async fn leave(mut self: Box<Self>, node: NodeId) {
-        self.hands.kill_all();
-        let (host, own) = (self.hands.host.clone(), self.node().0);
+        self.agent.kill_all();
+        let (host, own) = (self.agent.host.clone(), self.node().0);
         let relatives = self.tree.parent(own).into_iter().chain(self.tree.children(own));
         let end = host.sleep_until(host.now() + LINGER);
-        let _ = until(self.line.say_gone(node, relatives), end).await;
+        let _ = until(self.messenger.send_gone(node, relatives), end).await;
     }
 }

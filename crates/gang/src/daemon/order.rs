@@ -1,4 +1,4 @@
-//! What daemons tell each other.
+//! Messages between daemons.
 
 use midplane_simhw::id::NodeId;
 use serde::{Deserialize, Serialize};
@@ -6,23 +6,23 @@ use serde::{Deserialize, Serialize};
 use crate::interfaces::{HostInterfaces, Moved};
 use crate::names::{ChannelId, Epoch, JobId, Place};
 
-/// A job to start: one rank a channel, nodes in turn.
+/// A job to start. Its ranks are dealt to its nodes in turn, one rank per channel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Launch<P = u32> {
     /// The job.
     pub job: JobId,
     /// Its first node.
     pub first: u16,
-    /// Its nodes.
+    /// Number of its nodes.
     pub nodes: u16,
-    /// Its ranks: rank r is on node `first + r % nodes`.
+    /// Number of its ranks: rank r is on node `first + r % nodes`.
     pub ranks: u16,
-    /// What it runs: whoever starts processes knows what it means.
+    /// The program, which only [`Start`](super::Start) (or the daemon of real processes) interprets.
     pub program: P,
 }
 
 impl<P> Launch<P> {
-    /// Where its ranks are.
+    /// Returns the node and channel of each rank.
     #[must_use]
     pub fn places(&self) -> Vec<Place> {
         let nodes = self.nodes.max(1);
@@ -34,15 +34,15 @@ impl<P> Launch<P> {
     }
 }
 
-/// What daemons are ordered to do.
+/// Orders to daemons.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Action<P = u32> {
-    /// Open a job's contexts and start its processes, stopped.
+    /// Open a job's contexts and start its processes, suspended.
     Launch(Launch<P>),
     /// Stop the processes of jobs, and wait until their channels are steady.
     Freeze(Vec<JobId>),
-    /// The same, and their contexts are saved next, in [`Action::Switch`]: a node may begin once it has reported, while
-    /// others have not.
+    /// The same as [`Action::Freeze`], before [`Action::Switch`]. Once a node has reported, it may save the contexts
+    /// while other nodes still freeze.
     Leave(Vec<JobId>),
     /// Save the contexts of frozen jobs.
     Save(Vec<JobId>),
@@ -50,52 +50,54 @@ pub enum Action<P = u32> {
     Restore(Vec<JobId>),
     /// Start jobs in an epoch.
     Run(Vec<(JobId, Epoch)>),
-    /// Save, restore and run in one go: once all are frozen, each node may do so by itself, since
-    /// one that is not ready refuses what comes too early.
+    /// Save, restore and run in one order.
+    ///
+    /// All jobs of `stop` are frozen on all nodes, so each node may proceed alone: a node that is not ready refuses
+    /// messages that arrive too early.
     Switch {
-        /// Frozen everywhere.
+        /// Jobs that are frozen on all nodes.
         stop: Vec<JobId>,
-        /// To go on.
+        /// Jobs to start, with their epochs.
         run: Vec<(JobId, Epoch)>,
     },
-    /// The same up to [`Action::Join`], which follows once all have done it: save and restore, Virtual
-    /// Interfaces as well, and say where those are now. Daemons of real processes only.
+    /// Save and restore, Virtual Interfaces included, and report where restored interfaces are now. [`Action::Join`]
+    /// follows once all nodes have reported. For daemons of real processes only.
     Exchange {
-        /// Frozen everywhere.
+        /// Jobs that are frozen on all nodes.
         stop: Vec<JobId>,
-        /// Of these, the interfaces are forgotten; of the others, they stay.
+        /// Jobs of `stop` whose interfaces the NIC forgets; those of other jobs stay on the NIC.
         away: Vec<JobId>,
-        /// To go on.
+        /// Jobs to restore.
         start: Vec<JobId>,
     },
-    /// Tell restored interfaces of their other ends, and start jobs.
+    /// Connect restored interfaces with their other ends, and start jobs.
     Join {
-        /// The jobs, and their epochs.
+        /// The jobs, with their epochs.
         run: Vec<(JobId, Epoch)>,
-        /// Where interfaces of these jobs are now.
+        /// Old and new names of these jobs' restored interfaces.
         moved: Vec<Moved>,
     },
-    /// End a job: what runs of it is killed.
+    /// End a job, and kill its processes.
     End(JobId),
-    /// Tell the root what the channels of a frozen job hold, and keep it. Daemons of real processes only:
-    /// others report at once.
+    /// Report to the root what the channels of a frozen job hold; the contexts stay as they are. For daemons of real
+    /// processes only: others report at once.
     Cut(JobId),
-    /// Only report.
+    /// Report, and do nothing else.
     Look,
-    /// Report and end.
+    /// Report, then end.
     Quit,
 }
 
-/// What came of an order.
+/// Results of an order.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Jobs, and how many of their processes have ended.
     pub ended: Vec<(JobId, u16)>,
-    /// Jobs that can't begin somewhere: on which node, and why.
+    /// Jobs that can't be started on a node: the job, the node and the reason.
     pub failed: Vec<(JobId, u16, String)>,
-    /// Of jobs that stand still: the Virtual Interfaces that NICs have, or that are saved.
+    /// The Virtual Interfaces of frozen jobs, on the NIC or saved.
     pub interfaces: Vec<HostInterfaces>,
-    /// Those that were restored.
+    /// Interfaces that were restored.
     pub moved: Vec<Moved>,
 }
 
@@ -112,7 +114,7 @@ impl Outcome {
         self.moved.extend(more.moved);
     }
 
-    /// How many processes of a job have ended.
+    /// Returns how many processes of a job have ended.
     #[must_use]
     pub fn ended(&self, job: JobId) -> u16 {
         self.ended.iter().find(|(other, _)| *other == job).map_or(0, |(_, count)| *count)
@@ -122,9 +124,9 @@ impl Outcome {
 /// An order, numbered by the root.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Order<P = u32> {
-    /// Later ones have higher numbers.
+    /// Grows with each order.
     pub number: u32,
-    /// What is to be done.
+    /// The action to carry out.
     pub action: Action<P>,
 }
 

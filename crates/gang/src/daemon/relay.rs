@@ -1,5 +1,5 @@
-//! An order's way through the tree, as one daemon sees it: on to its children, carried out, and reported
-//! once all below have. No I/O, no clock.
+//! One daemon's part in the tree: forwards an order to its children, carries it out, and reports once all below have.
+//! No I/O, no clock.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,12 +11,12 @@ struct Pending {
     number: u32,
     /// Children that have not reported.
     below: BTreeSet<u16>,
-    /// This daemon has done its own part.
+    /// True if this daemon has carried out its own part.
     own: bool,
     outcome: Outcome,
 }
 
-/// One daemon's part in handing orders on.
+/// Forwards orders to a daemon's children, and collects their reports.
 ///
 /// After any `&mut self` call: drain [`Relay::poll_order`], then [`Relay::poll_action`], then
 /// [`Relay::poll_done`].
@@ -29,19 +29,19 @@ pub struct Relay<P> {
 }
 
 impl<P: Clone> Relay<P> {
-    /// Hands orders on to these children.
+    /// Creates a relay with these children.
     #[must_use]
     pub fn new(children: impl IntoIterator<Item = u16>) -> Self {
         let children = children.into_iter().collect();
         Self { children, pending: None, out: VecDeque::new(), action: None }
     }
 
-    /// A child has come: it hears of the next order.
+    /// Adds a child, which gets the next order.
     pub fn adopt(&mut self, child: u16) {
         self.children.insert(child);
     }
 
-    /// A child is gone: nobody waits for it any longer.
+    /// Removes a child; the order under way no longer waits for its report.
     pub fn lose(&mut self, child: u16) {
         self.children.remove(&child);
         if let Some(pending) = &mut self.pending {
@@ -49,8 +49,8 @@ impl<P: Clone> Relay<P> {
         }
     }
 
-    /// An order has come, or begins here. One before it that was not carried out is forgotten: whoever
-    /// gave it is gone.
+    /// Takes an order from the parent, or from this daemon if it is the root. Drops an earlier order that is not
+    /// complete: the parent that gave it is gone.
     pub fn handle_order(&mut self, order: Order<P>) {
         let below = self.children.clone();
         self.out.extend(below.iter().map(|child| (*child, order.clone())));
@@ -59,7 +59,7 @@ impl<P: Clone> Relay<P> {
         self.action = Some((number, action));
     }
 
-    /// A child has reported.
+    /// Takes a child's report.
     pub fn handle_report(&mut self, from: u16, number: u32, outcome: Outcome) {
         if let Some(pending) = self.pending.as_mut().filter(|pending| pending.number == number)
             && pending.below.remove(&from)
@@ -68,7 +68,7 @@ impl<P: Clone> Relay<P> {
         }
     }
 
-    /// This daemon has done its own part.
+    /// Takes the outcome of this daemon's own part.
     pub fn handle_own(&mut self, number: u32, outcome: Outcome) {
         if let Some(pending) = self.pending.as_mut().filter(|pending| pending.number == number) {
             pending.outcome.add(outcome);
@@ -76,24 +76,24 @@ impl<P: Clone> Relay<P> {
         }
     }
 
-    /// Children that have not reported.
+    /// Returns the children that have not reported.
     pub fn waits_for(&self) -> impl Iterator<Item = u16> {
         self.pending.iter().flat_map(|pending| pending.below.iter().copied())
     }
 
-    /// An order for a child.
+    /// Returns an order to be sent to a child.
     #[must_use]
     pub fn poll_order(&mut self) -> Option<(u16, Order<P>)> {
         self.out.pop_front()
     }
 
-    /// What this daemon is to do itself, and the order's number.
+    /// Returns the order's number and the action that this daemon is to carry out itself.
     #[must_use]
     pub fn poll_action(&mut self) -> Option<(u32, Action<P>)> {
         self.action.take()
     }
 
-    /// All below have done it: what came of it, for whoever gave the order.
+    /// If this daemon and all below have carried the order out, returns its number and outcome, for the parent.
     #[must_use]
     pub fn poll_done(&mut self) -> Option<(u32, Outcome)> {
         let is_done = |pending: &mut Pending| pending.own && pending.below.is_empty();

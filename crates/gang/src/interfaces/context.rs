@@ -1,7 +1,7 @@
-//! Everything that the NICs know of one job's Virtual Interfaces at one consistent cut.
+//! The saved state of one job's Virtual Interfaces, at a consistent cut.
 //!
-//! Ranks only, as a [`NetworkContext`](crate::context::NetworkContext): no node and no port stands in it.
-//! As bytes it begins with `MPVI`, and goes on as that does.
+//! Like a [`NetworkContext`](crate::context::NetworkContext), it names ranks only, no nodes or ports. Its bytes begin
+//! with `MPVI`; the rest of the format is the same.
 
 use midplane_simhw::wire::{self, WireError};
 use midplane_via::context::{PortContext, Violation, check_cut};
@@ -12,12 +12,12 @@ use crate::names::JobId;
 
 const MAGIC: [u8; 4] = *b"MPVI";
 
-/// The interfaces of all processes of a job, saved after all stood still.
+/// The interfaces of all processes of a job, saved while all were suspended.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct InterfacesContext {
-    /// Which job it was.
+    /// The job.
     pub job: JobId,
-    /// One of each rank, in order.
+    /// One port per rank, in order.
     pub ranks: Vec<PortContext>,
 }
 
@@ -31,7 +31,7 @@ impl InterfacesContext {
         check_cut(&self.ranks)
     }
 
-    /// As bytes, to be kept.
+    /// Encodes the context as bytes.
     ///
     /// # Errors
     /// [`WireError::TooLong`] beyond a gigabyte.
@@ -39,10 +39,10 @@ impl InterfacesContext {
         Ok(seal(MAGIC, &wire::encode_long(self)?))
     }
 
-    /// Reads what [`InterfacesContext::to_bytes`] wrote, and checks it.
+    /// Reads the bytes of [`InterfacesContext::to_bytes`], and checks the context.
     ///
     /// # Errors
-    /// [`ReadError`] says what is wrong, and where.
+    /// [`ReadError`], with the position of the problem.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ReadError> {
         let body = unseal(MAGIC, bytes)?;
         let context: Self = wire::decode_long(body).map_err(ReadError::Body)?;
@@ -50,19 +50,19 @@ impl InterfacesContext {
         Ok(context)
     }
 
-    /// As JSON, to be read.
+    /// Encodes the context as JSON, to be read by people.
     ///
     /// # Panics
-    /// Never: everything in a context has a form in JSON.
+    /// Never: every context can be written as JSON.
     #[must_use]
     pub fn to_json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("everything in a context has a form in JSON")
+        serde_json::to_string_pretty(self).expect("every context can be written as JSON")
     }
 
-    /// Reads what [`InterfacesContext::to_json`] wrote, and checks it.
+    /// Reads the text of [`InterfacesContext::to_json`], and checks the context.
     ///
     /// # Errors
-    /// [`ReadError`] says what is wrong, and where.
+    /// [`ReadError`], with the position of the problem.
     pub fn from_json(text: &str) -> Result<Self, ReadError> {
         let context: Self = serde_json::from_str(text)?;
         context.validate()?;

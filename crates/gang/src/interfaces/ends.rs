@@ -1,7 +1,7 @@
-//! What hosts must know of each other to preempt one job's interfaces: the ends of its connections.
+//! Exchanges between hosts that preempt one job's interfaces: the ends of its connections.
 //!
-//! No host sees the whole job. Each says which ends it has and what they lead to; whether all of it may go
-//! is decided where all of it is known, so that the interfaces of a job are forgotten everywhere or nowhere.
+//! No host sees the whole job. Each host reports its ends and where they lead. The scheduler, which knows all of them,
+//! decides whether they can be saved, so a job's interfaces are forgotten on all hosts or on none.
 
 use std::collections::BTreeMap;
 
@@ -11,63 +11,63 @@ use thiserror::Error;
 
 use crate::names::JobId;
 
-/// An interface, as its NIC knows it, and where its connection leads.
+/// An interface as its NIC names it, and the other end of its connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct HeldEnd {
-    /// Itself.
+    /// The interface.
     pub own: NicEnd,
     /// The other end, if it is connected.
     pub far: Option<NicEnd>,
 }
 
-/// What one host has of a job's interfaces, whose processes stand still.
+/// One host's part of a job's interfaces, while the job's processes are suspended.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct HostInterfaces {
     /// The job.
     pub job: JobId,
     /// The host.
     pub host: u16,
-    /// All of them; some may be missing if not all can be saved.
+    /// All interfaces; maybe incomplete if `refused` is set.
     pub ends: Vec<HeldEnd>,
-    /// Why they can't be saved, if they can't.
+    /// Why some can't be saved, if so.
     pub refused: Option<String>,
 }
 
 /// A connected interface that was restored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Moved {
-    /// What it was known by.
+    /// Its name before.
     pub from: NicEnd,
-    /// What it is known by now.
+    /// Its name now.
     pub to: NicEnd,
-    /// The frame that it takes next.
+    /// Sequence number of the next frame that it accepts.
     pub taken: u32,
 }
 
-/// Why a job's interfaces stay on their NICs.
+/// Why a job's interfaces can't be saved, and stay on their NICs.
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum NotWhole {
     /// A host can't save them.
     #[error("host {host}: {why}")]
     Refused {
-        /// Which one.
+        /// The host.
         host: u16,
-        /// Why not.
+        /// The host's reason.
         why: String,
     },
-    /// A connection leads out of the job.
+    /// A connection leads to an interface outside the job.
     #[error(
-        "host {host}: a connection leads to interface {} of node {}, which is none of the job's", .to.vi, .to.node
+        "host {host}: a connection leads to interface {} of node {}, which is not one of the job's", .to.vi, .to.node
     )]
     Stranger {
         /// The host.
         host: u16,
-        /// Where it leads.
+        /// The other end of the connection.
         to: NicEnd,
     },
-    /// A connection has ended at its other end, and the news of it is under way.
-    #[error("host {host}: a connection has ended just now at its other end, on node {}", .to.node)]
+    /// The other end has closed the connection, and the notification is in transit.
+    #[error("host {host}: the other end of a connection, on node {}, is closing it", .to.node)]
     Ending {
         /// The host.
         host: u16,
@@ -77,18 +77,18 @@ pub enum NotWhole {
 }
 
 impl HostInterfaces {
-    /// Those of a port that was saved, added.
+    /// Adds the interfaces of a saved port.
     pub fn add(&mut self, saved: &SavedPort) {
         let far = saved.context.vis.iter().map(|vi| vi.link.as_ref().map(|link| link.peer));
         self.ends.extend(saved.ends.iter().zip(far).map(|(own, far)| HeldEnd { own: *own, far }));
     }
 }
 
-/// Whether the interfaces of one job, as its hosts have them, may be forgotten: all can be saved, and both
-/// ends of each connection are there.
+/// Checks that the interfaces of one job, as its hosts report them, may be forgotten: all can be saved, and both ends
+/// of each connection are reported.
 ///
 /// # Errors
-/// The first [`NotWhole`].
+/// [`NotWhole`], for the first problem.
 pub fn check_whole(hosts: &[&HostInterfaces]) -> Result<(), NotWhole> {
     for HostInterfaces { host, refused, .. } in hosts {
         if let Some(why) = refused {
@@ -143,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_job_from_being_whole_is_named() {
+    fn the_reason_that_a_job_is_not_whole_is_returned() {
         let mut refused = pair();
         refused[1].refused = Some("no".into());
         assert_eq!(check(&refused), Err(NotWhole::Refused { host: 1, why: "no".into() }));
         let stranger = Err(NotWhole::Stranger { host: 0, to: end(1, 0) });
         assert_eq!(check(&pair()[..1]), stranger);
-        // The other end has another connection by now, or none, or one with somebody else.
+        // The other end has another connection by now, or none, or one with another interface.
         for far in [None, Some(end(0, 1))] {
             let mut ended = pair();
             ended[1].ends[0].far = far;

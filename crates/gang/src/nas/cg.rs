@@ -1,6 +1,6 @@
-//! CG: the smallest eigenvalue of a sparse matrix by inverse iteration, with conjugate gradients.
+//! CG: the smallest eigenvalue of a sparse matrix, by inverse iteration with conjugate gradients.
 //!
-//! The matrix is cut into a grid of blocks. A product is summed along each row of the grid by
+//! The matrix is divided into a grid of blocks, one per rank. A product is summed along each row of the grid by
 //! recursive doubling, then exchanged with the transposed rank.
 
 use midplane_simhw::wire;
@@ -17,9 +17,9 @@ use super::{Class, Kernel, KernelError, Pace, Verdict};
 
 const SEED: u64 = 314_159_265;
 const CONDITION: f64 = 0.1;
-/// Steps of conjugate gradients in one of inverse iteration.
+/// Steps of conjugate gradients per step of inverse iteration.
 const INNER: usize = 25;
-/// Steps of inverse iteration, of every class.
+/// Steps of inverse iteration, in every class.
 const OUTER: u32 = 15;
 const EXCHANGE: Tag = Tag(1);
 
@@ -38,7 +38,7 @@ const fn problem(class: Class) -> Problem {
     }
 }
 
-/// Where a rank stands in the grid.
+/// A rank's place in the grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Grid {
     rows: usize,
@@ -63,7 +63,7 @@ impl Grid {
         })
     }
 
-    /// The rank that has what this one needs of a product, and needs what this one has.
+    /// Returns the rank that this rank exchanges products with: each needs what the other has.
     const fn transposed(&self) -> Rank {
         if self.rows == self.columns {
             return Rank((self.column * self.columns + self.row) as u32);
@@ -71,13 +71,13 @@ impl Grid {
         Rank((self.column / 2 * self.columns + 2 * self.row + self.column % 2) as u32)
     }
 
-    /// The rank of the same row whose column differs in this bit.
+    /// Returns the rank in the same row whose column differs in bit `bit`.
     const fn partner(&self, bit: usize) -> Rank {
         Rank((self.row * self.columns + (self.column ^ bit)) as u32)
     }
 }
 
-/// A block of the matrix, by rows.
+/// A block of the matrix, in compressed sparse row (CSR) form.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Block {
     starts: Vec<usize>,
@@ -95,7 +95,7 @@ impl Block {
     }
 }
 
-/// A sparse random vector with `value` at `at`.
+/// Generates a sparse random vector, with 0.5 at index `at`.
 fn sparse_vector(
     stream: &mut Stream,
     order: usize,
@@ -118,8 +118,8 @@ fn sparse_vector(
     entries
 }
 
-/// A rank's block of the sum of outer products of sparse vectors, weighted so that the matrix has
-/// the condition that is wanted.
+/// Generates a rank's block of the matrix: a sum of outer products of sparse vectors, weighted to give the condition
+/// number that the benchmark demands.
 fn make_block(problem: &Problem, grid: &Grid) -> Block {
     let order = problem.order;
     let (height, width) = (order / grid.rows, order / grid.columns);
@@ -143,10 +143,10 @@ fn make_block(problem: &Problem, grid: &Grid) -> Block {
     }
     let mut block = Block { starts: vec![0], ..Block::default() };
     for mut row in rows {
-        // Stable: what falls on one place is added in the order in which it came.
+        // A stable sort: values of one element are added in the order of their generation.
         row.sort_by_key(|(column, _)| *column);
         for (column, value) in row {
-            let begin = *block.starts.last().expect("it begins with one");
+            let begin = *block.starts.last().expect("`starts` begins with one entry");
             match (block.columns.last(), block.values.last_mut()) {
                 (Some(last), Some(sum)) if *last == column && block.columns.len() > begin => {
                     *sum += value;
@@ -167,7 +167,7 @@ struct State {
     class: Class,
     rank: u32,
     ranks: u32,
-    /// Steps made; the first is a warm-up, and forgotten.
+    /// Steps made. The first is a warm-up, whose result is discarded.
     step: u32,
     zeta: f64,
     residual: f64,
@@ -198,7 +198,7 @@ impl Cg {
         Ok(Self { block: make_block(&problem, &grid), state, grid })
     }
 
-    /// Sums over a row of the grid: the same bits at all its ranks.
+    /// Sums over a row of the grid. The result is bit-identical on all its ranks.
     async fn row_sum<P: Progression>(
         &self,
         world: &Communicator<P>,
@@ -232,7 +232,7 @@ impl Cg {
         Ok(sum[0])
     }
 
-    /// The matrix times a vector, both cut by columns.
+    /// Multiplies the matrix by a vector; argument and result are divided by columns.
     async fn product<P: Progression>(
         &self,
         world: &Communicator<P>,
@@ -259,7 +259,7 @@ impl Cg {
         exchange(world, to, part).await
     }
 
-    /// 25 steps of conjugate gradients for A z = x.
+    /// Solves A z = x by 25 steps of conjugate gradients; returns z and the norm of the residual.
     async fn solve<P: Progression>(
         &self,
         world: &Communicator<P>,
@@ -346,7 +346,7 @@ impl Kernel for Cg {
     }
 
     fn save(&self) -> Vec<u8> {
-        wire::encode_long(&self.state).expect("it is smaller than the limit")
+        wire::encode_long(&self.state).expect("the state is smaller than the limit")
     }
 
     fn restore(class: Class, rank: u32, ranks: u32, saved: &[u8]) -> Result<Self, KernelError> {

@@ -1,4 +1,4 @@
-//! EP: pairs of Gaussian deviates, counted in square annuli. Hardly a message.
+//! EP: pairs of Gaussian deviates, counted in square annuli. Ranks exchange messages only at the end.
 
 use midplane_simhw::wire;
 use midplane_via::message::communicator::Communicator;
@@ -9,14 +9,14 @@ use super::random::Stream;
 use super::{Class, Kernel, KernelError, Pace, Verdict, sum};
 
 const SEED: u64 = 271_828_183;
-/// Pairs of a block.
+/// Pairs per block.
 const BLOCK: u64 = 1 << 16;
-/// Blocks between two steps' ends.
+/// Blocks per step.
 const BLOCKS_A_STEP: u64 = 8;
-/// Floating-point operations of a pair, as the benchmark's authors count: about 25 and a logarithm.
+/// Floating-point operations per pair, as the benchmark's authors count them: about 25, and a logarithm.
 const OPERATIONS: u64 = 50;
 
-/// The sums before 3.4.2 (signed), those since (absolute), and the count.
+/// The official signed sums (before 3.4.2), absolute sums (since 3.4.2), and count of pairs.
 const fn official(class: Class) -> [f64; 5] {
     match class {
         Class::S => [
@@ -49,11 +49,11 @@ pub struct Ep {
     class: Class,
     rank: u32,
     ranks: u32,
-    /// The next block.
+    /// Number of the next block.
     next: u64,
-    /// Signed sums, absolute sums.
+    /// Two signed sums, then two absolute sums.
     sums: [f64; 4],
-    /// Pairs by annulus.
+    /// Number of pairs per annulus.
     annuli: [u64; 10],
     done: bool,
 }
@@ -109,7 +109,7 @@ impl Kernel for Ep {
                 pace.work(BLOCK * OPERATIONS).await;
             }
         }
-        // Every rank makes as many steps.
+        // Every rank makes the same number of steps.
         let (rank, each) = (u64::from(self.rank), u64::from(self.ranks));
         let made = (self.next - rank) / each;
         let most = Self::blocks(self.class).div_ceil(each);
@@ -134,7 +134,7 @@ impl Kernel for Ep {
     }
 
     fn save(&self) -> Vec<u8> {
-        wire::encode_long(self).expect("it is small")
+        wire::encode_long(self).expect("the state is far smaller than the limit")
     }
 
     fn restore(class: Class, rank: u32, ranks: u32, saved: &[u8]) -> Result<Self, KernelError> {

@@ -1,7 +1,7 @@
-//! FT: a partial differential equation by Fourier transforms in three dimensions.
+//! FT: a partial differential equation, solved by Fourier transforms in three dimensions.
 //!
-//! Each rank has planes of equal z; a transform exchanges them for planes of equal y, so that all
-//! ranks send each other a block: the most that any of the three communicates.
+//! Each rank has planes of equal z. A transform exchanges them for planes of equal y, in which each rank sends a block
+//! to every other. FT communicates the most of the three kernels.
 
 use midplane_simhw::wire;
 use midplane_via::message::communicator::Communicator;
@@ -15,7 +15,7 @@ use super::{Class, Kernel, KernelError, Pace, Verdict, sum};
 
 const SEED: u64 = 314_159_265;
 const ALPHA: f64 = 1e-6;
-/// Steps of every class.
+/// Number of steps, in every class.
 const STEPS: usize = 6;
 
 type Complex = [f64; 2];
@@ -80,7 +80,7 @@ const fn official(class: Class) -> [f64; 12] {
     }
 }
 
-/// A transform of one length: its roots of unity.
+/// A transform of one length, by its roots of unity.
 struct Line {
     roots: Vec<Complex>,
 }
@@ -95,7 +95,7 @@ impl Line {
         Self { roots: (0..length / 2).map(root).collect() }
     }
 
-    /// Transforms `line` in place (Stockham's, which needs no reordering).
+    /// Transforms `line` in place, by Stockham's algorithm, which needs no reordering.
     fn transform(&self, line: &mut Vec<Complex>, scratch: &mut Vec<Complex>) {
         let length = line.len();
         let (mut count, mut stride) = (length, 1);
@@ -116,7 +116,7 @@ impl Line {
     }
 }
 
-/// Transforms lines of `length` that begin at multiples of it.
+/// Transforms each line of `length` values.
 fn transform_rows(data: &mut [Complex], length: usize, forward: bool) {
     let transform = Line::new(length, forward);
     let (mut line, mut scratch) = (vec![[0.0; 2]; length], vec![[0.0; 2]; length]);
@@ -127,7 +127,7 @@ fn transform_rows(data: &mut [Complex], length: usize, forward: bool) {
     }
 }
 
-/// Transforms the columns of planes of `height` rows of `width`.
+/// Transforms the columns of planes with `height` rows of `width` values.
 fn transform_columns(data: &mut [Complex], width: usize, height: usize, forward: bool) {
     let transform = Line::new(height, forward);
     let (mut line, mut scratch) = (vec![[0.0; 2]; height], vec![[0.0; 2]; height]);
@@ -149,10 +149,9 @@ struct State {
     class: Class,
     rank: u32,
     ranks: u32,
-    /// Steps made, and their checksums.
+    /// Checksums of the steps made, two values each.
     sums: Vec<f64>,
-    /// The transformed field: planes of equal y, in each of them rows of equal x, along z. Empty
-    /// before the first step.
+    /// The transformed field: planes of equal y, each with rows of equal x along z. Empty before the first step.
     field: Vec<Complex>,
 }
 
@@ -177,8 +176,7 @@ impl Ft {
         Ok(Self { state })
     }
 
-    /// The planes of this rank in the other cut: `outer` planes of `inner` blocks become their
-    /// transposed.
+    /// Sends block r to rank r, and returns the blocks received, by rank.
     async fn exchange<P: Progression>(
         &self,
         world: &Communicator<P>,
@@ -188,11 +186,11 @@ impl Ft {
         Communicator<P>: Send + Sync,
     {
         let blocks = blocks.iter().map(|block| to_bytes(block)).collect();
-        let came = world.all_to_all(blocks).await?;
-        came.iter().map(|bytes| from_bytes::<Complex>(bytes)).collect()
+        let received = world.all_to_all(blocks).await?;
+        received.iter().map(|bytes| from_bytes::<Complex>(bytes)).collect()
     }
 
-    /// Planes of equal z become planes of equal y: `[z][y][x]` to `[y][x][z]`.
+    /// Exchanges planes of equal z for planes of equal y: `[z][y][x]` to `[y][x][z]`.
     async fn to_y<P: Progression>(
         &self,
         world: &Communicator<P>,
@@ -211,9 +209,9 @@ impl Ft {
                 .copied()
                 .collect()
         };
-        let came = self.exchange(world, (0..ranks).map(cut).collect()).await?;
+        let received = self.exchange(world, (0..ranks).map(cut).collect()).await?;
         let mut out = vec![[0.0; 2]; nx * own_y * nz];
-        for (from, block) in came.iter().enumerate() {
+        for (from, block) in received.iter().enumerate() {
             for (z, plane) in block.chunks_exact(nx * own_y).enumerate() {
                 for (at, value) in plane.iter().enumerate() {
                     out[at * nz + from * own_z + z] = *value;
@@ -223,7 +221,7 @@ impl Ft {
         Ok(out)
     }
 
-    /// The way back.
+    /// Exchanges planes of equal y for planes of equal z: `[y][x][z]` to `[z][y][x]`.
     async fn to_z<P: Progression>(
         &self,
         world: &Communicator<P>,
@@ -239,9 +237,9 @@ impl Ft {
             let lines = data.chunks_exact(nz);
             lines.flat_map(|line| &line[to * own_z..(to + 1) * own_z]).copied().collect()
         };
-        let came = self.exchange(world, (0..ranks).map(cut).collect()).await?;
+        let received = self.exchange(world, (0..ranks).map(cut).collect()).await?;
         let mut out = vec![[0.0; 2]; nx * ny * own_z];
-        for (from, block) in came.iter().enumerate() {
+        for (from, block) in received.iter().enumerate() {
             for (at, line) in block.chunks_exact(own_z).enumerate() {
                 let (y, x) = (from * own_y + at / nx, at % nx);
                 for (z, value) in line.iter().enumerate() {
@@ -252,14 +250,14 @@ impl Ft {
         Ok(out)
     }
 
-    /// Operations of a transform over this rank's part.
+    /// Returns this rank's floating-point operations per three-dimensional transform.
     fn operations(&self) -> u64 {
         let [x, y, z] = dimensions(self.state.class);
         let points = (x * y * z) as u64;
         5 * points * u64::from((x * y * z).ilog2()) / u64::from(self.state.ranks)
     }
 
-    /// The field as it begins, transformed.
+    /// Returns the initial field, transformed.
     async fn begin_field<P: Progression>(
         &self,
         world: &Communicator<P>,
@@ -283,7 +281,7 @@ impl Ft {
         Ok(data)
     }
 
-    /// Time goes on by one step in the transformed field.
+    /// Advances the transformed field by one time step.
     fn evolve(&mut self) {
         let [nx, ny, nz] = dimensions(self.state.class);
         let own_y = ny / self.state.ranks as usize;
@@ -302,7 +300,7 @@ impl Ft {
         }
     }
 
-    /// The sum of 1,024 of the field's points.
+    /// Returns this rank's part of the sum of 1,024 points of the field.
     fn checksum(&self, data: &[Complex]) -> Complex {
         let [nx, ny, nz] = dimensions(self.state.class);
         let own_z = nz / self.state.ranks as usize;
@@ -360,7 +358,7 @@ impl Kernel for Ft {
     }
 
     fn save(&self) -> Vec<u8> {
-        wire::encode_long(&self.state).expect("it is smaller than the limit")
+        wire::encode_long(&self.state).expect("the state is smaller than the limit")
     }
 
     fn restore(class: Class, rank: u32, ranks: u32, saved: &[u8]) -> Result<Self, KernelError> {

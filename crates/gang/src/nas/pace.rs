@@ -1,4 +1,4 @@
-//! Where operations take time.
+//! Accounts for the time of floating-point operations.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use midplane_simhw::host::Host;
 
 use crate::process::Reins;
 
-/// Where operations take time: nowhere but in virtual time, where arithmetic is free otherwise.
+/// Accounts for the time of floating-point operations, which take no time in virtual time otherwise.
 pub trait Pace: Send + Sync {
-    /// Takes the time of so many floating-point operations; none only says how far a kernel is.
+    /// Waits for the time of `operations` floating-point operations. Zero operations only mark a point of progress.
     fn work(&self, operations: u64) -> impl Future<Output = ()> + Send;
 }
 
-/// Arithmetic takes the time that it takes.
+/// Real time: waits for nothing, since arithmetic takes real time anyway.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealTime;
 
@@ -21,7 +21,7 @@ impl Pace for RealTime {
     async fn work(&self, _: u64) {}
 }
 
-/// Operations take virtual time, and make no progress while their process stands still.
+/// Virtual time: operations take virtual time, and make no progress while their process is suspended.
 #[derive(Clone, Debug)]
 pub struct VirtualTime<H> {
     host: H,
@@ -30,7 +30,7 @@ pub struct VirtualTime<H> {
 }
 
 impl<H: Host> VirtualTime<H> {
-    /// A processor of so many operations a second, for the process in these reins.
+    /// Creates a processor of `per_second` operations per second, for the process that `reins` suspends.
     #[must_use]
     pub const fn new(host: H, reins: Reins, per_second: f64) -> Self {
         Self { host, reins, per_second }

@@ -1,10 +1,10 @@
-//! The benchmarks' generator: x' = 5^13 x mod 2^46.
+//! The benchmarks' random number generator: x' = 5^13 x mod 2^46.
 
 /// 5^13.
 const A: u64 = 1_220_703_125;
 const MASK: u64 = (1 << 46) - 1;
 
-/// A stream of numbers between 0 and 1.
+/// A stream of random numbers between 0 and 1.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Stream(u64);
 
@@ -13,7 +13,7 @@ impl Stream {
         Self(seed)
     }
 
-    /// The stream after so many more numbers.
+    /// Returns the stream after `count` more numbers.
     pub(super) const fn skip(self, mut count: u64) -> Self {
         let (mut x, mut a) = (self.0, A);
         while count > 0 {

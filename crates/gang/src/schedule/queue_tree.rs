@@ -1,24 +1,23 @@
 //! Time and space sharing: a distributed queue tree (Hori, Ishikawa, Konaka, Maeda and Tomokiyo,
 //! HICSS 1995; Hori, Ishikawa, Nolte, Konaka, Maeda and Tomokiyo, Euro-Par 1995).
 //!
-//! The nodes are halved again and again; each part has a queue for the jobs that need a part of its
-//! size. A part's jobs have their turns, then both its halves have theirs at once. What the papers'
-//! abstracts leave open (the papers were not at hand) is decided here: a half that is through before
-//! the other begins anew.
+//! The nodes are halved recursively. Each part has a queue for the jobs that need a part of its size. A part's jobs
+//! have their turns first, then both halves run at once. The papers' full texts were not available, and their abstracts
+//! leave one point open, which is decided here: a half that completes its round before the other starts it again.
 
 use std::ops::Range;
 
 use super::{AdmitError, Policy, Request, Round};
 use crate::names::JobId;
 
-/// Which of the parts that are large enough gets a job.
+/// Choice among the parts that are large enough for a job.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Placing {
-    /// The one whose nodes have the fewest jobs.
+    /// The part whose nodes have the fewest jobs.
     #[default]
     LeastLoaded,
-    /// The first.
+    /// The first part.
     First,
 }
 
@@ -26,23 +25,23 @@ pub enum Placing {
 struct Part {
     nodes: Range<u16>,
     round: Round,
-    /// The halves have their turns.
+    /// True while the halves have their turns.
     in_halves: bool,
-    /// Which of the halves are through.
-    through: [bool; 2],
+    /// True for each half that has completed a round.
+    completed: [bool; 2],
 }
 
-/// Time and space sharing.
+/// Time and space sharing by a distributed queue tree.
 #[derive(Clone, Debug)]
 pub struct QueueTree {
-    /// A heap: the halves of part `p` are `2 p + 1` and `2 p + 2`.
+    /// The parts in heap order: the halves of part `p` are `2 p + 1` and `2 p + 2`.
     parts: Vec<Part>,
     nodes: u16,
     placing: Placing,
 }
 
 impl QueueTree {
-    /// For so many nodes.
+    /// Creates the policy for this many nodes.
     #[must_use]
     pub fn new(nodes: u16, placing: Placing) -> Self {
         let size = u32::from(nodes.max(1)).next_power_of_two();
@@ -53,21 +52,21 @@ impl QueueTree {
                 let clip = |node: u32| node.min(nodes.into()) as u16;
                 let nodes = clip(first)..clip(first + width);
                 let round = Round::default();
-                parts.push(Part { nodes, round, in_halves: false, through: [false; 2] });
+                parts.push(Part { nodes, round, in_halves: false, completed: [false; 2] });
             }
             width /= 2;
         }
         Self { parts, nodes, placing }
     }
 
-    /// Jobs in a part and all its halves.
+    /// Returns whether a part or a part within it has jobs.
     fn has_jobs(&self, part: usize) -> bool {
         self.parts.get(part).is_some_and(|it| {
             !it.round.jobs.is_empty() || self.has_jobs(2 * part + 1) || self.has_jobs(2 * part + 2)
         })
     }
 
-    /// Slices that the jobs of a part, of the parts around it and within it weigh.
+    /// Returns the length of a round on a part's nodes: slices of the jobs in the part, around it and within it.
     fn load(&self, part: usize) -> usize {
         let own = |part: usize| -> usize {
             self.parts[part].round.jobs.iter().map(|(_, weight)| usize::from(*weight)).sum()
@@ -81,19 +80,19 @@ impl QueueTree {
         load + self.within(part)
     }
 
-    /// Slices until all jobs within the halves of a part have had their turns.
+    /// Returns the slices until all jobs within the halves of a part have had their turns.
     fn within(&self, part: usize) -> usize {
         [2 * part + 1, 2 * part + 2].into_iter().map(|half| self.cycle(half)).max().unwrap_or(0)
     }
 
-    /// Slices until all jobs of a part and within it have had their turns.
+    /// Returns the slices until all jobs of a part and within it have had their turns.
     fn cycle(&self, part: usize) -> usize {
         let Some(it) = self.parts.get(part) else { return 0 };
         let own: usize = it.round.jobs.iter().map(|(_, weight)| usize::from(*weight)).sum();
         own + self.within(part)
     }
 
-    /// Runs one slice of a part: adds its jobs to `out`, and says whether it is through.
+    /// Runs one slice of a part: appends its jobs to `out`, and returns whether the part has completed a round.
     fn slice(&mut self, part: usize, out: &mut Vec<JobId>) -> bool {
         if !self.has_jobs(part) {
             return true;
@@ -119,14 +118,14 @@ impl QueueTree {
         self.parts[part].in_halves = true;
         for (side, half) in halves.into_iter().enumerate() {
             if self.slice(half, out) {
-                self.parts[part].through[side] = true;
+                self.parts[part].completed[side] = true;
             }
         }
-        if self.parts[part].through != [true; 2] {
+        if self.parts[part].completed != [true; 2] {
             return false;
         }
         let it = &mut self.parts[part];
-        it.through = [false; 2];
+        it.completed = [false; 2];
         it.in_halves = it.round.jobs.is_empty();
         true
     }
@@ -221,7 +220,7 @@ mod tests {
                     }
                 }
             }
-            // Everybody gets a turn within two rounds of the whole tree, begun anywhere.
+            // Every job gets a turn within two rounds of the whole tree, starting at any point of a round.
             let bound = 2 * tree.cycle(0);
             let mut seen = std::collections::BTreeSet::new();
             for _ in 0..bound {

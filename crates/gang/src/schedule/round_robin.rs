@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{AdmitError, Policy, Request, Round};
 use crate::names::JobId;
 
-/// One job at a time, in turn.
+/// Runs one job at a time, in turn.
 #[derive(Clone, Debug)]
 pub struct RoundRobin {
     nodes: u16,
@@ -13,7 +13,7 @@ pub struct RoundRobin {
 }
 
 impl RoundRobin {
-    /// For so many nodes.
+    /// Creates the policy for this many nodes.
     #[must_use]
     pub fn new(nodes: u16) -> Self {
         Self { nodes, round: Round::default() }

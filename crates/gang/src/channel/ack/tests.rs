@@ -1,14 +1,14 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A frame on its way, either way.
+/// A frame in the network, in either direction.
 #[derive(Clone, Copy, Debug)]
 enum Frame {
     There(Transmission),
     Back(Answer),
 }
 
-/// What the world does next.
+/// A random step.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Push,
@@ -18,11 +18,11 @@ enum Op {
     Lose(usize),
     Double(usize),
     Wait(u16),
-    /// The receiver's process takes out so many.
+    /// The receiver's process consumes this many messages.
     Consume(usize),
-    /// The sender stops until it is steady, and goes on.
+    /// Stops the sender until it is steady, then resumes it.
     Preempt,
-    /// The receiver's NIC takes nothing, or does again.
+    /// The receiver's NIC refuses all messages, or accepts them again.
     Refuse(bool),
 }
 
@@ -32,7 +32,7 @@ struct Pair {
     receiver: Inbound,
     frames: Vec<Frame>,
     pushed: u64,
-    /// What the receiver has taken: numbers in the sender's buffer.
+    /// FIFO numbers of the accepted messages.
     taken: Vec<u64>,
     /// Messages in the receiver's buffer.
     held: usize,
@@ -46,7 +46,7 @@ impl Pair {
     fn new(capacity: usize) -> Self {
         Self {
             now: Instant::from_nanos(1),
-            // Numbers wrap on the way.
+            // The numbers wrap during the test.
             sender: Outbound::resumed(u32::MAX - 2, VecDeque::new()),
             receiver: Inbound::resumed(u32::MAX - 2),
             frames: Vec::new(),
@@ -101,11 +101,11 @@ impl Pair {
         self.pump();
     }
 
-    /// Stops the sender and lets everything arrive, nothing lost any more; then nothing that is
-    /// still under way may be taken, whatever room there is.
+    /// Stops the sender and delivers its frames, without loss, until it is steady. Frames that were delayed before must
+    /// not be accepted afterwards, even if there is room.
     fn preempt(&mut self) {
         self.stopped = true;
-        // What was delayed stays under way: only new frames are delivered.
+        // Delayed frames stay in the network: only new frames are delivered.
         let late = std::mem::take(&mut self.frames);
         let mut rounds = 0;
         while !self.sender.is_steady() {
@@ -160,7 +160,7 @@ impl Pair {
         }
     }
 
-    /// Nothing is lost from now on, and the receiver takes out what comes.
+    /// Delivers all frames without loss, and empties the receiver's buffer, until all messages are accepted.
     fn finish(&mut self) {
         self.refusing = false;
         for _ in 0..100_000 {
@@ -233,7 +233,7 @@ fn a_full_stopped_receiver_makes_its_sender_steady_in_one_round_trip() {
     pair.pump();
     pair.refusing = true;
     pair.stopped = true;
-    // One way there, one way back: every frame once.
+    // One delivery in each direction: every frame once.
     for _ in 0..2 {
         for frame in std::mem::take(&mut pair.frames) {
             pair.deliver(frame);

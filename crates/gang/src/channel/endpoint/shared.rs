@@ -1,4 +1,4 @@
-//! What handlers of an endpoint are lent beside it.
+//! State of the extension that handlers of an endpoint use.
 
 use std::collections::VecDeque;
 
@@ -11,21 +11,21 @@ use crate::channel::config::{GangConfig, GangCounters};
 use crate::channel::frame::{Fields, PmFrame};
 use crate::names::{ChannelId, Place};
 
-/// A frame to a rank of the same node, which never sees the wire.
-pub(crate) struct Local {
+/// A frame to a rank of the same node, which does not use the link.
+pub(crate) struct LocalFrame {
     pub(crate) frame: PmFrame,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What handlers of an endpoint are lent beside it.
-pub(crate) struct Desk<'a, 'b> {
+/// State of the extension that handlers of an endpoint use.
+pub(crate) struct Shared<'a, 'b> {
     pub(crate) nic: &'a mut Context<'b>,
     pub(crate) config: &'a GangConfig,
     pub(crate) counters: &'a mut GangCounters,
-    pub(crate) local: &'a mut VecDeque<Local>,
+    pub(crate) local: &'a mut VecDeque<LocalFrame>,
 }
 
-impl Desk<'_, '_> {
+impl Shared<'_, '_> {
     pub(crate) fn complete(&mut self, command: &Command, status: Status, args: [u64; 4]) {
         let completion = Completion {
             status,
@@ -40,12 +40,12 @@ impl Desk<'_, '_> {
         self.nic.complete(command.region.port, &completion);
     }
 
-    /// Sends a frame without bytes to where its rank is.
+    /// Sends a frame without payload to the node of its rank.
     pub(super) fn local_or_send(&mut self, places: &[Place], lane: ChannelId, frame: &PmFrame) {
         let Some(place) = places.get(frame.to.index()) else { return };
         let frame = PmFrame { channel: place.channel, ..*frame };
         if place.node == self.nic.node() {
-            self.local.push_back(Local { frame, bytes: Vec::new() });
+            self.local.push_back(LocalFrame { frame, bytes: Vec::new() });
             return;
         }
         let Fields { flags, sequence, acknowledgement, words } = frame.fields();
@@ -58,7 +58,7 @@ impl Desk<'_, '_> {
             words,
             ..Packet::to(place.node)
         };
-        // A frame without bytes is always taken.
+        // A frame without payload is never refused.
         let _ = self.nic.send_packet(&packet);
     }
 }

@@ -1,4 +1,4 @@
-//! A daemon's line to those above and below it, on a channel that no user's job can stop.
+//! A daemon's connection with its parent and children, over a channel that no user's job can stop.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -11,7 +11,7 @@ use midplane_simhw::id::NodeId;
 use midplane_simhw::wire;
 
 use super::DaemonError;
-use super::ahead::until;
+use super::early_save::until;
 use super::order::Message;
 use crate::channel::geometry::{FifoSize, Geometry};
 use crate::channel::{Channel, Closed, SendError};
@@ -20,18 +20,18 @@ use crate::names::{ChannelId, Epoch, JobId, Place, Rank};
 
 /// The daemons' own job.
 const DAEMONS: JobId = JobId(0);
-/// Their channel; users' jobs have those after it.
+/// The daemons' channel; users' jobs have the channels after it.
 const OWN_CHANNEL: ChannelId = ChannelId(0);
-/// Their FIFOs: orders are small and few.
+/// FIFOs of the daemons' channel: orders are short and few.
 const OWN_FIFOS: Geometry = Geometry {
     send: FifoSize { messages: 80, bytes: 16 << 10 },
     receive: FifoSize { messages: 160, bytes: 16 << 10 },
     message: 1024,
 };
-/// An own part of an order that takes longer than this may wait for a daemon that is gone.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// If this daemon's part of an order takes longer, it may be waiting for a daemon that is gone.
+const GRACE: Duration = Duration::from_secs(1);
 
-/// Tells a daemon's work that its daemon was dropped.
+/// Notifies a daemon's work that the daemon was dropped.
 #[derive(Debug, Default)]
 pub(super) struct Halt(Mutex<(bool, Option<Waker>)>);
 
@@ -63,18 +63,18 @@ impl Halt {
     }
 }
 
-/// A daemon's line to those above and below it.
-pub(super) struct Line {
+/// A daemon's connection with its parent and children.
+pub(super) struct Messenger {
     node: NodeId,
     channel: Channel,
     /// Keeps the channel open.
     _own: Controller,
-    /// Received while something else was waited for.
+    /// Messages received while the daemon waited for something else.
     inbox: VecDeque<(Rank, Message)>,
     halt: Arc<Halt>,
 }
 
-impl Line {
+impl Messenger {
     pub(super) async fn open(host: &impl Host, nodes: u16) -> Result<Self, DaemonError> {
         let mut own = Controller::open(host, OWN_CHANNEL, OWN_FIFOS, false)?;
         let places = (0..nodes).map(|node| Place { node: NodeId(node), channel: OWN_CHANNEL });
@@ -90,7 +90,7 @@ impl Line {
         Arc::clone(&self.halt)
     }
 
-    /// Returns what `wait` returns, unless this daemon is dropped.
+    /// Returns the result of `wait`, unless this daemon is dropped.
     async fn unless_halted<T>(
         wait: impl Future<Output = Result<T, Closed>>,
         (node, halt): (NodeId, &Halt),
@@ -99,10 +99,10 @@ impl Line {
         Ok(value?)
     }
 
-    /// The next message.
+    /// Returns the next message.
     ///
     /// # Errors
-    /// [`DaemonError::Gone`] if it says so.
+    /// [`DaemonError::Gone`] if the message reports that a daemon is gone.
     pub(super) async fn receive(&mut self) -> Result<(Rank, Message), DaemonError> {
         match self.inbox.pop_front() {
             Some(first) => Ok(first),
@@ -122,7 +122,7 @@ impl Line {
         }
     }
 
-    pub(super) async fn tell(&mut self, to: Rank, message: &Message) -> Result<(), DaemonError> {
+    pub(super) async fn send(&mut self, to: Rank, message: &Message) -> Result<(), DaemonError> {
         let too_long = SendError::TooLong { length: wire::LIMIT, most: OWN_FIFOS.message };
         let bytes = wire::encode(message).map_err(|_| DaemonError::Order(too_long))?;
         loop {
@@ -130,7 +130,7 @@ impl Line {
                 Err(SendError::Full) => {}
                 sent => return sent.map_err(DaemonError::Order),
             }
-            // Whoever is to take the first may be gone: that comes as a message.
+            // The receiver may be gone; then a message reports that.
             let wait = self.channel.room();
             Self::unless_halted(wait, (self.node, &self.halt)).await?;
             while self.channel.waiting() > 0 {
@@ -140,14 +140,16 @@ impl Line {
         }
     }
 
-    /// Ends when the own part of an order is to be given up, and why. Nothing is asked of the NIC for [`PATIENCE`]: an
-    /// order that is carried out takes what it takes without that.
-    pub(super) async fn cut_off(&mut self, host: &impl Host) -> DaemonError {
-        let patience = async {
-            host.sleep_until(host.now() + PATIENCE).await;
+    /// Returns the error for which this daemon's part of an order is to be given up.
+    ///
+    /// Messages are not polled within the first [`GRACE`], so an order that is carried out in that time is not
+    /// disturbed.
+    pub(super) async fn wait_for_failure(&mut self, host: &impl Host) -> DaemonError {
+        let grace = async {
+            host.sleep_until(host.now() + GRACE).await;
             Ok(())
         };
-        if let Err(error) = Self::unless_halted(patience, (self.node, &self.halt)).await {
+        if let Err(error) = Self::unless_halted(grace, (self.node, &self.halt)).await {
             return error;
         }
         loop {
@@ -158,7 +160,7 @@ impl Line {
         }
     }
 
-    /// Waits until all that was said was taken.
+    /// Waits until all messages sent have been accepted.
     pub(super) async fn flush(&mut self) -> Result<(), Closed> {
         while !self.channel.is_flushed() {
             self.channel.room().await?;
@@ -166,15 +168,15 @@ impl Line {
         Ok(())
     }
 
-    /// Says that the daemon of `node` is gone.
-    pub(super) async fn say_gone(&mut self, node: NodeId, to: impl Iterator<Item = u16>) {
-        let bytes = wire::encode(&Message::Gone(node)).expect("it is short");
+    /// Sends the notice that the daemon of `node` is gone.
+    pub(super) async fn send_gone(&mut self, node: NodeId, to: impl Iterator<Item = u16>) {
+        let bytes = wire::encode(&Message::Gone(node)).expect("the notice is short");
         for relative in to {
             if self.channel.send(Rank(relative), &bytes).await.is_err() {
                 return;
             }
         }
-        // A closed channel has no peer to wait for.
+        // If the channel is closed, there is no peer to wait for.
         let _ = self.flush().await;
     }
 }

@@ -1,23 +1,22 @@
-//! Jobs whose Virtual Interfaces are on no NIC while they stand still, and the switches in which some of
-//! them come or go: those take a phase more.
+//! Jobs whose Virtual Interfaces are saved, and on no NIC. A switch that saves or restores some takes a phase more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::interfaces::{HostInterfaces, Moved, NotWhole, check_whole};
 use crate::names::JobId;
 
-/// Whose interfaces are away, and who comes and goes in the switch that is being made.
+/// The jobs whose interfaces are on no NIC, and the changes of the switch under way.
 #[derive(Debug, Default)]
-pub(super) struct Departures {
+pub(super) struct Migrations {
     away: BTreeSet<JobId>,
-    /// Their interfaces are to be forgotten in this switch.
+    /// Jobs whose interfaces are to be forgotten in this switch.
     leaving: Vec<JobId>,
-    /// Where restored interfaces are, once that is known; `None` in a switch without any.
+    /// Old and new names of interfaces restored in this switch; `None` if it neither restores nor forgets any.
     moved: Option<Vec<Moved>>,
 }
 
-impl Departures {
-    /// These jobs stand still, with these interfaces. Which of them keep theirs, and why.
+impl Migrations {
+    /// Takes the interfaces of jobs that were stopped. Returns the jobs whose interfaces can't be saved, and why.
     pub(super) fn stopped(
         &mut self,
         jobs: &[JobId],
@@ -38,7 +37,8 @@ impl Departures {
         stay
     }
 
-    /// Whose interfaces are to be forgotten, if any come or go in the switch that starts these jobs.
+    /// Returns the jobs whose interfaces are to be forgotten. `None` if the switch neither forgets interfaces nor
+    /// restores those of `started`.
     pub(super) fn begin(&mut self, started: &[JobId]) -> Option<Vec<JobId>> {
         let leaving = std::mem::take(&mut self.leaving);
         self.away.extend(&leaving);
@@ -51,19 +51,19 @@ impl Departures {
         Some(leaving)
     }
 
-    /// Where restored interfaces are.
-    pub(super) fn arrived(&mut self, moved: &[Moved]) {
+    /// Notes where restored interfaces are.
+    pub(super) fn restored(&mut self, moved: &[Moved]) {
         if let Some(all) = &mut self.moved {
             all.extend_from_slice(moved);
         }
     }
 
-    /// The switch comes to its last phase: where restored interfaces are, if there may be any.
+    /// Ends the switch, and returns where restored interfaces are; `None` if it neither forgot nor restored any.
     pub(super) fn finish(&mut self) -> Option<Vec<Moved>> {
         self.moved.take()
     }
 
-    /// A job is over.
+    /// Removes a job that has ended.
     pub(super) fn forget(&mut self, job: JobId) {
         self.away.remove(&job);
         self.leaving.retain(|other| *other != job);

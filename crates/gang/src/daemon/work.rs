@@ -1,7 +1,7 @@
-//! Holds a daemon's work, so that it outlives the call that began it.
+//! Owns a daemon's work, so that the work outlives the call that began it.
 //!
-//! A call polls the work itself. If the call is dropped, a task of the daemon's polls it to its end; if the daemon is
-//! dropped, that task tells the other daemons.
+//! While a call runs, it polls the work itself. If the call is dropped, the daemon's task polls the work to its end. If
+//! the daemon is dropped, that task notifies the other daemons.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -11,31 +11,31 @@ use std::task::{Context, Poll, Waker, ready};
 use midplane_simhw::host::Host;
 
 use super::core::{Core, Done};
-use super::line::Halt;
+use super::messenger::Halt;
 use super::{DaemonError, Outcome};
 use crate::channel::Closed;
 
 pub(super) type Work<H> = Pin<Box<dyn Future<Output = Done<H>> + Send>>;
 
-struct Slot<H> {
-    /// Between two works.
+struct SharedWork<H> {
+    /// The daemon, while no work runs.
     core: Option<Box<Core<H>>>,
     work: Option<Work<H>>,
     /// The result of the last work, until a call takes it.
     done: Option<Result<Outcome, DaemonError>>,
-    /// A call polls the work.
-    is_attended: bool,
-    /// The daemon was dropped.
+    /// True while a call polls the work.
+    is_polled_by_call: bool,
+    /// True if the daemon was dropped.
     is_dropped: bool,
-    /// Why there is no further work.
+    /// Set once there is no further work, with the reason.
     end: Option<DaemonError>,
-    /// Tells the others of it.
+    /// Notifies the other daemons that this one, or another, is gone.
     leaving: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    keeper: Option<Waker>,
+    task: Option<Waker>,
 }
 
-impl<H: Host> Slot<H> {
-    /// Polls the work, if there is some; ready if there is none any more.
+impl<H: Host> SharedWork<H> {
+    /// Polls the work; ready if there is none, or it has ended.
     fn poll_work(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(work) = &mut self.work else { return Poll::Ready(()) };
         let (core, result) = ready!(work.as_mut().poll(context));
@@ -58,9 +58,9 @@ impl<H: Host> Slot<H> {
         self.end = Some(error);
     }
 
-    /// Runs as the daemon's own task.
-    fn keep(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        if !self.is_attended {
+    /// Polls whatever no call polls. The daemon's own task runs this.
+    fn poll_as_task(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.is_polled_by_call {
             let _ = self.poll_work(context);
         }
         if self.is_dropped
@@ -77,96 +77,96 @@ impl<H: Host> Slot<H> {
         if self.end.is_some() && self.leaving.is_none() {
             return Poll::Ready(());
         }
-        self.keeper = Some(context.waker().clone());
+        self.task = Some(context.waker().clone());
         Poll::Pending
     }
 }
 
-/// A daemon's hold on its work. Dropped, the daemon is gone.
+/// Owns a daemon's work. If it is dropped, the daemon ends.
 pub(super) struct Owner<H: Host> {
-    slot: Arc<Mutex<Slot<H>>>,
+    shared: Arc<Mutex<SharedWork<H>>>,
     halt: Arc<Halt>,
 }
 
-fn lock<H>(slot: &Mutex<Slot<H>>) -> MutexGuard<'_, Slot<H>> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<H>(shared: &Mutex<SharedWork<H>>) -> MutexGuard<'_, SharedWork<H>> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn wake_keeper<H>(slot: &Mutex<Slot<H>>) {
-    let waker = lock(slot).keeper.take();
+fn wake_task<H>(shared: &Mutex<SharedWork<H>>) {
+    let waker = lock(shared).task.take();
     waker.into_iter().for_each(Waker::wake);
 }
 
-/// A call that polls the work, until it is dropped.
-struct Attended<'a, H>(&'a Mutex<Slot<H>>);
+/// A call that polls the work, until the guard is dropped.
+struct CallGuard<'a, H>(&'a Mutex<SharedWork<H>>);
 
-impl<H> Drop for Attended<'_, H> {
+impl<H> Drop for CallGuard<'_, H> {
     fn drop(&mut self) {
-        let mut slot = lock(self.0);
-        slot.is_attended = false;
-        let is_left = slot.work.is_some() || slot.end.is_some();
-        drop(slot);
+        let mut shared = lock(self.0);
+        shared.is_polled_by_call = false;
+        let is_left = shared.work.is_some() || shared.end.is_some();
+        drop(shared);
         if is_left {
-            wake_keeper(self.0);
+            wake_task(self.0);
         }
     }
 }
 
 impl<H: Host> Owner<H> {
-    /// Keeps a daemon, with a task of its own.
+    /// Owns a daemon's work, and spawns its task on `host`.
     pub(super) fn new(host: &H, core: Box<Core<H>>) -> Self {
         let halt = core.halt();
-        let slot = Arc::new(Mutex::new(Slot {
+        let shared = Arc::new(Mutex::new(SharedWork {
             core: Some(core),
             work: None,
             done: None,
-            is_attended: false,
+            is_polled_by_call: false,
             is_dropped: false,
             end: None,
             leaving: None,
-            keeper: None,
+            task: None,
         }));
-        let kept = Arc::clone(&slot);
-        host.spawn(poll_fn(move |context| lock(&kept).keep(context)));
-        Self { slot, halt }
+        let of_task = Arc::clone(&shared);
+        host.spawn(poll_fn(move |context| lock(&of_task).poll_as_task(context)));
+        Self { shared, halt }
     }
 
-    /// Begins a work once that of dropped calls has ended, and returns what came of it.
+    /// Begins a work once those of dropped calls have ended, and returns its result.
     pub(super) async fn run(
         &mut self,
         begin: impl FnOnce(Box<Core<H>>) -> Work<H>,
     ) -> Result<Outcome, DaemonError> {
-        // What came of that is not asked for.
-        drop(self.dropped().await);
+        // The result of a dropped call's work is discarded.
+        drop(self.last_result().await);
         {
-            let mut slot = lock(&self.slot);
-            let Some(core) = slot.core.take() else {
-                return Err(slot.end.clone().unwrap_or(DaemonError::Closed(Closed)));
+            let mut shared = lock(&self.shared);
+            let Some(core) = shared.core.take() else {
+                return Err(shared.end.clone().unwrap_or(DaemonError::Closed(Closed)));
             };
-            slot.work = Some(begin(core));
+            shared.work = Some(begin(core));
         }
-        let done = self.dropped().await;
+        let done = self.last_result().await;
         done.expect("a work that has ended has a result")
     }
 
     /// Waits for the last work, and returns its result unless a call has taken it.
-    #[expect(clippy::needless_pass_by_ref_mut, reason = "one work at a time")]
-    pub(super) async fn dropped(&mut self) -> Option<Result<Outcome, DaemonError>> {
-        let _attended = Attended(&self.slot);
+    #[expect(clippy::needless_pass_by_ref_mut, reason = "only one call may poll the work")]
+    pub(super) async fn last_result(&mut self) -> Option<Result<Outcome, DaemonError>> {
+        let _guard = CallGuard(&self.shared);
         poll_fn(|context| {
-            let mut slot = lock(&self.slot);
-            slot.is_attended = true;
-            slot.poll_work(context)
+            let mut shared = lock(&self.shared);
+            shared.is_polled_by_call = true;
+            shared.poll_work(context)
         })
         .await;
-        lock(&self.slot).done.take()
+        lock(&self.shared).done.take()
     }
 }
 
 impl<H: Host> Drop for Owner<H> {
     fn drop(&mut self) {
         self.halt.raise();
-        lock(&self.slot).is_dropped = true;
-        wake_keeper(&self.slot);
+        lock(&self.shared).is_dropped = true;
+        wake_task(&self.shared);
     }
 }

@@ -1,4 +1,4 @@
-//! The daemon's work on its own host: contexts, and the processes that use them.
+//! The daemon's work on its own host: its contexts, and the processes that use them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,29 +13,31 @@ use crate::process::Reins;
 
 /// A rank's process on this node.
 #[derive(Debug)]
-pub(super) struct Local {
+pub(super) struct LocalRank {
     pub(super) job: JobId,
-    /// Index among the node's user channels.
-    pub(super) slot: usize,
+    /// Index of its channel's controller in [`NodeAgent::users`].
+    pub(super) user: usize,
     pub(super) context: ContextId,
     reins: Reins,
     pub(super) saved: Option<ChannelContext>,
-    /// The NIC has it as well; saving it takes so much longer.
+    /// Set while an early save is being copied: the rest of the time that it takes. The NIC still holds the context
+    /// too.
     pub(super) copying: Option<Duration>,
 }
 
 /// The contexts and processes of one host.
-pub(super) struct Hands<H> {
+pub(super) struct NodeAgent<H> {
     pub(super) host: H,
     pub(super) config: DaemonConfig,
+    /// Controllers of users' channels, from channel 1 on.
     pub(super) users: Vec<Controller>,
-    pub(super) locals: Vec<Local>,
-    /// Frozen here, and to be saved while others are not.
+    pub(super) ranks: Vec<LocalRank>,
+    /// Jobs that are stopped here, to be saved while other nodes still stop.
     pub(super) leaving: Vec<JobId>,
     start: Start<H>,
 }
 
-impl<H: Host> Hands<H> {
+impl<H: Host> NodeAgent<H> {
     pub(super) fn open(
         host: H,
         config: DaemonConfig,
@@ -46,12 +48,12 @@ impl<H: Host> Hands<H> {
             Controller::open(&host, ChannelId(channel), config.geometry, shared)
         });
         let users = users.collect::<Result<_, _>>()?;
-        Ok(Self { host, config, users, locals: Vec::new(), leaving: Vec::new(), start })
+        Ok(Self { host, config, users, ranks: Vec::new(), leaving: Vec::new(), start })
     }
 
-    /// Ends all processes here.
+    /// Ends all processes of this host.
     pub(super) fn kill_all(&self) {
-        self.locals.iter().for_each(|local| local.reins.kill());
+        self.ranks.iter().for_each(|local| local.reins.kill());
     }
 
     async fn pause(&self, time: Duration) {
@@ -82,15 +84,15 @@ impl<H: Host> Hands<H> {
             Action::Cut(_) | Action::Look | Action::Quit => {}
         }
         let mut ended = BTreeMap::new();
-        for local in self.locals.iter().filter(|local| local.reins.has_ended()) {
+        for local in self.ranks.iter().filter(|local| local.reins.has_ended()) {
             *ended.entry(local.job).or_default() += 1;
         }
         Ok(Outcome { ended: ended.into_iter().collect(), ..Outcome::default() })
     }
 
     pub(super) fn of_jobs(&self, jobs: &[JobId]) -> Vec<usize> {
-        let is_one = |at: &usize| jobs.contains(&self.locals[*at].job);
-        (0..self.locals.len()).filter(is_one).collect()
+        let is_one = |at: &usize| jobs.contains(&self.ranks[*at].job);
+        (0..self.ranks.len()).filter(is_one).collect()
     }
 
     async fn launch(&mut self, launch: &Launch) -> Result<(), DaemonError> {
@@ -98,10 +100,10 @@ impl<H: Host> Hands<H> {
         let places = launch.places();
         let own = (0_u16..).zip(&places).filter(|(_, place)| place.node == node);
         for (rank, place) in own {
-            let slot = usize::from(place.channel.0 - 1);
+            let user = usize::from(place.channel.0 - 1);
             let (job, rank) = (launch.job, Rank(rank));
             let options = ContextOptions { job, rank, places: places.clone() };
-            let controller = &mut self.users[slot];
+            let controller = &mut self.users[user];
             let context = controller.open_context(options).await?;
             let reins = Reins::new();
             reins.stop(self.host.now());
@@ -110,7 +112,7 @@ impl<H: Host> Hands<H> {
             self.host.spawn(reins.hold(program));
             let fresh = ChannelContext::fresh(rank, self.config.geometry);
             let saved = (self.config.mode == Mode::Copy).then_some(fresh);
-            self.locals.push(Local { job, slot, context, reins, saved, copying: None });
+            self.ranks.push(LocalRank { job, user, context, reins, saved, copying: None });
         }
         Ok(())
     }
@@ -118,12 +120,12 @@ impl<H: Host> Hands<H> {
     async fn freeze(&mut self, jobs: &[JobId]) -> Result<(), DaemonError> {
         let all = self.of_jobs(jobs);
         for &at in &all {
-            self.locals[at].reins.stop(self.host.now());
+            self.ranks[at].reins.stop(self.host.now());
         }
         self.pause(self.config.costs.stop * all.len() as u32).await;
         for at in all {
-            let Local { slot, context, .. } = self.locals[at];
-            self.users[slot].stop(context).await?;
+            let LocalRank { user, context, .. } = self.ranks[at];
+            self.users[user].stop(context).await?;
         }
         Ok(())
     }
@@ -134,26 +136,26 @@ impl<H: Host> Hands<H> {
             return Ok(());
         }
         for at in self.of_jobs(jobs) {
-            let Local { slot, context, copying, .. } = self.locals[at];
+            let LocalRank { user, context, copying, .. } = self.ranks[at];
             if let Some(left) = copying {
                 self.pause(left).await;
-                self.users[slot].forget(context).await?;
-                self.locals[at].copying = None;
+                self.users[user].forget(context).await?;
+                self.ranks[at].copying = None;
                 continue;
             }
-            let saved = self.users[slot].save(context, true).await?;
+            let saved = self.users[user].save(context, true).await?;
             self.pause(self.config.costs.of_save(saved.bytes())).await;
-            self.locals[at].saved = Some(saved);
+            self.ranks[at].saved = Some(saved);
         }
         Ok(())
     }
 
     async fn restore(&mut self, jobs: &[JobId]) -> Result<(), DaemonError> {
         for at in self.of_jobs(jobs) {
-            let Local { slot, context, .. } = self.locals[at];
-            if let Some(saved) = self.locals[at].saved.take() {
+            let LocalRank { user, context, .. } = self.ranks[at];
+            if let Some(saved) = self.ranks[at].saved.take() {
                 self.pause(self.config.costs.of_restore(saved.bytes())).await;
-                self.users[slot].restore(context, &saved).await?;
+                self.users[user].restore(context, &saved).await?;
             }
         }
         Ok(())
@@ -162,10 +164,10 @@ impl<H: Host> Hands<H> {
     async fn run(&mut self, jobs: &[(JobId, Epoch)]) -> Result<(), DaemonError> {
         for (job, epoch) in jobs {
             for at in self.of_jobs(&[*job]) {
-                let Local { slot, context, .. } = self.locals[at];
-                self.users[slot].start(context, *epoch).await?;
+                let LocalRank { user, context, .. } = self.ranks[at];
+                self.users[user].start(context, *epoch).await?;
                 self.pause(self.config.costs.resume).await;
-                self.locals[at].reins.resume(self.host.now());
+                self.ranks[at].reins.resume(self.host.now());
             }
         }
         Ok(())
@@ -173,9 +175,9 @@ impl<H: Host> Hands<H> {
 
     async fn end(&mut self, job: JobId) -> Result<(), DaemonError> {
         for at in self.of_jobs(&[job]).into_iter().rev() {
-            let Local { slot, context, reins, .. } = self.locals.remove(at);
+            let LocalRank { user, context, reins, .. } = self.ranks.remove(at);
             reins.kill();
-            self.users[slot].close_context(context).await?;
+            self.users[user].close_context(context).await?;
         }
         Ok(())
     }

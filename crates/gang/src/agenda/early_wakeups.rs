@@ -1,4 +1,4 @@
-//! Jobs that are woken by what arrives for them, and run for a moment in the middle of others' slice.
+//! Early wake-ups: a job for which data has arrived runs for a short time in the middle of other jobs' slice.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -8,27 +8,27 @@ use midplane_simhw::time::Instant;
 
 use crate::names::JobId;
 
-/// Who is to come, and who is there.
+/// The jobs to wake, and the early wake-up under way.
 #[derive(Debug)]
-pub(super) struct Visits {
-    /// How long one lasts; zero if there are none.
+pub(super) struct EarlyWakeups {
+    /// Length of an early wake-up; zero disables them.
     lasts: Duration,
     woken: VecDeque<JobId>,
-    /// The slice may not be interrupted before.
+    /// The slice may not be interrupted before this time.
     not_before: Instant,
-    under_way: Option<Visit>,
+    under_way: Option<EarlyWakeup>,
 }
 
 #[derive(Debug)]
-struct Visit {
-    visitors: Vec<JobId>,
-    /// Those whose slice it is.
-    displaced: Vec<JobId>,
-    /// The rest of that slice.
+struct EarlyWakeup {
+    jobs: Vec<JobId>,
+    /// Jobs of the slice that were stopped.
+    stopped: Vec<JobId>,
+    /// The rest of the slice.
     left: Duration,
 }
 
-/// Who stops, who goes on, and for how long.
+/// A switch: the jobs to stop and to start, and the length of the time that follows.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) struct Change {
     pub(super) stop: Vec<JobId>,
@@ -40,39 +40,39 @@ const fn overlap(a: &Range<u16>, b: &Range<u16>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-impl Visits {
+impl EarlyWakeups {
     pub(super) const fn new(lasts: Duration) -> Self {
         Self { lasts, woken: VecDeque::new(), not_before: Instant::ZERO, under_way: None }
     }
 
-    /// A job is to come.
+    /// Requests an early wake-up.
     pub(super) fn wake(&mut self, job: JobId) {
         if !self.lasts.is_zero() && !self.woken.contains(&job) {
             self.woken.push_back(job);
         }
     }
 
-    /// These have their turn: they need not come before it.
-    pub(super) fn came(&mut self, jobs: &[JobId]) {
+    /// Cancels the requests of jobs whose turn has begun.
+    pub(super) fn cancel(&mut self, jobs: &[JobId]) {
         self.woken.retain(|job| !jobs.contains(job));
     }
 
-    /// A job is over; whether it was the last visitor.
+    /// Removes a job that has ended; returns whether it was the last one of the early wake-up under way.
     pub(super) fn forget(&mut self, job: JobId) -> bool {
         self.woken.retain(|other| *other != job);
-        let Some(visit) = &mut self.under_way else { return false };
-        visit.displaced.retain(|other| *other != job);
-        let before = visit.visitors.len();
-        visit.visitors.retain(|other| *other != job);
-        visit.visitors.is_empty() && before > 0
+        let Some(early) = &mut self.under_way else { return false };
+        early.stopped.retain(|other| *other != job);
+        let before = early.jobs.len();
+        early.jobs.retain(|other| *other != job);
+        early.jobs.is_empty() && before > 0
     }
 
-    /// A slice has begun, or goes on.
-    pub(super) fn begun(&mut self, now: Instant) {
+    /// Notes that a slice begins or resumes.
+    pub(super) fn on_slice_start(&mut self, now: Instant) {
         self.not_before = now + self.lasts;
     }
 
-    /// When somebody can come, if somebody is to.
+    /// Returns when the next early wake-up may begin, if one is requested.
     pub(super) fn next_at(&self) -> Option<Instant> {
         let waits = !self.woken.is_empty() && self.under_way.is_none();
         waits.then_some(self.not_before)
@@ -82,13 +82,13 @@ impl Visits {
         self.under_way.is_some()
     }
 
-    /// Whether all visitors have ended: some do before they come.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.under_way.as_ref().is_some_and(|visit| visit.visitors.is_empty())
+    /// Returns whether all woken jobs have ended, which may happen before they start.
+    pub(super) fn all_have_ended(&self) -> bool {
+        self.under_way.as_ref().is_some_and(|early| early.jobs.is_empty())
     }
 
-    /// Those who are to come do, as many as there is room for, if it is time; those whose nodes they need stop.
-    /// `nodes` says where a job is that can run.
+    /// Begins an early wake-up, if one is requested and may begin. Wakes as many jobs as fit side by side, and stops
+    /// the jobs on their nodes. `nodes` returns the nodes of a job that can run.
     pub(super) fn begin(
         &mut self,
         now: Instant,
@@ -119,13 +119,13 @@ impl Visits {
         if start.is_empty() {
             return None;
         }
-        self.under_way = Some(Visit { visitors: start.clone(), displaced: stop.clone(), left });
+        self.under_way = Some(EarlyWakeup { jobs: start.clone(), stopped: stop.clone(), left });
         Some(Change { stop, start, lasts: self.lasts })
     }
 
-    /// Visitors go, and those whose slice it is go on.
+    /// Ends the early wake-up: stops the woken jobs, and resumes those that were stopped for them.
     pub(super) fn end(&mut self) -> Option<Change> {
-        let Visit { visitors, displaced, left } = self.under_way.take()?;
-        Some(Change { stop: visitors, start: displaced, lasts: left })
+        let EarlyWakeup { jobs, stopped, left } = self.under_way.take()?;
+        Some(Change { stop: jobs, start: stopped, lasts: left })
     }
 }

@@ -1,4 +1,4 @@
-//! A context's NIC's part, kept elsewhere and taken up again.
+//! Saves and restores the NIC's part of a context.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use super::{Endpoint, Peer, Phase, Receiving, Sending};
 use crate::names::Rank;
 
 impl Endpoint {
-    /// What the NIC knows beside the FIFOs. While it is parked, it stays the same: whoever is refused for the first
-    /// time is not spoken to by that.
+    /// Returns the NIC's part. It does not change while the context is parked: a peer refused for the first time is not
+    /// recorded.
     pub(crate) fn save(&self) -> NicState {
         let known = self.peers.iter().filter(|(_, peer)| peer.is_known());
         let peers = known.map(|(rank, peer)| PeerNumbers {
@@ -32,7 +32,7 @@ impl Endpoint {
         }
     }
 
-    /// The NIC forgets it.
+    /// Forgets the context's state, except the round-trip times.
     pub(crate) fn forget(&mut self) {
         self.phase = Phase::Empty;
         self.sending = Sending::default();
@@ -45,8 +45,7 @@ impl Endpoint {
         self.peers.clear();
     }
 
-    /// Takes up what was saved; the FIFOs' memory is in place. `false` if the two contradict each
-    /// other.
+    /// Restores a saved state; the FIFOs' memory must be restored before. `false` if the two are inconsistent.
     pub(crate) fn restore(&mut self, nic: &Context<'_>, state: &NicState) -> bool {
         if !matches!(self.phase, Phase::Empty | Phase::Parked) || state.rank != self.rank {
             return false;
