@@ -1,5 +1,5 @@
-//! Every interleaving of rings, lanes, doorbells and going to sleep, each within its memory model:
-//! `RUSTFLAGS="--cfg midplane_loom" cargo test -p midplane-simhw --lib models`.
+//! Checks every interleaving of rings, doorbells and parking within the memory model: `RUSTFLAGS="--cfg
+//! midplane_loom" cargo test -p midplane-simhw --lib models`.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::ring::{Consumer, Producer, ring, ring_bytes};
 use crate::segment::{Segment, View};
 use crate::sync::{Ordering, fence};
 
-/// All interleavings with at most three preemptions: more take minutes, and have found nothing.
+/// Checks all interleavings with at most three preemptions. More take minutes, and have found nothing.
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -115,10 +115,10 @@ fn no_wake_is_lost_between_the_last_look_and_sleep() {
                 rings.notify();
             }
         });
-        // As the engine does: say so, fence, look once more, wait.
+        // As the engine does: sets the flag, fences, polls once more, waits.
         receiver.fall_asleep();
         fence(Ordering::SeqCst);
-        // A wait may end by itself; one that nothing ends is found out.
+        // A wait may end spuriously; loom reports one that never ends.
         while !receiver.has_frame() {
             event.wait();
         }
@@ -165,7 +165,7 @@ fn no_completion_is_missed_by_who_begins_to_wait() {
                 rings.notify();
             }
         });
-        // As a port does: the waker, the flag, a fence, one more look.
+        // As a port does: sets the waker and the flag, fences, polls once more.
         waiting.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         while consumer.is_empty() {

@@ -1,5 +1,4 @@
-//! A process's own way into its NIC: a submission ring, a completion ring, a doorbell, registered
-//! memory.
+//! A process's access to its NIC: a submission ring, a completion ring, a doorbell, registered memory.
 
 mod bells;
 mod command;
@@ -39,14 +38,14 @@ pub(crate) use registrar::{Bell, Registrar};
 #[cfg(target_os = "linux")]
 pub(crate) use words::Words;
 
-/// Commands of a port that may be under way at once: two rings of 256 cache lines are 32 KiB.
+/// Default number of commands that a port may have in flight: two rings of 256 cache lines are 32 KiB.
 pub const DEFAULT_DEPTH: usize = 256;
-/// Most commands of a port that may be under way at once.
+/// Most commands that a port may have in flight.
 pub const MAX_DEPTH: usize = 65_536;
 /// Most regions that one port may have registered at once.
 pub const MAX_REGIONS: usize = 65_536;
 
-/// What a port is opened with.
+/// Options for opening a port.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PortOptions {
     pub(crate) depth: Option<usize>,
@@ -54,90 +53,90 @@ pub struct PortOptions {
 }
 
 impl PortOptions {
-    /// Commands that may be under way at once, from 1 to [`MAX_DEPTH`]; the next power of two is
-    /// taken, and 2 at least. Default: what the fabric says, mostly [`DEFAULT_DEPTH`].
+    /// Sets how many commands may be in flight, from 1 to [`MAX_DEPTH`]; rounded up to a power of two, at least
+    /// 2. Default: the fabric's depth, mostly [`DEFAULT_DEPTH`].
     #[must_use]
     pub const fn depth(mut self, commands: usize) -> Self {
         self.depth = Some(commands);
         self
     }
 
-    /// The port's number, so that others can know it beforehand; those of [`WELL_KNOWN`] are given
-    /// to nobody who did not ask. Default: the lowest that is free.
+    /// Sets the port's number, so that peers can know it beforehand. Numbers in [`WELL_KNOWN`] are given only
+    /// to ports that ask for them. Default: the lowest free number.
     #[must_use]
     pub const fn number(mut self, number: PortId) -> Self {
         self.number = Some(number);
         self
     }
 
-    /// The depth that these mean, where the fabric's own is `default`.
+    /// Returns the depth, or `default`, the fabric's own, if none is set.
     pub(crate) fn depth_or(&self, default: usize) -> usize {
         self.depth.unwrap_or(default)
     }
 }
 
-/// Why memory was not registered.
+/// The reason why memory was not registered.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// A region has at least one byte and at most [`MAX_REGION`].
+    /// The size is not 1 to [`MAX_REGION`] bytes.
     #[error("a region has 1 to {MAX_REGION} bytes, not {0}")]
     Size(usize),
-    /// Drop a region first.
+    /// The port has its most regions; drop one first.
     #[error("the port has {MAX_REGIONS} regions already")]
     TooMany,
-    /// The process of the NIC lends no more memory, or the system has none.
+    /// The NIC's process refuses more memory, or the system has none.
     #[error("the NIC lends no region of {0} bytes; drop regions, or let it lend more")]
     NoMemory(usize),
-    /// The NIC, in another process, has not taken note of earlier changes of registration: 768 at least.
-    #[error("the NIC has not taken note of earlier registrations; try again in a moment")]
+    /// The NIC, in another process, has yet to process earlier registrations: at least 768.
+    #[error("the NIC has yet to process earlier registrations; try again in a moment")]
     Busy,
-    /// The NIC is gone.
+    /// The NIC has stopped.
     #[error("the NIC behind the port has stopped")]
     Closed,
 }
 
-/// Why a command was not posted.
+/// The reason why a command was not posted.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum PostError {
-    /// Reap a completion first.
-    #[error("{depth} commands are under way already; take a completion first")]
+    /// As many commands as the port is deep are in flight; take a completion first.
+    #[error("{depth} commands are in flight already; take a completion first")]
     QueueFull {
-        /// Commands that may be under way at once.
+        /// Most commands in flight.
         depth: usize,
     },
-    /// The NIC is gone.
+    /// The NIC has stopped.
     #[error("the NIC behind the port has stopped")]
     Closed,
 }
 
-/// The NIC behind a port has stopped: nothing more will complete.
+/// The NIC behind a port has stopped; no further command completes.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[error("the NIC behind the port has stopped")]
 pub struct PortClosed;
 
-/// A process's own way into its NIC. Exclusive, and no lock around its rings.
+/// A process's access to its NIC. It is exclusive, and its rings need no lock.
 ///
-/// A posted command holds one slot of the completion ring until its completion is taken, so that a
-/// completion always has room.
+/// A posted command reserves a slot of the completion ring until its completion is taken. A completion
+/// therefore always has space.
 #[derive(Debug)]
 pub struct Port {
     id: PortId,
     depth: usize,
     outstanding: usize,
-    /// How looking for a completion before waiting for it has paid.
+    /// Adapts how long to busy-poll for a completion before parking.
     looks: Looks,
     commands: Producer,
     completions: Consumer,
     registrar: Arc<Registrar>,
 }
 
-/// A port and the NIC's end of it; `bell` is rung whenever the NIC should look.
+/// Creates a port and the NIC's end of it. `bell` is rung whenever the NIC must poll the port.
 pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, NicPort) {
     let id = name.id;
     let depth = depth.max(2).next_power_of_two();
-    // The consumer gives slots back a quarter of the ring late.
+    // The consumer returns slots late, by up to a quarter of the ring.
     let bytes = ring_bytes(depth * 2);
     let segment = Arc::new(Segment::private(2 * bytes));
     let (command_in, command_out) = ring(&segment, 0, depth * 2);
@@ -156,12 +155,12 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
     (port, nic)
 }
 
-/// What the process of a NIC has given for a port of another process.
+/// What the process of a NIC passes to the process that opens a port.
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub(crate) struct Loan {
     pub(crate) name: PortName,
     pub(crate) depth: usize,
-    /// The segment of the port's rings.
+    /// Segment of the port's rings.
     pub(crate) file: std::os::fd::OwnedFd,
     /// Wakes the NIC's process.
     pub(crate) channel: Arc<crate::passing::Socket>,
@@ -169,8 +168,8 @@ pub(crate) struct Loan {
     pub(crate) lender: Box<dyn Lender>,
 }
 
-/// The application's end of a port whose NIC is in another process, one of a user that `admits`
-/// admits. Somebody has to call the registrar's `wake` and `close` when that process does.
+/// Creates the application's end of a port whose NIC runs in a process of an admitted user. The caller must
+/// call `wake` and `close` of the returned value when that process sends a wake-up or closes.
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub(crate) fn borrowed_port(
     loan: Loan,
@@ -190,19 +189,19 @@ pub(crate) fn borrowed_port(
 }
 
 impl Port {
-    /// The port's number on its NIC.
+    /// Returns the port's number on its NIC.
     #[must_use]
     pub const fn id(&self) -> PortId {
         self.id
     }
 
-    /// Commands that may be under way at once.
+    /// Returns how many commands may be in flight.
     #[must_use]
     pub const fn depth(&self) -> usize {
         self.depth
     }
 
-    /// Commands under way: posted, and their completions not yet taken.
+    /// Returns the number of commands in flight: posted, and their completions not yet taken.
     #[must_use]
     pub const fn outstanding(&self) -> usize {
         self.outstanding
@@ -211,18 +210,18 @@ impl Port {
     /// Registers `bytes` of zeroed memory that the NIC may read and write for this port's commands.
     ///
     /// # Errors
-    /// [`RegisterError`] says which limit was hit.
+    /// [`RegisterError`] says which limit was reached.
     pub fn register(&mut self, bytes: usize) -> Result<Region, RegisterError> {
         self.register_with(bytes, RegionOptions::default())
     }
 
     /// Registers `bytes` of zeroed memory with rights and a protection tag.
     ///
-    /// Where the NIC is in another process, that is asked for memory when what it has lent is taken: this blocks the
-    /// thread until the answer comes, for 2 s at most.
+    /// If the NIC is in another process and the memory that it has given is used up, asks that process for
+    /// more. This blocks the thread until the answer comes, for 2 s at most.
     ///
     /// # Errors
-    /// [`RegisterError`] says which limit was hit.
+    /// [`RegisterError`] says which limit was reached.
     pub fn register_with(
         &mut self,
         bytes: usize,
@@ -247,13 +246,13 @@ impl Port {
         })
     }
 
-    /// Registers `bytes` of zeroed memory that other processes may map: whoever has its
-    /// [file](Region::file), as [`SharedMemory`](crate::region::SharedMemory). On Linux, for ports of a NIC in
-    /// this process.
+    /// Registers `bytes` of zeroed memory that other processes may map: a process that has its
+    /// [file](Region::file) maps it as [`SharedMemory`](crate::region::SharedMemory). Works on Linux, for ports
+    /// of a NIC in this process.
     ///
     /// # Errors
-    /// [`RegisterError`] says which limit was hit; [`RegisterError::NoMemory`] also where the NIC is in
-    /// another process, or the system is another one.
+    /// [`RegisterError`] says which limit was reached. [`RegisterError::NoMemory`] also if the NIC is in
+    /// another process, or the system is not Linux.
     pub fn register_shared(
         &mut self,
         bytes: usize,
@@ -289,11 +288,11 @@ impl Port {
         Ok(Some(Region { memory, whole, options, registrar, file: Some(Arc::new(file)) }))
     }
 
-    /// Puts a command into the submission ring; the NIC looks when [`Port::ring`] is called.
+    /// Puts a command into the submission ring; the NIC takes it after [`Port::ring`].
     ///
     /// # Errors
-    /// [`PostError::QueueFull`] while as many commands as the port is deep are under way;
-    /// [`PostError::Closed`] once the NIC has stopped.
+    /// [`PostError::QueueFull`] while as many commands as the port is deep are in flight; [`PostError::Closed`]
+    /// once the NIC has stopped.
     pub fn post(&mut self, command: &Command) -> Result<(), PostError> {
         if self.is_closed() {
             return Err(PostError::Closed);
@@ -305,12 +304,12 @@ impl Port {
         Ok(())
     }
 
-    /// Rings the doorbell: the NIC looks at what was posted.
+    /// Rings the doorbell: the NIC takes the posted commands.
     pub fn ring(&mut self) {
         self.registrar.ring();
     }
 
-    /// Posts one command and rings.
+    /// Posts one command and rings the doorbell.
     ///
     /// # Errors
     /// Those of [`Port::post`].
@@ -320,7 +319,8 @@ impl Port {
         Ok(())
     }
 
-    /// The next completion, if there is one.
+    /// Takes the next completion, if there is one. A NIC that runs on its applications' tasks takes a turn
+    /// here.
     #[must_use]
     #[inline]
     pub fn poll(&mut self) -> Option<Completion> {
@@ -331,8 +331,8 @@ impl Port {
         self.take()
     }
 
-    /// The next completion, if it is there already: unlike [`Port::poll`], this gives a NIC that its
-    /// applications run no turn. For whoever has polled and takes the rest.
+    /// Takes the next completion, if it is in the ring already. Unlike [`Port::poll`], gives no turn to a NIC
+    /// that runs on its applications' tasks. Use it after `poll` to take the rest.
     #[must_use]
     #[inline]
     pub fn take(&mut self) -> Option<Completion> {
@@ -341,13 +341,13 @@ impl Port {
         Some(Completion::parse(&entry))
     }
 
-    /// The next completion, when there is one.
+    /// Waits for the next completion and takes it.
     ///
     /// # Errors
     /// [`PortClosed`] once the NIC has stopped and every completion is taken.
     ///
     /// # Cancel safety
-    /// Dropping the future loses nothing.
+    /// Dropping the future loses no completion.
     pub async fn completion(&mut self) -> Result<Completion, PortClosed> {
         poll_fn(|context| {
             if let Some(completion) = self.look() {
@@ -355,7 +355,7 @@ impl Port {
             }
             self.registrar.wait(context.waker());
             self.registrar.rest();
-            // Whatever came before the waker was in place woke nobody.
+            // A completion that arrived before the waker was registered has woken no task.
             match self.take() {
                 Some(completion) => Poll::Ready(Ok(completion)),
                 None if self.is_closed() => Poll::Ready(Err(PortClosed)),
@@ -365,8 +365,8 @@ impl Port {
         .await
     }
 
-    /// The next completion, when there is one; blocks the thread until then. Whatever runs the NIC
-    /// must do so elsewhere: a runtime of other threads, or another process.
+    /// Waits for the next completion and takes it; blocks the thread. The NIC must run elsewhere: on a runtime
+    /// with other threads, or in another process.
     ///
     /// # Errors
     /// [`PortClosed`] once the NIC has stopped and every completion is taken.
@@ -374,7 +374,7 @@ impl Port {
         pollster::block_on(self.completion())
     }
 
-    /// Looks for a completion for as long as that has paid lately, within what the NIC allows.
+    /// Busy-polls for a completion, for an adaptive time within what the NIC allows.
     fn look(&mut self) -> Option<Completion> {
         let most = self.registrar.spin_nanos();
         let mut looks = std::mem::take(&mut self.looks);
@@ -383,7 +383,7 @@ impl Port {
         found
     }
 
-    /// Whether the NIC has stopped.
+    /// Returns whether the NIC has stopped.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.registrar.is_closed()

@@ -1,23 +1,22 @@
-//! Looking before waiting: as long as that has paid lately.
+//! Spin-then-park: busy-polls before parking, for a time that adapts to recent success.
 
 use super::clock::Clock;
 use crate::time::Instant;
 
-/// Waits after which one looks for as long as one may once more.
+/// Failed spins in a row after which the next one takes the full time again.
 const ANEW: u32 = 16;
-/// How often the time is halved at most.
+/// Most halvings of the time.
 const HALVINGS: u32 = 4;
 
-/// How looking has paid.
+/// Adapts the time of busy-polling to whether it has succeeded.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
-    /// Times in a row that it was in vain.
+    /// Spins in a row that found nothing.
     vain: u32,
 }
 
 impl Looks {
-    /// Calls `find` until it finds something, for `most` nanoseconds at the longest; not at all where
-    /// that is 0.
+    /// Calls `find` until it returns a value, for at most `most` nanoseconds. If `most` is 0, never calls it.
     pub(crate) fn look<T>(&mut self, most: u32, mut find: impl FnMut() -> Option<T>) -> Option<T> {
         if most == 0 {
             return None;
@@ -34,16 +33,16 @@ impl Looks {
         None
     }
 
-    /// How long to look from now on, within `most` nanoseconds.
+    /// Returns when a spin that begins now ends; it takes at most `most` nanoseconds.
     pub(crate) fn until(&self, most: u32) -> Instant {
-        // Half as long each time it was in vain, but now and then as long as ever: who has once been
-        // slower than a short look would never be found by one again.
+        // Each failed spin halves the time. Now and then it is the full time again: otherwise short spins would
+        // never find a peer that has once been slower than them.
         let again = self.vain.is_multiple_of(ANEW);
         let spin = if again { most } else { most >> self.vain.min(HALVINGS) };
         Clock::now().plus_nanos(spin.into())
     }
 
-    /// So looking has ended.
+    /// Records the end of a spin.
     pub(crate) const fn on_end(&mut self, has_found: bool) {
         self.vain = if has_found { 0 } else { self.vain.wrapping_add(1) };
     }

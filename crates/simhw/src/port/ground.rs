@@ -1,4 +1,4 @@
-//! The application's end of a port that its NIC's process lends it: where its regions lie.
+//! The application's end of a port whose NIC is in another process: allocates its regions.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -16,37 +16,38 @@ use crate::region::{Memory, RegionOptions};
 use crate::ring::Producer;
 use crate::segment::{LINE, Segment};
 
-/// Regions up to here share arenas: 64 KiB.
+/// Regions of up to this size share arenas: 64 KiB.
 const SMALL: usize = 64 << 10;
 /// Bytes of a shared arena: 1 MiB.
 const ARENA: usize = 1 << 20;
 
-/// Where memory comes from: the NIC's process.
+/// The source of memory: the NIC's process.
 pub(crate) trait Lender: Send {
-    /// A new arena of `bytes`, and its number; `None` if there is none to be had. May wait for the NIC's process.
+    /// Gets a new arena of `bytes`, and its number; `None` if the NIC's process refuses. May block until that
+    /// process answers.
     fn lend(&self, bytes: usize) -> Option<(u32, Arc<Segment>)>;
 
-    /// The port is dropped.
+    /// Notifies the NIC's process that the port is dropped.
     fn hang_up(&self);
 }
 
-/// The application's end of what lies beside a port's two rings.
+/// Allocates the regions of a port whose NIC is in another process, and sends their registrations.
 pub(crate) struct Ground {
     words: Words,
     inner: Mutex<Inner>,
-    /// Asked while `inner` is not locked: giving memory up waits for no answer.
+    /// Called while `inner` is not locked: releasing memory must not wait for an answer.
     lender: Mutex<Box<dyn Lender>>,
 }
 
 struct Inner {
     registrations: Producer,
-    /// Changes that were published.
+    /// Number of published changes.
     published: u64,
-    /// Those for which the ring had no room.
+    /// Changes for which the ring had no space.
     unsent: VecDeque<Change>,
     arenas: BTreeMap<u32, (Arc<Segment>, RangeAllocator<usize>)>,
     regions: BTreeMap<u16, (Place, usize)>,
-    /// Given up, and the NIC's until it has taken that many changes.
+    /// Released ranges that the NIC may use until it has taken that many changes: changes, arena, range.
     lingering: VecDeque<(u64, u32, Range<usize>)>,
 }
 
@@ -71,7 +72,7 @@ impl Ground {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Zeroed memory that the NIC knows by slot and generation before any command that follows.
+    /// Allocates and registers zeroed memory. The NIC knows its slot and generation before any later command.
     pub(super) fn register(
         &self,
         slot: u16,
@@ -84,14 +85,14 @@ impl Ground {
         let mut inner = self.inner();
         inner.regions.insert(slot, (at, bytes));
         let change = Change::Register { slot, generation, options, at, bytes };
-        // Published at once or not at all: commands that follow must not overtake it.
+        // If the change cannot be published now, the registration fails: later commands must not overtake it.
         let is_known = inner.send() && inner.publish(&change);
         if !is_known {
             inner.give_up(slot, generation);
         }
         let waiting = inner.published.wrapping_sub(self.words.taken());
         drop(inner);
-        // Before the ring is full.
+        // Rings before the ring is full.
         if waiting >= REGISTRATIONS as u64 / 2 {
             bell();
         }
@@ -105,7 +106,7 @@ impl Ground {
         self.inner().give_up(slot, generation);
     }
 
-    /// Takes memory from an arena, or asks for a new arena.
+    /// Allocates from an arena, or gets a new arena.
     fn allocate(&self, bytes: usize) -> Option<(Memory, Place)> {
         if bytes <= SMALL {
             let mut inner = self.inner();
@@ -133,7 +134,7 @@ impl Ground {
 }
 
 impl Inner {
-    /// Publishes what waits; whether all of it was.
+    /// Publishes the unsent changes; returns `true` if all were published.
     fn send(&mut self) -> bool {
         while let Some(change) = self.unsent.front().copied() {
             if !self.publish(&change) {
@@ -144,19 +145,19 @@ impl Inner {
         true
     }
 
-    /// Publishes a change; `false` if there is no room for it.
+    /// Publishes a change; `false` if the ring has no space.
     fn publish(&mut self, change: &Change) -> bool {
         let has_room = self.registrations.push(&change.emit()).is_ok();
         self.published += u64::from(has_room);
         has_room
     }
 
-    /// Gives a region's memory up; tells the NIC once the ring has room.
+    /// Releases a region's memory, and notifies the NIC once the ring has space.
     fn give_up(&mut self, slot: u16, generation: u32) {
         let Some((at, bytes)) = self.regions.remove(&slot) else { return };
         self.unsent.push_back(Change::Deregister { slot, generation, at });
         self.send();
-        // All that is not sent yet is counted: the NIC takes this one last.
+        // Counts all unsent changes: the NIC takes this one last.
         let last = self.published + self.unsent.len() as u64;
         if at.is_alone {
             self.arenas.remove(&at.arena);
@@ -166,7 +167,7 @@ impl Inner {
         }
     }
 
-    /// Memory that the NIC has let go of is free.
+    /// Frees the ranges that the NIC has released.
     fn reclaim(&mut self, taken: u64) {
         while let Some((last, arena, range)) = self.lingering.front() {
             if *last > taken {
@@ -179,7 +180,7 @@ impl Inner {
         }
     }
 
-    /// Finds room in an arena that small regions share.
+    /// Finds space in an arena that small regions share.
     fn find(&mut self, bytes: usize) -> Option<(Arc<Segment>, Place)> {
         let wanted = bytes.next_multiple_of(LINE);
         self.arenas.iter_mut().find_map(|(arena, (segment, ranges))| {
@@ -190,7 +191,7 @@ impl Inner {
     }
 }
 
-/// Returns a place of an arena as zeroed memory.
+/// Returns a range of an arena as zeroed memory.
 fn clean(segment: Arc<Segment>, at: Place, bytes: usize) -> Option<(Memory, Place)> {
     let memory = Memory::within(segment, at.offset, bytes)?;
     if !at.is_alone {
@@ -230,7 +231,7 @@ mod tests {
     use crate::segment::{Kind, View};
     use proptest::prelude::*;
 
-    /// The process of the NIC, within this one.
+    /// Plays the NIC's process, within this one.
     struct Here(Arc<Arenas>);
 
     impl Lender for Here {
@@ -258,7 +259,7 @@ mod tests {
         ) {
             let (ground, mut nic, _) = pair();
             let mut live: Vec<(u16, u32, Memory)> = Vec::new();
-            // What the NIC has not let go of may still be written by it.
+            // The NIC may still write to memory that it has not released.
             let mut slots = 0_u16;
             let mut gone: Vec<RegionRef> = Vec::new();
             for (op, bytes, pick) in ops {
@@ -307,15 +308,15 @@ mod tests {
             let registered = (0..=REGISTRATIONS).map_while(|_| register().ok()).count();
             assert!((REGISTRATIONS / 2..=REGISTRATIONS).contains(&registered), "{registered}");
             assert_eq!(register().unwrap_err(), RegisterError::Busy);
-            assert!(rung.take() > 0, "the NIC is told that there is something to take");
-            // Sends deferred notices first.
+            assert!(rung.take() > 0, "the bell is rung before the ring is full");
+            // Sends deferred changes first.
             nic.sync();
             register().unwrap();
             nic.sync();
         }
     }
 
-    /// Lends only when the test says so.
+    /// Gives memory only when the test allows it.
     struct Slow(std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>);
 
     impl Lender for Slow {
