@@ -157,7 +157,7 @@ impl Socket {
         Ok((next.bytes, next.flags.contains(ReturnFlags::CTRUNC)))
     }
 
-    /// Returns whether descriptors come with the next message. It takes none.
+    /// Returns whether descriptors come with the next message. Takes none.
     pub(crate) fn brings_descriptors(&self) -> bool {
         self.peek(&mut [0]).is_ok_and(|(_, brings)| brings)
     }

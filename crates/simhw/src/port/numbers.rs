@@ -78,7 +78,7 @@ impl PortNumbers {
         }
     }
 
-    /// All ports are gone at once.
+    /// Releases all numbers, because all ports have closed.
     pub(crate) fn release_all(&mut self) {
         *self = Self { opened: self.opened, ..Self::default() };
     }
