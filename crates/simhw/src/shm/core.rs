@@ -1,4 +1,4 @@
-//! What the NIC's applications, its driver and its meeting place share.
+//! The state that a NIC's applications, its driver and its rendezvous share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -18,14 +18,14 @@ use crate::port::{Bell, Grant, Port, PortOptions};
 use crate::time::Instant;
 use crate::wakes::Wakes;
 
-/// News of peers.
+/// A change of the connected peers.
 #[derive(Debug)]
 enum News {
     Joined(Link),
     Left(NodeId),
 }
 
-/// The peers that are there.
+/// The connected peers.
 struct Peers {
     joined: Mutex<Vec<NodeId>>,
     shown: watch::Sender<Vec<NodeId>>,
@@ -39,7 +39,8 @@ impl Peers {
 }
 
 impl Wake for Peers {
-    /// Shows the peers that are there by now to tasks that watch: once no lock is held, as that wakes those tasks.
+    /// Publishes the connected peers to watching tasks. It runs when no lock is held, because it wakes those
+    /// tasks.
     fn wake(self: Arc<Self>) {
         self.shown.send_modify(|shown| {
             shown.clone_from(&self.joined.lock().unwrap_or_else(PoisonError::into_inner));
@@ -47,7 +48,7 @@ impl Wake for Peers {
     }
 }
 
-/// A NIC, to all who run it. The engine is gone once the NIC has stopped.
+/// A NIC that its applications and its driver run. The engine is `None` once the NIC has stopped.
 pub(super) struct Core<F> {
     node: NodeId,
     engine: Mutex<Option<Engine<F>>>,
@@ -55,7 +56,7 @@ pub(super) struct Core<F> {
     has_news: AtomicBool,
     /// Wake-ups of the driver.
     wakes: Arc<Wakes>,
-    /// The driver looks, every tick, whether applications still give the NIC its turns.
+    /// True while the driver checks, every tick, that applications still give the NIC turns.
     is_watched: AtomicBool,
     /// When the driver wakes by itself, in nanoseconds.
     driver_wakes: AtomicU64,
@@ -65,7 +66,7 @@ pub(super) struct Core<F> {
     spin_nanos: u32,
 }
 
-/// What the core is to those who need not know the firmware.
+/// The interface of [`Core`] that does not depend on the firmware's type.
 pub(super) trait Station: Source + std::fmt::Debug {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError>;
     fn counters(&self) -> ShmCounters;
@@ -73,14 +74,14 @@ pub(super) trait Station: Source + std::fmt::Debug {
     fn peers(&self) -> watch::Receiver<Vec<NodeId>>;
 }
 
-/// What the driver is to do next.
+/// The driver's next step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Next {
-    /// Another turn.
+    /// Take another turn.
     Again,
-    /// Wait for an event, or until then.
+    /// Wait for an event, or until this instant.
     Wait(Instant),
-    /// The NIC has stopped.
+    /// End: the NIC has stopped.
     End,
 }
 
@@ -101,7 +102,8 @@ impl<F: Firmware> Core<F> {
         }
     }
 
-    /// The engine; what becomes due to be woken waits for this to be released. One whose firmware has panicked is thrown away: its ports close.
+    /// Locks the engine. Wakers that become due meanwhile run after the lock is released. An engine whose
+    /// firmware has panicked is dropped, and its ports close.
     fn engine(&self) -> Held<'_, Option<Engine<F>>> {
         Held::new(|| self.engine.lock().unwrap_or_else(thrown_away))
     }
@@ -117,7 +119,7 @@ impl<F: Firmware> Core<F> {
         self.signal();
     }
 
-    /// Takes in what the meeting place has told.
+    /// Handles the changes that the rendezvous has reported.
     fn take_news(&self, engine: &mut Engine<F>) {
         if !self.has_news.load(Ordering::Relaxed) || !self.has_news.swap(false, Ordering::Acquire) {
             return;
@@ -128,7 +130,8 @@ impl<F: Firmware> Core<F> {
                 News::Joined(link) => {
                     let node = link.node;
                     if self.wakes.add(node.0.into(), Arc::clone(&link.channel)).is_err() {
-                        // The system has no room for it: it is tried again.
+                        // The system has no resources for the peer's wake-ups: closes the connection, to be
+                        // tried again.
                         link.refuse();
                         continue;
                     }
@@ -148,7 +151,7 @@ impl<F: Firmware> Core<F> {
         }
     }
 
-    /// An application looks: the NIC takes a turn, unless somebody else gives it one.
+    /// Gives the NIC a turn from an application that polls, unless another thread has the engine.
     #[inline]
     fn visit(&self) -> bool {
         let engine = Held::try_new(|| match self.engine.try_lock() {
@@ -161,11 +164,11 @@ impl<F: Firmware> Core<F> {
         self.take_news(engine);
         let was_any = engine.visit();
         if was_any && engine.is_stopping() {
-            // It may have been what the driver waits for.
+            // The driver may wait for what this turn did.
             self.signal();
         }
         if engine.is_polled_asleep() {
-            // Should it stop looking without a word, the driver notices.
+            // If the application stops polling without parking, the driver notices.
             if !self.is_watched.swap(true, Ordering::Relaxed) {
                 self.signal();
             }
@@ -174,11 +177,12 @@ impl<F: Firmware> Core<F> {
         was_any
     }
 
-    /// One turn of the driver; `tick` nanoseconds later it looks again while it is watching.
+    /// Gives the NIC one turn of the driver. While the driver watches the applications, it returns after `tick`
+    /// nanoseconds.
     pub(super) fn drive(&self, last_visits: &mut u64, now: Instant, tick: u64) -> Next {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };
-        // What a peer that is gone has left may be all that an ending NIC waits for.
+        // An ending NIC may wait for no more than what a disconnected peer has left.
         self.take_news(engine);
         if self.is_ending.load(Ordering::Acquire) && engine.may_stop() {
             *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner) =
@@ -197,7 +201,7 @@ impl<F: Firmware> Core<F> {
             }
             self.is_watched.store(false, Ordering::Relaxed);
         }
-        // Asleep already, it may have been woken: a peer that does so does it once.
+        // An engine that has armed its wake-up already may have been woken: a peer does so only once.
         if !engine.fall_asleep() {
             return Next::Again;
         }
@@ -209,19 +213,19 @@ impl<F: Firmware> Core<F> {
         Next::Wait(until)
     }
 
-    /// Whoever gave the NIC its turns waits from now on: peers wake it.
+    /// Arms the NIC's wake-up, because the application that gave it turns parks.
     fn settle_down(&self) {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return };
         if !engine.is_asleep() && !engine.fall_asleep() {
-            // It may go on coming: this application waits no longer for it than one turn.
+            // Frames may keep arriving; the application gives no more than one further turn.
             engine.turn();
             self.signal();
         }
         self.set_driver(engine);
     }
 
-    /// The driver wakes no later than the next alarm of an engine that nobody looks after.
+    /// Makes the driver wake by the next alarm of an engine that no application polls.
     fn set_driver(&self, engine: &Engine<F>) {
         let wakes = self.driver_wakes.load(Ordering::Relaxed);
         if engine.is_asleep() && engine.next_alarm().as_nanos() < wakes {
@@ -230,7 +234,7 @@ impl<F: Firmware> Core<F> {
     }
 }
 
-/// An engine whose firmware has panicked is gone: its ports close.
+/// Drops an engine whose firmware has panicked, so that its ports close.
 fn thrown_away<F>(
     poisoned: PoisonError<MutexGuard<'_, Option<Engine<F>>>>,
 ) -> MutexGuard<'_, Option<Engine<F>>> {
@@ -309,12 +313,12 @@ impl<F: Firmware + Send + 'static> Station for Core<F> {
     }
 }
 
-/// The doorbell of one NIC's ports: it runs the NIC where it is rung.
+/// The doorbell of one NIC's ports: it runs the NIC on the ringing thread.
 struct PortBell<F>(Arc<Core<F>>);
 
 impl<F: Firmware + Send> Bell for PortBell<F> {
     fn ring(&self, port: PortId) {
-        // A port that was never handed out, for it could not be opened, rings under the lock.
+        // A port that was dropped while it was being opened rings under the lock.
         if let Some(engine) = &mut *self.0.engine() {
             engine.ring(port);
             self.0.set_driver(engine);

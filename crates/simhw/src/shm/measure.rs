@@ -1,4 +1,4 @@
-//! The slots alone, without a NIC: what benches compare with.
+//! The slots without a NIC, as a baseline for benches.
 
 use std::sync::mpsc::{self, Receiver as Inbox, Sender as Outbox};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use crate::segment::View;
 /// How long to wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Both directions between two processes, and nothing around them.
+/// Both directions between two processes, without a NIC.
 #[derive(Debug)]
 pub struct Bare {
     link: Link,
@@ -25,7 +25,7 @@ struct Door(Mutex<Outbox<Link>>);
 impl Lobby for Door {
     fn joined(&self, link: Link) {
         let outbox = self.0.lock().expect("nothing panics while it holds this lock");
-        // The other end is gone once it has one.
+        // The receiver is dropped once it has a link.
         let _ = outbox.send(link);
     }
 
@@ -33,10 +33,10 @@ impl Lobby for Door {
 }
 
 impl Bare {
-    /// Waits for the other of the two nodes of the fabric; blocks for 20 s at most.
+    /// Waits for the other one of the fabric's two nodes; blocks for 20 s at most.
     ///
     /// # Errors
-    /// [`StartError`] if this side can't open its place, or nobody comes.
+    /// [`StartError`] if this side cannot open its socket, or the other does not connect.
     pub fn meet(config: &ShmConfig) -> Result<Self, StartError> {
         config.check()?;
         let (outbox, inbox): (Outbox<Link>, Inbox<Link>) = mpsc::channel();
@@ -47,7 +47,7 @@ impl Bare {
         Ok(Self { link, _rendezvous: rendezvous })
     }
 
-    /// Publishes one frame; `false` while there is no slot.
+    /// Publishes one frame; `false` if there is no free slot.
     #[inline]
     pub fn send(&mut self, header: &Header, payload: &[u8]) -> bool {
         let is_staged = self.link.sender.stage(&header.emit(), View::from(payload)).is_ok();
@@ -55,7 +55,8 @@ impl Bare {
         is_staged
     }
 
-    /// Takes the next frame and copies its payload out; its length, if there is one.
+    /// Takes the next frame and copies its payload out. Returns the payload's length, or `None` without a
+    /// frame.
     #[inline]
     pub fn receive(&mut self, out: &mut [u8]) -> Option<usize> {
         if !self.link.receiver.has_frame() {
