@@ -1,4 +1,4 @@
-//! What goes wrong, on purpose: crashes, restarts, partitions, faults, and scripts of them.
+//! Injected failures: crashes, restarts, partitions, faults, and scripts of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,17 +17,17 @@ use crate::profile::Notice;
 use crate::time::nanos;
 use crate::trace::Record;
 
-/// Incidents that were scheduled, and what their ends have to mend.
+/// The scheduled incidents, and the state that their ends restore.
 #[derive(Default)]
 pub(super) struct Script {
     incidents: Vec<Incident>,
-    /// Those that were called off.
+    /// Incidents with a lower index were called off.
     void_before: usize,
-    /// Nodes that incidents took down, and which life then ended: the NIC's, or the processes'.
+    /// By incident: the node that it took down, and the NIC's life or the count of process exits then.
     down: BTreeMap<usize, (NodeId, u32)>,
-    /// How often the processes of a host were ended.
+    /// How often the processes of each host were ended.
     exits: BTreeMap<NodeId, u32>,
-    /// Tasks that were ready while their host stood still.
+    /// Tasks that became ready while their host was paused.
     frozen: Vec<u32>,
     boot: Option<Boot>,
 }
@@ -36,8 +36,8 @@ pub(super) struct Script {
 type Boot = Box<dyn FnMut(SimHost) + Send>;
 
 impl<F: Firmware> World<F> {
-    /// Takes a node down, its host and its NIC: tasks end, ports close, frames to it are dropped. What
-    /// its NIC had been told to send still leaves it. Nothing happens if it is down.
+    /// Crashes a node, host and NIC: its tasks end, its ports close, and frames to it are dropped. Frames that
+    /// its NIC had been told to send still leave it. Does nothing if the node is down.
     pub fn crash(&mut self, node: NodeId) {
         if !self.nics[node.index()].up && !self.is_trapped(node) {
             return;
@@ -47,9 +47,9 @@ impl<F: Firmware> World<F> {
         self.stop_nic(node);
     }
 
-    /// All tasks of a node end. Its NIC learns that their ports are closed.
+    /// Ends all tasks of a node. Its NIC sees their ports close.
     fn end_processes(&mut self, node: NodeId) {
-        // What was asked for before is part of what ends.
+        // Earlier requests belong to what ends.
         self.take_requests();
         self.executor.kill(node);
         self.shared.processors(|processors| processors.reset(node));
@@ -64,7 +64,7 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// Whether its coprocessor stands still, under a host that runs.
+    /// Returns whether the node's coprocessor is trapped while its host runs.
     fn is_trapped(&self, node: NodeId) -> bool {
         let nic = &self.nics[node.index()];
         let trapped =
@@ -90,8 +90,8 @@ impl<F: Firmware> World<F> {
         self.network.hold_nic(&mut self.queue, self.now, node, false);
     }
 
-    /// Brings a node back that [`World::crash`] took down, with a new incarnation of its firmware;
-    /// tasks are the caller's to start.
+    /// Restarts a node after [`World::crash`], with a new incarnation of its firmware. The caller starts its
+    /// tasks.
     ///
     /// # Panics
     /// If the node is up.
@@ -115,17 +115,17 @@ impl<F: Firmware> World<F> {
         self.dispatch(node, Work::Start);
     }
 
-    /// Lets nothing pass between two nodes any more, what is under way included.
+    /// Partitions two nodes: drops all frames between them, including those in flight.
     pub fn cut(&mut self, a: NodeId, b: NodeId) {
         self.network.partitions.insert((a.min(b), a.max(b)));
     }
 
-    /// Joins two nodes again that [`World::cut`] had cut off from each other.
+    /// Ends the partition that [`World::cut`] made between two nodes.
     pub fn heal(&mut self, a: NodeId, b: NodeId) {
         self.network.partitions.remove(&(a.min(b), a.max(b)));
     }
 
-    /// Sets what goes wrong on the links from now on.
+    /// Sets the faults of the links from now on.
     pub fn set_faults(&mut self, faults: Faults) {
         self.network.faults = faults;
     }
@@ -138,7 +138,7 @@ impl<F: Firmware> World<F> {
         self.queue.schedule(incident.at, event);
     }
 
-    /// Ends all incidents, and calls off those that are to come. Nodes that they took down restart.
+    /// Ends all active incidents, and calls off pending ones. Nodes that they took down restart.
     pub fn heal_all(&mut self) {
         self.script.void_before = self.script.incidents.len();
         for index in self.network.ailments.incidents() {
@@ -146,13 +146,13 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// What starts the tasks of a host whose node an incident has restarted, or whose processes it has
-    /// ended.
+    /// Sets a function that starts a host's tasks after an incident has restarted the node or ended its
+    /// processes.
     pub fn on_boot(&mut self, boot: impl FnMut(SimHost) + Send + 'static) {
         self.script.boot = Some(Box::new(boot));
     }
 
-    /// How often each kind of fault has had an effect.
+    /// Returns how often each kind of fault has had an effect.
     #[must_use]
     pub const fn faults_fired(&self) -> &FaultCounts {
         &self.network.ailments.fired
@@ -206,7 +206,7 @@ impl<F: Firmware> World<F> {
         self.go_on(index);
     }
 
-    /// Notes that an incident has taken a node down.
+    /// Records that an incident has taken a node down.
     fn fired(&mut self, index: usize, node: NodeId) {
         let fault = self.script.incidents[index].fault;
         let life = match fault {
@@ -217,7 +217,7 @@ impl<F: Firmware> World<F> {
         self.network.ailments.fired.add(fault.kind());
     }
 
-    /// What changes when a fault begins and when it ends.
+    /// Applies what changes when a fault begins and when it ends.
     fn change(&mut self, fault: Fault, begins: bool) {
         match fault {
             Fault::RateChange { link, .. }
@@ -243,7 +243,7 @@ impl<F: Firmware> World<F> {
         self.network.ailments.fired.add(fault.kind());
     }
 
-    /// What a fault does again and again.
+    /// Applies the effect of a fault that repeats.
     fn go_on(&mut self, index: usize) {
         let fault = self.script.incidents[index].fault;
         if let Fault::InterruptSpurious { node, every } = fault {
@@ -278,7 +278,7 @@ impl<F: Firmware> World<F> {
                 self.stop_nic(node);
                 return self.start_nic(node);
             }
-            // Whoever ended them once more since starts them.
+            // If the processes were ended again since, the later incident starts them.
             Fault::ProcessExit { .. } if self.script.exits[&node] == life => {}
             _ => return,
         }
@@ -287,7 +287,7 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// Whether a task that is ready has to wait: its host stands still, or is slow.
+    /// Returns whether a ready task must wait because its host is paused or slow; if so, postpones it.
     pub(super) fn put_off(&mut self, task: u32) -> bool {
         let node = self.executor.node_of(task);
         if self.network.ailments.is_paused(node) {
@@ -299,7 +299,7 @@ impl<F: Firmware> World<F> {
         true
     }
 
-    /// A task of a slow host has its turn.
+    /// Runs a task of a slow host, once its delay is over.
     pub(super) fn on_late_task(&mut self, task: u32) {
         if self.network.ailments.is_paused(self.executor.node_of(task)) {
             self.script.frozen.push(task);
@@ -308,7 +308,7 @@ impl<F: Firmware> World<F> {
         }
     }
 
-    /// A NIC's next completion is there to be seen.
+    /// Makes a NIC's next completion visible.
     pub(super) fn publish_completion(&mut self, node: NodeId) {
         let nic = &mut self.nics[node.index()];
         let Some((port, completion)) = nic.next_completion() else { return };

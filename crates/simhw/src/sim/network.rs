@@ -1,4 +1,4 @@
-//! The wires and switches: where frames go, and what becomes of them.
+//! The wires and switches: routes frames, and records their outcome.
 
 mod endings;
 mod looped;
@@ -25,28 +25,28 @@ use crate::trace::Engine;
 
 use standstill::Standstill;
 
-/// Frames, by what became of them. `sent == delivered + drops.total() + under way`, always.
+/// Counts of frames, by outcome. At any time, `sent == delivered + drops.total() + frames in flight`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Traffic {
-    /// Frames that NICs sent, and those that faults doubled.
+    /// Frames that NICs sent, and duplicates from faults.
     pub sent: u64,
     /// Frames that arrived whole.
     pub delivered: u64,
-    /// Frames that did not, by cause.
+    /// Frames that were dropped, by cause.
     pub drops: Drops,
 }
 
-/// A link as the network runs it.
+/// The state of a link.
 #[derive(Debug)]
 struct Wire {
     link: Link,
-    /// The switch output before it; `None` where it begins at a NIC.
+    /// The switch output that feeds the link; `None` if it begins at a NIC.
     output: Option<Output>,
-    /// Nanoseconds from a piece's last bit to its place in the next queue.
+    /// Nanoseconds from a piece's last bit until it enters the next queue.
     delay_ns: u64,
-    /// Bytes after which a cut-through switch at its end goes on; 0: after all of them.
+    /// Bytes after which a cut-through switch at the link's end forwards; 0 if it waits for the whole piece.
     cut_through: u32,
-    /// What the output's buffer holds, in its unit, unless a fault makes it smaller.
+    /// Capacity of the output's buffer, in its unit, without faults.
     capacity: u32,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Network {
     pub(super) faults: Faults,
     pub(super) ailments: Ailments,
     pub(super) watch: Watch,
-    /// Pairs of nodes that are cut off from each other, in both directions, the lower first.
+    /// Partitioned pairs of nodes, each with the lower node first.
     pub(super) partitions: BTreeSet<(NodeId, NodeId)>,
     pub(super) uplinks: Vec<Uplink>,
     wires: Vec<Wire>,
@@ -67,19 +67,19 @@ pub(super) struct Network {
     pub(super) hosts: Vec<(LinkId, LinkId)>,
     pub(super) framing: Framing,
     pub(super) rng: Rng,
-    /// Random stream of the secrets of all NICs' firmware.
+    /// Random stream for the secrets of all NICs' firmware.
     pub(super) secrets: Rng,
-    /// With cells, for each node: the frames whose last piece has not arrived, one for each NIC that
-    /// sends to it, in the order of those.
+    /// With cells, for each node: the frames whose last piece has not arrived, at most one for each sending
+    /// NIC, sorted by NIC.
     unfinished: Vec<Vec<(NodeId, u32)>>,
 }
 
-/// What a piece's arrival at a NIC means.
+/// The outcome of a piece's arrival.
 #[derive(Debug)]
 pub(super) enum Arrival {
-    /// The frame is whole.
+    /// The frame is complete at its NIC.
     Whole { node: NodeId, frame: u32 },
-    /// It goes on, or was dropped, or has more pieces to come.
+    /// The piece was forwarded or dropped, or more pieces must come.
     Nothing,
 }
 
@@ -113,12 +113,12 @@ impl Network {
         }
     }
 
-    /// Bytes on the wire of a frame with `payload` bytes.
+    /// Returns the bytes on the wire of a frame with `payload` bytes.
     pub(super) const fn wire_bytes(&self, payload: usize) -> u32 {
         self.framing.wire_bytes((HEADER_BYTES + payload) as u32)
     }
 
-    /// Bytes of the first piece of a frame with `payload` bytes, and how many pieces it has.
+    /// Returns the bytes of the first piece of a frame with `payload` bytes, and its number of pieces.
     pub(super) const fn pieces(&self, payload: usize) -> (u32, u32) {
         let bytes = (HEADER_BYTES + payload) as u32;
         (self.framing.piece_bytes(bytes, 0), self.framing.pieces(bytes))
@@ -128,8 +128,8 @@ impl Network {
         self.wires.get(link.0 as usize)?.output.as_ref()
     }
 
-    /// A frame that will leave its NIC's line once it is there, at `ready`; it is on its way once
-    /// [`Network::launch`] is called. Returns when its last bit leaves.
+    /// Allocates a frame that is ready for its NIC's line at `ready`; [`Network::launch`] sends it. Returns its
+    /// key, and when its last bit leaves.
     pub(super) fn prepare(
         &mut self,
         origin: NodeId,
@@ -158,7 +158,7 @@ impl Network {
         (key, leaves)
     }
 
-    /// Puts a prepared frame on its way.
+    /// Sends a prepared frame.
     pub(super) fn launch(&mut self, queue: &mut EventQueue, key: u32) {
         self.traffic.sent += 1;
         let frame = self.frames.at(key);
@@ -187,7 +187,7 @@ impl Network {
         self.send_piece(queue, key, 0);
     }
 
-    /// Sends the same frame once more.
+    /// Sends a copy of a frame.
     fn send_copy(&mut self, queue: &mut EventQueue, key: u32, delay: u64) {
         let copy = self.frames.duplicate(key);
         self.frames.at(copy).delay = delay;
@@ -196,7 +196,7 @@ impl Network {
         self.send_piece(queue, copy, 0);
     }
 
-    /// Draws this frame's faults; `false` if it is lost.
+    /// Draws this frame's faults; returns `false` if it is lost.
     fn apply_faults(&mut self, queue: &mut EventQueue, key: u32) -> bool {
         let faults = self.faults;
         if self.rng.chance(faults.loss) {
@@ -245,14 +245,14 @@ impl Network {
         let mut at = self.arrival(uplink, destination, leaves, bytes);
         if !self.faults.jitter.is_zero() {
             let late = self.rng.between(0, nanos(self.faults.jitter));
-            // The next piece is scheduled when this one arrives, and never before that.
+            // The next piece is scheduled when this one arrives, so that the order is kept.
             at = at.plus_nanos(late);
         }
         at = at.plus_nanos(delay);
         queue.schedule(at, Event::Piece { link: uplink, frame: key, index });
     }
 
-    /// A piece reaches the end of a link.
+    /// Handles a piece at the end of a link.
     pub(super) fn on_piece(
         &mut self,
         queue: &mut EventQueue,
@@ -283,7 +283,7 @@ impl Network {
         self.arrive(queue, now, link, (key, index))
     }
 
-    /// Whether a fault takes the piece at the end of a link.
+    /// Draws the faults of a piece at the end of a link; returns whether it is lost.
     fn is_lost_at(&mut self, now: Instant, link: LinkId, to: End, key: u32) -> bool {
         let lost = match self.ailments.on_piece(now, link) {
             Some(Damage::Spoilt(cause)) => {
@@ -305,7 +305,7 @@ impl Network {
         lost.is_some()
     }
 
-    /// The link out of `switch` that leads to `destination`, unless a fault leads elsewhere.
+    /// Returns the link from `switch` to `destination`, or a wrong one if a fault misroutes the frame.
     fn way_out(&mut self, switch: SwitchId, destination: NodeId, key: u32) -> Option<LinkId> {
         if !self.ailments.is_none()
             && let Some(draw) = self.ailments.misroute(switch, key)
@@ -322,7 +322,7 @@ impl Network {
         self.routes[usize::from(switch.0)].get(destination.index()).copied().flatten()
     }
 
-    /// The faults of a link, or those of the output before it, have changed.
+    /// Applies changed faults of a link, or of the output that feeds it.
     pub(super) fn refresh(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
         let Some(wire) = self.wires.get_mut(link.0 as usize) else { return };
         let rate = wire.link.profile.rate.percent(self.ailments.rate_percent(link));
@@ -337,7 +337,7 @@ impl Network {
         self.set_still(queue, now, link);
     }
 
-    /// A switch loses what waits in its outputs.
+    /// Drops all pieces that wait in a switch's outputs.
     pub(super) fn flush(&mut self, switch: SwitchId) {
         let mut pieces = Vec::new();
         for wire in self.wires.iter_mut().filter(|wire| wire.link.from == End::Switch(switch)) {
@@ -348,8 +348,8 @@ impl Network {
         }
     }
 
-    /// Whether an urgent frame took the line after this piece was scheduled and before it left; it
-    /// then comes later.
+    /// Returns whether an urgent frame preempted the line after this piece was scheduled and before it left. If
+    /// so, schedules its later arrival.
     fn was_delayed(
         &mut self,
         queue: &mut EventQueue,
@@ -401,7 +401,7 @@ impl Network {
         }
     }
 
-    /// A piece has left its NIC.
+    /// Reports that a piece has left its NIC.
     fn watch_uplink(&mut self, link: LinkId, key: u32, index: u16) {
         if self.watch.is_on() {
             let frame = self.frames.at(key);
@@ -414,7 +414,7 @@ impl Network {
         }
     }
 
-    /// A switch output has sent its piece.
+    /// Handles a switch output that has sent its piece.
     pub(super) fn on_output_free(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
         let wire = &mut self.wires[link.0 as usize];
         let output = wire.output.as_mut().expect("only outputs become free");
@@ -441,7 +441,7 @@ impl Network {
         queue.schedule(at, Event::Piece { link, frame: piece.frame, index: piece.index });
     }
 
-    /// When a piece whose last bit leaves at `leaves` can be sent on at the link's end.
+    /// Returns when a piece whose last bit leaves at `leaves` can be forwarded at the link's end.
     fn arrival(&mut self, link: LinkId, to: NodeId, leaves: Instant, bytes: u32) -> Instant {
         let late = if self.ailments.is_none() { 0 } else { self.ailments.late(link) };
         let leaves = leaves.plus_nanos(late);
@@ -450,8 +450,8 @@ impl Network {
         Instant::from_nanos(leaves.as_nanos().saturating_sub(ahead)).plus_nanos(wire.delay_ns)
     }
 
-    /// By how much a cut-through switch begins before it has the piece. Onto a faster line it waits
-    /// for all of it: the line would run dry otherwise.
+    /// Returns by how much a cut-through switch begins before it has the whole piece. Before a faster line it
+    /// waits for the whole piece, as the line would otherwise underrun.
     fn ahead(&self, wire: &Wire, to: NodeId, bytes: u32) -> u64 {
         let End::Switch(switch) = wire.link.to else { return 0 };
         let rate = wire.link.profile.rate;
