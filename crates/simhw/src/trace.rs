@@ -60,7 +60,7 @@ pub enum Record<'a> {
         /// The frame.
         frame: Sighting<'a>,
     },
-    /// The last piece of a frame is at the end of a link.
+    /// The last piece of a frame has reached the end of a link.
     Passed {
         /// When it happened.
         at: Instant,

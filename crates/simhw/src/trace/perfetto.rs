@@ -106,7 +106,7 @@ pub struct PerfettoWriter<W: Write> {
     tracks: BTreeMap<Track, (u64, Instant)>,
     processes: BTreeMap<Option<u16>, u64>,
     next: u64,
-    /// What frames under way are called.
+    /// Names of frames in flight.
     names: BTreeMap<u64, String>,
 }
 
