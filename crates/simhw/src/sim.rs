@@ -4,7 +4,7 @@
 //! profiles charge takes virtual time. The same seed, topology and applications give the same run, to the last
 //! bit of [`World::digest`].
 
-mod ailments;
+mod active_faults;
 mod broadcast;
 mod clock;
 mod event_queue;
@@ -197,7 +197,7 @@ impl<F: Firmware> World<F> {
             }
             for task in ready.drain(..) {
                 self.count_turn();
-                if self.network.ailments.is_none() || !self.put_off(task) {
+                if self.network.active_faults.is_none() || !self.put_off(task) {
                     self.run_task(task);
                 }
             }
@@ -245,12 +245,12 @@ impl<F: Firmware> World<F> {
             if !nic.up || nic.life != life {
                 continue;
             }
-            let ailments = &mut network.ailments;
+            let active_faults = &mut network.active_faults;
             // A port closes through the kernel, which loses no doorbell.
-            let times = if ailments.is_none() || nic.ports.is_closing(port) {
+            let times = if active_faults.is_none() || nic.ports.is_closing(port) {
                 1
             } else {
-                ailments.doorbells(node, nic.rung())
+                active_faults.doorbells(node, nic.rung())
             };
             if times > 0 && nic.ring(port) {
                 let at = at.max(*now).plus_nanos(nanos(nic.profile.doorbell));

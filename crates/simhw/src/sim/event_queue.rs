@@ -48,7 +48,7 @@ pub(super) enum Event {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Phase {
     Begins,
-    GoesOn,
+    Repeats,
     Ends,
 }
 

@@ -43,7 +43,7 @@ pub(super) struct InFlight {
     /// When the piece that is now on the uplink leaves it.
     pub(super) leaves: Instant,
     /// Preemptions by urgent frames that its pieces have accounted for, as the uplink counts them.
-    pub(super) thefts: u64,
+    pub(super) preemptions: u64,
 }
 
 impl InFlight {
@@ -88,7 +88,7 @@ impl FramePool {
                     delay: 0,
                     sent: Instant::ZERO,
                     leaves: Instant::ZERO,
-                    thefts: 0,
+                    preemptions: 0,
                 };
                 self.slots.push((slot, frame));
                 slot
@@ -114,7 +114,7 @@ impl FramePool {
     pub(super) fn duplicate(&mut self, key: u32) -> u32 {
         let original = self.at(key);
         let (origin, header, line) = (original.origin, original.header, original.line);
-        let (pieces, sent, thefts) = (original.pieces, original.sent, original.thefts);
+        let (pieces, sent, preemptions) = (original.pieces, original.sent, original.preemptions);
         let payload = std::mem::take(&mut self.at(key).payload);
         let copy = self.allocate(origin, header, line);
         let frame = self.at(copy);
@@ -122,7 +122,7 @@ impl FramePool {
         frame.pieces = pieces;
         frame.outstanding = pieces;
         frame.sent = sent;
-        frame.thefts = thefts;
+        frame.preemptions = preemptions;
         self.at(key).payload = payload;
         copy
     }

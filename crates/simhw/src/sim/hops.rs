@@ -36,7 +36,7 @@ impl Network {
         let frame = self.frames.at(key);
         frame.payload.clear();
         (frame.pieces, frame.outstanding) = (pieces, pieces);
-        (frame.sent, frame.thefts) = (now, 0);
+        (frame.sent, frame.preemptions) = (now, 0);
         self.watch.sent(frame);
         self.traffic.sent += 1;
         let route = &self.routes[usize::from(switch.0)];

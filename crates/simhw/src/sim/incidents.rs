@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::World;
-use super::ailments::Telling;
+use super::active_faults::CompletionFault;
 use super::clock::Clock;
 use super::event_queue::{Event, Phase};
 use super::executor::SimHost;
@@ -25,7 +25,7 @@ pub(super) struct Script {
     void_before: usize,
     /// By incident: the node that it took down, and the NIC's life or the count of process exits then.
     down: BTreeMap<usize, (NodeId, u32)>,
-    /// How often the processes of each host were ended.
+    /// Number of times that the processes of each host were ended.
     exits: BTreeMap<NodeId, u32>,
     /// Tasks that became ready while their host was paused.
     frozen: Vec<u32>,
@@ -97,7 +97,7 @@ impl<F: Firmware> World<F> {
     /// If the node is up.
     pub fn restart(&mut self, node: NodeId) {
         assert!(!self.nics[node.index()].up, "node {node} is up");
-        let skew = self.network.ailments.skew(node);
+        let skew = self.network.active_faults.skew(node);
         if skew != 0 {
             self.nics[node.index()].clock = Clock::starting(self.now, skew);
         }
@@ -141,7 +141,7 @@ impl<F: Firmware> World<F> {
     /// Ends all active incidents, and calls off pending ones. Nodes that they took down restart.
     pub fn heal_all(&mut self) {
         self.script.void_before = self.script.incidents.len();
-        for index in self.network.ailments.incidents() {
+        for index in self.network.active_faults.incidents() {
             self.end_incident(index);
         }
     }
@@ -155,13 +155,13 @@ impl<F: Firmware> World<F> {
     /// Returns how often each kind of fault has had an effect.
     #[must_use]
     pub const fn faults_fired(&self) -> &FaultCounts {
-        &self.network.ailments.fired
+        &self.network.active_faults.fired
     }
 
     pub(super) fn on_incident(&mut self, index: usize, phase: Phase) {
         match phase {
             Phase::Begins if index >= self.script.void_before => self.begin_incident(index),
-            Phase::GoesOn if self.network.ailments.is_active(index) => self.go_on(index),
+            Phase::Repeats if self.network.active_faults.is_active(index) => self.repeat(index),
             Phase::Ends => self.end_incident(index),
             _ => {}
         }
@@ -169,7 +169,7 @@ impl<F: Firmware> World<F> {
 
     fn begin_incident(&mut self, index: usize) {
         let Incident { lasts, fault, .. } = self.script.incidents[index];
-        self.network.ailments.begin(index, fault, self.now);
+        self.network.active_faults.begin(index, fault, self.now);
         let (at, kind) = (self.now, fault.kind());
         self.network.watch.show(&Record::Fault { at, kind, begins: true });
         let ends = Event::Incident { index: index as u32, phase: Phase::Ends };
@@ -187,7 +187,7 @@ impl<F: Firmware> World<F> {
                 self.take_requests();
                 self.stop_nic(node);
                 self.start_nic(node);
-                self.network.ailments.fired.add(fault.kind());
+                self.network.active_faults.fired.add(fault.kind());
             }
             Fault::ProcessExit { node } if self.nics[node.index()].up => {
                 self.end_processes(node);
@@ -195,15 +195,15 @@ impl<F: Firmware> World<F> {
             }
             Fault::DmaStall { node } => {
                 self.nics[node.index()].stall(self.now + lasts);
-                self.network.ailments.fired.add(fault.kind());
+                self.network.active_faults.fired.add(fault.kind());
             }
             Fault::SwitchReboot { switch } => {
                 self.network.flush(switch);
-                self.network.ailments.fired.add(fault.kind());
+                self.network.active_faults.fired.add(fault.kind());
             }
             _ => self.change(fault, true),
         }
-        self.go_on(index);
+        self.repeat(index);
     }
 
     /// Records that an incident has taken a node down.
@@ -214,7 +214,7 @@ impl<F: Firmware> World<F> {
             _ => u32::from(self.nics[node.index()].life),
         };
         self.script.down.insert(index, (node, life));
-        self.network.ailments.fired.add(fault.kind());
+        self.network.active_faults.fired.add(fault.kind());
     }
 
     /// Applies what changes when a fault begins and when it ends.
@@ -225,7 +225,7 @@ impl<F: Firmware> World<F> {
             | Fault::PortStuck { link } => {
                 self.network.refresh(&mut self.queue, self.now, link);
                 if begins {
-                    self.network.ailments.fired.add(fault.kind());
+                    self.network.active_faults.fired.add(fault.kind());
                 }
             }
             Fault::ClockDrift { node, .. } => self.change_clock(fault, node, Duration::ZERO),
@@ -237,26 +237,26 @@ impl<F: Firmware> World<F> {
     fn change_clock(&mut self, fault: Fault, node: NodeId, step: Duration) {
         let nic = &mut self.nics[node.index()];
         let mut clock = nic.clock;
-        clock.change(self.now, self.network.ailments.drift(node), step);
+        clock.change(self.now, self.network.active_faults.drift(node), step);
         nic.set_clock(&mut self.queue, clock);
         self.shared.set_clock(node, clock);
-        self.network.ailments.fired.add(fault.kind());
+        self.network.active_faults.fired.add(fault.kind());
     }
 
     /// Applies the effect of a fault that repeats.
-    fn go_on(&mut self, index: usize) {
+    fn repeat(&mut self, index: usize) {
         let fault = self.script.incidents[index].fault;
         if let Fault::InterruptSpurious { node, every } = fault {
             self.nics[node.index()].ports.wake_all();
-            self.network.ailments.fired.add(fault.kind());
+            self.network.active_faults.fired.add(fault.kind());
             let at = self.now.plus_nanos(nanos(every).max(1));
-            let event = Event::Incident { index: index as u32, phase: Phase::GoesOn };
+            let event = Event::Incident { index: index as u32, phase: Phase::Repeats };
             self.queue.schedule(at, event);
         }
     }
 
     fn end_incident(&mut self, index: usize) {
-        if !self.network.ailments.end(index) {
+        if !self.network.active_faults.end(index) {
             return;
         }
         let fault = self.script.incidents[index].fault;
@@ -290,18 +290,18 @@ impl<F: Firmware> World<F> {
     /// Returns whether a ready task must wait because its host is paused or slow; if so, postpones it.
     pub(super) fn put_off(&mut self, task: u32) -> bool {
         let node = self.executor.node_of(task);
-        if self.network.ailments.is_paused(node) {
+        if self.network.active_faults.is_paused(node) {
             self.script.frozen.push(task);
             return true;
         }
-        let Some(by) = self.network.ailments.run_late(node) else { return false };
+        let Some(by) = self.network.active_faults.run_late(node) else { return false };
         self.queue.schedule(self.now + by, Event::Task { task });
         true
     }
 
     /// Runs a task of a slow host, once its delay is over.
     pub(super) fn on_late_task(&mut self, task: u32) {
-        if self.network.ailments.is_paused(self.executor.node_of(task)) {
+        if self.network.active_faults.is_paused(self.executor.node_of(task)) {
             self.script.frozen.push(task);
         } else {
             self.run_task(task);
@@ -312,12 +312,12 @@ impl<F: Firmware> World<F> {
     pub(super) fn publish_completion(&mut self, node: NodeId) {
         let nic = &mut self.nics[node.index()];
         let Some((port, completion)) = nic.next_completion() else { return };
-        let told = self.network.ailments.telling(node);
+        let told = self.network.active_faults.completion_fault(node);
         let (now, host) = (self.now, &nic.host);
         let telling = match told {
-            Telling::Usual if host.notice != Notice::Polled => {
+            CompletionFault::None if host.notice != Notice::Polled => {
                 let ends = self.shared.processors(|p| p.notify(node, now, host.notice_ns()));
-                Telling::Late(ends.unwrap_or(now).since(now))
+                CompletionFault::Late(ends.unwrap_or(now).since(now))
             }
             told => told,
         };

@@ -1,12 +1,12 @@
 //! The wires and switches: routes frames, and records their outcome.
 
+mod back_pressure;
 mod endings;
 mod looped;
-mod standstill;
 
 use std::collections::BTreeSet;
 
-use super::ailments::{Ailments, Damage};
+use super::active_faults::{ActiveFaults, Damage};
 use super::event_queue::{Event, EventQueue};
 use super::frames::FramePool;
 use super::shared::SharedMedia;
@@ -23,7 +23,7 @@ use crate::time::{Instant, Serializer, nanos};
 use crate::topology::{End, Link, LinkId, SwitchId, Topology};
 use crate::trace::Engine;
 
-use standstill::Standstill;
+use back_pressure::BackPressure;
 
 /// Counts of frames, by outcome. At any time, `sent == delivered + drops.total() + frames in flight`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -55,13 +55,13 @@ pub(super) struct Network {
     pub(super) frames: FramePool,
     pub(super) traffic: Traffic,
     pub(super) faults: Faults,
-    pub(super) ailments: Ailments,
+    pub(super) active_faults: ActiveFaults,
     pub(super) watch: Watch,
     /// Partitioned pairs of nodes, each with the lower node first.
     pub(super) partitions: BTreeSet<(NodeId, NodeId)>,
     pub(super) uplinks: Vec<Uplink>,
     wires: Vec<Wire>,
-    pub(super) standstill: Standstill,
+    pub(super) back_pressure: BackPressure,
     pub(super) shared: SharedMedia,
     pub(super) routes: Vec<Vec<Option<LinkId>>>,
     pub(super) hosts: Vec<(LinkId, LinkId)>,
@@ -97,12 +97,12 @@ impl Network {
             frames: FramePool::default(),
             traffic: Traffic::default(),
             faults: Faults::NONE,
-            ailments: Ailments::new(seed),
+            active_faults: ActiveFaults::new(seed),
             watch: Watch::default(),
             partitions: BTreeSet::new(),
             uplinks,
             wires,
-            standstill: Standstill::new(topology),
+            back_pressure: BackPressure::new(topology),
             shared,
             routes: topology.routes(),
             hosts: topology.hosts.clone(),
@@ -146,7 +146,7 @@ impl Network {
         } else {
             uplink.reserve(ready, on_wire, self.framing.piece_bytes(bytes, 0))
         };
-        let thefts = uplink.thefts();
+        let preemptions = uplink.preemptions();
         let key = self.frames.allocate(origin, header, line);
         let pieces = self.framing.pieces(bytes);
         let frame = self.frames.at(key);
@@ -154,7 +154,7 @@ impl Network {
         frame.outstanding = pieces as u16;
         frame.reserved = !header.is_urgent();
         frame.sent = sent;
-        frame.thefts = thefts;
+        frame.preemptions = preemptions;
         (key, leaves)
     }
 
@@ -168,7 +168,7 @@ impl Network {
             let uplink = &mut self.uplinks[origin.index()];
             let on_wire = self.framing.wire_bytes(frame.header.frame_bytes() as u32);
             let nanos = uplink.rate().nanos_for(u64::from(on_wire));
-            frame.sent = uplink.steal(frame.sent, nanos);
+            frame.sent = uplink.preempt(frame.sent, nanos);
         }
         if self.is_cut(origin, destination) {
             self.leave_line(queue.now(), key);
@@ -178,9 +178,9 @@ impl Network {
         if !self.faults.is_none() && !self.apply_faults(queue, key) {
             return;
         }
-        if !self.ailments.is_none() {
-            self.frames.at(key).delay += self.ailments.held_up(origin, destination);
-            if self.ailments.is_doubled(origin) {
+        if !self.active_faults.is_none() {
+            self.frames.at(key).delay += self.active_faults.held_up(origin, destination);
+            if self.active_faults.is_doubled(origin) {
                 self.send_copy(queue, key, 0);
             }
         }
@@ -220,7 +220,7 @@ impl Network {
     fn is_cut(&mut self, from: NodeId, to: NodeId) -> bool {
         let pair = (from.min(to), from.max(to));
         !self.partitions.is_empty() && self.partitions.contains(&pair)
-            || !self.ailments.is_none() && self.ailments.is_cut(from, to)
+            || !self.active_faults.is_none() && self.active_faults.is_cut(from, to)
     }
 
     /// Schedules the arrival of a piece at the end of its NIC's uplink.
@@ -236,9 +236,9 @@ impl Network {
         let mut leaves = frame.line.send(frame.sent, bytes);
         if !frame.header.is_urgent() {
             let uplink_state = &self.uplinks[frame.origin.index()];
-            let (late, seen) = uplink_state.delayed(frame.thefts, leaves);
+            let (late, seen) = uplink_state.delayed(frame.preemptions, leaves);
             frame.line.delay(late);
-            frame.thefts = seen;
+            frame.preemptions = seen;
             leaves = leaves.plus_nanos(late);
         }
         frame.leaves = leaves;
@@ -274,7 +274,7 @@ impl Network {
                 self.send_piece(queue, key, index + 1);
             }
         }
-        if !self.ailments.is_none() && self.is_lost_at(now, link, to, key) {
+        if !self.active_faults.is_none() && self.is_lost_at(now, link, to, key) {
             return Arrival::Nothing;
         }
         if last {
@@ -285,7 +285,7 @@ impl Network {
 
     /// Draws the faults of a piece at the end of a link; returns whether it is lost.
     fn is_lost_at(&mut self, now: Instant, link: LinkId, to: End, key: u32) -> bool {
-        let lost = match self.ailments.on_piece(now, link) {
+        let lost = match self.active_faults.on_piece(now, link) {
             Some(Damage::Spoilt(cause)) => {
                 self.frames.at(key).lost.get_or_insert(cause);
                 None
@@ -296,7 +296,7 @@ impl Network {
         let frame = self.frames.at(key);
         let (origin, destination) = (frame.origin, frame.header.destination);
         let lost = lost.or_else(|| match to {
-            End::Switch(switch) => self.ailments.at_switch(switch, origin, destination),
+            End::Switch(switch) => self.active_faults.at_switch(switch, origin, destination),
             End::Nic(_) | End::Medium(_) => None,
         });
         if let Some(cause) = lost {
@@ -307,8 +307,8 @@ impl Network {
 
     /// Returns the link from `switch` to `destination`, or a wrong one if a fault misroutes the frame.
     fn way_out(&mut self, switch: SwitchId, destination: NodeId, key: u32) -> Option<LinkId> {
-        if !self.ailments.is_none()
-            && let Some(draw) = self.ailments.misroute(switch, key)
+        if !self.active_faults.is_none()
+            && let Some(draw) = self.active_faults.misroute(switch, key)
         {
             let to_node = |wire: &&Wire| {
                 wire.link.from == End::Switch(switch) && matches!(wire.link.to, End::Nic(_))
@@ -325,16 +325,16 @@ impl Network {
     /// Applies changed faults of a link, or of the output that feeds it.
     pub(super) fn refresh(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
         let Some(wire) = self.wires.get_mut(link.0 as usize) else { return };
-        let rate = wire.link.profile.rate.percent(self.ailments.rate_percent(link));
+        let rate = wire.link.profile.rate.percent(self.active_faults.rate_percent(link));
         if let End::Nic(node) = wire.link.from {
             self.uplinks[node.index()].set_rate(rate);
         }
         let Some(output) = &mut wire.output else { return };
         output.set_rate(rate);
         let capacity =
-            u64::from(wire.capacity) * u64::from(self.ailments.buffer_percent(link)) / 100;
+            u64::from(wire.capacity) * u64::from(self.active_faults.buffer_percent(link)) / 100;
         output.set_buffer(capacity as u32);
-        self.set_still(queue, now, link);
+        self.update_stop(queue, now, link);
     }
 
     /// Drops all pieces that wait in a switch's outputs.
@@ -363,12 +363,12 @@ impl Network {
             return false;
         }
         let uplink = &self.uplinks[frame.origin.index()];
-        let (late, seen) = uplink.delayed(frame.thefts, frame.leaves);
+        let (late, seen) = uplink.delayed(frame.preemptions, frame.leaves);
         if late == 0 {
             return false;
         }
         frame.line.delay(late);
-        frame.thefts = seen;
+        frame.preemptions = seen;
         frame.leaves = frame.leaves.plus_nanos(late);
         queue.schedule(now.plus_nanos(late), Event::Piece { link, frame: key, index });
         true
@@ -422,8 +422,8 @@ impl Network {
             Some(departure) => self.depart(queue, link, departure),
             None => self.watch_queue(link),
         }
-        if self.standstill.is_on() {
-            self.let_go(queue, now);
+        if self.back_pressure.is_on() {
+            self.resume_links(queue, now);
         }
     }
 
@@ -443,7 +443,7 @@ impl Network {
 
     /// Returns when a piece whose last bit leaves at `leaves` can be forwarded at the link's end.
     fn arrival(&mut self, link: LinkId, to: NodeId, leaves: Instant, bytes: u32) -> Instant {
-        let late = if self.ailments.is_none() { 0 } else { self.ailments.late(link) };
+        let late = if self.active_faults.is_none() { 0 } else { self.active_faults.late(link) };
         let leaves = leaves.plus_nanos(late);
         let wire = &self.wires[link.0 as usize];
         let ahead = if wire.cut_through == 0 { 0 } else { self.ahead(wire, to, bytes) };

@@ -1,4 +1,4 @@
-//! How a NIC accepts frames from its link, or leaves them there.
+//! Accepts frames from a NIC's link, or leaves them there.
 
 use super::World;
 use super::nic::Work;
@@ -15,12 +15,12 @@ impl<F: Firmware> World<F> {
         let is_full = nic.held + bytes > nic.profile.receive_memory;
         if !nic.up {
             self.network.drop_frame(key, DropCause::NicDown);
-        } else if self.network.standstill.is_on() && (is_full || !nic.on_link.is_empty()) {
+        } else if self.network.back_pressure.is_on() && (is_full || !nic.on_link.is_empty()) {
             nic.on_link.push_back(key);
             self.network.hold_nic(&mut self.queue, self.now, node, true);
         } else if is_full
-            || !self.network.ailments.is_none()
-                && self.network.ailments.is_memory_full(node, nic.held + bytes)
+            || !self.network.active_faults.is_none()
+                && self.network.active_faults.is_memory_full(node, nic.held + bytes)
         {
             self.network.drop_frame(key, DropCause::NicMemory);
         } else {

@@ -68,8 +68,8 @@ impl<F: Firmware> World<F> {
             Work::Timer(timer) if !nic.take_alarm(timer) => return,
             _ => {}
         }
-        let ailments = &mut self.network.ailments;
-        let times = if ailments.is_none() { 1 } else { ailments.instruction_times(node) };
+        let active_faults = &mut self.network.active_faults;
+        let times = if active_faults.is_none() { 1 } else { active_faults.instruction_times(node) };
         let mut hw = SimHardware {
             nic,
             network: &mut self.network,
@@ -100,7 +100,7 @@ impl<F: Firmware> World<F> {
             self.nics[node.index()].offered = false;
             self.network.deliver(key);
         }
-        if self.network.standstill.is_on() {
+        if self.network.back_pressure.is_on() {
             self.offer(node);
         }
     }
@@ -108,8 +108,8 @@ impl<F: Firmware> World<F> {
     /// Keeps the coprocessor, or the host's processor in its place, busy until `reached`, or longer with a
     /// fault.
     fn keep_busy(&mut self, node: NodeId, work: Work, mut reached: Instant, frame: Option<u64>) {
-        if !self.network.ailments.is_none()
-            && let Some(by) = self.network.ailments.overrun(node)
+        if !self.network.active_faults.is_none()
+            && let Some(by) = self.network.active_faults.overrun(node)
         {
             reached += by;
         }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use crate::time::{Instant, LineRate, Serializer};
 
 /// Preemptions by urgent frames that are remembered for frames in flight.
-const THEFTS: usize = 4096;
+const PREEMPTIONS: usize = 4096;
 
 /// The reservation of a frame on the line.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub(super) struct Uplink {
     /// When the last urgent frame has left.
     urgent_free: Instant,
     /// Preemptions: from which instant on the other frames were delayed, and by how many nanoseconds.
-    thefts: VecDeque<(Instant, u64)>,
+    preemptions: VecDeque<(Instant, u64)>,
     /// Number of preemptions that were forgotten.
     forgotten: u64,
     /// True if the line is a shared medium: frames leave when [`Uplink::depart`] is called.
@@ -50,7 +50,7 @@ impl Uplink {
             reserved: VecDeque::new(),
             gone: 0,
             urgent_free: Instant::ZERO,
-            thefts: VecDeque::new(),
+            preemptions: VecDeque::new(),
             forgotten: 0,
             shared,
         }
@@ -132,7 +132,7 @@ impl Uplink {
     }
 
     /// Preempts the line for an urgent frame of `nanos`; frames that have not left by then are delayed.
-    pub(super) fn steal(&mut self, ready: Instant, nanos: u64) -> Instant {
+    pub(super) fn preempt(&mut self, ready: Instant, nanos: u64) -> Instant {
         let begins = self.urgent_begin(ready);
         let ends = begins.plus_nanos(nanos);
         self.urgent_free = ends;
@@ -149,17 +149,17 @@ impl Uplink {
                 if frame.begins < begins { ends } else { frame.begins.plus_nanos(delay) };
         }
         self.line.delay(delay);
-        if self.thefts.len() == THEFTS {
-            self.thefts.pop_front();
+        if self.preemptions.len() == PREEMPTIONS {
+            self.preemptions.pop_front();
             self.forgotten += 1;
         }
-        self.thefts.push_back((begins, delay));
+        self.preemptions.push_back((begins, delay));
         begins
     }
 
     /// Returns how often urgent frames have preempted the line.
-    pub(super) fn thefts(&self) -> u64 {
-        self.forgotten + self.thefts.len() as u64
+    pub(super) fn preemptions(&self) -> u64 {
+        self.forgotten + self.preemptions.len() as u64
     }
 
     /// Returns by how much a piece that was to leave at `leaves` is later because of preemptions since `seen`,
@@ -167,7 +167,7 @@ impl Uplink {
     pub(super) fn delayed(&self, mut seen: u64, leaves: Instant) -> (u64, u64) {
         let mut delay = 0;
         while let Some(&(at, by)) =
-            self.thefts.get(usize::try_from(seen.saturating_sub(self.forgotten)).unwrap_or(0))
+            self.preemptions.get(usize::try_from(seen.saturating_sub(self.forgotten)).unwrap_or(0))
             && leaves.plus_nanos(delay) > at
         {
             delay += by;
@@ -190,12 +190,12 @@ mod tests {
         let at = Instant::from_nanos;
         let (_, _, leaves) = uplink.reserve(at(0), CELL * 10, CELL);
         assert_eq!(leaves, at(10_000));
-        assert_eq!(uplink.steal(at(2_500), 2_000), at(3_000));
+        assert_eq!(uplink.preempt(at(2_500), 2_000), at(3_000));
         assert_eq!(uplink.waiting(at(2_500)), (1, at(12_000)));
         // A piece that had left is not delayed; the next one is.
         assert_eq!(uplink.delayed(0, at(3_000)), (0, 0));
         assert_eq!(uplink.delayed(0, at(4_000)), (2_000, 1));
-        assert_eq!(uplink.steal(at(4_000), 2_000), at(5_000));
+        assert_eq!(uplink.preempt(at(4_000), 2_000), at(5_000));
         let (_, _, leaves) = uplink.reserve(at(4_000), CELL, CELL);
         assert_eq!(leaves, at(15_000));
     }
@@ -205,9 +205,9 @@ mod tests {
         let mut uplink = Uplink::new(LineRate::mbps(424), false);
         let at = Instant::from_nanos;
         uplink.reserve(at(5_000), CELL, CELL);
-        assert_eq!(uplink.steal(at(1_000), 1_000), at(1_000));
+        assert_eq!(uplink.preempt(at(1_000), 1_000), at(1_000));
         assert_eq!(uplink.waiting(at(1_000)), (1, at(6_000)));
-        assert_eq!(uplink.steal(at(4_500), 1_000), at(4_500));
+        assert_eq!(uplink.preempt(at(4_500), 1_000), at(4_500));
         assert_eq!(uplink.waiting(at(4_500)), (1, at(6_500)));
     }
 
@@ -225,7 +225,7 @@ mod tests {
                 now = now.plus_nanos(gap);
                 let nanos = u64::from(cells) * 1_000;
                 if urgent {
-                    let begins = uplink.steal(now, nanos);
+                    let begins = uplink.preempt(now, nanos);
                     prop_assert!(begins >= now && begins >= urgent_ends);
                     prop_assert!(begins.nanos_since(now.max(urgent_ends)) <= 1_000);
                     urgent_ends = begins.plus_nanos(nanos);

@@ -34,22 +34,22 @@ pub(super) enum Damage {
 
 /// The effect of a fault on a completion.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Telling {
-    Usual,
-    Never,
-    Unheard,
+pub(super) enum CompletionFault {
+    None,
+    Lost,
+    Silent,
     Late(Duration),
 }
 
 /// The active faults: a short list, and mostly empty.
 #[derive(Debug)]
-pub(super) struct Ailments {
+pub(super) struct ActiveFaults {
     active: Vec<Active>,
     pub(super) fired: FaultCounts,
     rng: Rng,
 }
 
-impl Ailments {
+impl ActiveFaults {
     pub(super) fn new(seed: u64) -> Self {
         Self { active: Vec::new(), fired: FaultCounts::default(), rng: Rng::new(seed, "faults") }
     }
@@ -265,18 +265,18 @@ impl Ailments {
         times.unwrap_or(1)
     }
 
-    pub(super) fn telling(&mut self, node: NodeId) -> Telling {
+    pub(super) fn completion_fault(&mut self, node: NodeId) -> CompletionFault {
         let telling = self.first(|active, rng| match active.fault {
             Fault::CompletionLost { node: at, probability } if at == node => {
-                rng.chance(probability).then_some(Telling::Never)
+                rng.chance(probability).then_some(CompletionFault::Lost)
             }
             Fault::InterruptLost { node: at, probability } if at == node => {
-                rng.chance(probability).then_some(Telling::Unheard)
+                rng.chance(probability).then_some(CompletionFault::Silent)
             }
-            Fault::InterruptLate { node: at, by } if at == node => Some(Telling::Late(by)),
+            Fault::InterruptLate { node: at, by } if at == node => Some(CompletionFault::Late(by)),
             _ => None,
         });
-        telling.unwrap_or(Telling::Usual)
+        telling.unwrap_or(CompletionFault::None)
     }
 
     /// Flips a bit of a command, in a field that is checked before use.

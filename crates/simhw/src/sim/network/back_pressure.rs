@@ -16,7 +16,7 @@ type Waiting = (u32, u16);
 
 /// The links that back-pressure has stopped.
 #[derive(Debug, Default)]
-pub(in crate::sim) struct Standstill {
+pub(in crate::sim) struct BackPressure {
     /// True if a switch uses back-pressure.
     on: bool,
     /// For each stopped link, the pieces that wait at its switch, in order of arrival.
@@ -27,7 +27,7 @@ pub(in crate::sim) struct Standstill {
     held: BTreeSet<LinkId>,
 }
 
-impl Standstill {
+impl BackPressure {
     pub(super) fn new(topology: &Topology) -> Self {
         let mut switches = topology.switches.iter();
         let on = switches.any(|switch| switch.discard == DiscardPolicy::HoldUp);
@@ -39,7 +39,7 @@ impl Standstill {
     }
 
     /// Returns whether a link is stopped: no further piece may begin to cross it.
-    pub(super) fn is_still(&self, link: LinkId) -> bool {
+    pub(super) fn is_stopped(&self, link: LinkId) -> bool {
         self.waiting.contains_key(&link) || self.held.contains(&link)
     }
 
@@ -58,7 +58,7 @@ impl Network {
         link: LinkId,
         (key, index): Waiting,
     ) -> Arrival {
-        if let Some(waiting) = self.standstill.waiting.get_mut(&link) {
+        if let Some(waiting) = self.back_pressure.waiting.get_mut(&link) {
             waiting.push_back((key, index));
             return Arrival::Nothing;
         }
@@ -75,11 +75,11 @@ impl Network {
             }
             End::Switch(switch) => match self.way_out(switch, destination, key) {
                 Some(out) if self.is_full(out, key, index) => {
-                    self.standstill.waiting.insert(link, VecDeque::from([(key, index)]));
-                    if !self.standstill.order.contains(&link) {
-                        self.standstill.order.push(link);
+                    self.back_pressure.waiting.insert(link, VecDeque::from([(key, index)]));
+                    if !self.back_pressure.order.contains(&link) {
+                        self.back_pressure.order.push(link);
                     }
-                    self.set_still(queue, now, link);
+                    self.update_stop(queue, now, link);
                 }
                 Some(out) => self.enqueue(queue, now, out, key, index, last),
                 None => self.drop_piece(key, DropCause::NoRoute),
@@ -91,7 +91,7 @@ impl Network {
 
     /// Returns whether a switch's output has no space for a piece, which then waits on its link.
     fn is_full(&mut self, out: LinkId, key: u32, index: u16) -> bool {
-        if !self.standstill.on {
+        if !self.back_pressure.on {
             return false;
         }
         let bytes = self.frames.at(key).header.frame_bytes() as u32;
@@ -100,8 +100,8 @@ impl Network {
     }
 
     /// Stops or restarts the output that feeds a link, according to the link's state.
-    pub(super) fn set_still(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
-        let still = self.ailments.is_stuck(link) || self.standstill.is_still(link);
+    pub(super) fn update_stop(&mut self, queue: &mut EventQueue, now: Instant, link: LinkId) {
+        let still = self.active_faults.is_stuck(link) || self.back_pressure.is_stopped(link);
         if let Some(output) = &mut self.wires[link.0 as usize].output
             && let Some(departure) = output.set_stuck(now, still)
         {
@@ -119,40 +119,40 @@ impl Network {
     ) {
         let link = self.hosts[node.index()].1;
         let changed = match held {
-            true => self.standstill.held.insert(link),
-            false => self.standstill.held.remove(&link),
+            true => self.back_pressure.held.insert(link),
+            false => self.back_pressure.held.remove(&link),
         };
         if changed {
-            self.set_still(queue, now, link);
+            self.update_stop(queue, now, link);
         }
     }
 
     /// Forwards waiting pieces, because an output has space again: the links that stopped first come first.
-    pub(super) fn let_go(&mut self, queue: &mut EventQueue, now: Instant) {
-        for link in self.standstill.order.clone() {
-            while let Some(first) = self.first_that_may_go(link) {
-                let mut rest = self.standstill.waiting.remove(&link).unwrap_or_default();
+    pub(super) fn resume_links(&mut self, queue: &mut EventQueue, now: Instant) {
+        for link in self.back_pressure.order.clone() {
+            while let Some(first) = self.first_unblocked(link) {
+                let mut rest = self.back_pressure.waiting.remove(&link).unwrap_or_default();
                 rest.pop_front();
                 self.arrive(queue, now, link, first);
-                let again = self.standstill.waiting.contains_key(&link);
+                let again = self.back_pressure.waiting.contains_key(&link);
                 if again || !rest.is_empty() {
-                    self.standstill.waiting.entry(link).or_default().extend(rest);
+                    self.back_pressure.waiting.entry(link).or_default().extend(rest);
                 }
                 // A fault has misrouted it to an output that has no space either.
                 if again {
                     break;
                 }
             }
-            if !self.standstill.waiting.contains_key(&link) {
-                self.standstill.order.retain(|other| *other != link);
-                self.set_still(queue, now, link);
+            if !self.back_pressure.waiting.contains_key(&link) {
+                self.back_pressure.order.retain(|other| *other != link);
+                self.update_stop(queue, now, link);
             }
         }
     }
 
     /// Returns the first piece that waits at the end of a link, if there is now space for it.
-    fn first_that_may_go(&mut self, link: LinkId) -> Option<Waiting> {
-        let &(key, index) = self.standstill.waiting.get(&link)?.front()?;
+    fn first_unblocked(&mut self, link: LinkId) -> Option<Waiting> {
+        let &(key, index) = self.back_pressure.waiting.get(&link)?.front()?;
         let destination = self.frames.at(key).header.destination;
         let End::Switch(switch) = self.wires[link.0 as usize].link.to else { return None };
         let out = self.routes[usize::from(switch.0)].get(destination.index()).copied().flatten();
