@@ -1,8 +1,8 @@
 //! What all live fabrics share: the machine's clock, its alarms, and tokio's tasks.
 
+pub(crate) mod adaptive_spin;
 pub(crate) mod alarm;
 pub(crate) mod clock;
-pub(crate) mod looks;
 
 use std::future::{Future, poll_fn};
 use std::sync::Mutex;

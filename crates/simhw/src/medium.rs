@@ -19,7 +19,7 @@ pub struct MediumProfile {
     pub rate: LineRate,
     /// Propagation delay of a bit from any station to any other.
     pub propagation: Duration,
-    /// How frames are cut into pieces; the overhead includes preamble and gap.
+    /// Framing of the pieces; the overhead includes preamble and gap.
     pub framing: Framing,
     /// Bits of a slot: the backoff after a collision is a multiple of it.
     pub slot_bits: u32,

@@ -11,7 +11,7 @@ use crate::byte_ring::{self, LEAST_CAPACITY, RingReceiver, RingSender};
 use crate::frame::Header;
 use crate::id::PortId;
 use crate::lane::{Receiver, Sender, Shape};
-use crate::port::{Bells, Words};
+use crate::port::{Bells, PortControlBlock};
 use crate::ring::{Consumer, Producer, ring, ring_bytes};
 use crate::segment::{Segment, View};
 use crate::sync::{Ordering, fence};
@@ -209,7 +209,7 @@ fn no_doorbell_is_lost_and_somebody_always_tells_the_nic() {
 #[test]
 fn a_daemon_that_sleeps_is_woken_by_who_rings() {
     check(|| {
-        let words = Words::new(Arc::new(Segment::private(128)));
+        let words = PortControlBlock::new(Arc::new(Segment::private(128)));
         let event = Arc::new(Notify::new());
         let (rung, rings) = (words.clone(), Arc::clone(&event));
         let client = thread::spawn(move || {
@@ -221,13 +221,13 @@ fn a_daemon_that_sleeps_is_woken_by_who_rings() {
             if words.take_bell() {
                 break;
             }
-            words.fall_asleep();
+            words.arm_wakeup();
             fence(Ordering::SeqCst);
             if words.take_bell() {
                 break;
             }
             event.wait();
-            words.stay_awake();
+            words.disarm_wakeup();
         }
         client.join().unwrap();
     });
@@ -236,7 +236,7 @@ fn a_daemon_that_sleeps_is_woken_by_who_rings() {
 #[test]
 fn a_client_that_waits_is_woken_by_what_completes() {
     check(|| {
-        let words = Words::new(Arc::new(Segment::private(128)));
+        let words = PortControlBlock::new(Arc::new(Segment::private(128)));
         let event = Arc::new(Notify::new());
         let (woken, rings) = (words.clone(), Arc::clone(&event));
         let (mut producer, mut consumer) = small_ring();

@@ -2,15 +2,15 @@
 
 mod bells;
 mod command;
+#[cfg(target_os = "linux")]
+mod control_block;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 mod far;
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-mod ground;
 mod nic;
 mod numbers;
-mod registrar;
-#[cfg(target_os = "linux")]
-mod words;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+mod remote_allocator;
+mod shared;
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use std::task::Poll;
 use thiserror::Error;
 
 use crate::id::PortId;
-use crate::live::looks::Looks;
+use crate::live::adaptive_spin::AdaptiveSpin;
 use crate::region::{MAX_REGION, Region, RegionOptions, RegionRef};
 use crate::ring::{Consumer, Producer, ring, ring_bytes};
 use crate::segment::Segment;
@@ -28,15 +28,15 @@ pub use command::{Command, Completion, Status};
 pub use numbers::WELL_KNOWN;
 
 pub(crate) use bells::Bells;
+#[cfg(target_os = "linux")]
+pub(crate) use control_block::PortControlBlock;
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub(crate) use far::{Arenas, Grant, far_port};
-#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-pub(crate) use ground::Lender;
 pub(crate) use nic::{NicPort, Ports};
 pub(crate) use numbers::{PortName, PortNumbers};
-pub(crate) use registrar::{Bell, Registrar};
-#[cfg(target_os = "linux")]
-pub(crate) use words::Words;
+#[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
+pub(crate) use remote_allocator::Lender;
+pub(crate) use shared::{Bell, PortShared};
 
 /// Default number of commands that a port may have in flight: two rings of 256 cache lines are 32 KiB.
 pub const DEFAULT_DEPTH: usize = 256;
@@ -100,7 +100,7 @@ pub enum RegisterError {
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 #[non_exhaustive]
 pub enum PostError {
-    /// As many commands as the port is deep are in flight; take a completion first.
+    /// The port has its most commands in flight; take a completion first.
     #[error("{depth} commands are in flight already; take a completion first")]
     QueueFull {
         /// Most commands in flight.
@@ -126,10 +126,10 @@ pub struct Port {
     depth: usize,
     outstanding: usize,
     /// Adapts how long to busy-poll for a completion before parking.
-    looks: Looks,
+    spin_state: AdaptiveSpin,
     commands: Producer,
     completions: Consumer,
-    registrar: Arc<Registrar>,
+    shared: Arc<PortShared>,
 }
 
 /// Creates a port and the NIC's end of it. `bell` is rung whenever the NIC must poll the port.
@@ -141,21 +141,21 @@ pub(crate) fn port(name: PortName, depth: usize, bell: Box<dyn Bell>) -> (Port, 
     let segment = Arc::new(Segment::private(2 * bytes));
     let (command_in, command_out) = ring(&segment, 0, depth * 2);
     let (completion_in, completion_out) = ring(&segment, bytes, depth * 2);
-    let registrar = Arc::new(Registrar::new(name, bell));
+    let shared = Arc::new(PortShared::new(name, bell));
     let port = Port {
         id,
         depth,
         outstanding: 0,
-        looks: Looks::default(),
+        spin_state: AdaptiveSpin::default(),
         commands: command_in,
         completions: completion_out,
-        registrar: Arc::clone(&registrar),
+        shared: Arc::clone(&shared),
     };
-    let nic = NicPort::new(command_out, completion_in, registrar);
+    let nic = NicPort::new(command_out, completion_in, shared);
     (port, nic)
 }
 
-/// What the process of a NIC passes to the process that opens a port.
+/// Parts of a port that the NIC's process passes to the process that opens it.
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 pub(crate) struct Loan {
     pub(crate) name: PortName,
@@ -174,17 +174,17 @@ pub(crate) struct Loan {
 pub(crate) fn borrowed_port(
     loan: Loan,
     admits: impl Fn(u32) -> bool,
-) -> Result<(Port, Arc<Registrar>), crate::segment::SegmentError> {
+) -> Result<(Port, Arc<PortShared>), crate::segment::SegmentError> {
     let Loan { name, depth, file, channel, spin_nanos, lender } = loan;
     let (commands, completions, registrations, words) = far::open(&file, depth, admits)?;
-    let bell = ground::FarBell { words: words.clone(), channel, spin_nanos };
-    let ground = ground::Ground::new(words, registrations, lender);
-    let registrar = Arc::new(Registrar::far(name, Box::new(bell), ground));
+    let bell = remote_allocator::FarBell { words: words.clone(), channel, spin_nanos };
+    let remote = remote_allocator::RemoteAllocator::new(words, registrations, lender);
+    let shared = Arc::new(PortShared::far(name, Box::new(bell), remote));
     let id = name.id;
-    let (near, looks) = (Arc::clone(&registrar), Looks::default());
+    let (local, spin_state) = (Arc::clone(&shared), AdaptiveSpin::default());
     Ok((
-        Port { id, depth, outstanding: 0, looks, commands, completions, registrar: near },
-        registrar,
+        Port { id, depth, outstanding: 0, spin_state, commands, completions, shared: local },
+        shared,
     ))
 }
 
@@ -233,14 +233,14 @@ impl Port {
         if self.is_closed() {
             return Err(RegisterError::Closed);
         }
-        let (memory, slot, generation) = self.registrar.register(bytes, options)?;
+        let (memory, slot, generation) = self.shared.register(bytes, options)?;
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
         let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
         Ok(Region {
             memory,
             whole,
             options,
-            registrar: Arc::clone(&self.registrar),
+            shared: Arc::clone(&self.shared),
             #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
             file: None,
         })
@@ -280,12 +280,12 @@ impl Port {
 
         let Ok((segment, file)) = Segment::shared(Kind::Arena, bytes) else { return Ok(None) };
         let Some(memory) = Memory::within(Arc::new(segment), 0, bytes) else { return Ok(None) };
-        let registered = self.registrar.register_own(memory.clone(), options)?;
+        let registered = self.shared.register_own(memory.clone(), options)?;
         let Some((slot, generation)) = registered else { return Ok(None) };
         let length = u32::try_from(bytes).expect("at most MAX_REGION");
         let whole = RegionRef { port: self.id, slot, generation, offset: 0, length };
-        let registrar = Arc::clone(&self.registrar);
-        Ok(Some(Region { memory, whole, options, registrar, file: Some(Arc::new(file)) }))
+        let shared = Arc::clone(&self.shared);
+        Ok(Some(Region { memory, whole, options, shared, file: Some(Arc::new(file)) }))
     }
 
     /// Puts a command into the submission ring; the NIC takes it after [`Port::ring`].
@@ -306,7 +306,7 @@ impl Port {
 
     /// Rings the doorbell: the NIC takes the posted commands.
     pub fn ring(&mut self) {
-        self.registrar.ring();
+        self.shared.ring();
     }
 
     /// Posts one command and rings the doorbell.
@@ -327,7 +327,7 @@ impl Port {
         if let Some(completion) = self.take() {
             return Some(completion);
         }
-        self.registrar.progress();
+        self.shared.progress();
         self.take()
     }
 
@@ -350,11 +350,11 @@ impl Port {
     /// Dropping the future loses no completion.
     pub async fn completion(&mut self) -> Result<Completion, PortClosed> {
         poll_fn(|context| {
-            if let Some(completion) = self.look() {
+            if let Some(completion) = self.spin() {
                 return Poll::Ready(Ok(completion));
             }
-            self.registrar.wait(context.waker());
-            self.registrar.rest();
+            self.shared.wait(context.waker());
+            self.shared.rest();
             // A completion that arrived before the waker was registered has woken no task.
             match self.take() {
                 Some(completion) => Poll::Ready(Ok(completion)),
@@ -375,24 +375,24 @@ impl Port {
     }
 
     /// Busy-polls for a completion, for an adaptive time within what the NIC allows.
-    fn look(&mut self) -> Option<Completion> {
-        let most = self.registrar.spin_nanos();
-        let mut looks = std::mem::take(&mut self.looks);
-        let found = self.poll().or_else(|| looks.look(most, || self.poll()));
-        self.looks = looks;
+    fn spin(&mut self) -> Option<Completion> {
+        let most = self.shared.spin_nanos();
+        let mut spin = std::mem::take(&mut self.spin_state);
+        let found = self.poll().or_else(|| spin.spin(most, || self.poll()));
+        self.spin_state = spin;
         found
     }
 
     /// Returns whether the NIC has stopped.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.registrar.is_closed()
+        self.shared.is_closed()
     }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.registrar.drop_port();
+        self.shared.drop_port();
     }
 }
 

@@ -255,7 +255,7 @@ pub struct Region {
     pub(crate) memory: Memory,
     pub(crate) whole: RegionRef,
     pub(crate) options: RegionOptions,
-    pub(crate) registrar: Arc<crate::port::Registrar>,
+    pub(crate) shared: Arc<crate::port::PortShared>,
     /// The file by which other processes map the region.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub(crate) file: Option<Arc<std::os::fd::OwnedFd>>,
@@ -345,7 +345,7 @@ impl Drop for Region {
         if self.file.is_some() {
             self.memory.revoke();
         }
-        self.registrar.deregister(self.whole);
+        self.shared.deregister(self.whole);
     }
 }
 

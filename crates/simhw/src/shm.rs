@@ -49,7 +49,7 @@ pub use config::{
 };
 pub use host::ShmHost;
 
-use self::core::{Core, Station};
+use self::core::{Core, NicHandle};
 use driver::Driver;
 use engine::Engine;
 use nic::Nic;
@@ -76,7 +76,7 @@ pub struct ShmCounters {
 #[derive(Debug)]
 pub struct ShmNic {
     host: ShmHost,
-    station: Arc<dyn Station>,
+    handle: Arc<dyn NicHandle>,
     nodes: u16,
     ended: Option<oneshot::Receiver<()>>,
     rendezvous: Option<Rendezvous>,
@@ -111,11 +111,11 @@ impl ShmNic {
             driver.run(driven).await;
             let _ = end.send(());
         });
-        let station: Arc<dyn Station> = core;
+        let handle: Arc<dyn NicHandle> = core;
         let tasks = Tasks::new(config.node, config.seed, runtime);
-        let host = ShmHost::new(tasks, Arc::clone(&station));
+        let host = ShmHost::new(tasks, Arc::clone(&handle));
         let nodes = config.nodes;
-        Ok(Self { host, station, nodes, ended: Some(ended), rendezvous: Some(rendezvous) })
+        Ok(Self { host, handle, nodes, ended: Some(ended), rendezvous: Some(rendezvous) })
     }
 
     /// Returns the application's side of the NIC.
@@ -126,7 +126,7 @@ impl ShmNic {
 
     /// Gives the NIC a turn: it handles arrived frames and due alarms. Returns whether there were any.
     pub fn poll(&self) -> bool {
-        self.station.poll()
+        self.handle.poll()
     }
 
     /// Waits until all other nodes of the fabric are connected.
@@ -143,7 +143,7 @@ impl ShmNic {
     /// Returns the connected peers, sorted; the value changes when a peer connects or disconnects.
     #[must_use]
     pub fn peers(&self) -> watch::Receiver<Vec<NodeId>> {
-        self.station.peers()
+        self.handle.peers()
     }
 
     /// Serves this NIC's ports to other processes, until the returned server is dropped. Those processes do not
@@ -152,13 +152,13 @@ impl ShmNic {
     /// # Errors
     /// [`ServeError`] says how to fix it.
     pub fn serve_ports(&self, config: ServerConfig) -> Result<PortServer, ServeError> {
-        PortServer::open(config, Arc::clone(&self.station) as _)
+        PortServer::open(config, Arc::clone(&self.handle) as _)
     }
 
     /// Returns the NIC's counters.
     #[must_use]
     pub fn counters(&self) -> ShmCounters {
-        self.station.counters()
+        self.handle.counters()
     }
 
     /// Stops the NIC after its firmware's last turn, and returns its last counters. When this returns, its
@@ -167,7 +167,7 @@ impl ShmNic {
     /// # Cancel safety
     /// Dropping the future stops the NIC nevertheless.
     pub async fn shutdown(mut self) -> ShmCounters {
-        self.station.end();
+        self.handle.end();
         if let Some(ended) = self.ended.take() {
             // An error means that the runtime shuts down, and with it the driver.
             let _ = ended.await;
@@ -179,6 +179,6 @@ impl ShmNic {
 
 impl Drop for ShmNic {
     fn drop(&mut self) {
-        self.station.end();
+        self.handle.end();
     }
 }

@@ -95,7 +95,7 @@ pub struct SwitchProfile {
     pub forwarding: Forwarding,
     /// The buffer at each output.
     pub buffer: Buffer,
-    /// Which pieces are dropped when the buffer fills.
+    /// The rule that selects the pieces to drop when the buffer fills.
     pub discard: DiscardPolicy,
 }
 

@@ -33,9 +33,9 @@ pub enum End {
 /// One direction of a wire.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Link {
-    /// Where it begins.
+    /// The end at which it begins.
     pub from: End,
-    /// Where it ends.
+    /// The end at which it ends.
     pub to: End,
     /// Its rate, length and framing.
     pub profile: LinkProfile,

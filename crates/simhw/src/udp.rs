@@ -38,7 +38,6 @@
 
 mod batch;
 mod config;
-mod desk;
 pub mod discovery;
 mod driver;
 mod engine;
@@ -50,6 +49,7 @@ mod observe;
 mod path;
 mod paths;
 mod pieces;
+mod shared;
 mod soft_switch;
 mod watched;
 
@@ -63,7 +63,7 @@ use tracing::warn;
 use crate::drops::Drops;
 use crate::hardware::Firmware;
 use crate::live::Tasks;
-use crate::live::{alarm, clock, looks};
+use crate::live::{adaptive_spin, alarm, clock};
 use crate::time::nanos;
 
 pub use config::{
@@ -77,9 +77,9 @@ pub use soft_switch::{
     SwitchCounters,
 };
 
-use desk::{Desk, Ending};
 use driver::Driver;
 use nic::Nic;
+use shared::{Ending, Shared};
 
 /// Counters of a NIC over UDP.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -104,7 +104,7 @@ pub struct UdpCounters {
 #[derive(Debug)]
 pub struct UdpNic {
     host: UdpHost,
-    desk: Arc<Desk>,
+    shared: Arc<Shared>,
     address: SocketAddr,
     is_sealed: bool,
     is_identified: bool,
@@ -132,7 +132,7 @@ impl UdpNic {
         let failed = |error: std::io::Error| StartError::from_io(bind, &error);
         let socket = batch::bind(bind, config.socket_buffer).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
-        let desk = Desk::new(config.node, config.port_depth);
+        let shared = Shared::new(config.node, config.port_depth);
         let seals = nic::seals(&config)?;
         let (is_sealed, is_identified) = (seals.is_some(), config.identity.is_some());
         if !is_sealed {
@@ -150,7 +150,7 @@ impl UdpNic {
         let nic = move |socket| Nic::new(&config, seals, socket);
         match coprocessor {
             Coprocessor::Task => {
-                let driver = Driver::new(nic, socket, firmware, Arc::clone(&desk));
+                let driver = Driver::new(nic, socket, firmware, Arc::clone(&shared));
                 let mut driver = driver.map_err(failed)?;
                 driver.serve_inline(spin);
                 runtime.spawn(async move {
@@ -159,13 +159,13 @@ impl UdpNic {
                 });
             }
             Coprocessor::Thread => {
-                let desk = Arc::clone(&desk);
-                let driver = || Ok(Driver::new(nic, socket, firmware, desk)?.run());
+                let shared = Arc::clone(&shared);
+                let driver = || Ok(Driver::new(nic, socket, firmware, shared)?.run());
                 run_on_thread(format!("nic {node}"), end, driver).map_err(failed)?;
             }
         }
-        let host = UdpHost::new(tasks, Arc::clone(&desk));
-        Ok(Self { host, desk, address, is_sealed, is_identified, mtu, ended })
+        let host = UdpHost::new(tasks, Arc::clone(&shared));
+        Ok(Self { host, shared, address, is_sealed, is_identified, mtu, ended })
     }
 
     /// Returns the application's side of the NIC.
@@ -210,14 +210,14 @@ impl UdpNic {
         &self,
         config: crate::nicd::ServerConfig,
     ) -> Result<crate::nicd::PortServer, crate::nicd::ServeError> {
-        crate::nicd::PortServer::open(config, Arc::clone(&self.desk) as _)
+        crate::nicd::PortServer::open(config, Arc::clone(&self.shared) as _)
     }
 
     /// Returns the NIC's counters, as of its last turn. It also reads counters of the system, which takes some
     /// 100 us.
     #[must_use]
     pub fn counters(&self) -> UdpCounters {
-        self.desk.counters(self.address)
+        self.shared.counters(self.address)
     }
 
     /// Stops the NIC, and returns its last counters. Frames that wait for its line leave first; if the system
@@ -227,7 +227,7 @@ impl UdpNic {
     /// # Cancel safety
     /// Dropping the future stops the NIC at once.
     pub async fn shutdown(mut self) -> UdpCounters {
-        self.desk.end(Ending::Flush);
+        self.shared.end(Ending::Flush);
         // An error means that the firmware panicked, which ends the driver as well.
         let _ = (&mut self.ended).await;
         self.counters()
@@ -236,7 +236,7 @@ impl UdpNic {
 
 impl Drop for UdpNic {
     fn drop(&mut self) {
-        self.desk.end(Ending::Now);
+        self.shared.end(Ending::Now);
     }
 }
 

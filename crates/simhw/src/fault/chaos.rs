@@ -32,7 +32,10 @@ impl Chaos {
     /// If no kind may occur, or the topology has no hosts.
     #[must_use]
     pub fn script(&self, topology: &Topology, seed: u64) -> Vec<Incident> {
-        assert!(!self.kinds.is_empty() && topology.hosts() > 0, "chaos needs a kind of fault and a host");
+        assert!(
+            !self.kinds.is_empty() && topology.hosts() > 0,
+            "chaos needs a kind of fault and a host"
+        );
         let mut draw = Draw { rng: Rng::new(seed, "chaos"), chaos: self, topology };
         let mut script: Vec<_> = (0..self.incidents).map(|_| draw.incident()).collect();
         script.sort_by_key(|incident| incident.at);

@@ -12,7 +12,7 @@ use crate::topology::{LinkId, SwitchId};
 pub struct Incident {
     /// When it begins.
     pub at: Instant,
-    /// How long it lasts. Faults that happen once, such as a reset, ignore it.
+    /// Its duration. Faults that happen once, such as a reset, ignore it.
     pub lasts: Duration,
     /// The fault that it causes.
     pub fault: Fault,

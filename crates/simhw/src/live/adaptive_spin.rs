@@ -10,14 +10,14 @@ const HALVINGS: u32 = 4;
 
 /// Adapts the time of busy-polling to whether it has succeeded.
 #[derive(Debug, Default)]
-pub(crate) struct Looks {
+pub(crate) struct AdaptiveSpin {
     /// Spins in a row that found nothing.
     vain: u32,
 }
 
-impl Looks {
+impl AdaptiveSpin {
     /// Calls `find` until it returns a value, for at most `most` nanoseconds. If `most` is 0, never calls it.
-    pub(crate) fn look<T>(&mut self, most: u32, mut find: impl FnMut() -> Option<T>) -> Option<T> {
+    pub(crate) fn spin<T>(&mut self, most: u32, mut find: impl FnMut() -> Option<T>) -> Option<T> {
         if most == 0 {
             return None;
         }
@@ -38,8 +38,8 @@ impl Looks {
         // Each failed spin halves the time. Now and then it is the full time again: otherwise short spins would
         // never find a peer that has once been slower than them.
         let again = self.vain.is_multiple_of(ANEW);
-        let spin = if again { most } else { most >> self.vain.min(HALVINGS) };
-        Clock::now().plus_nanos(spin.into())
+        let nanos = if again { most } else { most >> self.vain.min(HALVINGS) };
+        Clock::now().plus_nanos(nanos.into())
     }
 
     /// Records the end of a spin.

@@ -15,9 +15,9 @@ const TAKEN: usize = 2;
 
 /// The words of a port's segment that belong to no ring.
 #[derive(Clone, Debug)]
-pub(crate) struct Words(Arc<Segment>);
+pub(crate) struct PortControlBlock(Arc<Segment>);
 
-impl Words {
+impl PortControlBlock {
     /// Bytes of the block, at the beginning of its segment.
     pub(super) const BYTES: usize = 2 * LINE;
 
@@ -45,12 +45,12 @@ impl Words {
     }
 
     /// For the NIC's process: requests a wake-up at the next ring. A fence and another poll must follow.
-    pub(crate) fn fall_asleep(&self) {
+    pub(crate) fn arm_wakeup(&self) {
         self.0.line(LINE)[ASLEEP].store(1, Ordering::Relaxed);
     }
 
     /// For the NIC's process: withdraws the request for a wake-up, because it polls by itself.
-    pub(crate) fn stay_awake(&self) {
+    pub(crate) fn disarm_wakeup(&self) {
         self.0.line(LINE)[ASLEEP].store(0, Ordering::Relaxed);
     }
 

@@ -1,5 +1,5 @@
 //! A port with its two ends in two processes: the layout of its segment, and the NIC's end. The [application's
-//! end](super::ground) registers memory through a third ring.
+//! end](super::remote_allocator) registers memory through a third ring.
 //!
 //! Neither side waits for the other, so that either may be stopped or killed at any instruction. Neither trusts
 //! the other: a malformed entry is ignored.
@@ -8,9 +8,9 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::control_block::PortControlBlock;
 use super::nic::NicPort;
-use super::registrar::Registration;
-use super::words::Words;
+use super::shared::Registration;
 use super::{MAX_DEPTH, PortName};
 use crate::host::OpenError;
 use crate::passing::Socket;
@@ -35,7 +35,7 @@ impl Layout {
     }
 
     const fn commands() -> usize {
-        Words::BYTES
+        PortControlBlock::BYTES
     }
 
     const fn completions(self) -> usize {
@@ -176,7 +176,7 @@ pub(crate) struct Grant {
     pub(crate) channel: Arc<Socket>,
     /// The application's end of the channel, to be passed on.
     pub(crate) theirs: OwnedFd,
-    pub(crate) words: Words,
+    pub(crate) words: PortControlBlock,
     pub(crate) arenas: Arc<Arenas>,
     /// Set when the application has closed the port or exited; the NIC must then be rung.
     pub(crate) is_gone: Arc<AtomicBool>,
@@ -185,7 +185,7 @@ pub(crate) struct Grant {
 /// The NIC's end of a port's registrations, flags and wake-ups.
 #[derive(Debug)]
 pub(crate) struct FarEnd {
-    words: Words,
+    words: PortControlBlock,
     registrations: Consumer,
     arenas: Arc<Arenas>,
     channel: Arc<Socket>,
@@ -206,7 +206,7 @@ pub(crate) fn far_port(name: PortName, depth: usize) -> Result<(NicPort, Grant),
     let (_, commands) = ring(&segment, Layout::commands(), 2 * layout.depth);
     let (completions, _) = ring(&segment, layout.completions(), 2 * layout.depth);
     let (_, registrations) = ring(&segment, layout.registrations(), REGISTRATIONS);
-    let words = Words::new(segment);
+    let words = PortControlBlock::new(segment);
     let (arenas, is_gone) = (Arc::<Arenas>::default(), Arc::<AtomicBool>::default());
     let end = FarEnd {
         words: words.clone(),
@@ -227,13 +227,13 @@ pub(super) fn open(
     file: &OwnedFd,
     depth: usize,
     admits: impl Fn(u32) -> bool,
-) -> Result<(Producer, Consumer, Producer, Words), SegmentError> {
+) -> Result<(Producer, Consumer, Producer, PortControlBlock), SegmentError> {
     let layout = Layout::of(depth);
     let segment = Arc::new(Segment::open(file, Kind::Port, layout.bytes(), admits)?);
     let (commands, _) = ring(&segment, Layout::commands(), 2 * layout.depth);
     let (_, completions) = ring(&segment, layout.completions(), 2 * layout.depth);
     let (registrations, _) = ring(&segment, layout.registrations(), REGISTRATIONS);
-    Ok((commands, completions, registrations, Words::new(segment)))
+    Ok((commands, completions, registrations, PortControlBlock::new(segment)))
 }
 
 impl FarEnd {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
 use super::far::FarEnd;
-use super::registrar::{Registrar, Registration};
+use super::shared::{PortShared, Registration};
 use super::{Command, Completion};
 use crate::id::PortId;
 use crate::region::{Access, Payload, RegionError, RegionRef, RegionTable};
@@ -15,7 +15,7 @@ use crate::ring::{Consumer, Producer};
 pub(crate) struct NicPort {
     commands: Consumer,
     completions: Producer,
-    beside: Beside,
+    backend: PortBackend,
     regions: RegionTable,
     open: bool,
     /// Commands that were taken and not yet completed.
@@ -26,37 +26,33 @@ pub(crate) struct NicPort {
 
 /// The NIC's end of a port's registrations, flags and wake-ups.
 #[derive(Debug)]
-enum Beside {
+enum PortBackend {
     /// The application is in this process.
-    Near(Arc<Registrar>),
+    Near(Arc<PortShared>),
     /// The application is in another process.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     Far(Box<FarEnd>),
 }
 
 impl NicPort {
-    pub(super) fn new(
-        commands: Consumer,
-        completions: Producer,
-        registrar: Arc<Registrar>,
-    ) -> Self {
-        Self::with(commands, completions, Beside::Near(registrar))
+    pub(super) fn new(commands: Consumer, completions: Producer, shared: Arc<PortShared>) -> Self {
+        Self::with(commands, completions, PortBackend::Near(shared))
     }
 
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
     pub(super) fn far(commands: Consumer, completions: Producer, end: FarEnd) -> Self {
-        Self::with(commands, completions, Beside::Far(Box::new(end)))
+        Self::with(commands, completions, PortBackend::Far(Box::new(end)))
     }
 
-    fn with(commands: Consumer, completions: Producer, beside: Beside) -> Self {
+    fn with(commands: Consumer, completions: Producer, backend: PortBackend) -> Self {
         let regions = RegionTable::default();
-        Self { commands, completions, beside, regions, open: true, owed: 0, staged: 0 }
+        Self { commands, completions, backend, regions, open: true, owed: 0, staged: 0 }
     }
 
     /// Applies pending registrations and deregistrations. Returns `false` once the port is dropped.
     #[inline]
     pub(crate) fn sync(&mut self) -> bool {
-        if self.beside.has_changed() {
+        if self.backend.has_changed() {
             self.take_changes();
         }
         self.open
@@ -64,7 +60,7 @@ impl NicPort {
 
     #[cold]
     fn take_changes(&mut self) {
-        for change in self.beside.take() {
+        for change in self.backend.take() {
             match change {
                 Registration::Register { slot, generation, memory, options } => {
                     self.regions.insert(slot, generation, memory, options);
@@ -75,7 +71,7 @@ impl NicPort {
                 Registration::Close => self.open = false,
             }
         }
-        self.beside.settle();
+        self.backend.settle();
     }
 
     #[inline]
@@ -120,13 +116,13 @@ impl NicPort {
 
     /// Wakes the application if it waits. The caller must fence between publishing and this call.
     pub(crate) fn wake(&self) {
-        self.beside.wake_waiting();
+        self.backend.wake_waiting();
     }
 
     /// Publishes a completion and wakes the application if it waits.
     pub(crate) fn complete(&mut self, completion: &Completion) {
         if self.complete_silently(completion) {
-            self.beside.wake();
+            self.backend.wake();
         }
     }
 
@@ -142,22 +138,22 @@ impl NicPort {
 
 impl Drop for NicPort {
     fn drop(&mut self) {
-        self.beside.close();
+        self.backend.close();
     }
 }
 
 /// Calls the same method of either variant.
 macro_rules! either {
-    ($beside:expr, $end:ident => $call:expr) => {
-        match $beside {
-            Beside::Near($end) => $call,
+    ($backend:expr, $end:ident => $call:expr) => {
+        match $backend {
+            PortBackend::Near($end) => $call,
             #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-            Beside::Far($end) => $call,
+            PortBackend::Far($end) => $call,
         }
     };
 }
 
-impl Beside {
+impl PortBackend {
     #[inline]
     fn has_changed(&self) -> bool {
         either!(self, end => end.has_changed())
@@ -225,12 +221,12 @@ impl Ports {
     /// Returns whether a port's application has closed its end.
     pub(crate) fn is_closing(&self, id: PortId) -> bool {
         let port = self.0.get(id.index()).and_then(Option::as_ref);
-        port.is_some_and(|port| port.beside.is_closing())
+        port.is_some_and(|port| port.backend.is_closing())
     }
 
     /// Wakes all applications that wait for a completion.
     pub(crate) fn wake_all(&self) {
-        self.0.iter().flatten().for_each(|port| port.beside.wake());
+        self.0.iter().flatten().for_each(|port| port.backend.wake());
     }
 
     pub(crate) fn next_command(&mut self, id: PortId) -> Option<Command> {

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use range_alloc::RangeAllocator;
 
 use super::RegisterError;
+use super::control_block::PortControlBlock;
 use super::far::{Change, Place, REGISTRATIONS};
-use super::registrar::Bell;
-use super::words::Words;
+use super::shared::Bell;
 use crate::id::PortId;
 use crate::passing::Socket;
 use crate::region::{Memory, RegionOptions};
@@ -32,8 +32,8 @@ pub(crate) trait Lender: Send {
 }
 
 /// Allocates the regions of a port whose NIC is in another process, and sends their registrations.
-pub(crate) struct Ground {
-    words: Words,
+pub(crate) struct RemoteAllocator {
+    words: PortControlBlock,
     inner: Mutex<Inner>,
     /// Called while `inner` is not locked: releasing memory must not wait for an answer.
     lender: Mutex<Box<dyn Lender>>,
@@ -51,8 +51,12 @@ struct Inner {
     lingering: VecDeque<(u64, u32, Range<usize>)>,
 }
 
-impl Ground {
-    pub(super) fn new(words: Words, registrations: Producer, lender: Box<dyn Lender>) -> Self {
+impl RemoteAllocator {
+    pub(super) fn new(
+        words: PortControlBlock,
+        registrations: Producer,
+        lender: Box<dyn Lender>,
+    ) -> Self {
         let inner = Inner {
             registrations,
             published: 0,
@@ -64,7 +68,7 @@ impl Ground {
         Self { words, inner: Mutex::new(inner), lender: Mutex::new(lender) }
     }
 
-    pub(super) const fn words(&self) -> &Words {
+    pub(super) const fn words(&self) -> &PortControlBlock {
         &self.words
     }
 
@@ -202,7 +206,7 @@ fn clean(segment: Arc<Segment>, at: Place, bytes: usize) -> Option<(Memory, Plac
 
 /// The doorbell of a port whose NIC is in another process.
 pub(super) struct FarBell {
-    pub(super) words: Words,
+    pub(super) words: PortControlBlock,
     /// Wakes the NIC's process.
     pub(super) channel: Arc<Socket>,
     pub(super) spin_nanos: u32,
@@ -245,11 +249,11 @@ mod tests {
         fn hang_up(&self) {}
     }
 
-    fn pair() -> (Ground, NicPort, Arc<Arenas>) {
+    fn pair() -> (RemoteAllocator, NicPort, Arc<Arenas>) {
         let (nic, grant) = far_port(PortName { id: PortId(0), epoch: 1 }, 4).unwrap();
         let (_, _, registrations, words) = open(&grant.file, 4, |_| true).unwrap();
         let lender = Here(Arc::clone(&grant.arenas));
-        (Ground::new(words, registrations, Box::new(lender)), nic, grant.arenas)
+        (RemoteAllocator::new(words, registrations, Box::new(lender)), nic, grant.arenas)
     }
 
     proptest! {
@@ -257,7 +261,7 @@ mod tests {
         fn memory_is_zero_and_its_own_until_the_nic_has_let_go_of_it(
             ops in proptest::collection::vec((0_u8..3, 1_usize..3_000, 0_usize..8), 1..80),
         ) {
-            let (ground, mut nic, _) = pair();
+            let (remote, mut nic, _) = pair();
             let mut live: Vec<(u16, u32, Memory)> = Vec::new();
             // The NIC may still write to memory that it has not released.
             let mut slots = 0_u16;
@@ -268,14 +272,14 @@ mod tests {
                         let (slot, generation) = (slots, 1);
                         slots += 1;
                         let options = RegionOptions::default();
-                        let memory = ground.register(slot, generation, bytes, options, &|| {}).unwrap();
+                        let memory = remote.register(slot, generation, bytes, options, &|| {}).unwrap();
                         prop_assert!(memory.view(0, bytes).unwrap().to_vec().iter().all(|b| *b == 0));
                         memory.store(0, Payload::from(&vec![slot as u8 + 1; bytes][..])).unwrap();
                         live.push((slot, generation, memory));
                     }
                     1 if !live.is_empty() => {
                         let (slot, generation, memory) = live.swap_remove(pick % live.len());
-                        ground.deregister(slot, generation);
+                        remote.deregister(slot, generation);
                         let length = u32::try_from(memory.len()).unwrap();
                         gone.push(RegionRef { slot, generation, length, ..RegionRef::default() });
                     }
@@ -297,12 +301,12 @@ mod tests {
 
     #[test]
     fn registering_waits_for_no_room() {
-        let (ground, mut nic, _) = pair();
+        let (remote, mut nic, _) = pair();
         let (mut slot, rung) = (0, std::cell::Cell::new(0));
         let mut register = || {
             slot += 1;
             let bell = || rung.set(rung.get() + 1);
-            ground.register(slot, 1, 8, RegionOptions::default(), &bell)
+            remote.register(slot, 1, 8, RegionOptions::default(), &bell)
         };
         for _ in 0..3 {
             let registered = (0..=REGISTRATIONS).map_while(|_| register().ok()).count();
@@ -335,16 +339,16 @@ mod tests {
         let (_, _, registrations, words) = open(&grant.file, 4, |_| true).unwrap();
         let (may, waits) = std::sync::mpsc::channel();
         let (asks, asked) = std::sync::mpsc::channel();
-        let ground = Ground::new(words, registrations, Box::new(Slow(waits, asks)));
+        let remote = RemoteAllocator::new(words, registrations, Box::new(Slow(waits, asks)));
         let register =
-            |slot, bytes| ground.register(slot, 1, bytes, RegionOptions::default(), &|| {});
+            |slot, bytes| remote.register(slot, 1, bytes, RegionOptions::default(), &|| {});
         may.send(()).unwrap();
         register(0, 8).unwrap();
         asked.recv().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| register(1, SMALL + 1).unwrap());
             asked.recv().unwrap();
-            ground.deregister(0, 1);
+            remote.deregister(0, 1);
             register(2, 8).unwrap();
             may.send(()).unwrap();
         });
@@ -352,10 +356,10 @@ mod tests {
 
     #[test]
     fn memory_that_was_given_up_is_lent_no_more() {
-        let (ground, mut nic, arenas) = pair();
+        let (remote, mut nic, arenas) = pair();
         for slot in 0..10 {
-            ground.register(slot, 1, SMALL + 1, RegionOptions::default(), &|| {}).unwrap();
-            ground.deregister(slot, 1);
+            remote.register(slot, 1, SMALL + 1, RegionOptions::default(), &|| {}).unwrap();
+            remote.deregister(slot, 1);
             nic.sync();
         }
         assert_eq!(arenas.bytes(), 0);

@@ -1,4 +1,4 @@
-//! What both ends of a port share besides its rings: registrations, the doorbell, the close.
+//! State that both ends of a port share besides its rings: registrations, the doorbell, the close.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Mutex, MutexGuard};
@@ -7,7 +7,7 @@ use std::task::Waker;
 use atomic_waker::AtomicWaker;
 
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-use super::ground::Ground;
+use super::remote_allocator::RemoteAllocator;
 use super::{PortName, RegisterError};
 use crate::deferred;
 use crate::id::PortId;
@@ -39,8 +39,8 @@ pub(crate) enum Registration {
     Close,
 }
 
-/// What both ends of a port share besides its rings.
-pub(crate) struct Registrar {
+/// State that both ends of a port share besides its rings.
+pub(crate) struct PortShared {
     changed: AtomicBool,
     closed: AtomicBool,
     waker: AtomicWaker,
@@ -49,7 +49,7 @@ pub(crate) struct Registrar {
     changes: Mutex<Changes>,
     /// Set if the NIC is in another process: registrations and the close go through it.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-    ground: Option<Ground>,
+    remote: Option<RemoteAllocator>,
     bell: Box<dyn Bell>,
     id: PortId,
     /// Generations of the port's regions count from here. The number may have been another port's before, and
@@ -64,13 +64,13 @@ struct Changes {
     free: Vec<u16>,
 }
 
-impl std::fmt::Debug for Registrar {
+impl std::fmt::Debug for PortShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Registrar").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("PortShared").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-impl Registrar {
+impl PortShared {
     pub(super) fn new(name: PortName, bell: Box<dyn Bell>) -> Self {
         Self {
             changed: AtomicBool::new(false),
@@ -79,7 +79,7 @@ impl Registrar {
             waiting: AtomicBool::new(false),
             changes: Mutex::default(),
             #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-            ground: None,
+            remote: None,
             bell,
             id: name.id,
             first_generation: name.epoch << 16,
@@ -88,8 +88,8 @@ impl Registrar {
 
     /// Creates the application's side of a port whose NIC is in another process.
     #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-    pub(super) fn far(name: PortName, bell: Box<dyn Bell>, ground: Ground) -> Self {
-        Self { ground: Some(ground), ..Self::new(name, bell) }
+    pub(super) fn far(name: PortName, bell: Box<dyn Bell>, remote: RemoteAllocator) -> Self {
+        Self { remote: Some(remote), ..Self::new(name, bell) }
     }
 
     fn changes(&self) -> MutexGuard<'_, Changes> {
@@ -123,7 +123,7 @@ impl Registrar {
     /// For the application: returns whether its NIC has stopped.
     pub(super) fn is_closed(&self) -> bool {
         #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-        if self.ground.as_ref().is_some_and(|ground| ground.words().is_closed()) {
+        if self.remote.as_ref().is_some_and(|remote| remote.words().is_closed()) {
             return true;
         }
         self.closed.load(Ordering::Acquire)
@@ -133,8 +133,8 @@ impl Registrar {
     pub(super) fn wait(&self, waker: &Waker) {
         self.waker.register(waker);
         #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-        if let Some(ground) = &self.ground {
-            ground.words().wait();
+        if let Some(remote) = &self.remote {
+            remote.words().wait();
         }
         self.waiting.store(true, Ordering::Relaxed);
         // Orders the flag before the next poll of the ring. The waking side fences between publishing and its
@@ -181,8 +181,8 @@ impl Registrar {
     ) -> Result<(Memory, u16, u32), RegisterError> {
         let (slot, generation) = self.claim_slot()?;
         #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-        if let Some(ground) = &self.ground {
-            return match ground.register(slot, generation, bytes, options, &|| self.ring()) {
+        if let Some(remote) = &self.remote {
+            return match remote.register(slot, generation, bytes, options, &|| self.ring()) {
                 Ok(memory) => Ok((memory, slot, generation)),
                 Err(error) => {
                     self.changes().free.push(slot);
@@ -202,7 +202,7 @@ impl Registrar {
         memory: Memory,
         options: RegionOptions,
     ) -> Result<Option<(u16, u32)>, RegisterError> {
-        if self.ground.is_some() {
+        if self.remote.is_some() {
             return Ok(None);
         }
         let (slot, generation) = self.claim_slot()?;
@@ -235,8 +235,8 @@ impl Registrar {
     pub(crate) fn deregister(&self, region: RegionRef) {
         let (slot, generation) = (region.slot, region.generation);
         #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-        if let Some(ground) = &self.ground {
-            ground.deregister(slot, generation);
+        if let Some(remote) = &self.remote {
+            remote.deregister(slot, generation);
             self.changes().free.push(slot);
             return self.ring();
         }
@@ -248,8 +248,8 @@ impl Registrar {
     /// For the application: closes the port.
     pub(super) fn drop_port(&self) {
         #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-        if let Some(ground) = &self.ground {
-            return ground.hang_up();
+        if let Some(remote) = &self.remote {
+            return remote.hang_up();
         }
         self.push(Registration::Close);
         self.ring();

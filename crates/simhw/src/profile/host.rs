@@ -79,9 +79,9 @@ pub struct HostProfile {
     pub io_read_ps: u32,
     /// Picoseconds to write a byte of the NIC's memory over the bus.
     pub io_write_ps: u32,
-    /// How doorbells are rung.
+    /// The way in which doorbells are rung.
     pub ringing: Ringing,
-    /// How the host is notified of completions.
+    /// The way in which the host is notified of completions.
     pub notice: Notice,
     /// True if the firmware runs on this processor, in the kernel. Its instructions then take the processor's
     /// time, a received frame raises an interrupt, and the firmware writes to memory by copying.

@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::basis::Basis;
 use super::envelope::{Envelope, EnvelopeKind};
 use super::peer::{Held, Peer};
-use super::session::{Asked, Attempt, Beginning, Ends, draw};
+use super::session::{Attempt, Beginning, Ends, FirstMessage, draw};
 use super::{Identity, Key};
 use crate::drops::DropCause;
 use crate::frame::DEFAULT_HOP_LIMIT;
@@ -329,20 +329,20 @@ impl Seals {
         let ends = Ends { initiator: envelope.source, responder: self.node };
         let named = self.identity.as_ref().map(|identity| (identity, envelope.source));
         let basis = key.map(|key| Basis { key, named }).ok_or(DropCause::Unsealed)?;
-        let asked = Asked::open(basis, ends, body).ok_or(DropCause::Unsealed)?;
+        let first = FirstMessage::open(basis, ends, body).ok_or(DropCause::Unsealed)?;
         let peer = &mut self.peers[envelope.source.index()];
-        if peer.is_replay(asked.attempt) {
+        if peer.is_replay(first.attempt) {
             return Err(DropCause::Replayed);
         }
         // The same attempt came again: its answer was lost, or is on its way.
-        let again = peer.pending.as_ref().filter(|pending| pending.attempt == asked.attempt);
+        let again = peer.pending.as_ref().filter(|pending| pending.attempt == first.attempt);
         if let Some(pending) = again {
             self.handshakes.push_back((envelope.source, pending.datagram.clone()));
             return Ok(Opened::Handshake);
         }
         let index = self.next_index;
         self.next_index = index.wrapping_add(1);
-        let answered = asked.answer(index).ok_or(DropCause::Unsealed)?;
+        let answered = first.answer(index).ok_or(DropCause::Unsealed)?;
         self.handshakes.push_back((envelope.source, answered.datagram.clone()));
         peer.pending = Some(answered);
         Ok(Opened::Handshake)

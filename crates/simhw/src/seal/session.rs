@@ -128,14 +128,14 @@ pub(super) struct Answered {
 }
 
 /// The first message of a handshake, opened but not answered.
-pub(super) struct Asked {
+pub(super) struct FirstMessage {
     handshake: HandshakeState,
     remote: u32,
     pub(super) attempt: Attempt,
     ends: Ends,
 }
 
-impl Asked {
+impl FirstMessage {
     /// Opens the first message of a handshake. Only a holder of the key can have made it and, with identities,
     /// only the initiator. It is cheap with the key alone; with identities it takes two multiplications on the
     /// curve.

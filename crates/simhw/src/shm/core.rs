@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use super::ShmCounters;
 use super::engine::Engine;
-use super::rendezvous::{Link, Lobby};
+use super::rendezvous::{Link, PeerListener};
 use crate::deferred::{self, Held};
 use crate::hardware::Firmware;
 use crate::host::OpenError;
@@ -20,7 +20,7 @@ use crate::wakes::Wakes;
 
 /// A change of the connected peers.
 #[derive(Debug)]
-enum News {
+enum PeerEvent {
     Joined(Link),
     Left(NodeId),
 }
@@ -52,8 +52,8 @@ impl Wake for Peers {
 pub(super) struct Core<F> {
     node: NodeId,
     engine: Mutex<Option<Engine<F>>>,
-    news: Mutex<Vec<News>>,
-    has_news: AtomicBool,
+    events: Mutex<Vec<PeerEvent>>,
+    has_events: AtomicBool,
     /// Wake-ups of the driver.
     wakes: Arc<Wakes>,
     /// True while the driver checks, every tick, that applications still give the NIC turns.
@@ -67,7 +67,7 @@ pub(super) struct Core<F> {
 }
 
 /// The interface of [`Core`] that does not depend on the firmware's type.
-pub(super) trait Station: Source + std::fmt::Debug {
+pub(super) trait NicHandle: Source + std::fmt::Debug {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError>;
     fn counters(&self) -> ShmCounters;
     fn end(&self);
@@ -90,8 +90,8 @@ impl<F: Firmware> Core<F> {
         Self {
             node,
             engine: Mutex::new(Some(engine)),
-            news: Mutex::default(),
-            has_news: AtomicBool::new(false),
+            events: Mutex::default(),
+            has_events: AtomicBool::new(false),
             wakes,
             is_watched: AtomicBool::new(false),
             driver_wakes: AtomicU64::new(0),
@@ -105,7 +105,7 @@ impl<F: Firmware> Core<F> {
     /// Locks the engine. Wakers that become due meanwhile run after the lock is released. An engine whose
     /// firmware has panicked is dropped, and its ports close.
     fn engine(&self) -> Held<'_, Option<Engine<F>>> {
-        Held::new(|| self.engine.lock().unwrap_or_else(thrown_away))
+        Held::new(|| self.engine.lock().unwrap_or_else(discard_engine))
     }
 
     /// Wakes the driver.
@@ -113,21 +113,24 @@ impl<F: Firmware> Core<F> {
         self.wakes.signal();
     }
 
-    fn add_news(&self, news: News) {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner).push(news);
-        self.has_news.store(true, Ordering::Release);
+    fn add_event(&self, event: PeerEvent) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        self.has_events.store(true, Ordering::Release);
         self.signal();
     }
 
     /// Handles the changes that the rendezvous has reported.
-    fn take_news(&self, engine: &mut Engine<F>) {
-        if !self.has_news.load(Ordering::Relaxed) || !self.has_news.swap(false, Ordering::Acquire) {
+    fn take_events(&self, engine: &mut Engine<F>) {
+        if !self.has_events.load(Ordering::Relaxed)
+            || !self.has_events.swap(false, Ordering::Acquire)
+        {
             return;
         }
-        let news = std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner));
-        for news in news {
-            match news {
-                News::Joined(link) => {
+        let events =
+            std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+        for event in events {
+            match event {
+                PeerEvent::Joined(link) => {
                     let node = link.node;
                     if self.wakes.add(node.0.into(), Arc::clone(&link.channel)).is_err() {
                         // The system has no resources for the peer's wake-ups: closes the connection, to be
@@ -142,7 +145,7 @@ impl<F: Firmware> Core<F> {
                         peers.sort_unstable();
                     });
                 }
-                News::Left(node) => {
+                PeerEvent::Left(node) => {
                     self.wakes.remove(node.0.into());
                     engine.leave(node);
                     self.peers.change(|peers| peers.retain(|peer| *peer != node));
@@ -157,11 +160,11 @@ impl<F: Firmware> Core<F> {
         let engine = Held::try_new(|| match self.engine.try_lock() {
             Ok(engine) => Some(engine),
             Err(TryLockError::WouldBlock) => None,
-            Err(TryLockError::Poisoned(poisoned)) => Some(thrown_away(poisoned)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(discard_engine(poisoned)),
         });
         let Some(mut engine) = engine else { return false };
         let Some(engine) = &mut *engine else { return false };
-        self.take_news(engine);
+        self.take_events(engine);
         let was_any = engine.visit();
         if was_any && engine.is_stopping() {
             // The driver may wait for what this turn did.
@@ -183,7 +186,7 @@ impl<F: Firmware> Core<F> {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };
         // An ending NIC may wait for no more than what a disconnected peer has left.
-        self.take_news(engine);
+        self.take_events(engine);
         if self.is_ending.load(Ordering::Acquire) && engine.may_stop() {
             *self.last_counters.lock().unwrap_or_else(PoisonError::into_inner) =
                 engine.nic.counters;
@@ -235,7 +238,7 @@ impl<F: Firmware> Core<F> {
 }
 
 /// Drops an engine whose firmware has panicked, so that its ports close.
-fn thrown_away<F>(
+fn discard_engine<F>(
     poisoned: PoisonError<MutexGuard<'_, Option<Engine<F>>>>,
 ) -> MutexGuard<'_, Option<Engine<F>>> {
     let mut engine = poisoned.into_inner();
@@ -249,13 +252,13 @@ impl<F> std::fmt::Debug for Core<F> {
     }
 }
 
-impl<F: Firmware + Send> Lobby for Core<F> {
+impl<F: Firmware + Send> PeerListener for Core<F> {
     fn joined(&self, link: Link) {
-        self.add_news(News::Joined(link));
+        self.add_event(PeerEvent::Joined(link));
     }
 
     fn left(&self, node: NodeId) {
-        self.add_news(News::Left(node));
+        self.add_event(PeerEvent::Left(node));
     }
 }
 
@@ -287,7 +290,7 @@ impl<F: Firmware + Send + 'static> Source for Core<F> {
     }
 }
 
-impl<F: Firmware + Send + 'static> Station for Core<F> {
+impl<F: Firmware + Send + 'static> NicHandle for Core<F> {
     fn open(self: Arc<Self>, options: PortOptions) -> Result<Port, OpenError> {
         let bell = Box::new(PortBell(Arc::clone(&self)));
         match &mut *self.engine() {

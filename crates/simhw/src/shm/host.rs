@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use super::core::Station;
+use super::core::NicHandle;
 use crate::host::{Host, OpenError};
 use crate::id::NodeId;
 use crate::live::Tasks;
@@ -17,12 +17,12 @@ use crate::time::Instant;
 #[derive(Clone, Debug)]
 pub struct ShmHost {
     tasks: Arc<Tasks>,
-    station: Arc<dyn Station>,
+    handle: Arc<dyn NicHandle>,
 }
 
 impl ShmHost {
-    pub(super) fn new(tasks: Tasks, station: Arc<dyn Station>) -> Self {
-        Self { tasks: Arc::new(tasks), station }
+    pub(super) fn new(tasks: Tasks, handle: Arc<dyn NicHandle>) -> Self {
+        Self { tasks: Arc::new(tasks), handle }
     }
 }
 
@@ -50,6 +50,6 @@ impl Host for ShmHost {
     }
 
     fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
-        Arc::clone(&self.station).open(options)
+        Arc::clone(&self.handle).open(options)
     }
 }

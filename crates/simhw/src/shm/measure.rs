@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::config::{ShmConfig, StartError};
-use super::rendezvous::{Link, Lobby, Rendezvous};
+use super::rendezvous::{Link, PeerListener, Rendezvous};
 use crate::frame::Header;
 use crate::id::{Incarnation, NodeId};
 use crate::segment::View;
 
-/// How long to wait for the other side.
+/// Longest wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Both directions between two processes, without a NIC.
@@ -20,9 +20,9 @@ pub struct Bare {
     _rendezvous: Rendezvous,
 }
 
-struct Door(Mutex<Outbox<Link>>);
+struct PeerInbox(Mutex<Outbox<Link>>);
 
-impl Lobby for Door {
+impl PeerListener for PeerInbox {
     fn joined(&self, link: Link) {
         let outbox = self.0.lock().expect("nothing panics while it holds this lock");
         // The receiver is dropped once it has a link.
@@ -40,8 +40,8 @@ impl Bare {
     pub fn meet(config: &ShmConfig) -> Result<Self, StartError> {
         config.check()?;
         let (outbox, inbox): (Outbox<Link>, Inbox<Link>) = mpsc::channel();
-        let door = Arc::new(Door(Mutex::new(outbox)));
-        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, door)?;
+        let peer_inbox = Arc::new(PeerInbox(Mutex::new(outbox)));
+        let rendezvous = Rendezvous::open(config, Incarnation::FIRST, peer_inbox)?;
         let late = |_| StartError::System(std::io::ErrorKind::TimedOut);
         let link = inbox.recv_timeout(PATIENCE).map_err(late)?;
         Ok(Self { link, _rendezvous: rendezvous })

@@ -32,7 +32,7 @@ use greeting::{Greeting, Kind as Message, receive, send, take};
 
 /// Pause after a failed attempt to connect.
 const RETRY: Duration = Duration::from_millis(20);
-/// How long a new connection may take to send its greeting.
+/// Longest time that a new connection may take to send its greeting.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Connections of one process besides those of peers: failed attempts that are not yet closed.
 const SPARE: usize = 16;
@@ -57,7 +57,7 @@ impl Link {
 }
 
 /// Receives the rendezvous's reports of peers.
-pub(super) trait Lobby: Send + Sync {
+pub(super) trait PeerListener: Send + Sync {
     /// Handles a peer that has connected; it replaces an earlier one with its number.
     fn joined(&self, link: Link);
     /// Handles a peer whose connection has ended.
@@ -120,7 +120,7 @@ impl Rendezvous {
     pub(super) fn open(
         config: &ShmConfig,
         incarnation: Incarnation,
-        lobby: Arc<dyn Lobby>,
+        listener: Arc<dyn PeerListener>,
     ) -> Result<Self, StartError> {
         let terms =
             Terms { node: config.node, nodes: config.nodes, incarnation, shape: config.shape() };
@@ -137,18 +137,19 @@ impl Rendezvous {
         })?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(system)?;
         let stopped = stop.try_clone().map_err(|error| StartError::System(error.kind()))?;
-        let mut room = Room {
+        let mut event_loop = EventLoop {
             terms,
             name: config.name.clone(),
             acceptor,
             stopped,
-            lobby,
+            listener,
             connections: Vec::new(),
             next_attempt: Instant::ZERO,
         };
         let thread = std::thread::Builder::new().name(format!("shm {}", config.node));
-        let thread =
-            thread.spawn(move || room.run()).map_err(|error| StartError::System(error.kind()))?;
+        let thread = thread
+            .spawn(move || event_loop.run())
+            .map_err(|error| StartError::System(error.kind()))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
@@ -169,17 +170,17 @@ fn address(name: &str, node: NodeId) -> rustix::io::Result<SocketAddrUnix> {
 }
 
 /// The state of the rendezvous's thread.
-struct Room {
+struct EventLoop {
     terms: Terms,
     name: String,
     acceptor: Acceptor,
     stopped: OwnedFd,
-    lobby: Arc<dyn Lobby>,
+    listener: Arc<dyn PeerListener>,
     connections: Vec<Connection>,
     next_attempt: Instant,
 }
 
-impl Room {
+impl EventLoop {
     fn run(&mut self) {
         loop {
             let now = Clock::now();
@@ -280,7 +281,7 @@ impl Room {
                 self.connections[other].until = Instant::ZERO;
             }
         }
-        self.lobby.joined(link);
+        self.listener.joined(link);
         Step::Keep
     }
 
@@ -290,7 +291,7 @@ impl Room {
         let memory = take(socket).and_then(|(name, bytes, file)| {
             Ok((name, SharedMemory::open(&file, bytes, admits).map_err(|_| Refusal)?))
         });
-        match memory.is_ok_and(|(name, memory)| self.lobby.shown(node, name, memory)) {
+        match memory.is_ok_and(|(name, memory)| self.listener.shown(node, name, memory)) {
             true => Step::Keep,
             false => Step::Close,
         }
@@ -354,7 +355,7 @@ impl Room {
     fn close(&mut self, index: usize) {
         let closed = self.connections.swap_remove(index);
         if let Stage::Joined(node) = closed.stage {
-            self.lobby.left(node);
+            self.listener.left(node);
         }
         if closed.node().is_some() {
             self.next_attempt = self.next_attempt.min(Clock::now() + RETRY);

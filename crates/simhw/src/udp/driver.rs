@@ -7,23 +7,23 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Poll;
 
+use super::adaptive_spin::AdaptiveSpin;
 use super::alarm::Alarm;
 use super::batch::Socket;
 use super::clock::Clock;
-use super::desk::{Desk, Ending};
 use super::engine::Engine;
-use super::looks::Looks;
 use super::nic::Nic;
+use super::shared::{Ending, Shared};
 use super::watched::Watched;
 use crate::deferred::Held;
 use crate::hardware::Firmware;
 use crate::time::Instant;
 
-/// How long an ending NIC waits for the system to accept its last frames.
+/// Longest time in nanoseconds that an ending NIC waits for the system to accept its last frames.
 const FLUSH_NANOS: u64 = 1_000_000_000;
 /// Failed polls after which an application that polls for completions gives the NIC turns; each turn is a
 /// system call.
-const LOOKS_OF_A_POLLER: u32 = 8;
+const FAILED_POLLS: u32 = 8;
 
 /// A NIC that applications run.
 pub(super) trait Inline: Send + Sync {
@@ -40,7 +40,7 @@ pub(super) trait Inline: Send + Sync {
 /// A NIC that its driver and applications run. The engine is `None` once the NIC has stopped.
 struct Core<F> {
     engine: Mutex<Option<Engine<F>>>,
-    desk: Arc<Desk>,
+    shared: Arc<Shared>,
     /// When the driver wakes by itself, in nanoseconds.
     wakes: AtomicU64,
     /// True if the driver must check the engine again.
@@ -69,7 +69,7 @@ impl<F: Firmware> Core<F> {
     /// Locks the engine. Wakers that become due meanwhile run after the lock is released. An engine whose
     /// firmware has panicked is dropped, and its ports close.
     fn engine(&self) -> Held<'_, Option<Engine<F>>> {
-        Held::new(|| self.engine.lock().unwrap_or_else(thrown_away))
+        Held::new(|| self.engine.lock().unwrap_or_else(discard_engine))
     }
 
     /// Locks the engine, unless another thread has it.
@@ -77,15 +77,15 @@ impl<F: Firmware> Core<F> {
         Held::try_new(|| match self.engine.try_lock() {
             Ok(engine) => Some(engine),
             Err(TryLockError::WouldBlock) => None,
-            Err(TryLockError::Poisoned(poisoned)) => Some(thrown_away(poisoned)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(discard_engine(poisoned)),
         })
     }
 
-    /// Gives the NIC a turn; if `looks` is true, it asks the system for datagrams by itself.
-    fn turn(&self, looks: bool) -> Next {
+    /// Gives the NIC a turn; if `polls` is true, it asks the system for datagrams by itself.
+    fn turn(&self, polls: bool) -> Next {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };
-        match engine.turn(looks) {
+        match engine.turn(polls) {
             Ending::Running => {}
             Ending::Flush => return engine.lingers().map_or(Next::Flush, Next::Linger),
             Ending::Now => return Next::End,
@@ -94,7 +94,7 @@ impl<F: Firmware> Core<F> {
         if engine.has_more() {
             return Next::Again;
         }
-        if looks && engine.has_received() {
+        if polls && engine.has_received() {
             return Next::Found;
         }
         let until = engine.next_due();
@@ -107,7 +107,7 @@ impl<F: Firmware> Core<F> {
         let is_early = || engine.next_due().as_nanos() < self.wakes.load(Ordering::Relaxed);
         if engine.has_more() || is_early() {
             self.is_called.store(true, Ordering::Relaxed);
-            self.desk.wake();
+            self.shared.wake();
         }
     }
 }
@@ -122,7 +122,7 @@ impl<F: Firmware + Send> Inline for Core<F> {
     }
 
     fn progress(&self) {
-        if self.vain.fetch_add(1, Ordering::Relaxed) < LOOKS_OF_A_POLLER {
+        if self.vain.fetch_add(1, Ordering::Relaxed) < FAILED_POLLS {
             return;
         }
         let Some(mut guard) = self.free_engine() else { return };
@@ -138,7 +138,7 @@ impl<F: Firmware + Send> Inline for Core<F> {
 }
 
 /// Drops an engine whose firmware has panicked, so that its ports close.
-fn thrown_away<F>(
+fn discard_engine<F>(
     poisoned: PoisonError<MutexGuard<'_, Option<Engine<F>>>>,
 ) -> MutexGuard<'_, Option<Engine<F>>> {
     let mut engine = poisoned.into_inner();
@@ -153,7 +153,7 @@ pub(super) struct Driver<F: Firmware> {
     alarm: Alarm,
     /// Longest time of busy-polling before it parks, in nanoseconds.
     spin: u32,
-    looks: Looks,
+    spin_state: AdaptiveSpin,
 }
 
 impl<F: Firmware + Send + 'static> Driver<F> {
@@ -162,19 +162,19 @@ impl<F: Firmware + Send + 'static> Driver<F> {
         nic: impl FnOnce(Socket) -> Nic,
         socket: std::net::UdpSocket,
         firmware: F,
-        desk: Arc<Desk>,
+        shared: Arc<Shared>,
     ) -> std::io::Result<Self> {
         let (socket, alarm) = (Socket::new(socket)?, Alarm::new()?);
         let io = socket.watched();
-        let engine = Engine::new(nic(socket), firmware, Arc::clone(&desk));
+        let engine = Engine::new(nic(socket), firmware, Arc::clone(&shared));
         let core = Core {
             engine: Mutex::new(Some(engine)),
-            desk,
+            shared,
             wakes: AtomicU64::new(0),
             is_called: AtomicBool::new(false),
             vain: AtomicU32::new(0),
         };
-        Ok(Self { core: Arc::new(core), io, alarm, spin: 0, looks: Looks::default() })
+        Ok(Self { core: Arc::new(core), io, alarm, spin: 0, spin_state: AdaptiveSpin::default() })
     }
 
     /// Lets applications run the NIC where they ring, and sets how many nanoseconds the driver busy-polls
@@ -182,22 +182,22 @@ impl<F: Firmware + Send + 'static> Driver<F> {
     pub(super) fn serve_inline(&mut self, spin: u32) {
         self.spin = spin;
         let core: Arc<dyn Inline> = Arc::clone(&self.core) as _;
-        self.core.desk.set_inline(Arc::downgrade(&core));
+        self.core.shared.set_inline(Arc::downgrade(&core));
     }
 
     /// Runs until the shared state requests the end.
     pub(super) async fn run(mut self) {
         // The end of the current busy-poll, if there is one.
-        let mut looks = None;
+        let mut polls_until = None;
         loop {
-            match self.core.turn(looks.is_some()) {
+            match self.core.turn(polls_until.is_some()) {
                 Next::Again => tokio::task::yield_now().await,
                 Next::Found => {
-                    self.looks.on_end(true);
-                    looks = Some(self.looks.until(self.spin));
+                    self.spin_state.on_end(true);
+                    polls_until = Some(self.spin_state.until(self.spin));
                     tokio::task::yield_now().await;
                 }
-                Next::Wait(until) => looks = self.look_or_wait(looks, until).await,
+                Next::Wait(until) => polls_until = self.spin_or_wait(polls_until, until).await,
                 Next::Linger(until) => self.linger(until).await,
                 Next::Flush => break,
                 Next::End => return,
@@ -208,18 +208,22 @@ impl<F: Firmware + Send + 'static> Driver<F> {
 
     /// Busy-polls for an adaptive time if there is no work; the runtime's other tasks get turns between two
     /// polls. Then parks. Returns when the next busy-poll ends.
-    async fn look_or_wait(&mut self, looks: Option<Instant>, until: Instant) -> Option<Instant> {
-        match looks {
-            Some(rests) if Clock::now() < rests => {
+    async fn spin_or_wait(
+        &mut self,
+        polls_until: Option<Instant>,
+        until: Instant,
+    ) -> Option<Instant> {
+        match polls_until {
+            Some(ends) if Clock::now() < ends => {
                 tokio::task::yield_now().await;
-                looks
+                polls_until
             }
             Some(_) => {
-                self.looks.on_end(false);
+                self.spin_state.on_end(false);
                 self.wait(until).await;
                 None
             }
-            None if self.spin > 0 => Some(self.looks.until(self.spin)),
+            None if self.spin > 0 => Some(self.spin_state.until(self.spin)),
             None => {
                 self.wait(until).await;
                 None
@@ -230,7 +234,7 @@ impl<F: Firmware + Send + 'static> Driver<F> {
     async fn wait(&mut self, until: Instant) {
         let Self { core, io, alarm, .. } = self;
         poll_fn(|context| {
-            if core.desk.is_waiting(context.waker())
+            if core.shared.is_waiting(context.waker())
                 || core.is_called.swap(false, Ordering::Relaxed)
                 || io.poll_readable(context).is_ready()
             {

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use super::desk::Desk;
+use super::shared::Shared;
 use crate::host::{Host, OpenError};
 use crate::id::NodeId;
 use crate::live::Tasks;
@@ -18,12 +18,12 @@ use crate::time::Instant;
 #[derive(Clone, Debug)]
 pub struct UdpHost {
     tasks: Arc<Tasks>,
-    desk: Arc<Desk>,
+    shared: Arc<Shared>,
 }
 
 impl UdpHost {
-    pub(super) fn new(tasks: Tasks, desk: Arc<Desk>) -> Self {
-        Self { tasks: Arc::new(tasks), desk }
+    pub(super) fn new(tasks: Tasks, shared: Arc<Shared>) -> Self {
+        Self { tasks: Arc::new(tasks), shared }
     }
 }
 
@@ -52,6 +52,6 @@ impl Host for UdpHost {
     }
 
     fn open_port_with(&self, options: PortOptions) -> Result<Port, OpenError> {
-        self.desk.open(options)
+        self.shared.open(options)
     }
 }

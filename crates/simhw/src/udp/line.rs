@@ -55,7 +55,7 @@ pub(super) struct Line {
     lag: u64,
     depth: usize,
     catch_up: u64,
-    /// How many nanoseconds before their time frames are handed over: what follows the line delays them.
+    /// Nanoseconds by which frames are handed over before their time; a switch holds them until their time.
     ahead: u64,
     /// Buffers of frames that have left.
     spare: Vec<Vec<u8>>,
@@ -69,7 +69,7 @@ pub(super) const LEAST_LENT: usize =
     if cfg!(all(target_os = "linux", not(all(test, midplane_loom)))) { 4_096 } else { usize::MAX };
 /// Most wire bytes of a short frame: one Ethernet packet.
 const SHORT: usize = 1_600;
-/// How many short frames may wait in the place of a longer one: a message of 8 KiB has about twice as many.
+/// Number of short frames that may wait in the place of a longer one: a message of 8 KiB has about twice as many.
 const SHORT_PER_DEPTH: usize = 4;
 /// Most buffers that a line keeps for later frames.
 const SPARES: usize = 16;

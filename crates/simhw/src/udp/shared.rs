@@ -14,7 +14,7 @@ use crate::host::OpenError;
 use crate::id::{NodeId, PortId};
 use crate::port::{Bell, Bells, NicPort, Port, PortNumbers, PortOptions, port};
 
-/// How a driver is requested to end.
+/// A request to the driver to end.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum Ending {
     /// The driver continues.
@@ -27,7 +27,7 @@ pub(super) enum Ending {
 }
 
 /// State that hosts leave for the driver, and the driver for them.
-pub(super) struct Desk {
+pub(super) struct Shared {
     bells: Bells,
     notes: Mutex<Notes>,
     waker: AtomicWaker,
@@ -49,13 +49,13 @@ struct Notes {
 
 /// The driver's pending work.
 #[derive(Default)]
-pub(super) struct Errands {
+pub(super) struct PendingWork {
     pub(super) rung: Vec<PortId>,
     pub(super) opened: Vec<(PortId, NicPort)>,
     pub(super) ending: Ending,
 }
 
-impl Desk {
+impl Shared {
     pub(super) fn new(node: NodeId, port_depth: usize) -> Arc<Self> {
         Arc::new(Self {
             bells: Bells::new(1 << 16),
@@ -135,12 +135,12 @@ impl Desk {
     }
 
     /// For the driver: takes the pending work.
-    pub(super) fn collect(&self) -> Errands {
+    pub(super) fn collect(&self) -> PendingWork {
         let mut rung = Vec::new();
         self.bells.take(|port| rung.push(port));
         // Ports are taken after the bells: a port that was opened before it was rung is then present.
         let mut notes = self.notes();
-        Errands { rung, opened: std::mem::take(&mut notes.opened), ending: notes.ending }
+        PendingWork { rung, opened: std::mem::take(&mut notes.opened), ending: notes.ending }
     }
 
     /// For the driver: returns whether work is pending; if not, `waker` is woken when there is.
@@ -167,14 +167,14 @@ impl Desk {
     }
 }
 
-impl fmt::Debug for Desk {
+impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Desk").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("Shared").field("node", &self.node).finish_non_exhaustive()
     }
 }
 
 /// The doorbell of one NIC's ports.
-struct PortBell(Arc<Desk>);
+struct PortBell(Arc<Shared>);
 
 impl Bell for PortBell {
     fn ring(&self, port: PortId) {
@@ -195,7 +195,7 @@ impl Bell for PortBell {
 }
 
 #[cfg(all(target_os = "linux", not(all(test, midplane_loom))))]
-impl crate::nicd::Source for Desk {
+impl crate::nicd::Source for Shared {
     fn node(&self) -> NodeId {
         self.node
     }

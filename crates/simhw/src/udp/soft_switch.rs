@@ -281,7 +281,7 @@ const EVENTS_PER_TURN: usize = 8_192;
 const GRAIN_NANOS: u64 = 20_000;
 /// Most frames that wait for the system; beyond that, the oldest are dropped.
 const OUTBOUND_FRAMES: usize = 4_096;
-/// How old the counters may be while the switch is busy.
+/// Greatest age of the counters while the switch is busy, in nanoseconds.
 const REPORT_NANOS: u64 = 10_000_000;
 
 struct Forwarder {

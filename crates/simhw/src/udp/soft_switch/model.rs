@@ -114,7 +114,7 @@ pub(super) struct Model {
     link: LinkProfile,
     /// The rate of the lines to the switch.
     rate_in: LineRate,
-    /// How frames are cut on their way out, if it differs from how they came in.
+    /// Framing of outgoing frames, if it differs from that of incoming ones.
     recut: Option<Framing>,
     profile: SwitchProfile,
     memory: usize,
