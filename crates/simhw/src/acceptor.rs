@@ -19,7 +19,7 @@ const BACKLOG: i32 = 1_024;
 const BATCH: usize = 64;
 /// Pause in accepting after the system had no free descriptor. It is shorter than a client's timeout, and long
 /// enough to cost no processor time.
-const REST: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// A listening socket, and the users whose processes it admits.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct Acceptor {
     connections: BTreeMap<u32, Arc<()>>,
     /// When accepting resumes. Set when the system had no free descriptor: a connection that waits then makes
     /// the listener readable all the time.
-    rests_until: Option<Instant>,
+    paused_until: Option<Instant>,
 }
 
 impl Acceptor {
@@ -47,7 +47,7 @@ impl Acceptor {
         let listener = seqpacket()?;
         bind(&listener, address)?;
         listen(&listener, BACKLOG)?;
-        Ok(Self { listener, admitted, most, connections: BTreeMap::new(), rests_until: None })
+        Ok(Self { listener, admitted, most, connections: BTreeMap::new(), paused_until: None })
     }
 
     pub(crate) fn admits(&self, user: u32) -> bool {
@@ -56,23 +56,23 @@ impl Acceptor {
 
     /// Returns what to poll before [`Acceptor::accept`]. While accepting pauses, it polls for no event.
     pub(crate) fn polled(&self) -> PollFd<'_> {
-        let knocks = if self.rests_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
-        PollFd::new(&self.listener, knocks)
+        let events = if self.paused_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
+        PollFd::new(&self.listener, events)
     }
 
     /// Returns when to call [`Acceptor::accept`] although the listener is not readable.
-    pub(crate) const fn rests_until(&self) -> Option<Instant> {
-        self.rests_until
+    pub(crate) const fn paused_until(&self) -> Option<Instant> {
+        self.paused_until
     }
 
     /// Accepts connections of admitted users, if the listener is readable or a pause has ended.
     pub(crate) fn accept(&mut self, is_ready: bool, now: Instant) -> Vec<Socket> {
         let mut taken = Vec::new();
-        let rests = self.rests_until.map_or(!is_ready, |until| now < until);
-        if rests {
+        let is_paused = self.paused_until.map_or(!is_ready, |until| now < until);
+        if is_paused {
             return taken;
         }
-        self.rests_until = None;
+        self.paused_until = None;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..BATCH {
             match accept_with(&self.listener, flags) {
@@ -87,7 +87,7 @@ impl Acceptor {
                 // The connecting process has closed its end.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(_) => {
-                    self.rests_until = Some(now + REST);
+                    self.paused_until = Some(now + PAUSE);
                     break;
                 }
             }

@@ -1,9 +1,9 @@
 //! Injected faults.
 //!
-//! [`Faults`] apply to every link and are drawn anew for each frame, for as long as they are set. An
-//! [`Incident`] is one [`Fault`] at one place, from one instant on and for some time. A script of incidents is
-//! written by hand, or drawn from a seed by [`Chaos`]. [`FaultCounts`] counts how often each kind has had an
-//! effect.
+//! [`Faults`] apply to the links that leave the NICs, and are drawn anew for each frame for as long as they are
+//! set. An [`Incident`] is one [`Fault`] at one place, from one instant on and for some time. A script of
+//! incidents is written by hand, or drawn from a seed by [`Chaos`]. [`FaultCounts`] counts how often each kind
+//! has had an effect.
 
 mod chaos;
 mod incident;

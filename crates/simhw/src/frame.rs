@@ -149,7 +149,7 @@ pub enum FrameError {
     #[error("unknown kind of frame {0}")]
     Kind(u8),
     /// The header's length differs from that of the bytes after it, or reserved bits are set.
-    #[error("the header contradicts its frame")]
+    #[error("the header's length or reserved bits are wrong")]
     Length,
 }
 

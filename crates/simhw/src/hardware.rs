@@ -75,7 +75,7 @@ pub enum TransmitRefused {
         until: Instant,
     },
     /// The payload is longer than [`Hardware::mtu`], or not as long as the header says.
-    #[error("a frame carries what its header says, at most {mtu} bytes")]
+    #[error("a payload must be as long as its header says, at most {mtu} bytes")]
     Length {
         /// Most bytes of one payload.
         mtu: usize,

@@ -41,7 +41,7 @@ pub(crate) type Place = Arc<Arc<()>>;
 
 /// A descriptor that a separate thread closes.
 #[derive(Debug)]
-struct Aside {
+struct DeferredClose {
     /// `Some` until it is closed.
     file: Option<OwnedFd>,
     place: OnceLock<Place>,
@@ -49,7 +49,7 @@ struct Aside {
 
 /// This process's end of a connection to another process; dropping it ends the connection for both.
 #[derive(Debug)]
-pub(crate) struct Socket(Aside);
+pub(crate) struct Socket(DeferredClose);
 
 /// Opens a socket that preserves message boundaries, and reports when the other end is closed.
 pub(crate) fn seqpacket() -> rustix::io::Result<OwnedFd> {
@@ -60,7 +60,7 @@ pub(crate) fn seqpacket() -> rustix::io::Result<OwnedFd> {
 impl Socket {
     /// Wraps an accepted socket.
     pub(crate) const fn new(socket: OwnedFd) -> Self {
-        Self(Aside::new(socket))
+        Self(DeferredClose::new(socket))
     }
 
     /// Counts this socket, and the descriptors received over it, at `place` from now on.
@@ -143,7 +143,7 @@ impl Socket {
                 _ => None,
             })
             .flatten()
-            .map(|file| Passed(Aside { file: Some(file), place: self.0.place.clone() }))
+            .map(|file| Passed(DeferredClose { file: Some(file), place: self.0.place.clone() }))
             .collect();
         Ok((received.bytes, descriptors))
     }
@@ -230,7 +230,7 @@ impl AsRawFd for Socket {
 
 /// A descriptor of any kind, received from another process.
 #[derive(Debug)]
-pub(crate) struct Passed(Aside);
+pub(crate) struct Passed(DeferredClose);
 
 impl Passed {
     /// Returns the file if it can be sealed; `Segment::open` checks the rest.
@@ -251,26 +251,26 @@ impl Passed {
     }
 }
 
-impl Aside {
+impl DeferredClose {
     const fn new(file: OwnedFd) -> Self {
         Self { file: Some(file), place: OnceLock::new() }
     }
 
     fn file(&self) -> &OwnedFd {
-        self.file.as_ref().expect("only drop and memory take the file")
+        self.file.as_ref().expect("the file is taken only when its owner ends")
     }
 }
 
-impl Drop for Aside {
+impl Drop for DeferredClose {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
-            close_aside(file, self.place.take());
+            close_deferred(file, self.place.take());
         }
     }
 }
 
 /// Closes a file, where that may block, on a separate thread; the place is released afterwards.
-fn close_aside(file: OwnedFd, place: Option<Place>) {
+fn close_deferred(file: OwnedFd, place: Option<Place>) {
     static CLOSER: OnceLock<mpsc::Sender<(OwnedFd, Option<Place>)>> = OnceLock::new();
     let closer = CLOSER.get_or_init(|| {
         let (outbox, inbox) = mpsc::channel::<(OwnedFd, Option<Place>)>();

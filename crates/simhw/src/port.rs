@@ -86,7 +86,7 @@ pub enum RegisterError {
     #[error("the port has {MAX_REGIONS} regions already")]
     TooMany,
     /// The NIC's process refuses more memory, or the system has none.
-    #[error("the NIC lends no region of {0} bytes; drop regions, or let it lend more")]
+    #[error("the NIC's process gives no region of {0} bytes; drop regions, or raise its limit")]
     NoMemory(usize),
     /// The NIC, in another process, has yet to process earlier registrations: at least 768.
     #[error("the NIC has yet to process earlier registrations; try again in a moment")]

@@ -12,7 +12,7 @@ const HALVINGS: u32 = 4;
 #[derive(Debug, Default)]
 pub(crate) struct AdaptiveSpin {
     /// Spins in a row that found nothing.
-    vain: u32,
+    failed: u32,
 }
 
 impl AdaptiveSpin {
@@ -37,13 +37,13 @@ impl AdaptiveSpin {
     pub(crate) fn until(&self, most: u32) -> Instant {
         // Each failed spin halves the time. Now and then it is the full time again: otherwise short spins would
         // never find a peer that has once been slower than them.
-        let again = self.vain.is_multiple_of(ANEW);
-        let nanos = if again { most } else { most >> self.vain.min(HALVINGS) };
+        let again = self.failed.is_multiple_of(ANEW);
+        let nanos = if again { most } else { most >> self.failed.min(HALVINGS) };
         Clock::now().plus_nanos(nanos.into())
     }
 
     /// Records the end of a spin.
     pub(crate) const fn on_end(&mut self, has_found: bool) {
-        self.vain = if has_found { 0 } else { self.vain.wrapping_add(1) };
+        self.failed = if has_found { 0 } else { self.failed.wrapping_add(1) };
     }
 }

@@ -305,7 +305,7 @@ impl Room {
             Stage::Expected(until) => Some(until.since(now)),
             Stage::Open(_) => None,
         });
-        let left = left.chain(self.acceptor.rests_until().map(|until| until.since(now)));
+        let left = left.chain(self.acceptor.paused_until().map(|until| until.since(now)));
         left.min().map_or(Duration::MAX, |left| left.max(Duration::from_millis(1)))
     }
 

@@ -180,8 +180,8 @@ impl<F: Firmware> Core<F> {
         was_any
     }
 
-    /// Gives the NIC one turn of the driver. While the driver watches the applications, it returns after `tick`
-    /// nanoseconds.
+    /// Gives the NIC one turn of the driver, and returns the driver's next step. While the driver watches the
+    /// applications, it waits for at most `tick` nanoseconds.
     pub(super) fn drive(&self, last_visits: &mut u64, now: Instant, tick: u64) -> Next {
         let mut guard = self.engine();
         let Some(engine) = &mut *guard else { return Next::End };

@@ -210,7 +210,7 @@ impl EventLoop {
         let sockets = sockets.map(|connection| PollFd::new(&*connection.socket, PollFlags::IN));
         let mut polled: Vec<_> = first.into_iter().chain(sockets).collect();
         let deadlines = self.connections.iter().filter(|c| !matches!(c.stage, Stage::Joined(_)));
-        let deadlines = deadlines.map(|c| c.until).chain(self.acceptor.rests_until());
+        let deadlines = deadlines.map(|c| c.until).chain(self.acceptor.paused_until());
         let next = deadlines.fold(self.next_attempt, Instant::min);
         let left = next.since(now).max(Duration::from_millis(1));
         let timeout = Timespec::try_from(left).ok().filter(|_| next != Instant::FAR_FUTURE);
